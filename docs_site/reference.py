@@ -71,7 +71,7 @@ def type_of_setting(name: str, field: FieldInfo) -> str:
     if get_origin(annotation) is Literal:
         return " or ".join(code(each) for each in get_args(annotation))
     words = {int: "integer", bool: "`true` or `false`", Path: "path", str: "text"}
-    word = words.get(annotation, "table" if name == "kafka" else "URL")  # type: ignore[arg-type]
+    word = words.get(annotation, "table" if name in ("kafka", "schema_registry") else "URL")  # type: ignore[arg-type]
     if name.endswith("_ms"):
         word = "milliseconds"
     bounds = [f"{sign} {limit}" for each in limits for sign, limit in _bounds(each)]
@@ -86,7 +86,11 @@ def _bounds(limit: object) -> Iterator[tuple[str, str]]:
 
 def variable_of_setting(name: str) -> str:
     """The variable of a setting; each client setting has one of its own."""
-    tables = {"kafka": "KSTREAMS_KAFKA__<NAME>", "clusters": "KSTREAMS_CLUSTERS__<CLUSTER>__<NAME>"}
+    tables = {
+        "kafka": "KSTREAMS_KAFKA__<NAME>",
+        "schema_registry": "KSTREAMS_SCHEMA_REGISTRY__<NAME>",
+        "clusters": "KSTREAMS_CLUSTERS__<CLUSTER>__<NAME>",
+    }
     return tables.get(name, f"KSTREAMS_{name.upper()}")
 
 
@@ -126,7 +130,8 @@ at least 1,000 and `commit_interval_ms`.
 
 Any setting of [librdkafka](https://github.com/confluentinc/librdkafka/blob/master/CONFIGURATION.md) passes through to
 all clients: under `[kafka]` in the file, as `KSTREAMS_KAFKA__SOCKET_TIMEOUT_MS=2000` in the environment, or as
-`ks.Settings(kafka={{"socket.timeout.ms": 2000}})`. These are refused, because the framework sets them itself:
+`ks.Settings(kafka={{"socket.timeout.ms": 2000}})`. [Signing in](../signing-in.md) has those for passwords, certificates
+and tokens. These are refused, because the framework sets them itself:
 
 {table(("librdkafka's setting", "why, or what to use"), [(code(name), why) for name, why in OWNED.items()])}
 ## Other clusters

@@ -6,6 +6,7 @@ errors       rule     every exception, drawn as a tree
 records      rule     values that cross packages: TopicPartition, Positions, Message, Out, Step
 metrics      rule     what is counted and timed of a processor, and the states of a worker
 log_fields   rule     fields of log records: what they are about, and how many of a kind are folded
+secrets      adapter  what must not be shown: passwords, user and password of URLs
 settings     adapter  settings from arguments, the environment and TOML; contradictions are refused
 __main__     acts     `python -m kstreams_py`
 """
@@ -16,6 +17,7 @@ from kstreams_py.errors import (
     DecodeError,
     DrainTimeout,
     EventFault,
+    FunctionExited,
     GraphError,
     HistoryError,
     InputLost,
@@ -66,6 +68,7 @@ __all__ = [
     "DrainTimeout",
     "Durability",
     "EventFault",
+    "FunctionExited",
     "Graph",
     "GraphError",
     "Guarantee",

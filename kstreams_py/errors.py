@@ -29,6 +29,7 @@
     │   ├── OutcomeUnknown           never abort; replace the producer, then read the committed offsets
     │   ├── Fenced                   a newer epoch exists: ask the group who holds the membership
     │   └── Fatal                    this client cannot be used any more
+    ├── FunctionExited               a function asked its process to end: raise Stop instead
     ├── DrainTimeout                 a worker did not stop in time
     ├── WorkerStuck                  a worker has run no turn for stuck_timeout_ms: start it again
     ├── StaleWriter                  another writer has moved the offsets in a sink's target: read them again
@@ -224,6 +225,10 @@ class Fenced(ClientError):
 
 class Fatal(ClientError):
     """This client cannot be used any more."""
+
+
+class FunctionExited(KStreamsError):
+    """A function (or a serde) raised SystemExit or KeyboardInterrupt. Only Stop and signals are clean ends."""
 
 
 class DrainTimeout(KStreamsError):

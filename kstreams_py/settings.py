@@ -31,6 +31,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 
 from kstreams_py.errors import SettingsError, did_you_mean
+from kstreams_py.secrets import SecretUrl, mask, redact
 
 OWNED: Final[Mapping[str, str]] = {
     "bootstrap.servers": "use --bootstrap-servers or KSTREAMS_BOOTSTRAP_SERVERS",
@@ -83,16 +84,6 @@ OTHER_VARIABLES: Final[Mapping[str, str]] = {
 _OF_A_SERVICE: Final = re.compile(r"_SERVICE_HOST$|_SERVICE_PORT(_|$)|_PORT$|_PORT_\d+_(TCP|UDP|SCTP)")
 """What Kubernetes sets in each pod for a Service whose name begins with kstreams."""
 
-_SECRET: Final = re.compile(
-    r"password|secret|token|\.key(?!store\.(location|type))|\.pem|sasl\.(jaas|username)|certificate|credential",
-    re.IGNORECASE,
-)
-
-
-def mask(settings: Mapping[str, str]) -> dict[str, str]:
-    """A client's settings, librdkafka's or Java's, with *** in place of the values whose names mean a secret."""
-    return {name: "***" if _SECRET.search(name) else value for name, value in settings.items()}
-
 
 def _client_variable(table: str, name: str) -> str:
     """The environment variable of a client's setting."""
@@ -100,10 +91,13 @@ def _client_variable(table: str, name: str) -> str:
 
 
 class ClientSettings(Mapping[str, str]):
-    """librdkafka settings by their dotted names; secrets do not show in `repr`, `str` or a traceback."""
+    """librdkafka settings by their dotted names; secrets do not show in `repr`, `str` or a traceback.
+
+    Raises SettingsError for a value that is no text, number, boolean or path.
+    """
 
     def __init__(self, values: Mapping[str, object]) -> None:
-        self._values = {name.lower().replace("_", "."): _text(value) for name, value in _flat(values)}
+        self._values = {name.lower().replace("_", "."): _client_text(name, value) for name, value in _flat(values)}
 
     def __getitem__(self, name: str) -> str:
         return self._values[name]
@@ -131,6 +125,14 @@ def _text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
+def _client_text(name: str, value: object) -> str:
+    if isinstance(value, str | int | float | Path):
+        return _text(value)
+    if callable(value):  # its text would name nothing that another process can import
+        raise SettingsError(f"{name} is a function: oauth_cb alone can be one, by its name 'package.module:function'")
+    raise SettingsError(f"{name} is a {type(value).__name__}: write a text, a number, true or false")
+
+
 def _client_settings(value: object) -> ClientSettings:
     if not isinstance(value, Mapping):
         raise ValueError("expected a table of librdkafka settings")
@@ -138,6 +140,15 @@ def _client_settings(value: object) -> ClientSettings:
     for name in settings:
         if name in OWNED:
             raise ValueError(f"{name} belongs to the framework: {OWNED[name]}")
+    return settings
+
+
+def _registry_settings(value: object) -> ClientSettings:
+    if not isinstance(value, Mapping):
+        raise ValueError("expected a table of settings of the schema registry's client")
+    settings = value if isinstance(value, ClientSettings) else ClientSettings(value)
+    if "url" in settings:
+        raise ValueError("url belongs to the framework: use schema_registry_url")
     return settings
 
 
@@ -157,20 +168,6 @@ def _http_address(value: str) -> str:
     return value
 
 
-def redact_url(url: str) -> str:
-    """The URL without user and password."""
-    return re.sub(r"//[^/]*@", "//***@", url)
-
-
-class SecretUrl(str):
-    """A URL whose user and password do not show in `repr`."""
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        return repr(redact_url(self))
-
-
 Milliseconds = Annotated[int, Field(gt=0)]
 
 STUCK_TIMEOUT_MIN_MS: Final = 1_000
@@ -182,6 +179,10 @@ LIVEZ_TIMEOUT_MIN_MS: Final = 3_000
 
 
 Client = Annotated[Mapping[str, Any], PlainValidator(_client_settings), PlainSerializer(repr, return_type=str)]
+
+RegistryClient = Annotated[
+    Mapping[str, Any], PlainValidator(_registry_settings), PlainSerializer(repr, return_type=str)
+]
 
 _CLUSTER: Final = re.compile(r"[a-z0-9]+(_[a-z0-9]+)*")
 
@@ -210,11 +211,14 @@ class Settings(BaseModel):
 
     - `bootstrap_servers`: brokers of the cluster, as host:port, with commas between them.
     - `schema_registry_url`: a schema registry with Confluent's API; None keeps schemas in files in `schema_directory`.
+    - `schema_registry`: the settings of its client by confluent-kafka's names, as ssl.ca.location or bearer.auth.token.
     - `schema_directory`: the directory of these files; all workers and readers need the same one.
     - `state_directory`: the directory where states with `on_disk` are, of this machine's workers.
     - `auto_offset_reset`: where a processor begins that has no committed offsets.
     - `commit_interval_ms`: the age of uncommitted steps at which a worker commits; at once when no record comes.
     - `commit_records`: the number of uncommitted steps at which a worker commits.
+    - `value_bytes_max`: bytes of a value beyond which a record becomes a dead letter unread. A worker needs the memory
+      of two values of this size, and of the largest batch in the topic, decompressed.
     - `transaction_timeout_ms`: after it the broker aborts a transaction; longer than the longest call of a function.
     - `session_timeout_ms`: after it the group gives the partitions of a silent worker to others.
     - `request_timeout_ms`: the limit of a request to a broker, its repetitions included.
@@ -237,13 +241,15 @@ class Settings(BaseModel):
 
     bootstrap_servers: Annotated[str, AfterValidator(_address)] = "127.0.0.1:9092"
     schema_registry_url: (
-        Annotated[SecretUrl, BeforeValidator(SecretUrl), PlainSerializer(redact_url, return_type=str)] | None
+        Annotated[SecretUrl, BeforeValidator(SecretUrl), PlainSerializer(redact, return_type=str)] | None
     ) = None
+    schema_registry: RegistryClient = ClientSettings({})
     schema_directory: Path = user_data_path("kstreams_py") / "schemas"
     state_directory: Path = user_data_path("kstreams_py") / "state"
     auto_offset_reset: Literal["earliest", "latest"] = "earliest"
     commit_interval_ms: Milliseconds = 100
     commit_records: Annotated[int, Field(gt=0)] = 100_000
+    value_bytes_max: Annotated[int, Field(gt=0)] = 64 << 20
     transaction_timeout_ms: Milliseconds = 10_000
     session_timeout_ms: Milliseconds = 15_000
     request_timeout_ms: Milliseconds = 15_000
@@ -323,14 +329,15 @@ class Settings(BaseModel):
             _client_variable(table, name)
             for table, client in self._clients()
             for name, value in mask(client).items()
-            if value == "***"
+            if value != client[name]
         }
         url = self.schema_registry_url
-        return found | ({"KSTREAMS_SCHEMA_REGISTRY_URL"} if url and redact_url(url) != url else set())
+        return found | ({"KSTREAMS_SCHEMA_REGISTRY_URL"} if url and redact(url) != url else set())
 
     def _clients(self) -> Iterator[tuple[str, Mapping[str, str]]]:
         """The settings of clients, each with the table that they are in."""
         yield "KAFKA", self.kafka
+        yield "SCHEMA_REGISTRY", self.schema_registry
         for name, each in self.clusters.items():
             yield f"CLUSTERS__{name.upper()}__KAFKA", each.kafka
 
@@ -367,6 +374,7 @@ def explain(file: Path | None = None, **arguments: Any) -> list[Shown]:
     shown = settings.model_dump(mode="json", exclude={*_TABLES})
     values = {name: "not set" if value is None else _text(value) for name, value in shown.items()}
     values |= {f"kafka.{name}": value for name, value in mask(settings.kafka).items()}
+    values |= {f"schema_registry.{name}": value for name, value in mask(settings.schema_registry).items()}
     for cluster, each in settings.clusters.items():
         values[f"clusters.{cluster}.bootstrap_servers"] = each.bootstrap_servers
         values |= {f"clusters.{cluster}.kafka.{name}": value for name, value in mask(each.kafka).items()}
@@ -478,13 +486,13 @@ def _refusal(error: ErrorDetails, sources: Sequence[_Source], fields: Sequence[s
             f"{name} ({_origin(name, sources)}): there is no such setting: "
             f"{did_you_mean(name, fields) or '`kstreams config show` lists all'}{more}"
         )
-    if name == "kafka":
+    if name in _OF_CLIENTS:
         client = text.partition(" ")[0]
-        full = f"kafka.{client}" if client in OWNED else name
+        full = f"{name}.{client}" if client in {*OWNED, "url"} else name
         return f"{full} ({_origin(full, sources)}): {text}"
     remedy = _REMEDIES.get(kind) or _REMEDIES.get(kind.partition("_")[0]) or text
     value = next(source.values[name] for source in reversed(sources) if source.has(name))
-    shown = f"'{redact_url(value)}'" if isinstance(value, str) else repr(value)
+    shown = f"'{redact(value)}'" if isinstance(value, str) else repr(value)
     return f"{name} = {shown} ({_origin(name, sources)}): {remedy.format(**error.get('ctx', {}))}"
 
 
@@ -497,7 +505,7 @@ def check_variables(fields: Collection[str] | None = None) -> None:
         if (
             name.startswith("KSTREAMS_")
             and name not in known
-            and not name.startswith(("KSTREAMS_KAFKA__", "KSTREAMS_CLUSTERS__"))
+            and not name.startswith(("KSTREAMS_KAFKA__", "KSTREAMS_CLUSTERS__", "KSTREAMS_SCHEMA_REGISTRY__"))
             and not _OF_A_SERVICE.search(name)
         ):
             client = name.removeprefix("KSTREAMS_KAFKA_")
@@ -540,16 +548,20 @@ def _environment(fields: Collection[str]) -> dict[str, Any]:
                 f"KSTREAMS_{table.upper()} does not parse as JSON: correct it, or use KSTREAMS_{_TABLES[table]}"
             ) from None
     kafka: dict[str, Any] = {}
+    registry: dict[str, Any] = {}
     clusters: dict[str, Any] = {}
     for name, value in variables.items():
         match name.split("__"):
             case ["kstreams_kafka", *rest] if rest:
                 kafka["__".join(rest)] = value
+            case ["kstreams_schema_registry", *rest] if rest:
+                registry["__".join(rest)] = value
             case ["kstreams_clusters", cluster, "kafka", client]:
                 clusters.setdefault(cluster, {}).setdefault("kafka", {})[client] = value
             case ["kstreams_clusters", cluster, *rest] if rest:
                 clusters.setdefault(cluster, {})["__".join(rest)] = value
-    return _merged(found, *({table: each} for table, each in (("kafka", kafka), ("clusters", clusters)) if each))
+    tables = {"kafka": kafka, "schema_registry": registry, "clusters": clusters}
+    return _merged(found, *({table: each} for table, each in tables.items() if each))
 
 
 def _merged(*sources: Mapping[str, Any]) -> dict[str, Any]:
@@ -562,7 +574,7 @@ def _merged(*sources: Mapping[str, Any]) -> dict[str, Any]:
             old, new = before[table], source[table]
             if not isinstance(old, Mapping) or not isinstance(new, Mapping):
                 continue
-            if table == "kafka":
+            if table in _OF_CLIENTS:
                 merged[table] = {**ClientSettings(old), **ClientSettings(new)}
             else:
                 both = {name for name in old.keys() & new.keys() if isinstance(old[name], Mapping)}
@@ -570,5 +582,12 @@ def _merged(*sources: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-_TABLES: Final = {"kafka": "KAFKA__<NAME>", "clusters": "CLUSTERS__<CLUSTER>__<NAME>"}
+_OF_CLIENTS: Final = ("kafka", "schema_registry")
+"""Tables of settings of a client."""
+
+_TABLES: Final = {
+    "kafka": "KAFKA__<NAME>",
+    "schema_registry": "SCHEMA_REGISTRY__<NAME>",
+    "clusters": "CLUSTERS__<CLUSTER>__<NAME>",
+}
 """Settings that are tables, with the variable of a single one."""

@@ -101,6 +101,15 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBroker]:
 
 
 @pytest.fixture(scope="session")
+def listeners(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A broker with a listener for each way to sign in: see tests/signing_in.py."""
+    from tests.signing_in import broker_of_all_ways  # noqa: PLC0415 few tests need certificates
+
+    with broker_of_all_ways(tmp_path_factory.mktemp("listeners")) as ways:
+        yield ways
+
+
+@pytest.fixture(scope="session")
 def elsewhere() -> Iterator[RunningBroker]:
     """A second cluster. Tests that stop it have one of their own."""
     with EmbeddedKafka(settings=OF_BROKERS | NEVER_KILLED) as kafka:

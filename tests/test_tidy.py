@@ -32,7 +32,7 @@ LAYERS = (
     {"kafka", "graph"},
     {"formats", "embedded", "reports"},
     {"settings", "metrics", "log_fields"},
-    {"records"},
+    {"records", "secrets"},
     {"errors"},
 )
 """From top to bottom: a module imports its own package and the layers below. `__init__.py` exports from any.
@@ -40,7 +40,7 @@ LAYERS = (
 Packages that are designed and do not exist yet are listed too.
 """
 
-BELOW_EMBEDDED = {"errors", "settings"}
+BELOW_EMBEDDED = {"errors", "secrets", "settings"}
 """The only modules that `embedded` may use, so that it works without the other packages."""
 
 USED_BY_RULES = {"formats/schema_files.py", "formats/logical.py", "formats/writers.py"}
@@ -103,7 +103,7 @@ FUNCTION_LINES = 60
 PARAMETERS = 7
 PUBLIC_METHODS = 15
 TEST_NAME = 80  # characters
-TEST_LINES = 80_000  # of all tests together
+TEST_LINES = 84_000  # of all tests together
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from kstreams_py.errors import SettingsError
 from kstreams_py.graph.loading import load
 from kstreams_py.running.kubernetes import Deployment, kubernetes_name, manifest
 from kstreams_py.running.systemd import unit
+from kstreams_py.secrets import is_secret, redact
 from kstreams_py.settings import Settings
 
 GRACE_SECONDS: Final = 10
@@ -107,7 +108,7 @@ def systemd(
         parse_slots(slots)
     settings = Settings.load(config, bootstrap_servers=bootstrap_servers)
     remedy = "put it into a file that only its user reads, and name that with --environment-file"
-    command = [sys.executable, "-m", "kstreams_py", "run", target, *which]
+    command = [sys.executable, "-P", "-m", "kstreams_py", "run", target, *which]
     text = unit(
         graph.name,
         [*command, "--create-topics"] if create_topics else command,
@@ -129,7 +130,8 @@ def _variables(settings: Settings, given: Sequence[str], remedy: str, *, hidden:
 
     - `hidden`: where secrets are instead; None if nowhere.
 
-    Raises SettingsError for a setting that is secret and has no such place, and for an `--env` without a name.
+    Raises SettingsError for a setting that is secret and has no such place, and for an `--env` that is secret or has no
+    name.
     """
     usual = {
         f"KSTREAMS_{name.upper()}"
@@ -144,6 +146,8 @@ def _variables(settings: Settings, given: Sequence[str], remedy: str, *, hidden:
     for each in given:
         name, equals, value = each.partition("=")
         if not equals or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-            raise SettingsError(f"--env {each!r} is no variable: write NAME=VALUE")
+            raise SettingsError(f"--env {redact(each)!r} is no variable: write NAME=VALUE")
+        if is_secret(name, value):
+            raise SettingsError(f"--env {name} is a secret, and is not printed: {remedy}")
         found[name] = value
     return found

@@ -146,7 +146,7 @@ def main() -> None:
             raise
         print("interrupted", file=sys.stderr)
         _exit(INTERRUPTED)
-    except Exception as error:  # of a user's function: its traceback shows where it was raised
+    except BaseException as error:  # of a user's function: its traceback shows where it was raised
         if streams.is_of_output(error):
             _end_without_output(str(error))
         if _is_json():

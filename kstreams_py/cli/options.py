@@ -102,7 +102,7 @@ def open_graph(
 @contextmanager
 def open_environment(settings: Settings) -> Iterator[Environment]:
     """A real cluster to work in, closed at the end."""
-    registry = open_registry(settings.schema_registry_url, settings.schema_directory)
+    registry = open_registry(settings.schema_registry_url, settings.schema_directory, settings.schema_registry)
     cluster = KafkaCluster(settings)
     try:
         yield Environment(cluster, registry, settings)

@@ -25,7 +25,7 @@ def start(arguments: Sequence[str], environment: Mapping[str, str], log: Path) -
     - `arguments`: a module, and the arguments of its command line.
     - `environment`: what is set beside the variables of this process.
     """
-    command = [sys.executable, "-m", "kstreams_py.demo.children", *arguments]
+    command = [sys.executable, "-P", "-m", "kstreams_py.demo.children", *arguments]
     with log.open("ab") as file:
         return subprocess.Popen(
             command,

@@ -75,7 +75,7 @@ def run(records: int | None, kills: int, seed: int, output: Path) -> int:
     expected = data.expect(rows)
     screen.say("starting a Kafka broker on this machine")
     with open_cluster(output) as (settings, cluster):
-        registry = open_registry(settings.schema_registry_url, settings.schema_directory)
+        registry = open_registry(settings.schema_registry_url, settings.schema_directory, settings.schema_registry)
         create_topics(graph, cluster)
         topics = check_topics(graph, cluster)
         loader = Loader(cluster, registry, graph, rows, max(len(rows) / RATE, SECONDS_PER_KILL * kills))
@@ -237,7 +237,7 @@ def _stored(output: Path) -> list[tuple[object, ...]]:
 
 def _run_pipeline(settings: Settings, output: Path) -> Delays:
     """Runs the graph's pipeline in a driver of its own, and reads its table. Raises PipelineFailed."""
-    command = [sys.executable, "-m", "kstreams_py", "pipeline", "run", TARGET, "--once"]
+    command = [sys.executable, "-P", "-m", "kstreams_py", "pipeline", "run", TARGET, "--once"]
     with (output / LOG).open("ab") as log:
         done = subprocess.run(
             command, env=os.environ | _environment(settings, output), stderr=log, stdout=log, check=False

@@ -81,7 +81,7 @@ class OrderConsumers:
 
 def read_groups(settings: Settings, cluster: Cluster) -> dict[str, Consumed]:
     """What is committed of each group: its states, the events in the order it has applied, what failed or waits."""
-    registry = open_registry(settings.schema_registry_url, settings.schema_directory)
+    registry = open_registry(settings.schema_registry_url, settings.schema_directory, settings.schema_registry)
     environment = Environment(cluster, registry, settings)
     faults = [dict(m.headers() or ()).get(STEP_HEADER) for m in read_topic(cluster, f"{NAME}.errors")]
     found = {}

@@ -24,7 +24,7 @@ from kstreams_py.graph.guarantees import Durability, Guarantee
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import Cluster, Consumer, Output
 from kstreams_py.processing.guarantees import producer_mode
-from kstreams_py.records import HASH_HEADER, Message, Positions, TopicPartition
+from kstreams_py.records import HASH_HEADER, Message, Positions, TopicPartition, readable_headers
 
 TICK: Final = 0.05
 """Seconds between two batches of departures."""
@@ -130,7 +130,7 @@ class Watch:
         self.arrivals += [(now, topic, n) for topic, n in counts.items()]
         sources: defaultdict[bytes, Positions] = defaultdict(dict)
         for m in records:
-            for name, value in m.headers() or ():
+            for name, value in readable_headers(m):
                 if name == HASH_HEADER and value:
                     sources[value[:8]][TopicPartition(m.topic(), m.partition())] = m.offset()
         if sources:

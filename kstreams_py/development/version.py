@@ -56,7 +56,7 @@ def run_version(target: str, workers: int, settings: Settings, partitions: int) 
     threading.Thread(target=lambda: told.put(_read_line()), name="go", daemon=True).start()
     graph = load(target)
     graph.validate()
-    registry = open_registry(settings.schema_registry_url, settings.schema_directory)
+    registry = open_registry(settings.schema_registry_url, settings.schema_directory, settings.schema_registry)
     cluster = KafkaCluster(settings)
     try:
         created = create_topics(graph, cluster, partitions)

@@ -131,4 +131,4 @@ class Version:
 def version_command(target: str, workers: int, partitions: int | None) -> list[str]:
     """The command line of a version's process."""
     more = [] if partitions is None else ["--partitions", str(partitions)]
-    return [sys.executable, "-m", "kstreams_py", "dev-version", target, "--workers", str(workers), *more]
+    return [sys.executable, "-P", "-m", "kstreams_py", "dev-version", target, "--workers", str(workers), *more]

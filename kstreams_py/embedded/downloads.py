@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from kstreams_py.errors import MissingSoftware
-from kstreams_py.settings import redact_url
+from kstreams_py.secrets import redact
 
 if TYPE_CHECKING:
     import requests
@@ -64,7 +64,7 @@ def fetch(jars: Sequence[Jar], directory: Path, progress: Progress | None = None
         try:
             for jar, wrong in zip(jars, pool.map(lambda jar: _fetch(session, base, jar, directory), jars), strict=True):
                 if wrong:
-                    raise MissingSoftware(f"could not fetch {jar.name} from {redact_url(base)}: {wrong}")
+                    raise MissingSoftware(f"could not fetch {jar.name} from {redact(base)}: {wrong}")
                 if progress:
                     progress(f"fetched {jar.name}")
         except BaseException:
@@ -76,9 +76,7 @@ def repository() -> str:
     """The URL of the Maven repository. Raises MissingSoftware without jgo, also where the variable has no HTTP URL."""
     if chosen := os.environ.get(REPOSITORY):
         if not chosen.startswith(("http://", "https://")):
-            raise MissingSoftware(
-                f"{REPOSITORY}={redact_url(chosen)} is not a URL that starts with https:// or http://"
-            )
+            raise MissingSoftware(f"{REPOSITORY}={redact(chosen)} is not a URL that starts with https:// or http://")
         return chosen.rstrip("/")
     _require_jgo()
     from jgo.config import GlobalSettings  # noqa: PLC0415, jgo is optional
@@ -109,7 +107,7 @@ def resolve(wanted: Iterable[Artifact]) -> list[Jar]:
         except requests.RequestException as error:
             raise MissingSoftware(f"could not resolve {names}: {_reason(error)}: {_NETWORK}") from None
         except (RuntimeError, ValueError) as error:
-            text = redact_url(str(error))
+            text = redact(str(error))
             raise MissingSoftware(f"could not resolve {names}: {text}: use a repository that has it") from None
         found = {each.artifact.component.path_prefix.as_posix(): each.artifact for each in (*inputs, *transitive)}
         return [Jar(f"{prefix}/{artifact.filename}") for prefix, artifact in sorted(found.items())]

@@ -14,6 +14,7 @@ import json
 import os
 import random
 import socket
+import stat
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -130,11 +131,21 @@ def _claim(port: int) -> bool:
 
 @cache
 def _claims() -> int | None:
-    """The file of the locks; None if it cannot be opened. It stays open: to close it would end the locks."""
+    """The file of the locks; None if it cannot be opened, or somebody else has put another one in its place.
+
+    It stays open: to close it would end the locks.
+    """
+    path = Path(tempfile.gettempdir(), f"kstreams-ports-{os.getuid()}")
     try:
-        return os.open(Path(tempfile.gettempdir(), f"kstreams-ports-{os.getuid()}"), os.O_RDWR | os.O_CREAT, 0o600)
+        # all users of the machine may write there: a link could lead to any file of this one
+        claims = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
     except OSError:
         return None
+    found = os.fstat(claims)
+    if found.st_uid == os.getuid() and stat.S_ISREG(found.st_mode) and found.st_nlink == 1:
+        return claims
+    os.close(claims)
+    return None
 
 
 def _is_free(port: int) -> bool:

@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, Final
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from kstreams_py.errors import MissingSoftware, SchemaError, SettingsError, Unavailable
 from kstreams_py.formats.registry import REMEDY
 from kstreams_py.formats.schemas import canonical, inline
+from kstreams_py.secrets import split_user
 
 # The REST API's own codes: https://docs.confluent.io/platform/current/schema-registry/develop/api.html
 _UNKNOWN: Final = (40401, 40402, 40403)  # subject, version, schema
+
+
+_WAYS: Final = ("basic.auth.user.info", "bearer.auth.token", "bearer.auth.client.secret")
+"""The ways to sign in; a certificate may come to each."""
+
+_FILES: Final = ("ssl.ca.location", "ssl.certificate.location", "ssl.key.location")
+_NUMBERS: Final = re.compile(r"timeout|cache\.(capacity|latest\.ttl\.sec)|max\.retries|retries\.(max\.)?wait\.ms")
 
 
 class SchemaRegistry:
     """A schema registry over HTTP. The address may hold user and password; no message shows them."""
 
     def __init__(self, url: str, **settings: Any) -> None:
-        """`settings` are confluent-kafka's own, such as `basic.auth.user.info` or `ssl.ca.location`.
+        """`settings` are confluent-kafka's own, such as `ssl.ca.location` or `bearer.auth.token`; numbers may be texts.
 
         Raises MissingSoftware without the extra, SettingsError for an address or a setting that is wrong.
         """
@@ -33,9 +42,22 @@ class SchemaRegistry:
         self._url, user = _without_user(url)
         credentials = {"basic.auth.user.info": user} if user else {}
         limits = {"timeout": 3, "max.retries": 1, "retries.wait.ms": 200}
+        ways = [*credentials, *(name for name in _WAYS if name in settings)]
+        if len(ways) > 1:
+            raise SettingsError(
+                f"schema registry at {self._url}: it takes one way to sign in: a user in its address, "
+                f"{' or '.join(_WAYS)}: remove the others"
+            )
         try:
-            self._client = SchemaRegistryClient({"url": self._url, **limits, **credentials, **settings})
-        except (ValueError, TypeError, OSError) as error:
+            signing_in = credentials | _completed(settings)
+            self._client = SchemaRegistryClient({"url": self._url, **limits, **signing_in})
+        except OSError:
+            files = ", ".join(f"{name} = {settings[name]!r}" for name in _FILES if name in settings)
+            raise SettingsError(
+                f"schema registry at {self._url}: {files}: one cannot be read as PEM, or its key needs another "
+                "ssl.key.password: correct them"
+            ) from None
+        except (ValueError, TypeError) as error:
             raise SettingsError(f"schema registry at {self._url}: {error}") from None
         self._schema, self._refusal = Schema, SchemaRegistryError
 
@@ -103,21 +125,26 @@ class SchemaRegistry:
         raise Unavailable(f"the {where} answers with status {status}: {message}")
 
 
+def _completed(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of the client, with what follows from others, and numbers as numbers. Raises ValueError."""
+    found = {n: float(v) if _NUMBERS.fullmatch(n) and isinstance(v, str) else v for n, v in settings.items()}
+    if "bearer.auth.token" in found:
+        found.setdefault("bearer.auth.credentials.source", "STATIC_TOKEN")
+    elif "bearer.auth.client.secret" in found:
+        found.setdefault("bearer.auth.credentials.source", "OAUTHBEARER")
+        found.setdefault("bearer.auth.scope", "")
+    if "bearer.auth.credentials.source" in found:
+        found.setdefault("bearer.auth.logical.cluster", "")  # of Confluent's cloud; others take no notice of it
+    if "ssl.key.location" in found:
+        found.setdefault("ssl.key.password", "")  # or OpenSSL asks for the one of an encrypted key at the terminal
+    return found
+
+
 def _without_user(urls: str) -> tuple[str, str]:
     """The addresses (separated by commas) without user and password, and the first of those as `user:password`."""
     bare, users = list[str](), list[str]()
     for url in urls.split(","):
-        try:
-            parts = urlsplit(url.strip())
-            info, _, host = parts.netloc.rpartition("@")
-            clear = parts.scheme in ("http", "https") and host and "@" not in parts.path + parts.query + parts.fragment
-        except ValueError:
-            clear = False
-        if not clear:
-            raise SettingsError(
-                "schema_registry_url is not of the form http://user:password@host:port: correct it; "
-                "in user and password write / , @ as %2F %2C %40"
-            ) from None
-        bare.append(parts._replace(netloc=host).geturl())
+        info, address = split_user(url, "schema_registry_url", "http://user:password@host:port", ("http", "https"))
+        bare.append(address)
         users += [unquote(info if ":" in info else f"{info}:")] if info else []
     return ",".join(bare), users[0] if users else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from kstreams_py.formats.file_registry import FileRegistry
@@ -9,6 +10,6 @@ from kstreams_py.formats.http_registry import SchemaRegistry
 from kstreams_py.formats.registry import Registry
 
 
-def open_registry(url: str | None, directory: Path) -> Registry:
-    """Opens the schema registry at `url`, or the files in the directory if it is None."""
-    return FileRegistry(directory) if url is None else SchemaRegistry(url)
+def open_registry(url: str | None, directory: Path, client: Mapping[str, str]) -> Registry:
+    """Opens the schema registry at `url` with the settings of its client, or the files in the directory without one."""
+    return FileRegistry(directory) if url is None else SchemaRegistry(url, **client)

@@ -27,13 +27,13 @@ CONCURRENCY_MAX: Final = 10_000
 """Calls at once: of a plain function each has a thread."""
 
 _TOPIC_NAME: Final = re.compile(r"(?!\.{1,2}\Z)[a-zA-Z0-9._-]{1,249}\Z")
-_GRAPH_NAME: Final = re.compile(r"[a-zA-Z0-9._-]{1,100}\Z")
+_GRAPH_NAME: Final = re.compile(r"(?!\.{1,2}\Z)[a-zA-Z0-9._-]{1,100}\Z")  # it names directories
 _PROCESSOR_ID: Final = re.compile(r"[a-zA-Z0-9_-]{1,100}\Z")
 
 
 def check_graph_name(what: str, name: str) -> None:
     if not _GRAPH_NAME.match(name):
-        raise GraphError(f"{what}: this name is not usable: use 1 to 100 of a-z A-Z 0-9 . _ -")
+        raise GraphError(f"{what}: this name is not usable: use 1 to 100 of a-z A-Z 0-9 . _ -, not . or .. alone")
 
 
 def check_topic_name(name: str) -> None:

@@ -90,7 +90,11 @@ def _only_graph(place: str, module: ModuleType) -> Graph:
 
 
 def _import_module(name: str) -> ModuleType:
-    sys.path.insert(0, str(Path.cwd()))
+    """Imports a module: one in the current directory goes before one that is installed."""
+    here, top = Path.cwd(), name.partition(".")[0]
+    is_here = (here / top).exists() or (here / f"{top}.py").exists()
+    # of a graph that is elsewhere, nothing in a directory that others may write to takes the place of a library
+    sys.path.insert(0 if is_here else len(sys.path), str(here))
     return importlib.import_module(name)
 
 

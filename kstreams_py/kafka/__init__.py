@@ -23,6 +23,7 @@ administration     adapter  requests that only kafka-python can make: static mem
 transaction_admin  adapter  requests about transactions: look, read their logs, write markers
 cluster_admin      adapter  requests that describe a cluster as a whole
 topic_admin        adapter  describes and changes topics, and explains failed calls
+unreadable         adapter  finds records that cannot be read: headers that are no text, values beyond a limit
 reader             adapter  reads partitions without a group: their offsets, their records
 cluster            adapter  makes consumers and producers, and passes requests on
 """

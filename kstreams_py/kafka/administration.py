@@ -13,7 +13,9 @@ import warnings
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final, TypeVar
 
-from kstreams_py.errors import BrokerUnavailable, Fatal, KStreamsError, SettingsError
+from kstreams_py.errors import BrokerUnavailable, Fatal, KStreamsError
+from kstreams_py.kafka.credentials.sign_in import SignIn
+from kstreams_py.kafka.credentials.tokens import ASK_SECONDS, TokenSource
 from kstreams_py.kafka.groups import POSITIONS_TOPIC, GroupInfo, GroupOffsets, Member, Pending, positions_partition
 from kstreams_py.kafka.transactions import Coordinated, OpenTransaction, Writer, match
 from kstreams_py.records import Positions, TopicPartition
@@ -27,42 +29,14 @@ ATTEMPTS: Final = 3
 PAUSE_SECONDS: Final = 0.1
 """Seconds between two attempts: a coordinator that moves or loads answers a moment later."""
 
-_NAMES: Final[Mapping[str, str]] = {
-    "sasl.mechanism": "sasl_mechanism",
-    "sasl.mechanisms": "sasl_mechanism",
-    "sasl.username": "sasl_plain_username",
-    "sasl.password": "sasl_plain_password",
-    "sasl.kerberos.service.name": "sasl_kerberos_service_name",
-    "ssl.ca.location": "ssl_cafile",
-    "ssl.certificate.location": "ssl_certfile",
-    "ssl.key.location": "ssl_keyfile",
-    "ssl.key.password": "ssl_password",
-    "ssl.crl.location": "ssl_crlfile",
-}
-"""The settings whose values librdkafka and kafka-python share: librdkafka's name to kafka-python's."""
-
-_MECHANISMS: Final = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "GSSAPI")
-_SECURITY: Final = re.compile(r"(sasl|ssl|security|https|enable\.ssl|enable\.sasl)\b")
-
 
 def connection(settings: Settings) -> dict[str, Any]:
     """kafka-python's settings for the same brokers and credentials as librdkafka's.
 
     Raises SettingsError for a security setting that has no counterpart: it must not be left out silently.
     """
-    found: dict[str, Any] = {"bootstrap_servers": [part.strip() for part in settings.bootstrap_servers.split(",")]}
-    for name, value in settings.kafka.items():
-        if name in _NAMES:
-            found[_NAMES[name]] = value
-        elif name == "security.protocol":
-            found["security_protocol"] = value.upper()
-        elif name == "ssl.endpoint.identification.algorithm":
-            found["ssl_check_hostname"] = value.lower() != "none"
-        elif _SECURITY.match(name):
-            raise _no_counterpart(name)
-    if found.get("sasl_mechanism", _MECHANISMS[0]) not in _MECHANISMS:
-        raise _no_counterpart(f"sasl.mechanism={found['sasl_mechanism']}")
-    return found
+    servers = [part.strip() for part in settings.bootstrap_servers.split(",")]
+    return {"bootstrap_servers": servers, **SignIn(settings.kafka).of_kafka_python()}
 
 
 def import_kafka() -> None:
@@ -70,14 +44,9 @@ def import_kafka() -> None:
     if "kafka.admin" not in sys.modules:
         with warnings.catch_warnings(action="ignore"):
             import kafka.admin  # noqa: F401, PLC0415
+    from kafka.net.sasl.oauth import AbstractTokenProvider  # noqa: PLC0415
 
-
-def _no_counterpart(name: str) -> SettingsError:
-    return SettingsError(
-        f"{name} has no counterpart in kafka-python, which removes members from groups (`--leave`, leave_on_stop, "
-        f"`kstreams slots`): use security.protocol, ssl.endpoint.identification.algorithm, sasl.mechanism "
-        f"({', '.join(_MECHANISMS)}) and {', '.join(sorted(_NAMES))}, or do without"
-    )
+    AbstractTokenProvider.register(TokenSource)
 
 
 class Requests:
@@ -125,6 +94,10 @@ class Requests:
         from kafka import errors  # noqa: PLC0415
         from kafka.admin import KafkaAdminClient  # noqa: PLC0415
 
+        if (tokens := self._connection.get("sasl_oauth_token_provider")) is not None:
+            tokens.get(
+                min(ASK_SECONDS, self._limit - PAUSE_SECONDS)
+            )  # the client would only say that it found no broker
         share = self._limit / ATTEMPTS
         while True:
             limit = max(1, int(min(share, deadline - time.monotonic() - PAUSE_SECONDS) * 1000))

@@ -13,8 +13,8 @@ from weakref import WeakSet
 
 import confluent_kafka as ck
 
-from kstreams_py.errors import Abortable, SettingsError
-from kstreams_py.kafka.errors import ClientLog
+from kstreams_py.errors import Abortable, BrokerUnavailable, Retriable, SettingsError
+from kstreams_py.kafka.errors import UNAUTHENTICATED, ClientLog
 
 logger = logging.getLogger(__name__)
 C = TypeVar("C")
@@ -24,11 +24,23 @@ END_SECONDS: Final = 2.0
 
 
 def new_client(client: Callable[..., C], settings: Mapping[str, Any], log: ClientLog) -> C:
-    """Makes a client. Raises SettingsError, without its value, for a setting that librdkafka refuses."""
+    """Makes a client.
+
+    Raises SettingsError, without its value, for a setting that librdkafka refuses, and Retriable where `oauth_cb` gives
+    no token.
+    """
+    if (tokens := settings.get("oauth_cb")) is not None:
+        log.tokens = tokens
+        try:
+            tokens.get()  # the client would wait 10 s for its callback, and report no reason
+        except BrokerUnavailable as error:
+            raise Retriable(str(error)) from None
     try:
         return client(settings, logger=log.logger)
     except ck.KafkaException as error:
         reason = error.args[0].str()
+        if error.args[0].code() in UNAUTHENTICATED:
+            raise Retriable(f"a client got no token in time ({reason})") from None
         raise SettingsError(f"librdkafka refuses a setting of [kafka] or KSTREAMS_KAFKA__*: {reason}") from None
 
 

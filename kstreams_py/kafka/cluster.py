@@ -17,6 +17,7 @@ from kstreams_py.errors import BrokerUnavailable, Fatal, NotAuthorized, Retriabl
 from kstreams_py.kafka.administration import GroupAdmin, connection
 from kstreams_py.kafka.consumer import KafkaConsumer
 from kstreams_py.kafka.contracts import Consumer, ProducerMode, TopicInfo
+from kstreams_py.kafka.credentials.sign_in import SignIn
 from kstreams_py.kafka.errors import ClientLog, warn_if_untested
 from kstreams_py.kafka.group_description import GroupReader
 from kstreams_py.kafka.groups import POSITIONS_TOPIC, GroupOffsets, Pending, positions_partition
@@ -108,7 +109,7 @@ class KafkaCluster(_Reading):
             # a worker serves metrics itself; what its clients keep for the brokers' subscriptions (KIP-714) takes 13 MB
             # and 6 % of the time of an idle worker of 20 processors (measured)
             "enable.metrics.push": False,
-            **settings.kafka,
+            **SignIn(settings.kafka).of_librdkafka(),
         }
         log = ClientLog("admin")
         self._groups = GroupReader(self._common, log)
@@ -171,6 +172,8 @@ class KafkaCluster(_Reading):
             self._limit,
             self._holder,
             self._forget_old_assignment,
+            self._settings.value_bytes_max,
+            lambda partition, first: TransactionAdmin(self._settings, self._limit).last_of_batch(partition, first),
         )
 
     def _forget_old_assignment(self, group: str, instance_id: str, topics: Collection[str]) -> None:

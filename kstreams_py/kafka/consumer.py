@@ -26,7 +26,6 @@ from kstreams_py.kafka.errors import (
     FENCED,
     JOIN_REFUSED,
     MEMBERSHIP_LOST,
-    UNAUTHENTICATED,
     UNREACHABLE,
     ClientLog,
     E,
@@ -36,10 +35,13 @@ from kstreams_py.kafka.errors import (
 from kstreams_py.kafka.membership import SESSIONS, Holder, Membership, Owner, StaticMembership, replaced
 from kstreams_py.kafka.silence import Silence
 from kstreams_py.kafka.topics import MISSING, describe_topic, is_missing, no_such_topic
+from kstreams_py.kafka.unreadable import replace_unreadable
 from kstreams_py.log_fields import answers, away, repeated
-from kstreams_py.records import Message, Positions, TopicPartition
+from kstreams_py.records import Message, Positions, TopicPartition, undecompressed
 
 logger = logging.getLogger(__name__)
+
+_ERROR: Final = ck.Message.error
 
 JOIN_AGAIN_SECONDS: Final = 1.0
 """Seconds between two questions who holds a lost membership."""
@@ -67,6 +69,8 @@ class KafkaConsumer:
         limit: float,
         holder: Callable[[str, str], Holder | None],
         prepare: Callable[[str, str, Collection[str]], None] = lambda *_: None,
+        value_bytes_max: int | None = None,
+        last_of_batch: Callable[[TopicPartition, int], int] = lambda _, first: first,
     ) -> None:
         """Makes a client that joins with `subscribe`.
 
@@ -74,8 +78,12 @@ class KafkaConsumer:
         - `limit`: seconds that a request may take.
         - `holder`: asks a group who holds a static membership (its group.instance.id); None if no member does.
         - `prepare`: called with group, instance id and topics before each new client joins.
+        - `value_bytes_max`: a record with a larger value is Unreadable.
+        - `last_of_batch`: asks for the last offset of the batch at a partition and offset.
         """
         self.ends: Positions = {}
+        self._skipped: Positions = {}
+        """Next offsets behind batches that cannot be decompressed, since the last `assign`."""
         self.highs: Positions = {}
         self.tainted = False
         self.patience = PATIENCE_SECONDS
@@ -85,6 +93,8 @@ class KafkaConsumer:
         """
         self._settings = settings
         self._limit = limit
+        self._value_bytes_max = value_bytes_max
+        self._last_of_batch = last_of_batch
         self._prepare = prepare
         self.group = settings["group.id"]
         self.instance_id = settings["group.instance.id"]
@@ -103,13 +113,14 @@ class KafkaConsumer:
         return self._membership.member
 
     def _connect(self) -> None:
-        self._log = ClientLog("consumer")
+        log = ClientLog("consumer")
+        made = new_client(ck.Consumer, {**self._settings, "error_cb": log.on_error}, log)
+        self._log, self._consumer = log, made
         self._paused: frozenset[TopicPartition] = frozenset()
         self._committed_since = False
         self._rebalances = 0
         self._looked_at = 0.0
         self._silence = Silence(self.instance_id, self.group, self._limit)
-        self._consumer = new_client(ck.Consumer, {**self._settings, "error_cb": self._log.on_error}, self._log)
 
     def subscribe(
         self,
@@ -139,9 +150,10 @@ class KafkaConsumer:
         )
 
     def rejoin(self) -> None:
+        left = [self._consumer]
+        self._connect()  # first: where it gets no token, the client before stays
+        end(left)
         self.tainted = self._membership.lost = False
-        self.close()
-        self._connect()
         if self._topics:
             self._join()
 
@@ -180,6 +192,7 @@ class KafkaConsumer:
 
     def assign(self, positions: Positions) -> None:
         self.ends.clear()
+        self._skipped.clear()
         self._silence.start_offsets = dict(positions)
         self._consumer.assign(partitions_of(positions))
         # a pause outlives assignments, and a partition's time with another member (librdkafka #5113; 2.16 measured)
@@ -206,11 +219,17 @@ class KafkaConsumer:
         if (seen := self._log.error) is not None:
             self._log.error = None
             self._raise_if_serious(seen, "reading")
-        messages: list[Any] = [m for m in found if m.error() is None]
-        if len(messages) < len(found):
-            for m in found:
-                if m.error() is not None:
-                    self._handle_event(m)
+        messages: list[Any] = found
+        events: list[Any] = []
+        if any(map(_ERROR, found)):
+            messages = [m for m in found if m.error() is None]
+            events = [m for m in found if m.error() is not None]
+        messages = replace_unreadable(messages, self._value_bytes_max)
+        for m in events:
+            if m.error().code() == E._BAD_COMPRESSION:
+                messages += self._skip_batch(m)
+            else:
+                self._handle_event(m)
         if messages:
             self._silence.heard()
         else:
@@ -230,6 +249,22 @@ class KafkaConsumer:
                 found[tp] = self._consumer.get_watermark_offsets(ck.TopicPartition(*tp), cached=True)[1]
         self._looked_at, self.highs = now, found
 
+    def _skip_batch(self, m: Any) -> Sequence[Message]:
+        """A record in place of a batch that cannot be decompressed, behind which the client continues.
+
+        librdkafka refuses one that is larger than receive.message.max.bytes, and asks for it again for ever.
+        """
+        partition, first = TopicPartition(m.topic(), m.partition()), m.offset()
+        if first < self._skipped.get(partition, 0):  # the client had asked again by then
+            return ()
+        last = self._last_of_batch(partition, first)
+        try:
+            self._consumer.seek(ck.TopicPartition(*partition, last + 1))
+        except ck.KafkaException as error:
+            raise self._classify(error.args[0], f"reading {partition}") from None
+        self._skipped[partition] = last + 1
+        return [undecompressed(partition, first, last, m.error().str())]
+
     def _handle_event(self, m: Any) -> None:
         error: ck.KafkaError = m.error()
         if error.code() == E._PARTITION_EOF:
@@ -245,7 +280,7 @@ class KafkaConsumer:
             self._raise_if_serious(error, f"reading topic {m.topic()!r}" if m.topic() else "reading")
 
     def _raise_if_serious(self, error: ck.KafkaError, doing: str) -> None:
-        if error.code() in UNAUTHENTICATED:
+        if self._log.refuses(error):
             raise BrokerUnavailable(f"the broker refuses the credentials: {error.str()}", may_return=False)
         if error.code() == E.GROUP_AUTHORIZATION_FAILED:
             doing = f"joining the group {self.group!r}"

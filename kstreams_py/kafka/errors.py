@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import time
 from collections.abc import Iterable
 from functools import cache
 from typing import Final
@@ -22,6 +23,7 @@ from kstreams_py.errors import (
     Retriable,
     SettingsError,
 )
+from kstreams_py.kafka.credentials.tokens import TokenSource
 
 logger = logging.getLogger(__name__)
 E = ck.KafkaError  # codes that begin with an underscore are the client's own
@@ -110,6 +112,36 @@ REFUSED: Final = TOO_LARGE | {
 """Errors of every attempt at the same batch; the last one is reported for the other records of a refused batch."""
 
 
+NO_TOKEN: Final = "Failed to acquire SASL OAUTHBEARER token"
+"""Begin of its text for tokens that do not come, with the code of refused credentials."""
+
+WITHOUT_TOKEN_SECONDS: Final = 30.0
+"""Seconds after a failure to get a token in which a refusal counts as its consequence.
+
+A client tries to get one every 10 s, and signs in again with the one before until it has expired.
+"""
+
+_TOO_SOON: Final = "not valid in current SASL state"
+"""A broker's text for a client that signs in again within a second, as it does with a token about to expire."""
+
+_REFUSED_CLIENT: Final = re.compile(
+    r"\b(invalid_client|invalid_grant|invalid_scope|unauthorized_client|unsupported_grant_type|access_denied)\b"
+)
+"""What a token endpoint answers to a client that it does not take (RFC 6749, 5.2); librdkafka reports no status."""
+
+
+def has_no_token(error: ck.KafkaError) -> bool:
+    """Whether the client waits for a token of OAUTHBEARER."""
+    return error.code() == E._AUTHENTICATION and error.str().startswith(NO_TOKEN)
+
+
+def refuses_credentials(error: ck.KafkaError) -> bool:
+    """Whether somebody refuses the credentials; tokens that do not come are an outage, which is waited for."""
+    if has_no_token(error):
+        return bool(_REFUSED_CLIENT.search(error.str()))
+    return error.code() in UNAUTHENTICATED and _TOO_SOON not in error.str()
+
+
 def name_object(
     doing: str, error: ck.KafkaError, *, topics: Iterable[str] = (), group: str = "", transactional_id: str = ""
 ) -> str:
@@ -168,7 +200,7 @@ def classify(error: ck.KafkaError, doing: str) -> KStreamsError:
         return Fatal(text)
     if error.txn_requires_abort() or error.code() in _MUST_ABORT:
         return Abortable(text)
-    if error.retriable() or error.code() in UNREACHABLE | _TRANSIENT:
+    if error.retriable() or error.code() in UNREACHABLE | _TRANSIENT or has_no_token(error):
         return Retriable(text)
     return Fatal(text)
 
@@ -182,6 +214,7 @@ class ClientLog(logging.Handler):
     - `error`: the last error; a fatal one and refused credentials are not replaced by later ones.
     - `connection`: the last error of a connection, as text with the broker's address; "" for none.
     - `refused`: the topics that a right is missing to write to in a transaction; the owner clears them.
+    - `tokens`: what gives the client its tokens, if that is not the client itself.
     """
 
     def __init__(self, name: str) -> None:
@@ -192,6 +225,8 @@ class ClientLog(logging.Handler):
         self.error: ck.KafkaError | None = None
         self.connection = ""
         self.refused = set[str]()
+        self.tokens: TokenSource | None = None
+        self._without_token_at = -WITHOUT_TOKEN_SECONDS
         self.logger = logging.Logger(name, logging.DEBUG)
         self.logger.addHandler(self)
 
@@ -209,8 +244,19 @@ class ClientLog(logging.Handler):
     def on_error(self, error: ck.KafkaError) -> None:
         if error.code() in CONNECTION:
             self.connection = error.str()
-        if self.error is None or not (self.error.fatal() or self.error.code() in UNAUTHENTICATED | {E._FATAL}):
+        if has_no_token(error):
+            self._without_token_at = time.monotonic()
+        elif error.code() in UNAUTHENTICATED and not self.refuses(error):
+            return
+        seen = self.error
+        if seen is None or not (seen.fatal() or seen.code() == E._FATAL or refuses_credentials(seen)):
             self.error = error
+
+    def refuses(self, error: ck.KafkaError) -> bool:
+        """Whether somebody refuses the credentials, and not only a token that no other one has replaced in time."""
+        failed_at = max(self._without_token_at, self.tokens.failed_at if self.tokens else self._without_token_at)
+        is_without = time.monotonic() - failed_at < WITHOUT_TOKEN_SECONDS
+        return refuses_credentials(error) and (has_no_token(error) or not is_without)
 
 
 def client_version() -> str:

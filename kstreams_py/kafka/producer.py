@@ -244,8 +244,10 @@ class KafkaProducer:
                 return
             except ck.KafkaException as error:
                 if error.args[0].code() == E.CONCURRENT_TRANSACTIONS:
-                    self._end()
-                    self._connect()
+                    left = [self._producer]
+                    self._connect()  # first: where it gets no token, the client before stays
+                    self._end_caller()
+                    end(left)
                     self._await_connection()
         self._call(lambda client, limit: client.init_transactions(limit), "starting the producer")
 

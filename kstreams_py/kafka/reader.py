@@ -14,6 +14,7 @@ from kstreams_py.errors import NotAuthorized, Retriable
 from kstreams_py.kafka.clients import LazyClient, new_client
 from kstreams_py.kafka.errors import UNREACHABLE, ClientLog, E, classify, name_object
 from kstreams_py.kafka.topics import is_missing
+from kstreams_py.kafka.unreadable import replace_unreadable
 from kstreams_py.records import Message, Positions, TopicPartition
 
 ENDS_SECONDS: Final = 5.0
@@ -159,7 +160,7 @@ class Reader:
             while time.monotonic() < deadline:
                 for m in self.client.consume(min(1000, wanted - len(found)), 0.05):
                     if (error := m.error()) is None:
-                        found.append(m)
+                        found += replace_unreadable([m])
                     elif error.code() == E._PARTITION_EOF:
                         if (m.offset() or 0) >= stable:  # a new leader's high watermark may be behind for a moment
                             return found

@@ -1,8 +1,9 @@
-"""Sizes: what topics take, of one record and of one batch; what was fetched."""
+"""What topics take of one record and of one batch, in bytes and otherwise; bytes that were fetched."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from kstreams_py.kafka.contracts import TopicInfo
@@ -20,12 +21,47 @@ def batch_bytes(topics: Iterable[TopicInfo]) -> int | None:
     return max(1, min(limits) - BATCH_OVERHEAD) if limits else None
 
 
-def record_bytes(topic: TopicInfo | None, client_settings: Mapping[str, Any]) -> int:
-    """Bytes that a record may have so that the client and its topic, if that is known, take it."""
-    limit = int(client_settings.get("message.max.bytes", CLIENT_BYTES))
-    if topic is not None:
-        limit = min(limit, int(topic.settings.get("max.message.bytes", limit)))
-    return max(1, limit - BATCH_OVERHEAD)
+TIME_MARGIN_MS: Final = 60_000
+"""Milliseconds by which a timestamp stays within its limits: the record waits, and clocks differ."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordLimits:
+    """What a topic takes as one record.
+
+    - `size`: bytes, see record_size().
+    - `needs_key`: it refuses a record without a key, as a compacted topic does.
+    - `before_ms`, `after_ms`: how far a timestamp may be before and after the broker's time; None for any.
+    """
+
+    size: int
+    needs_key: bool = False
+    before_ms: int | None = None
+    after_ms: int | None = None
+
+    def takes_time(self, timestamp: int, now: float) -> bool:
+        """Whether a timestamp (milliseconds since 1970) is within the limits at a clock time in seconds."""
+        ahead = timestamp - int(now * 1000)
+        is_early = self.before_ms is not None and -ahead > self.before_ms - TIME_MARGIN_MS
+        return not is_early and (self.after_ms is None or ahead <= self.after_ms - TIME_MARGIN_MS)
+
+
+def record_limits(topic: TopicInfo | None, client_settings: Mapping[str, Any]) -> RecordLimits:
+    """What the client, and a topic if that is known, takes as one record."""
+    size = int(client_settings.get("message.max.bytes", CLIENT_BYTES))
+    if topic is None:
+        return RecordLimits(max(1, size - BATCH_OVERHEAD))
+    settings = topic.settings
+    size = min(size, int(settings.get("max.message.bytes", size)))
+    # with LogAppendTime the broker sets its own time, and looks at no other
+    checks_time = settings.get("message.timestamp.type", "CreateTime") == "CreateTime"
+    before, after = (settings.get(f"message.timestamp.{side}.max.ms") for side in ("before", "after"))
+    return RecordLimits(
+        max(1, size - BATCH_OVERHEAD),
+        needs_key=topic.is_compacted,
+        before_ms=int(before) if checks_time and before else None,
+        after_ms=int(after) if checks_time and after else None,
+    )
 
 
 def fetched_bytes(records: Sequence[Any]) -> int:

@@ -13,7 +13,16 @@ from confluent_kafka import admin as ck_admin
 from kstreams_py.errors import BrokerUnavailable, KStreamsError, NotAuthorized, Retriable, TopicError
 from kstreams_py.kafka.clients import LazyClient, new_client
 from kstreams_py.kafka.contracts import TopicInfo
-from kstreams_py.kafka.errors import STALE, UNAUTHENTICATED, UNREACHABLE, ClientLog, E, classify, name_object
+from kstreams_py.kafka.errors import (
+    STALE,
+    UNAUTHENTICATED,
+    UNREACHABLE,
+    ClientLog,
+    E,
+    classify,
+    has_no_token,
+    name_object,
+)
 from kstreams_py.kafka.groups import POSITIONS_TOPIC
 from kstreams_py.records import TopicPartition
 
@@ -165,14 +174,14 @@ class TopicAdmin:
             return classify(error, "asking a broker that no longer leads")
         self.client.poll(0)
         cause = self._log.error
-        if cause is not None and cause.code() in UNAUTHENTICATED:
+        if cause is not None and self._log.refuses(cause):
             return BrokerUnavailable(
                 f"{self._cluster}the broker at {self._address} refuses the credentials ({cause.str()}): correct "
                 f"security.protocol, sasl.* or ssl.* under {self._options}",
                 may_return=False,
             )
         # _DESTROY_BROKER: the broker that was asked is no longer in the metadata, so it is down
-        if error.code() in UNREACHABLE or error.code() in {E._DESTROY, E._DESTROY_BROKER}:
+        if error.code() in UNREACHABLE | {E._DESTROY, E._DESTROY_BROKER} or has_no_token(error):
             if error.code() != E._DESTROY:  # else another thread has ended the client meanwhile
                 self._client.end()  # it asks a controller that is down for minutes, until it reads the metadata again
             newest = f"; newest error of a connection: {self._log.connection}" if self._log.connection else ""
@@ -190,4 +199,7 @@ class TopicAdmin:
 
     def _make_client(self) -> ck_admin.AdminClient:
         settings = {**self._configuration, "error_cb": self._log.on_error}
-        return new_client(ck_admin.AdminClient, settings, self._log)
+        try:
+            return new_client(ck_admin.AdminClient, settings, self._log)
+        except Retriable as error:
+            raise BrokerUnavailable(f"{self._cluster}{error}") from None

@@ -170,6 +170,19 @@ class TransactionAdmin(Requests):
 
         return self.ask(f"reading {partition}", f"READ on topic {partition.topic}", ask)
 
+    def last_of_batch(self, partition: TopicPartition, offset: int) -> int:
+        """The last offset of the batch that has an offset, without decompressing it; `offset` if none has."""
+
+        def ask(client: Any) -> int:
+            from kafka import TopicPartition as Place  # noqa: PLC0415
+            from kafka.record.memory_records import MemoryRecords  # noqa: PLC0415
+
+            answer = _fetch(client, _leader(client, Place(*partition)), partition, offset)
+            batch = next(iter(MemoryRecords(bytes(answer.records or b""))), None)
+            return offset if batch is None else max(offset, int(batch.last_offset))
+
+        return self.ask(f"reading {partition}", f"READ on topic {partition.topic}", ask)
+
     def write_marker(self, partition: TopicPartition, transaction: OpenTransaction, *, commits: bool) -> None:
         """Ends a transaction on one partition by the marker that its coordinator did not write."""
 

@@ -26,7 +26,7 @@ from kstreams_py.processing.committers import open_journal
 from kstreams_py.processing.environment import Environment
 from kstreams_py.processing.journal.deliveries import DeliveryJournal
 from kstreams_py.processing.topics import ask_clusters
-from kstreams_py.records import HASH_HEADER, Message, Positions, TopicPartition
+from kstreams_py.records import HASH_HEADER, Message, Positions, TopicPartition, readable_headers
 
 HASH_BYTES: Final = 16
 
@@ -275,7 +275,7 @@ class _Run:
 
     def _take_output(self, m: Message, writers: Sequence[_Subject]) -> None:
         place = Place(m.topic(), m.partition(), m.offset())
-        digest = next((value for name, value in reversed(m.headers() or ()) if name == HASH_HEADER), None)
+        digest = next((value for name, value in reversed(readable_headers(m)) if name == HASH_HEADER), None)
         if digest is not None and len(digest) == HASH_BYTES:
             for each in writers:
                 found = each.audit.take_output(place, digest)

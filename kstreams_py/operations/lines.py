@@ -22,12 +22,11 @@ from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import Output
 from kstreams_py.operations.described import Describer
 from kstreams_py.operations.letters import parse
-from kstreams_py.records import HASH_HEADER, PLACE_HEADER, Message
+from kstreams_py.records import HASH_HEADER, NO_TIMESTAMP, PLACE_HEADER, Headers, Message
 
 FIELDS: Final = ("value", "key", "headers", "partition", "timestamp", "topic", "offset")
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 HEX: Final = "hex"
-NO_TIMESTAMP: Final = 0
 """The type of the timestamp of a record that has none."""
 
 
@@ -124,7 +123,7 @@ class Lines:
             "timestamp": None if kind == NO_TIMESTAMP else show_instant(milliseconds),
             "key": self._key.decode(m.key(), undecoded),
             "value": self._show_letter(m, undecoded),
-            "headers": [(name, _show_header(name, data)) for name, data in m.headers() or []],
+            "headers": [(name, _show_header(name, data)) for name, data in _headers_of(m, undecoded)],
         }
         if fate is not None:
             content["fate"] = fate
@@ -148,6 +147,14 @@ class Lines:
                 data = m.value()
                 return None if data is None else show_data(data)
         return self._value.decode(m.value(), undecoded)
+
+
+def _headers_of(m: Message, undecoded: dict[str, str]) -> Headers:
+    try:
+        return m.headers() or ()
+    except DecodeError as error:
+        undecoded["headers"] = str(error)
+        return ()
 
 
 class _Column:

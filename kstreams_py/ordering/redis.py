@@ -8,7 +8,7 @@ import logging
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Final
 
-from kstreams_py.errors import KStreamsError, MissingSoftware, StoreUnavailable
+from kstreams_py.errors import DecodeError, KStreamsError, MissingSoftware, StoreUnavailable
 from kstreams_py.ordering.events import Change, Event, Work
 from kstreams_py.ordering.steps import (
     TOKENS_MAX,
@@ -213,12 +213,14 @@ class RedisStorage:
             if isinstance(each, bytes):
                 raise self._refused(incarnation.worker, incarnation.process, each)
         answers = {lane: iter(each) for lane, each in zip(groups, found, strict=True)}
-        return [_answer(step, next(answers[step.lane])) for step in steps]
+        with self._usable():
+            return [_answer(step, next(answers[step.lane])) for step in steps]
 
     def note_topic(self, topic: str, partitions: int, *, change: bool) -> tuple[str, int]:
         call = ([self._prefix + "event.topics"], [topic, partitions, int(change)])
         ((name, number),) = self._evaluate(_NOTE_TOPIC, [call])
-        return name.decode(), int(number)
+        with self._usable():
+            return name.decode(), int(number)
 
     def await_token(self, seconds: float) -> None:
         with self._usable():
@@ -323,14 +325,21 @@ class RedisStorage:
 
     @contextlib.contextmanager
     def _usable(self) -> Iterator[None]:
+        """Raises StoreUnavailable, with the remedy, for what the server answers, and for contents of others."""
+        foreign = f"delete the keys of others that begin with {self._prefix!r}, or choose another prefix"
         try:
             yield
         except self._redis.RedisError as error:
-            text = f"{self}: {str(error).rstrip('.')}: start the server, or correct its settings"
+            answers = type(error) is self._redis.ResponseError and lasts(error)
+            remedy = f"correct its settings, or {foreign}" if answers else "start the server, or correct its settings"
+            text = f"{self}: {str(error).rstrip('.')}: {remedy}"
             raise StoreUnavailable(text, may_return=not lasts(error)) from error
+        except (DecodeError, KeyError, TypeError, ValueError) as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise StoreUnavailable(f"{self} has contents that no store has written ({reason}): {foreign}") from error
 
     def _refused(self, worker: str, process: str, known: bytes) -> KStreamsError:
-        return refused(str(self), worker, process, known.decode() or None)
+        return refused(str(self), worker, process, known.decode(errors="replace") or None)
 
     def _check(self) -> None:
         """Raises SettingsError for a Redis Cluster; warns of what the server may lose."""

@@ -10,7 +10,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Hashable, Iterable, Sequence
-from functools import cache, partial
+from functools import cache, partial, wraps
 from queue import SimpleQueue
 from types import FrameType
 from typing import Any, Final, NamedTuple, Protocol
@@ -306,6 +306,7 @@ def open_calls(processor: Processor, finish: Callable[[int, Any], Any], *, patie
 def wait_for_each(function: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Any]:
     """A plain function that makes one call of a coroutine function at a time, and waits for it."""
 
+    @wraps(function)
     def call(*arguments: Any) -> Any:
         loop, _ = event_loop()
         return asyncio.run_coroutine_threadsafe(function(*arguments), loop).result()

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from kstreams_py.kafka.contracts import Output
-from kstreams_py.records import HASH_HEADER, PLACE_HEADER, Headers, Inputs
+from kstreams_py.kafka.sizes import RecordLimits
+from kstreams_py.records import HASH_HEADER, PLACE_HEADER, Headers, Inputs, Message, Unreadable
 
 Content = dict[str, Any]
 """A dead letter's value before it is encoded, by schemas/dead_letter.avsc."""
@@ -53,7 +54,7 @@ class Failure:
 
     inputs: Inputs
     delivery_hash: bytes
-    error: Exception
+    error: BaseException
     attempts: int = 1
     place: bytes | None = None
 
@@ -71,22 +72,27 @@ class DeadLetters:
     - `processor`: its name with that of its graph.
     - `topic`: the topic of the dead letters.
     - `encode`: serializes their values.
-    - `limit`: bytes that the topic takes as one record (see record_size()); None if it takes any size.
+    - `limits`: what the topic takes as one record; None if it takes any.
     - `trace`: returns the headers of the current trace context; None without tracing.
+    - `clock`: returns the seconds since 1970, to which timestamps are compared.
     """
 
     processor: str
     topic: str
     encode: Callable[[Any], bytes | None]
-    limit: int | None = None
+    limits: RecordLimits | None = None
     trace: Callable[[], Headers] | None = None
+    clock: Callable[[], float] = lambda: 0.0
 
-    def of(self, failure: Failure) -> Output:
+    def of(self, failure: Failure, *, least: bool = False) -> Output:
         """The dead letter of a failure, by schemas/dead_letter.avsc.
 
-        A dead letter larger than `limit` is cut until it fits, and its field `cut` names what is missing: first the
-        traceback, then values, then headers, then keys, then the exception's message. Of values (headers, keys) the
-        largest are cut first. If the rest still does not fit, it is written all the same.
+        What its topic would refuse is fitted, and the field `cut` names it. A larger one is cut until it fits: first
+        the traceback, then values, then headers, then keys, then the exception's message. Of values (headers, keys)
+        the largest are cut first. If the rest still does not fit, it is written all the same. A timestamp beyond the
+        topic's limits becomes that of its writing, and a compacted topic gets the delivery hash as the missing key.
+
+        With `least`, the topic has refused it before: all that can be cut is, whatever the limits.
         """
         error, lead = failure.error, failure.inputs[0]
         content: Content = {
@@ -95,19 +101,8 @@ class DeadLetters:
             "exception_class": f"{type(error).__module__}.{type(error).__qualname__}",
             "exception_message": format_error(error),
             "traceback": format_traceback(error),
-            "inputs": [
-                {
-                    "topic": m.topic(),
-                    "partition": m.partition(),
-                    "offset": m.offset(),
-                    "timestamp": m.timestamp()[1],
-                    "key": m.key(),
-                    "value": m.value(),
-                    "headers": [{"name": name, "value": value} for name, value in m.headers() or []],
-                }
-                for m in failure.inputs
-            ],
-            "cut": None,
+            "inputs": [_content_of(m) for m in failure.inputs],
+            "cut": "; ".join(m.cut for m in failure.inputs if isinstance(m, Unreadable)) or None,
         }
         headers: list[tuple[str, bytes | None]] = [
             (HASH_HEADER, failure.delivery_hash),
@@ -121,15 +116,43 @@ class DeadLetters:
             headers.append((ATTEMPTS_HEADER, str(failure.attempts).encode()))
         if self.trace is not None:
             headers += self.trace()
+        key, timestamp, changed = self._fitted(lead, failure.delivery_hash, least=least)
+        content["cut"] = "; ".join(filter(None, [content["cut"], *changed])) or None
 
         def record(content: Content, key: bytes | None) -> Output:
-            value = self.encode(content)
-            return (self.topic, value, key, -1, None, None, max(lead.timestamp()[1], 0), headers)
+            return (self.topic, self.encode(content), key, -1, None, None, timestamp, headers)
 
-        whole = record(content, lead.key())
-        if self.limit is None or record_size(whole) <= self.limit:
+        if least:
+            return record(*_cut(content, key, 0))
+        whole = record(content, key)
+        if self.limits is None or record_size(whole) <= self.limits.size:
             return whole
-        return _fitting(content, lead.key(), record, self.limit)
+        return _fitting(content, key, record, self.limits.size)
+
+    def _fitted(self, lead: Message, digest: bytes, *, least: bool) -> tuple[bytes | None, int, list[str]]:
+        """The letter's own key and timestamp, 0 for that of its writing, and what is changed in them."""
+        key, timestamp, limits, changed = lead.key(), lead.timestamp()[1], self.limits, list[str]()
+        is_taken = limits is None or limits.takes_time(timestamp, self.clock())
+        if least or not is_taken or not timestamp:  # the client writes the current time in place of 0
+            changed.append(f"own timestamp: that of its writing, as {timestamp} cannot be written")
+            timestamp = 0
+        if key is None and (least or (limits is not None and limits.needs_key)):
+            changed.append("own key: the delivery hash, as the topic is compacted")
+            key = digest
+        return key, timestamp, changed
+
+
+def _content_of(m: Message) -> dict[str, Any]:
+    key, value, headers = m.kept if isinstance(m, Unreadable) else (m.key(), m.value(), m.headers() or ())
+    return {
+        "topic": m.topic(),
+        "partition": m.partition(),
+        "offset": m.offset(),
+        "timestamp": m.timestamp()[1],
+        "key": key,
+        "value": value,
+        "headers": [{"name": name, "value": value} for name, value in headers],
+    }
 
 
 def record_size(output: Output) -> int:
@@ -208,7 +231,8 @@ def _cut(content: Content, key: bytes | None, kept: int) -> tuple[Content, bytes
     for name, size in (("exception message", len(message)), ("own key", _size(key))):
         if size > _KEPT:
             budget.cut.append(f"{name}: {_KEPT:,} of {size:,} bytes kept")
-    return {**shortened, "cut": "; ".join(budget.cut)}, key and key[:_KEPT]
+    missing = [content["cut"], *budget.cut] if content["cut"] else budget.cut
+    return {**shortened, "cut": "; ".join(missing)}, key and key[:_KEPT]
 
 
 def _cut_content(content: Content, budget: _Budget) -> Content:

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple, cast
 
-from kstreams_py.errors import DecodeError, EventFault, InputLost, RecordRefused, Refused
+from kstreams_py.errors import DecodeError, EventFault, InputLost, Refused
 from kstreams_py.formats.registry import Registry
 from kstreams_py.graph.declarations import Processor
 from kstreams_py.log_fields import repeated
@@ -25,7 +25,7 @@ from kstreams_py.ordering.decisions import Decision, Verb, decision_of, event_he
 from kstreams_py.ordering.events import place_of
 from kstreams_py.processing.dead_letters import DeadLetters, Failure
 from kstreams_py.processing.plan import Intake, Plan, read_by
-from kstreams_py.processing.runner import Read, Runner
+from kstreams_py.processing.runner import Read, Refusal, Runner, next_refusal
 from kstreams_py.processing.tasks import Tasks
 from kstreams_py.processing.tracing import Run, Tracing
 from kstreams_py.records import HASH_HEADER, PLACE_HEADER, Inputs, Message
@@ -78,9 +78,9 @@ class OrderedRunner(Runner):
         self.events = self._counts = EventCounts()
         self._is_counted = True
         """The counts of what waits, and of what is stopped, are of the newest event."""
-        self._refused_events: dict[Read, dict[bytes, RecordRefused]] = {}
+        self._refused_events: dict[Read, dict[bytes, Refusal]] = {}
         """Of a step with an output that is refused: its events whose outputs are, by their delivery hashes."""
-        self._refusals: dict[bytes, RecordRefused] = {}
+        self._refusals: dict[bytes, Refusal] = {}
         """Those of the step that runs."""
         self._running: Message
         """The record of the step that runs."""
@@ -124,9 +124,8 @@ class OrderedRunner(Runner):
             return
         digest = dict(error.outputs[0][7] or ()).get(HASH_HEADER, _ALL) if error.outputs else _ALL
         refused = self._refused_events.setdefault(read, {})
-        if digest in refused or _ALL in refused:
-            raise error.mistake
-        refused[digest] = error.mistake
+        digest = _ALL if _ALL in refused else digest
+        refused[digest] = next_refusal(refused.get(digest), error)
 
     def committed(self) -> None:
         super().committed()
@@ -227,8 +226,8 @@ class OrderedRunner(Runner):
         tried, result = False, None
         try:
             digest = self._tasks.delivery_hash(inputs)
-            if self._refusals and (refusal := self._refusals.get(digest) or self._refusals.get(_ALL)) is not None:
-                self._add_dead_letter(inputs, refusal, plan)
+            if self._refusals and (refusal := self._refusal(digest)) is not None:
+                self._add_dead_letter(inputs, refusal.mistake, plan)
                 return True
             values = self._arguments(inputs, digest, store if self._ordered.takes_state else None)
             tried = True
@@ -239,13 +238,23 @@ class OrderedRunner(Runner):
                 outputs = [(*each[:7], [*(each[7] or ()), place]) for each in outputs]
             plan.outputs += outputs
             self._counts.applied += 1
-        except Exception as error:
+        except BaseException as error:
             self._abandon(result)
             store.undo(mark)
             return self._handle(inputs, error, plan, tried=tried)
         return True
 
-    def _failure(self, inputs: Inputs, error: Exception, attempts: int = 1) -> Failure:
+    def _refusal(self, digest: bytes) -> Refusal | None:
+        """That of an event of the step that runs."""
+        return self._refusals.get(digest) or self._refusals.get(_ALL)
+
+    def _add_dead_letter(
+        self, inputs: Inputs, error: BaseException, plan: Plan, attempts: int = 1, *, least: bool = False
+    ) -> None:
+        refusal = self._refusal(self._tasks.delivery_hash(inputs))
+        super()._add_dead_letter(inputs, error, plan, attempts, least=least or (refusal is not None and refusal.least))
+
+    def _failure(self, inputs: Inputs, error: BaseException, attempts: int = 1) -> Failure:
         failure = super()._failure(inputs, error, attempts)
         return failure if inputs[0] is self._running else replace(failure, place=self._place_of_step())
 

@@ -12,7 +12,7 @@ from kstreams_py.errors import MissingSoftware, SettingsError, Stop
 from kstreams_py.graph.declarations import Processor
 from kstreams_py.processing.dead_letters import format_error, format_traceback
 from kstreams_py.processing.plan import Plan
-from kstreams_py.records import Headers, Inputs, Message
+from kstreams_py.records import Headers, Inputs, Message, Unreadable, readable_headers
 
 try:
     from opentelemetry import context as contexts
@@ -172,7 +172,7 @@ class WorkerTracing:
         return self._propagator.extract(headers, Context(), _CARRIER)
 
     def _origin_of_step(self, inputs: Inputs) -> tuple[Context, list[SpanContext]]:
-        found = [self._extract(headers) for m in inputs if (headers := m.headers())]
+        found = [self._extract(headers) for m in inputs if (headers := readable_headers(m))]
         origins = _distinct(found)
         if not origins:
             return found[0] if found else Context(), []  # baggage alone
@@ -180,7 +180,7 @@ class WorkerTracing:
         return lead, origins[1:]
 
     def _origin_of_batch(self, steps: Sequence[Inputs]) -> tuple[Context, list[SpanContext]]:
-        every = [m.headers() for m in chain.from_iterable(steps)]
+        every = [readable_headers(m) for m in chain.from_iterable(steps)]
         found = _distinct(self._extract(headers) for headers in every if headers)
         if all(every):
             return _beginning(found)
@@ -222,7 +222,7 @@ def _position(m: Message) -> dict[str, str | int]:
         "messaging.destination.partition.id": str(m.partition()),
         "messaging.kafka.offset": m.offset(),
     }
-    if m.value() is None:
+    if not isinstance(m, Unreadable) and m.value() is None:
         found["messaging.kafka.message.tombstone"] = True
     return found
 

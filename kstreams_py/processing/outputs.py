@@ -13,7 +13,7 @@ from kstreams_py.formats.serdes import Bytes, Json, Serde, String, bind
 from kstreams_py.graph.declarations import Processor
 from kstreams_py.kafka.contracts import Output
 from kstreams_py.processing.rows import Rows, size_of
-from kstreams_py.records import HASH_HEADER, KEEP, PLACE_HEADER, Headers, Inputs, Message, Out
+from kstreams_py.records import HASH_HEADER, KEEP, NO_TIMESTAMP, PLACE_HEADER, Headers, Inputs, Message, Out
 
 OWN_HEADERS: Final = frozenset({HASH_HEADER, PLACE_HEADER, "ks-type", "ks-proc", "ks-error", "ks-attempts"})
 """Headers that say something of the step that wrote the record; they are not passed through."""
@@ -94,9 +94,10 @@ class Outputs:
             headers.append((HASH_HEADER, digest))
             if self._place is not None:
                 headers.append((PLACE_HEADER, self._place(inputs)))
-        latest = max(m.timestamp()[1] for m in inputs)
-        timestamp = latest if out.timestamp is KEEP else _checked_timestamp(out.timestamp)
-        return (topic, data, key, -1, None, None, max(timestamp, 0), headers)
+        kind, timestamp = max((m.timestamp() for m in inputs), key=itemgetter(1))
+        if out.timestamp is not KEEP:
+            kind, timestamp = 1, _checked_timestamp(out.timestamp)
+        return (topic, data, key, -1, None, None, timestamp if timestamp > 0 else _past(kind, timestamp), headers)
 
 
 def _emitter(
@@ -115,9 +116,9 @@ def _emitter(
             headers = _carry(carried)
             if hashed:
                 headers.append((HASH_HEADER, digest))
-        at = m.timestamp()[1]
+        kind, at = m.timestamp()
         data = result if identity and type(result) is bytes else encode(result)
-        return (topic, data, m.key(), -1, None, None, at if at > 0 else 0, headers)  # noqa: FURB136, a call costs more
+        return (topic, data, m.key(), -1, None, None, at if at > 0 else _past(kind, at), headers)
 
     return emit
 
@@ -193,14 +194,31 @@ def _checked_headers(headers: Any) -> Headers:
             raise TypeError(
                 f"header ({name!r}, {value!r}) is not a name and bytes: give pairs of str and bytes or None"
             )
+        if "\0" in name:  # the client would cut it there
+            raise ValueError(f"header {name!r}: a name has no zero character")
     return pairs
+
+
+def _past(kind: int, timestamp: int) -> int:
+    """The timestamp of an output: 0, for the current time, if its input has none; that of an input from before 1970.
+
+    Raises ValueError for the timestamp 0, for which librdkafka writes the current time (rd_kafka_msg_new0).
+    """
+    if kind == NO_TIMESTAMP:
+        return 0
+    if timestamp:
+        return timestamp
+    raise ValueError(
+        "the timestamp is 0 (1970-01-01T00:00:00Z), in place of which the client writes the current time: return "
+        "ks.Out(value, timestamp=...) with another"
+    )
 
 
 def _checked_timestamp(timestamp: Any) -> int:
     """What a function gave as timestamp, if it is milliseconds since 1970."""
-    if not isinstance(timestamp, int) or not 0 <= timestamp < 1 << 63:
+    if not isinstance(timestamp, int) or not 0 < timestamp < 1 << 63:
         raise ValueError(
-            f"timestamp {timestamp!r} is not a whole number of milliseconds since 1970: give an int, "
+            f"timestamp {timestamp!r} is not a whole number of milliseconds after 1970: give an int, "
             "such as int(time.time() * 1000)"
         )
     return timestamp

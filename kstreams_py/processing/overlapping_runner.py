@@ -11,7 +11,6 @@ from functools import partial
 from itertools import count
 from typing import Any, Final
 
-from kstreams_py.errors import RecordRefused
 from kstreams_py.graph.declarations import Order, Processor
 from kstreams_py.kafka.contracts import Output
 from kstreams_py.processing.calls import Call
@@ -19,7 +18,7 @@ from kstreams_py.processing.dead_letters import DeadLetters
 from kstreams_py.processing.environment import Environment
 from kstreams_py.processing.outputs import are_many, value_bytes
 from kstreams_py.processing.plan import Again, Intake, Plan, partition_of, read_by
-from kstreams_py.processing.runner import Runner
+from kstreams_py.processing.runner import Refusal, Runner
 from kstreams_py.processing.task import step_bytes
 from kstreams_py.processing.tasks import Tasks
 from kstreams_py.processing.tracing import Tracing, put_in_trace
@@ -49,7 +48,7 @@ class _Open:
         self.size = step_bytes(step)
         self.outputs: list[Output] = []
         self.error: BaseException | None = None
-        self.refusal: RecordRefused | None = None
+        self.refusal: Refusal | None = None
         self.has_ended = False
         self.tried = True
         self.seconds = 0.0
@@ -179,7 +178,7 @@ class OverlappingRunner(Runner):
             return ()
         try:
             arguments = [self._value(m) for m in opened.inputs]
-        except Exception as error:
+        except BaseException as error:
             opened.error, opened.tried, opened.has_ended = error, False, True
             self._failed[opened.chain] += 1
             return ()
@@ -327,11 +326,9 @@ class OverlappingRunner(Runner):
         """Adds what a step has come to; False if it stops the worker, or is run again."""
         before = len(plan.outputs)
         if opened.refusal is not None:
-            self._add_dead_letter(opened.inputs, opened.refusal, plan)
+            self._add_dead_letter(opened.inputs, opened.refusal.mistake, plan, least=opened.refusal.least)
         elif opened.error is None:
             plan.outputs += opened.outputs
-        elif not isinstance(opened.error, Exception):
-            raise opened.error
         elif not self._handle(opened.inputs, opened.error, plan, tried=opened.tried):
             return False
         if self._owned:

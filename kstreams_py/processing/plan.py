@@ -61,7 +61,7 @@ class Again:
     """Steps to be run again, together, after a wait: a single one, or a whole batch. `attempts` have failed."""
 
     steps: Sequence[Any]
-    error: Exception
+    error: BaseException
     attempts: int
 
 
@@ -103,7 +103,7 @@ class Plan:
     steps: int = 0
     dead_letters: int = 0
     failures: list[Failure] = field(default_factory=list)
-    interrupt: Exception | None = None
+    interrupt: BaseException | None = None
     tried: Positions = field(default_factory=dict)
     again: Again | None = None
     intake: Intake = field(default_factory=lambda: Intake([]), repr=False, compare=False)

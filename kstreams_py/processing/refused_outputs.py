@@ -27,6 +27,8 @@ class RefusedOutputs:
         """What was written since the last commit, to find the step of a refused output."""
         self._replaced: set[bytes | None] = set()
         """Delivery hashes of the steps that have a dead letter in place of an output since the last commit."""
+        self._least: set[bytes | None] = set()
+        """Those of which a dead letter was refused, too, and is replaced by the least one."""
 
     def wrote(self, plan: Plan) -> None:
         """Notes that the outputs of a plan are on their way."""
@@ -36,6 +38,7 @@ class RefusedOutputs:
         """All that was written is acknowledged."""
         self._plans.clear()
         self._replaced.clear()
+        self._least.clear()
 
     def set_apart(self, refused: Refused) -> None:
         """Sets outputs apart that came back, at least one of them refused; where it is a single one, replaces it."""
@@ -56,8 +59,11 @@ class RefusedOutputs:
         for plan in self._plans:
             if (dead := self._replacement(output, plan, mistake)) is not None:
                 step = dict(dead[7] or ()).get(HASH_HEADER)
-                if step not in self._replaced:  # else several outputs of one step are refused: one dead letter says so
-                    self._replaced.add(step)
+                replaced = self._least if output[0] == dead[0] else self._replaced
+                if step not in replaced:
+                    replaced.add(step)
                     self.apart.append(dead)
-                return
-        self.mistake = self.mistake or mistake  # no dead letters, or one is refused itself
+                elif replaced is self._least:
+                    break
+                return  # several outputs of one step may be refused: one dead letter says so
+        self.mistake = self.mistake or mistake  # no dead letters, or the least one is refused itself

@@ -19,7 +19,7 @@ class Retries:
         self._failed: dict[tuple[tuple[str, int, int], ...], int] = {}
         """Attempts that failed, by what the step reads."""
 
-    def covers(self, error: Exception) -> bool:
+    def covers(self, error: BaseException) -> bool:
         """Whether an exception may go away by itself: a mistake of the program does not, nor do wrong bytes."""
         return isinstance(error, self.retry.classes) and not isinstance(error, UserMistake | DecodeError)
 

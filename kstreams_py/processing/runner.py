@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import groupby
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from kstreams_py.errors import DecodeError, GraphError, KStreamsError, RecordRefused, Refused, Stop
+from kstreams_py.errors import DecodeError, FunctionExited, GraphError, KStreamsError, RecordRefused, Refused, Stop
 from kstreams_py.formats.registry import Registry
 from kstreams_py.formats.serdes import bind
 from kstreams_py.graph.declarations import Processor
@@ -27,6 +27,13 @@ from kstreams_py.state.keyed import KeyedStore
 
 Read = tuple[tuple[str, int, int], ...]
 """Topic, partition and offset of each input of a step."""
+
+
+class Refusal(NamedTuple):
+    """Why a topic refuses an output of a step; `least` if the dead letter of the step was refused, too."""
+
+    mistake: RecordRefused
+    least: bool = False
 
 
 UNDECODED: Final = object()
@@ -62,9 +69,9 @@ class Runner:
         self._decode = {t.name: decoder(bind(t.value, registry, f"{t.name}-value")) for t in processor.inputs}
         self._decode_key = {t.name: decoder(bind(t.key, registry, f"{t.name}-key")) for t in processor.inputs}
         self._dead_letters = dead_letters
-        self._stops: tuple[type[BaseException], ...] = (Stop, MemoryError, *processor.stop_on)
+        self._stops: tuple[type[BaseException], ...] = (Stop, MemoryError, FunctionExited, *processor.stop_on)
         self.retries = Retries(processor.retry) if processor.retry is not None else None
-        self._refused: dict[Read, RecordRefused] = {}
+        self._refused: dict[Read, Refusal] = {}
         self.events: EventCounts | None = None
         """What became of events, where the processor applies such."""
         self._journaled = processor.journal is not None
@@ -190,7 +197,7 @@ class Runner:
                     append(emit(m, result, digest))
                 else:
                     plan.outputs += self._outputs.of(result, (m,), digest)
-            except Exception as error:
+            except BaseException as error:
                 if not self._handle((m,), error, plan, tried=value is not UNDECODED):
                     plan.steps = next(i for i, seen in enumerate(messages) if seen is m)
                     return
@@ -224,7 +231,7 @@ class Runner:
                     append(emit(m, result, digest))
                 else:
                     plan.outputs += self._outputs.of(result, (m,), digest)
-            except Exception as error:
+            except BaseException as error:
                 store.undo()
                 if not self._handle((m,), error, plan, tried=value is not UNDECODED):
                     return
@@ -256,7 +263,7 @@ class Runner:
                     size += value_bytes(outputs)
                 if store is not None:
                     store.keep()
-            except Exception as error:
+            except BaseException as error:
                 if store is not None:
                     self._abandon(result)
                     store.undo()
@@ -271,7 +278,7 @@ class Runner:
     def _abandon(self, result: Any) -> None:
         """Ends a generator whose output cannot be written: collected later, it could change the state then."""
         if self._processor.generator and result is not None:
-            with suppress(Exception):
+            with suppress(BaseException):
                 result.close()
 
     def _arguments(self, inputs: Inputs, digest: bytes, store: KeyedStore | None) -> list[Any]:
@@ -297,7 +304,7 @@ class Runner:
         topic, current, prefix, digest = self._processor.inputs[0].name, -1, b"", b""
         for step, result in zip(batch, self._call_batch(batch, columns), strict=True):
             try:
-                if isinstance(result, Exception):
+                if isinstance(result, BaseException):
                     raise result
                 if result is None or self._sink:
                     continue
@@ -311,7 +318,7 @@ class Runner:
                 else:
                     inputs = (step,) if one else step
                     plan.outputs += self._outputs.of(result, inputs, self._tasks.delivery_hash(inputs))
-            except Exception as error:
+            except BaseException as error:
                 if not self._handle((step,) if one else step, error, plan):
                     return
         plan.steps = len(steps)
@@ -319,14 +326,15 @@ class Runner:
     def _columns(self, steps: Sequence[Any], plan: Plan) -> tuple[Sequence[Any], list[list[Any]]]:
         """The steps whose values could be decoded, and these values in a list for each input."""
         if not self._joins and not any(self._decode.values()):
-            return steps, [[m.value() for m in steps]]
+            with suppress(DecodeError):  # of an Unreadable, which is found below
+                return steps, [[m.value() for m in steps]]
         batch, rows = [], []
         for step in steps:
             inputs = step if self._joins else (step,)
             try:
                 rows.append([self._value(m) for m in inputs])
                 batch.append(step)
-            except Exception as error:
+            except BaseException as error:
                 if not self._handle(inputs, error, plan, tried=False):
                     break
         return batch, [list(column) for column in zip(*rows, strict=True)]
@@ -350,7 +358,7 @@ class Runner:
                     f"processor {self._processor.id!r} returned {len(results)} results for a batch of {len(batch)}: "
                     "return one result per record, None for none"
                 )
-        except Exception as error:
+        except BaseException as error:
             if store is not None:
                 store.undo()
             return [error] * len(batch)
@@ -362,11 +370,13 @@ class Runner:
 
     # Steps that fail.
 
-    def _handle(self, inputs: Inputs, error: Exception, plan: Plan, *, tried: bool = True) -> bool:
+    def _handle(self, inputs: Inputs, error: BaseException, plan: Plan, *, tried: bool = True) -> bool:
         """Makes a dead letter; False if the exception is one that stops the worker instead, or the step is run again.
 
         `tried`: the function was called. A step whose schema could not be read, for example, was not tried.
         """
+        if isinstance(error, SystemExit | KeyboardInterrupt):
+            error = self._exited(inputs, error)
         attempts = 1
         if self._retries_on(error):
             assert self.retries is not None
@@ -392,14 +402,30 @@ class Runner:
             return False
         return True
 
-    def _retries_on(self, error: Exception) -> bool:
+    def _exited(self, inputs: Inputs, error: BaseException) -> FunctionExited:
+        """What stops the worker in place of an exception that would end the process, maybe as if all were well."""
+        name = getattr(self._processor.function, "__name__", "its function")
+        text = (
+            f"{self._processor.id}: {name} ended by {self._failure(inputs, error)}: raise kstreams_py.Stop to stop the "
+            "worker, or an exception of another class for a dead letter"
+        )
+        if isinstance(error, KeyboardInterrupt):  # may be a Ctrl-C, where a test runs the worker: the slot knows
+            error.add_note(text)
+            raise error
+        exited = FunctionExited(text)
+        exited.__cause__ = error
+        return exited
+
+    def _retries_on(self, error: BaseException) -> bool:
         return self.retries is not None and self.retries.covers(error) and not isinstance(error, self._stops)
 
-    def _add_dead_letter(self, inputs: Inputs, error: Exception, plan: Plan, attempts: int = 1) -> None:
+    def _add_dead_letter(
+        self, inputs: Inputs, error: BaseException, plan: Plan, attempts: int = 1, *, least: bool = False
+    ) -> None:
         """Writes the dead letter of a step."""
         failure = self._failure(inputs, error, attempts)
         if self._dead_letters is not None:
-            plan.outputs.append(self._dead_letters.of(failure))
+            plan.outputs.append(self._dead_letters.of(failure, least=least))
             plan.dead_letters += 1
         plan.failures.append(failure)
 
@@ -407,23 +433,26 @@ class Runner:
         """The place of a step: the delivery hash that its first input alone would have."""
         return self._tasks.delivery_hash(inputs[:1])
 
-    def _failure(self, inputs: Inputs, error: Exception, attempts: int = 1) -> Failure:
+    def _failure(self, inputs: Inputs, error: BaseException, attempts: int = 1) -> Failure:
         place = self._place(inputs) if self._names_place else None
         return Failure(inputs, self._tasks.delivery_hash(inputs), error, attempts, place)
 
     # Outputs that a topic refuses.
 
     def refuse(self, intake: Intake, error: Refused) -> None:
-        """From now on the only step of an intake comes to a dead letter. Raises the mistake if it did so already."""
+        """From now on the only step of an intake comes to a dead letter, and if that is refused, to the least one.
+
+        Raises the mistake if it did so already.
+        """
         read = read_by(intake.steps[0])
-        if read in self._refused:
-            raise error.mistake
-        self._refused[read] = error.mistake
+        self._refused[read] = next_refusal(self._refused.get(read), error)
 
     def _give_dead_letters(self, steps: Sequence[Any], plan: Plan) -> None:
         """Writes the dead letters of steps of which a topic has refused an output."""
         for step in steps:
-            self._add_dead_letter(step if self._joins else (step,), self._refused[read_by(step)], plan)
+            refusal = self._refused[read_by(step)]
+            inputs = step if self._joins else (step,)
+            self._add_dead_letter(inputs, refusal.mistake, plan, least=refusal.least)
             plan.steps += 1
 
     def assigned(self) -> None:
@@ -436,26 +465,28 @@ class Runner:
         if self._refused:
             at = self._ledger.positions
             self._refused = {
-                read: mistake
-                for read, mistake in self._refused.items()
+                read: refusal
+                for read, refusal in self._refused.items()
                 if all(at.get(TopicPartition(topic, number), 0) <= offset for topic, number, offset in read)
             }
 
     def replacement(self, output: Output, plan: Plan, mistake: RecordRefused) -> Output | None:
-        """The dead letter to write in place of a refused output of a plan; None if it is no output of a step of it."""
-        if self._dead_letters is None or output[0] == self._dead_letters.topic:
+        """The dead letter to write in place of a refused output of a plan, and in place of a dead letter the least one.
+
+        None if it is no output of a step of the plan.
+        """
+        if self._dead_letters is None or (owner := self._owner(output, plan)) is None:
             return None
-        if (owner := self._owner(output, plan)) is None:
-            return None
-        failure = self._failure(owner, mistake)
+        failure, least = self._failure(owner, mistake), output[0] == self._dead_letters.topic
         if self._tracing is None:
-            return self._dead_letters.of(failure)
+            return self._dead_letters.of(failure, least=least)
         with self._tracing.resume(output[7] or ()):
-            return self._dead_letters.of(failure)
+            return self._dead_letters.of(failure, least=least)
 
     def _owner(self, output: Output, plan: Plan) -> Inputs | None:
         """The inputs of an output's step; of equal outputs that have no delivery hash, another one at each call."""
-        if self._owned:
+        assert self._dead_letters is not None
+        if self._owned and output[0] != self._dead_letters.topic:  # a dead letter always has the hash
             for at, (owner, each) in enumerate(zip(plan.owners, plan.outputs, strict=True)):
                 if owner is not None and is_same(each, output):
                     plan.owners[at] = None
@@ -465,3 +496,12 @@ class Runner:
         steps: Sequence[Any] = plan.intake.steps
         read: Iterable[Inputs] = steps if self._joins else ((m,) for m in steps)
         return next((inputs for inputs in read if self._tasks.delivery_hash(inputs) == digest), None)
+
+
+def next_refusal(before: Refusal | None, error: Refused) -> Refusal:
+    """The refusal that follows: of an output, then of its dead letter. Raises the mistake after both."""
+    if before is None:
+        return Refusal(error.mistake)
+    if before.least:
+        raise error.mistake
+    return Refusal(before.mistake, least=True)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 
 from kstreams_py.graph.declarations import Processor, changelog_of
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import TopicInfo
-from kstreams_py.kafka.sizes import record_bytes
+from kstreams_py.kafka.sizes import record_limits
 from kstreams_py.kafka.transactions import find_command_at
 from kstreams_py.processing.calls import wait_for_each
 from kstreams_py.processing.committers import committer_of
@@ -107,5 +108,6 @@ def open_dead_letters(
         return None
     topic = graph.topics[processor.errors]
     encode = encoder(topic.value, environment.registry, f"{topic.name}-value")
-    limit = record_bytes(topics.get(topic.name), environment.settings.kafka)
-    return DeadLetters(f"{graph.name}.{processor.id}", topic.name, encode, limit, tracing.headers if tracing else None)
+    limits = record_limits(topics.get(topic.name), environment.settings.kafka)
+    trace = tracing.headers if tracing else None
+    return DeadLetters(f"{graph.name}.{processor.id}", topic.name, encode, limits, trace, time.time)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from kstreams_py.processing.ledger import Cursor
-from kstreams_py.records import Message, Positions, TopicPartition
+from kstreams_py.records import Message, Positions, TopicPartition, Unreadable
 
 RECORD_BYTES: Final = 300
 """What a record takes in memory beside its key, value and headers (measured: 240 of the client's, with its topic)."""
@@ -115,6 +115,8 @@ def step_bytes(step: Any) -> int:
 
 
 def _size(m: Message) -> int:
+    if isinstance(m, Unreadable):
+        return RECORD_BYTES + len(m)
     value, key, headers = m.value(), m.key(), m.headers()
     size = RECORD_BYTES + (len(value) if value else 0) + (len(key) if key else 0)
     return size + sum(len(name) + len(data or b"") for name, data in headers) if headers else size

@@ -13,7 +13,7 @@ from kstreams_py.processing.outputs import are_many, value_bytes
 from kstreams_py.processing.plan import Intake, Plan
 from kstreams_py.processing.rows import ROWS
 from kstreams_py.processing.tasks import Tasks
-from kstreams_py.records import Headers, Inputs
+from kstreams_py.records import Headers, Inputs, readable_headers
 
 Run = Callable[[Any, Plan], None]
 """Runs steps, and adds what they come to to a plan."""
@@ -81,7 +81,7 @@ def put_in_trace(outputs: list[Output], read: Sequence[Inputs], tracing: Tracing
     if not outputs or not (context := tracing.headers()):
         return outputs
     fields = tracing.fields
-    carried = {h for m in chain.from_iterable(read) for h in m.headers() or () if h[0] in fields}
+    carried = {h for m in chain.from_iterable(read) for h in readable_headers(m) if h[0] in fields}
     return [_in_trace(output, context, carried, fields) for output in outputs]
 
 

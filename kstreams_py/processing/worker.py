@@ -154,7 +154,7 @@ class Worker:
         """What `_owing` returned before it was given back, until `consume` tells that no late commit undoes that."""
         self._has_repeated = False
         """The last turn ran steps whose wait was over."""
-        self._interrupt: Exception | None = None
+        self._interrupt: BaseException | None = None
         """The exception of a function that stops this worker."""
         self._failure: Exception | None = None
         """The exception of a callback, to be raised by the turn."""
@@ -501,7 +501,7 @@ class Worker:
         while self.tasks.owes and self._take() is not None:
             self._run_taken()
 
-    def _finish_and_stop(self, plan: Plan, interrupt: Exception) -> None:
+    def _finish_and_stop(self, plan: Plan, interrupt: BaseException) -> None:
         """Writes and commits the steps before the one that stops the worker."""
         try:
             self.committer.write(plan)
@@ -513,7 +513,7 @@ class Worker:
             raise
         self._stop(interrupt)
 
-    def _stop(self, interrupt: Exception) -> None:
+    def _stop(self, interrupt: BaseException) -> None:
         self._interrupt = interrupt
         self._stopping.set()
 

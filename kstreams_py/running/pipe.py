@@ -42,6 +42,17 @@ def report_writer() -> Callable[[Sequence[Report]], None] | None:
     return None if fd is None else _Writer(int(fd)).write
 
 
+def report_drained() -> None:
+    """Reports to the supervisor that this worker has drained: what it ends with is the end that was asked for.
+
+    Waits while the pipe is full: without this line, status 0 means that a function has ended the process.
+    """
+    fd = int(os.environ[REPORT_FD])
+    os.set_blocking(fd, True)
+    with suppress(BrokenPipeError):  # the supervisor has ended
+        os.write(fd, b"\n" + _line({"drained": True}))
+
+
 def report_error(error: KStreamsError) -> bool:
     """Reports to the supervisor the error that ends this worker.
 
@@ -146,6 +157,8 @@ class PipeReader:
     def __init__(self) -> None:
         self._rest = b""
         self._heads: dict[str, Report] = {}
+        self.has_drained = False
+        """Whether the worker has said that it has drained."""
         self._items: dict[str, tuple[int, dict[Item, Any]]] = {}
         """The newest items of each processor, and their generation."""
 
@@ -160,7 +173,9 @@ class PipeReader:
         for line in lines:
             with suppress(ValueError):  # it was cut: the pipe was full
                 fields = json.loads(line)
-                if "error" in fields:
+                if "drained" in fields:
+                    self.has_drained = True
+                elif "error" in fields:
                     found[""] = str(fields["error"])
                 else:
                     self._read(fields)

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Final
 
-from kstreams_py.errors import DrainTimeout, Fatal, KStreamsError, Replaced, Retriable, Unavailable
+from kstreams_py.errors import DrainTimeout, Fatal, FunctionExited, KStreamsError, Replaced, Retriable, Unavailable
 from kstreams_py.graph.declarations import DEFAULT_PARTITIONS
 from kstreams_py.graph.topology import Graph
 from kstreams_py.log_fields import answers, away
@@ -180,8 +180,13 @@ class Slot:
             logs.set_context(graph=self._graph.name, processor=worker.processor.id, slot=self._slot)
             worker.run()
             returned = True
-        except BaseException as error:
+        except BaseException as raised:
             returned = True
+            error = raised
+            if isinstance(raised, SystemExit | KeyboardInterrupt):  # a signal raises nothing in this thread
+                named = f"{worker.processor.id}: its loop was ended by {raised!r}"
+                error = FunctionExited("; ".join(getattr(raised, "__notes__", [])) or named)
+                error.__cause__ = raised
             if self._failures:  # `run` raises the first, so only further ones are logged as errors
                 logger.error("%s: %s: %s", worker.processor.id, type(error).__name__, error)
             else:

@@ -131,7 +131,7 @@ class SupervisedSlot:
         ran_well = now - self._started_at >= HEALTHY_SECONDS or (status < 0 and self._committed)
         if ran_well and not self._stuck:
             self.restarts = 0
-        if status == 0:
+        if status == 0 and self._pipe.has_drained:
             return Next.STOP
         if status == Replaced.exit_status:
             self.taken = self.why(status)
@@ -169,9 +169,16 @@ class SupervisedSlot:
             began_at=self._started_at,
         )
 
+    def has_drained(self, status: int) -> bool:
+        """Whether a process that was asked to stop has ended as it should; otherwise steps are run again."""
+        # SIGTERM: it had not installed its handler yet. Replaced: another worker has the slot, and its work
+        return status in (-signal.SIGTERM, Replaced.exit_status) or (status == 0 and self._pipe.has_drained)
+
     def why(self, status: int) -> str:
         """Why the process ended, as text: why it was killed, the error that it reported, or its status."""
         named = signal.Signals(-status).name if status < 0 else f"status {status}"
+        if status == 0 and not self._pipe.has_drained:
+            named = "status 0 before it had drained: does a function call os._exit()?"
         return f"{named} ({self._stuck})" if self._stuck else self.error or named
 
     def reports(self) -> list[Report]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import selectors
-import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -302,8 +301,8 @@ class Supervisor:
             self._read_rest(child)
             if child.slot.error:
                 logger.warning("slot %d ended by %s", child.slot.number, child.slot.error)
-        # -SIGTERM: the process had not installed its handler yet. Replaced: another worker has the slot, and its work
-        drained = (0, -signal.SIGTERM, Replaced.exit_status)
         return {
-            child.slot.number: process.returncode for child, process in running if process.returncode not in drained
+            child.slot.number: process.returncode
+            for child, process in running
+            if not child.slot.has_drained(process.returncode)
         }

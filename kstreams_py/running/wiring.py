@@ -23,7 +23,7 @@ from kstreams_py.processing.topics import check_topics, describe_idle_slots
 from kstreams_py.processing.topics import create_topics as create_graph_topics
 from kstreams_py.processing.tracing import Tracing
 from kstreams_py.running import logs
-from kstreams_py.running.pipe import report_writer
+from kstreams_py.running.pipe import report_drained, report_writer
 from kstreams_py.running.progress import Progress
 from kstreams_py.running.reports import Report
 from kstreams_py.running.slot import Slot
@@ -78,7 +78,7 @@ class SlotRun:
         background: bool = False,
     ) -> None:
         tracing = None if open_tracing(settings) is None else self._open_tracing
-        registry = open_registry(settings.schema_registry_url, settings.schema_directory)
+        registry = open_registry(settings.schema_registry_url, settings.schema_directory, settings.schema_registry)
         self._cluster = KafkaCluster(settings)
         self._slot = Slot(graph, number, Environment(self._cluster, registry, settings, tracing=tracing))
         self._number = number
@@ -162,6 +162,7 @@ class SlotRun:
                 self._slot.stop()
 
         self._slot.run(report, create=self._create, partitions=self._partitions)
+        report_drained()
 
 
 class SupervisedRun:
@@ -314,13 +315,16 @@ def _signals_restored() -> Iterator[None]:
 
 
 def worker_command(target: str) -> Callable[[int], list[str]]:
-    """The command line of one slot's worker. Settings, with their secrets, travel in the environment, not in `ps`."""
-    return lambda slot: [sys.executable, "-m", "kstreams_py", "run", target, "--slot", str(slot)]
+    """The command line of one slot's worker. Settings, with their secrets, travel in the environment, not in `ps`.
+
+    Without -P, a file in the current directory would be imported in place of a module of Python or of a library.
+    """
+    return lambda slot: [sys.executable, "-P", "-m", "kstreams_py", "run", target, "--slot", str(slot)]
 
 
 def standby_command(target: str) -> list[str]:
     """The command line of a standby process, which becomes a worker when it reads its slot."""
-    return [sys.executable, "-m", "kstreams_py", "standby", target]
+    return [sys.executable, "-P", "-m", "kstreams_py", "standby", target]
 
 
 def awaited_slot() -> int | None:

@@ -5,6 +5,7 @@ In reading order:
 columns       rule     columns with their types, and which rows do not fit them
 sqlite_files  adapter  files of SQLite: durable commits, and what to do about an error
 sqlite        adapter  a table in SQLite
+postgresql_columns rule   columns of a table in PostgreSQL, and the statement that stores rows whole or not at all
 postgresql    adapter  a table in PostgreSQL
 redis_servers adapter  servers of Redis: connections, and what is refused
 redis         adapter  keys in Redis

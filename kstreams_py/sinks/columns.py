@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from decimal import Decimal
 from math import isinf, isnan
 from operator import attrgetter, itemgetter
 from typing import Any, Final, NamedTuple
@@ -86,12 +88,14 @@ class Taken(NamedTuple):
     - `nan`: whether it stores NaN.
     - `infinity`: whether it stores infinity.
     - `aware`: whether a time must have a time zone, or must have none; None for other types.
+    - `converted`: the texts that it makes numbers of; None for none.
     """
 
     types: frozenset[type] | None
     nan: bool = True
     infinity: bool = True
     aware: bool | None = None
+    converted: re.Pattern[str] | None = None
 
 
 def check_rows(rows: Sequence[Row], names: Sequence[str], accepted: Sequence[Taken]) -> None:
@@ -123,10 +127,20 @@ def _refused(column: list[Any], types: frozenset[type], taken: Taken) -> Iterato
     if int in kinds and types == FLOATS:
         large = (i for i, value in enumerate(column) if type(value) is int and not -(2**53) <= value <= 2**53)
         yield from ((i, "float, which does not hold an integer beyond 2**53") for i in large)
+    if Decimal in kinds:
+        yield from ((i, "no sNaN") for i, value in enumerate(column) if type(value) is Decimal and value.is_snan())
+    if str in kinds and (converted := taken.converted) is not None:
+        texts = ((i, value) for i, value in enumerate(column) if type(value) is str)
+        yield from (
+            (i, "no text that reads as a number, of which it would make one")
+            for i, value in texts
+            if converted.fullmatch(value)
+        )
     if taken.aware is not None:
-        times = ((i, value) for i, value in enumerate(column) if type(value) in types)
+        offsets = [(i, value.utcoffset()) for i, value in enumerate(column) if type(value) in types]
         reason = f"times {'with' if taken.aware else 'without'} a time zone"
-        yield from ((i, reason) for i, value in times if (value.utcoffset() is not None) != taken.aware)
+        yield from ((i, reason) for i, offset in offsets if (offset is not None) != taken.aware)
+        yield from ((i, "time zones of whole seconds") for i, offset in offsets if offset and offset.microseconds)
 
 
 def _listed(types: Iterable[type]) -> str:

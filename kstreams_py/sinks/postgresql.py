@@ -5,18 +5,20 @@ from __future__ import annotations
 import contextlib
 import datetime
 import os
+import re
 import socket
 import threading
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final, NoReturn
-from urllib.parse import urlsplit
+from uuid import UUID
 
-from kstreams_py.errors import MissingSoftware, RowRefused, SettingsError, SinkUnavailable, StaleWriter
+from kstreams_py.errors import KStreamsError, MissingSoftware, RowRefused, SettingsError, SinkUnavailable, StaleWriter
 from kstreams_py.graph.pipelines import Mode
 from kstreams_py.graph.sink import Evidence, Row
 from kstreams_py.records import Positions, TopicPartition
+from kstreams_py.secrets import split_user
 from kstreams_py.sinks.columns import (
     FLOATS,
     HASH_COLUMN,
@@ -30,6 +32,15 @@ from kstreams_py.sinks.columns import (
     name_type,
     read_evidence,
     split_columns,
+)
+from kstreams_py.sinks.postgresql_columns import (
+    DESCRIBE,
+    Column,
+    check_names,
+    check_values,
+    describe,
+    make_insert,
+    quote,
 )
 
 if TYPE_CHECKING:
@@ -64,25 +75,42 @@ _TYPES: Final[dict[type, str]] = {
     datetime.datetime: "timestamp with time zone",
     datetime.date: "date",
 }
+"""Of the columns of a table that is created."""
 
-_TAKEN: Final = {
-    "text": Taken(frozenset({str})),
-    "character varying": Taken(frozenset({str})),
-    "smallint": Taken(frozenset({int})),
-    "integer": Taken(frozenset({int})),
-    "bigint": Taken(frozenset({int})),
-    "numeric": Taken(frozenset({Decimal, int})),
-    "double precision": Taken(FLOATS),
-    "boolean": Taken(frozenset({bool})),
-    "bytea": Taken(frozenset({bytes})),
-    "timestamp with time zone": Taken(frozenset({datetime.datetime}), aware=True),
-    "timestamp without time zone": Taken(frozenset({datetime.datetime}), aware=False),
-    "date": Taken(frozenset({datetime.date})),
+_TEXT: Final = Taken(frozenset({str}))
+_INTEGERS: Final = Taken(frozenset({int}))
+_DECIMALS: Final = Taken(frozenset({Decimal, int}))
+
+_TAKEN: Final[dict[str, tuple[Taken, str]]] = {
+    "text": (_TEXT, "text"),
+    "character varying": (_TEXT, "text"),
+    "bpchar": (_TEXT, "text"),
+    "name": (_TEXT, "text"),
+    '"char"': (_TEXT, "text"),
+    '"bit"': (_TEXT, "text"),
+    "bit varying": (_TEXT, "text"),
+    "smallint": (_INTEGERS, "bigint"),
+    "integer": (_INTEGERS, "bigint"),
+    "bigint": (_INTEGERS, "bigint"),
+    "oid": (_INTEGERS, "bigint"),
+    "numeric": (_DECIMALS, "numeric"),
+    "money": (_DECIMALS, "numeric"),
+    "real": (Taken(FLOATS), "double precision"),
+    "double precision": (Taken(FLOATS), "double precision"),
+    "boolean": (Taken(frozenset({bool})), "boolean"),
+    "bytea": (Taken(frozenset({bytes})), "bytea"),
+    "uuid": (Taken(frozenset({UUID, str})), "uuid"),
+    "date": (Taken(frozenset({datetime.date})), "date"),
+    "timestamp with time zone": (Taken(frozenset({datetime.datetime}), aware=True), "timestamp with time zone"),
+    "timestamp without time zone": (Taken(frozenset({datetime.datetime}), aware=False), "timestamp without time zone"),
+    "time with time zone": (Taken(frozenset({datetime.time}), aware=True), "time with time zone"),
+    "time without time zone": (Taken(frozenset({datetime.time}), aware=False), "time without time zone"),
+    "interval": (Taken(frozenset({datetime.timedelta})), "interval"),
 }
-"""By the type of a column. Of others, PostgreSQL decides."""
+"""What a column of a type takes, and the type that holds each of these values whole. Of others, PostgreSQL decides."""
 
-_OF_ROWS: Final = ("22", "23", "P0", "42804", "54000")
-"""Beginnings of the SQLSTATEs that a row causes: data, a constraint, a trigger, a type, the size of an index entry."""
+_OF_SERVER: Final = ("08", "25", "28", "40", "53", "55P03", "57", "58", "F0", "XX001", "XX002")
+"""Beginnings of the SQLSTATEs that no row causes: the server cannot now, or is broken."""
 
 _MAY_RETURN: Final = ("08", "40", "53200", "53300", "55P03", "57P", "57014", "25")
 """Of what passes: connections, serialization, memory, locks, a server that stops or is a standby for now."""
@@ -96,8 +124,8 @@ class PostgreSQL:
     """A table in PostgreSQL. Needs psycopg: `pip install 'kstreams_py[postgresql]'`.
 
     A table that is missing is created when the columns have types: str, int, float, bool, bytes, Decimal, date, and
-    datetime with a time zone. Of a table that exists, columns that fill themselves may be left out. `write` returns
-    after a synchronous commit.
+    datetime with a time zone. Of a table that exists, columns that fill themselves may be left out. A value that a
+    column would round or cut is refused. `write` returns after a synchronous commit.
 
     - `url`: `postgresql://user:password@host:port/database`, with any parameter of libpq. Not that of a pooler in
       transaction mode.
@@ -119,12 +147,13 @@ class PostgreSQL:
     def __init__(
         self, url: str, *, table: str, columns: Columns | None = None, evidence: Evidence | str = Evidence.HASH
     ) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("postgresql", "postgres"):
-            raise SettingsError("a PostgreSQL sink needs a URL: postgresql://user:password@host:port/database")
-        name = f"postgresql://{parts.netloc.rpartition('@')[2]}{parts.path}"
+        form = "postgresql://user:password@host:port/database"
+        _, bare = split_user(url, "PostgreSQL", form, ("postgresql", "postgres"))
+        name = re.sub(r"[?#].*", "", bare.replace("postgres:", "postgresql:", 1), flags=re.DOTALL)
         names, types = ((), ()) if columns is None else split_columns(columns, _TYPES)
         kept = read_evidence(evidence, tuple(Evidence))
+        check_names("the name of a table or schema", table.split(".", 1))
+        check_names("the name of a column", names)
         vars(self).update(url=url, name=name, table=table, columns=names, types=types, evidence=kept)
 
     @property
@@ -158,7 +187,7 @@ class PostgreSQLConnection:
         self._names = (HASH_COLUMN, *sink.columns) if sink.evidence is Evidence.HASH else sink.columns
         schema, dot, self._table_name = sink.table.rpartition(".")
         self._table, self._offsets = _quoted(sink.table), _quoted(f"{schema}{dot}kstreams_offsets")
-        self._accepted: list[Taken] = []
+        self._columns: list[Column] = []
         self._insert = ""
         self._connection: psycopg.Connection[Any] | None = None
         with self._usable():
@@ -177,15 +206,20 @@ class PostgreSQLConnection:
         With `HASH` it is one statement, so that no writer that was frozen can hold rows.
         """
         with self._usable() as connection:
-            check_rows(rows, self._sink.columns, self._accepted)
+            check_rows(rows, self._sink.columns, [column.taken for column in self._stored])
+            for number, column in enumerate(self._stored):
+                if column.taken.types is None:
+                    check_values(column, [row.values[number] for row in rows])
             try:
                 if self._sink.evidence is Evidence.HASH:
                     return self._execute(connection, rows)
                 with connection.transaction():
                     self._advance(connection, positions, expected)
                     return self._execute(connection, rows)
-            except (self._psycopg.Error, UnicodeEncodeError) as error:
-                if not _is_of_rows(error):
+            except (KStreamsError, MemoryError):
+                raise
+            except Exception as error:
+                if self._is_of_server(error):
                     raise
                 self._refuse(connection, rows, error)
 
@@ -210,8 +244,18 @@ class PostgreSQLConnection:
 
     def _unavailable(self, error: psycopg.Error) -> SinkUnavailable:
         text, state = _first_line(error), error.sqlstate
-        lasts = any(part in text for part in _LASTING) if state is None else not state.startswith(_MAY_RETURN)
-        return SinkUnavailable(f"{self._sink}: {text}", may_return=not lasts)
+        if state is not None:
+            may_return = state.startswith(_MAY_RETURN)
+        else:
+            may_return = self._is_of_server(error) and not any(part in text for part in _LASTING)
+        return SinkUnavailable(f"{self._sink}: {text}", may_return=may_return)
+
+    def _is_of_server(self, error: Exception) -> bool:
+        """Whether no row causes the error: the server cannot now, or is broken, or the connection is."""
+        state: str | None = getattr(error, "sqlstate", None)
+        if state is not None:
+            return state.startswith(_OF_SERVER)
+        return isinstance(error, (self._psycopg.OperationalError, self._psycopg.InterfaceError))
 
     def _open(self) -> psycopg.Connection[Any]:
         try:
@@ -240,23 +284,20 @@ class PostgreSQLConnection:
                 # CREATE TABLE IF NOT EXISTS fails where two run at once
                 connection.execute("SELECT pg_advisory_xact_lock(hashtext('kstreams_py.sinks'))")
                 self._create(connection, {table for table in needed if not _find(connection, table)})
-        described = connection.execute(
-            "SELECT attname, format_type(atttypid, NULL), atthasdef OR attidentity <> '' FROM pg_attribute"
-            " WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped ORDER BY attnum",
-            (_find(connection, self._table),),
-        ).fetchall()
-        found = {name: kind for name, kind, _ in described}
-        unfilled = [name for name, _, is_filled in described if not is_filled]
+        described = connection.execute(DESCRIBE, (_find(connection, self._table),)).fetchall()
+        found = {name: kind for name, *kind, _ in described}
+        unfilled = [name for name, *_, is_filled in described if not is_filled]
         check_table(str(self._sink), self._names, found, unfilled)
-        self._accepted = [
-            self._accept(name, found[name], kind)
-            for name, kind in zip(self._sink.columns, self._sink.types, strict=True)
-        ]
-        names = ", ".join(map(_quote, self._names))
-        values = ", ".join(f"%b::{found[name]}[]" for name in self._names)
-        self._insert = f"INSERT INTO {self._table} ({names}) SELECT * FROM unnest({values})"
-        if self._sink.evidence is Evidence.HASH:
-            self._insert += f" ON CONFLICT ({HASH_COLUMN}) DO NOTHING"
+        try:
+            columns = [
+                describe(name, base, kind, _TAKEN, is_limited=is_limited)
+                for name, (base, kind, is_limited) in ((name, found[name]) for name in self._names)
+            ]
+        except SettingsError as error:
+            raise SettingsError(f"{self._sink}: {error}") from None
+        self._check_types(columns)
+        self._columns = columns
+        self._insert = make_insert(self._table, columns, by_hash=self._sink.evidence is Evidence.HASH)
         try:
             connection.execute(f"EXPLAIN {self._insert}", [[] for _ in self._names])
         except self._psycopg.errors.InsufficientPrivilege:
@@ -266,19 +307,29 @@ class PostgreSQLConnection:
                 f"{self._sink} cannot store the sink's rows: {_first_line(error)}: name another table"
             ) from error
 
-    def _accept(self, name: str, found: str, kind: type | None) -> Taken:
-        """What a column takes. Raises SettingsError if its declared type is not that of the table."""
-        if found.endswith("[]"):
-            raise SettingsError(
-                f"{self._sink}: column {name!r} is {found}: a sink stores no arrays: choose another column"
-            )
-        taken = _TAKEN.get(found, Taken(None))
-        if kind is not None and (taken.types is None or kind not in taken.types):
-            raise SettingsError(
-                f"{self._sink}: column {name!r} is {found}, and the sink declares {name_type(kind)}: "
-                "declare a type that fits, or name another table"
-            )
-        return taken
+    @property
+    def _stored(self) -> Sequence[Column]:
+        """The columns of a row's values."""
+        return self._columns[-len(self._sink.columns) :]
+
+    def _check_types(self, columns: Sequence[Column]) -> None:
+        """Raises SettingsError if a declared type is not that of the table, or hashes do not fit."""
+        kinds = dict(zip(self._sink.columns, self._sink.types, strict=True))
+        for column in columns:
+            if column.name == HASH_COLUMN:
+                if column.base not in ("bytea", "text", "character varying") or not column.is_exact:
+                    raise SettingsError(
+                        f"{self._sink}: column {HASH_COLUMN!r} is {column.type}, which does not hold hashes: make it "
+                        "bytea, or name another table"
+                    )
+                continue
+            kind, types = kinds[column.name], column.taken.types
+            # a column of real takes few of the floats that a sink may have
+            if kind is not None and (types is None or kind not in types or column.base == "real"):
+                raise SettingsError(
+                    f"{self._sink}: column {column.name!r} is {column.type}, and the sink declares {name_type(kind)}: "
+                    "declare a type that fits, or name another table"
+                )
 
     def _create(self, connection: psycopg.Connection[Any], missing: set[str]) -> None:
         if self._offsets in missing:
@@ -296,7 +347,7 @@ class PostgreSQLConnection:
                 f"columns={{{untyped[0]!r}: str, ...}}"
             )
         columns = [
-            f"{_quote(name)} {_TYPES[kind]}"
+            f"{quote(name)} {_TYPES[kind]}"
             for name, kind in zip(self._sink.columns, self._sink.types, strict=True)
             if kind is not None
         ]
@@ -310,12 +361,23 @@ class PostgreSQLConnection:
     def _execute(self, connection: psycopg.Connection[Any], rows: Sequence[Row]) -> int:
         if not rows:
             return 0
-        columns: list[list[Any]] = [list(column) for column in zip(*(row.values for row in rows), strict=True)]
-        for column, taken in zip(columns, self._accepted, strict=True):
-            _convert_integers(column, taken)
+        values: list[list[Any]] = [list(column) for column in zip(*(row.values for row in rows), strict=True)]
+        for value, column in zip(values, self._stored, strict=True):
+            _convert(value, column)
         if self._sink.evidence is Evidence.HASH:
-            columns.insert(0, [row.delivery_hash for row in rows])
-        return connection.execute(self._insert, columns).rowcount
+            values.insert(0, [row.delivery_hash for row in rows])
+        cursor = connection.execute(self._insert, values)
+        if cursor.description is None:  # each column is exact
+            return cursor.rowcount
+        [(stored, place, number)] = cursor.fetchall()
+        if place is not None:
+            column = self._columns[number - 1]
+            raise RowRefused(
+                f"{self._sink}: column {column.name!r} is {column.type}, which does not hold the whole value: return "
+                "one that it holds (rounded, or shortened, by the function), or give the column a type that does",
+                place - 1,
+            )
+        return int(stored)
 
     def _read(
         self, connection: psycopg.Connection[Any], partitions: Collection[TopicPartition], lock: str = ""
@@ -355,7 +417,12 @@ class PostgreSQLConnection:
                 raise StaleWriter(f"{name}: another writer has stored the first offsets of {changed[0]}")
 
     def _refuse(self, connection: psycopg.Connection[Any], rows: Sequence[Row], error: Exception) -> NoReturn:
-        """Finds the row that PostgreSQL refused, and raises RowRefused; nothing is stored."""
+        """Finds the row that PostgreSQL refused, and raises RowRefused; nothing is stored.
+
+        Where it refuses no rows at all as well, the mistake is in the set-up: raises its error.
+        """
+        with connection.transaction(force_rollback=True):
+            connection.execute(self._insert, [[] for _ in self._names])
         reasons: dict[int, Exception] = {len(rows): error}
 
         def accepts(first: Sequence[Row]) -> bool:
@@ -363,8 +430,10 @@ class PostgreSQLConnection:
                 with connection.transaction(force_rollback=True):
                     self._execute(connection, first)
                     connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
-            except (self._psycopg.Error, UnicodeEncodeError) as refusal:
-                if not _is_of_rows(refusal):
+            except (KStreamsError, MemoryError):  # the first row that would be changed, before any that is refused
+                raise
+            except Exception as refusal:
+                if self._is_of_server(refusal):
                     raise
                 reasons[len(first)] = refusal
                 return False
@@ -374,7 +443,8 @@ class PostgreSQLConnection:
         if index is None:  # what a constraint looks at has changed in the meantime
             raise SinkUnavailable(f"{self._sink}: {_first_line(error)}", may_return=True) from error
         reason = reasons.get(index + 1, error)
-        raise RowRefused(f"{self._sink} does not take the row: {_first_line(reason)}", index) from error
+        remedy = "" if getattr(reason, "sqlstate", None) else ": return values that psycopg takes, such as their texts"
+        raise RowRefused(f"{self._sink} does not take the row: {_first_line(reason)}{remedy}", index) from error
 
 
 @contextlib.contextmanager
@@ -397,20 +467,14 @@ def _find(connection: psycopg.Connection[Any], table: str) -> int | None:
     return oid  # type: ignore[no-any-return]
 
 
-def _convert_integers(column: list[Any], taken: Taken) -> None:
-    """Makes floats or decimals of the integers in a column that takes both: psycopg sends lists of one type."""
-    types = taken.types or frozenset()
-    kind: type = float if types == FLOATS else Decimal
-    if kind in types and int in set(map(type, column)):
-        column[:] = [kind(value) if type(value) is int else value for value in column]
-
-
-def _is_of_rows(error: Exception) -> bool:
-    """Whether a row causes the error, so that the same rows fail again."""
-    state: str | None = getattr(error, "sqlstate", None)
-    if state is None:  # psycopg itself refuses a value
-        return type(error).__name__ == "DataError" or isinstance(error, UnicodeEncodeError)
-    return state.startswith(_OF_ROWS)
+def _convert(values: list[Any], column: Column) -> None:
+    """Makes values of one type of those in a column that takes several: psycopg sends lists of one type."""
+    types = column.taken.types or frozenset()
+    if len(types) < 2:
+        return
+    kind: type = float if types == FLOATS else Decimal if Decimal in types else str
+    if len(set(map(type, values)) - {type(None), kind}) > 0:
+        values[:] = [value if value is None or type(value) is kind else kind(value) for value in values]
 
 
 def _first_line(error: Exception) -> str:
@@ -418,10 +482,5 @@ def _first_line(error: Exception) -> str:
     return str(error).strip().partition("\n")[0]
 
 
-def _quote(name: str) -> str:
-    # psycopg formats statements, those without parameters if it is given ()
-    return '"' + name.replace('"', '""').replace("%", "%%") + '"'
-
-
 def _quoted(name: str) -> str:
-    return ".".join(map(_quote, name.split(".", 1)))
+    return ".".join(map(quote, name.split(".", 1)))

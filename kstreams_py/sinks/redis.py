@@ -8,7 +8,6 @@ import logging
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import urlsplit
 
 from kstreams_py.errors import MissingSoftware, RowRefused, SettingsError, SinkUnavailable
 from kstreams_py.graph.sink import Evidence, Row
@@ -22,6 +21,9 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _TYPES: Final = (str, int, float, bool)
+
+_BULK_BYTES: Final = 512 * 1024 * 1024
+"""Redis's own `proto-max-bulk-len`: it closes the connection of a client that sends a larger value."""
 
 _STORE: Final = """
 local new = 0
@@ -55,8 +57,6 @@ class Redis:
     types: Types
 
     def __init__(self, url: str, *, key: str, columns: Columns) -> None:
-        if urlsplit(url).scheme not in ("redis", "rediss", "unix"):
-            raise SettingsError("a Redis sink needs a URL: redis://user:password@host:port/0")
         names, types = split_columns(columns, _TYPES)
         vars(self).update(url=url, name=name_server(url), key=key, columns=names, types=types)
 
@@ -91,6 +91,7 @@ class RedisConnection:
             Taken(FLOATS if kind is float else frozenset({kind} if kind else _TYPES), nan=False, infinity=False)
             for kind in sink.types
         ]
+        self._row_bytes = _BULK_BYTES
         self._client: redis.Redis | None = None
         with self._usable():
             pass
@@ -103,6 +104,13 @@ class RedisConnection:
         """Stores rows in one transaction; returns how many are new."""
         check_rows(rows, self._sink.columns, self._accepted)
         encoded = encode_rows(rows, self._sink.columns)
+        if max(map(len, encoded), default=0) > self._row_bytes:
+            index = next(index for index, row in enumerate(encoded) if len(row) > self._row_bytes)
+            raise RowRefused(
+                f"{self._sink}: the row has {len(encoded[index]):,} bytes, and the server takes {self._row_bytes:,}: "
+                "return a smaller one, or raise its proto-max-bulk-len",
+                index,
+            )
         with self._usable() as client:
             keys = [f"{self._sink.key}:{row.delivery_hash.hex()}" for row in rows]
             return int(client.register_script(_STORE)(keys=keys, args=encoded))
@@ -151,19 +159,40 @@ class RedisConnection:
                 self._sink.name,
                 policy,
             )
+        with contextlib.suppress(self._redis.ResponseError):  # the right to read settings may be missing
+            limits: Any = client.config_get("proto-max-bulk-len")  # of texts, or of bytes
+            self._row_bytes = int(limits.get("proto-max-bulk-len", _BULK_BYTES))
+        columns = self._columns(client)
+        check_table(str(self._sink), self._sink.columns, columns, columns)
+
+    def _columns(self, client: redis.Redis) -> list[str]:
+        """The columns of the rows that are there; those of this sink if it is the first. Raises SettingsError."""
         key = f"{self._sink.key}:columns"
         client.set(key, json.dumps(self._sink.columns), nx=True)
-        stored = client.get(key)
-        columns = json.loads(stored) if isinstance(stored, bytes) else self._sink.columns
-        check_table(str(self._sink), self._sink.columns, columns, columns)
+        try:
+            columns = json.loads(client.get(key))  # type: ignore[arg-type]
+        except (ValueError, TypeError):  # no JSON, or deleted meanwhile
+            columns = None
+        except self._redis.ResponseError as error:
+            if not str(error).startswith("WRONGTYPE"):
+                raise
+            columns = None
+        if not isinstance(columns, list) or not all(isinstance(name, str) for name in columns):
+            raise SettingsError(
+                f"{self._sink}: key {key!r} has contents of others, where the columns of a sink are stored: delete it, "
+                "or give another key="
+            )
+        return columns
 
 
 def encode_rows(rows: Sequence[Row], columns: Sequence[str]) -> list[bytes]:
-    """The rows as JSON objects in UTF-8. Raises RowRefused for text that UTF-8 does not encode."""
+    """The rows as JSON objects in UTF-8. Raises RowRefused for what they do not hold, as half of a surrogate."""
     encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
     encoded: list[bytes] = []
     try:
         encoded.extend(encode(dict(zip(columns, row.values, strict=True))).encode() for row in rows)
     except UnicodeEncodeError as error:
         raise RowRefused(f"the row has text that is no Unicode: {error.reason}", len(encoded)) from error
+    except ValueError as error:  # an integer of more digits than Python writes
+        raise RowRefused(f"the row has a value that JSON does not hold: {error}", len(encoded)) from error
     return encoded

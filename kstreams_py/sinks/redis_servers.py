@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import urlsplit
 
 from kstreams_py.errors import SettingsError
+from kstreams_py.secrets import split_user
 
 if TYPE_CHECKING:
     import redis
+
+_PASSING: Final = ("BUSY", "CLUSTERDOWN", "LOADING", "MASTERDOWN", "NOREPLICAS", "READONLY", "TRYAGAIN")
+"""Beginnings of the answers of a server that cannot now: it starts, runs a script, or is a replica for now."""
 
 _SECONDS: Final = {"socket_connect_timeout": 5.0, "socket_timeout": 10.0}
 
 
 def name_server(url: str) -> str:
-    """The URL without user and password."""
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+    """The URL without user, password and query. Raises SettingsError, without them, for what is no URL of Redis."""
+    bare = split_user(url, "Redis", "redis://user:password@host:port/0", ("redis", "rediss", "unix"))[1]
+    return re.sub(r"[?#].*", "", bare, flags=re.DOTALL)
 
 
 def open_client(url: str) -> redis.Redis:
@@ -35,12 +39,17 @@ def open_client(url: str) -> redis.Redis:
 
 
 def lasts(error: redis.RedisError) -> bool:
-    """Whether another attempt fails as well, until somebody helps: a wrong password, a missing right, a full disk."""
+    """Whether another attempt fails as well, until somebody helps: a wrong password, a missing right, a full disk.
+
+    So does each answer that is not known to pass, such as that of a key with contents of another kind.
+    """
     import redis  # noqa: PLC0415 an extra
 
     kinds = redis.exceptions
-    lasting = (kinds.AuthenticationError, kinds.NoPermissionError, kinds.OutOfMemoryError)
-    return isinstance(error, lasting) or str(error).startswith("MISCONF")  # it cannot write to its disk
+    if isinstance(error, kinds.ResponseError):
+        return not isinstance(error, kinds.ReadOnlyError) and not str(error).startswith(_PASSING)
+    passing = isinstance(error, kinds.ConnectionError | kinds.TimeoutError)
+    return not passing or isinstance(error, kinds.AuthenticationError)
 
 
 def refuse_cluster(name: str, info: Mapping[str, Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sqlite3
 import threading
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -23,17 +24,19 @@ from kstreams_py.sinks.columns import (
     check_expected,
     check_rows,
     check_table,
+    format_columns,
     read_evidence,
     split_columns,
 )
-from kstreams_py.sinks.sqlite_files import MAY_RETURN, code_of, describe_error, open_file, transaction
-
-_ROW_ERRORS: Final = (sqlite3.IntegrityError, sqlite3.DataError, sqlite3.ProgrammingError)
+from kstreams_py.sinks.sqlite_files import MAY_RETURN, code_of, describe_error, is_of_file, open_file, transaction
 
 _TYPES: Final[dict[type, str]] = {str: "TEXT", int: "INTEGER", float: "REAL", bytes: "BLOB", bool: "INTEGER"}
 
 _OFFSETS: Final = "kstreams_offsets"
 """The table of the next offsets, by consumer and table."""
+
+_NUMBERS: Final = re.compile(r"[ \t-\r]*[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?[ \t-\r]*")
+"""The texts that SQLite takes for numbers."""
 
 
 @dataclass(frozen=True, init=False)
@@ -61,6 +64,11 @@ class SQLite:
         self, path: Path | str, *, table: str, columns: Columns, evidence: Evidence | str = Evidence.HASH
     ) -> None:
         names, types = split_columns(columns, _TYPES)
+        if len({name.lower() for name in (HASH_COLUMN, *names)}) <= len(names):
+            raise SettingsError(
+                f"two of the columns {format_columns((HASH_COLUMN, *names))} have one name for SQLite, which takes "
+                "capital and small letters for the same: rename one"
+            )
         kept = read_evidence(evidence, tuple(Evidence))
         vars(self).update(path=Path(path), table=table, columns=names, types=types, evidence=kept)
 
@@ -130,13 +138,11 @@ class SQLiteConnection:
         remaining = iter(rows)
         try:
             return connection.executemany(self._insert, remaining).rowcount
-        except (
-            sqlite3.IntegrityError,
-            sqlite3.DataError,
-            sqlite3.ProgrammingError,
-            OverflowError,
-            ValueError,
-        ) as error:
+        except (sqlite3.Error, OverflowError, ValueError) as error:
+            if isinstance(error, sqlite3.Error):
+                if is_of_file(error):
+                    raise
+                self._explain(connection)  # raises what is no row's, such as a table that was dropped
             index = len(rows) - len(list(remaining)) - 1  # rows are fetched one by one, each before it is stored
             raise RowRefused(f"{self.sink} does not take the row: {error}", index) from error
 
@@ -174,18 +180,23 @@ class SQLiteConnection:
         check_table(
             str(self.sink), self._names, [name for name, *_ in found], [name for name, _, empty in found if empty]
         )
-        # NaN would be stored as NULL
-        taken = {name: _taken(declared) for name, declared, _ in found}
+        is_strict = _is_strict(connection, self.sink.table)
+        taken = {name: _taken(declared, is_strict=is_strict) for name, declared, _ in found}
         self._accepted = [
-            Taken(taken[name] & (FLOATS if kind is float else {kind} if kind else {*_TYPES}), nan=False)
+            taken[name]._replace(types=types & (FLOATS if kind is float else {kind} if kind else {*_TYPES}))
             for name, kind in zip(self.sink.columns, self.sink.types, strict=True)
+            if (types := taken[name].types) is not None
         ]
         try:
-            connection.execute(f"EXPLAIN {self._insert}", [None] * len(self._names))
+            self._explain(connection)
         except sqlite3.OperationalError as error:
             if code_of(error) != sqlite3.SQLITE_ERROR:
                 raise
             raise SettingsError(f"{self.sink} cannot store the sink's rows: {error}: name another table") from error
+
+    def _explain(self, connection: sqlite3.Connection) -> None:
+        """Raises sqlite3.Error if the statement does not fit the table."""
+        connection.execute(f"EXPLAIN {self._insert}", [None] * len(self._names))
 
     def _create(self, connection: sqlite3.Connection, missing: set[str]) -> None:
         sink = self.sink
@@ -275,19 +286,28 @@ def _tables(connection: sqlite3.Connection) -> set[str]:
     return {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type IN ('table', 'view')")}
 
 
-def _taken(declared: str) -> frozenset[type]:
-    """The types whose values a column of a declared type returns as they were stored.
+def _is_strict(connection: sqlite3.Connection, table: str) -> bool:
+    """Whether it is a STRICT table, which SQLite 3.37 introduced."""
+    if sqlite3.sqlite_version_info < (3, 37):
+        return False
+    return connection.execute("SELECT 1 FROM pragma_table_list(?) WHERE strict", (table,)).fetchone() is not None
 
-    Others are converted by the column's affinity: https://sqlite.org/datatype3.html, 3.1.
+
+def _taken(declared: str, *, is_strict: bool) -> Taken:
+    """The values that a column of a declared type returns as they were stored.
+
+    Others are converted by the column's affinity: https://sqlite.org/datatype3.html, 3.1. NaN would be NULL.
     """
     kind = declared.upper()
     if "INT" in kind:
-        return frozenset({int, bool, float, bytes})
+        return Taken(frozenset({int, bool, float, bytes}), nan=False)
     if any(part in kind for part in ("CHAR", "CLOB", "TEXT")):
-        return frozenset({str, bytes})
+        return Taken(frozenset({str, bytes}))
+    if not kind or "BLOB" in kind or (is_strict and kind == "ANY"):
+        return Taken(frozenset(_TYPES), nan=False)
     if any(part in kind for part in ("REAL", "FLOA", "DOUB")):
-        return FLOATS
-    return frozenset(_TYPES)
+        return Taken(FLOATS, nan=False)
+    return Taken(frozenset(_TYPES), nan=False, converted=_NUMBERS)
 
 
 def _quoted(name: str) -> str:

@@ -26,6 +26,15 @@ _REMEDIES: Final = {
     sqlite3.SQLITE_NOTADB: "move away what is there, or name another file",
 }
 
+_OF_ROWS: Final = {
+    sqlite3.SQLITE_ERROR,  # raised by a function in a constraint or a trigger, such as "malformed JSON"
+    sqlite3.SQLITE_CONSTRAINT,
+    sqlite3.SQLITE_MISMATCH,
+    sqlite3.SQLITE_TOOBIG,
+    sqlite3.SQLITE_RANGE,
+    sqlite3.SQLITE_MISUSE,
+}
+
 MAY_RETURN: Final = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
 
 
@@ -77,6 +86,11 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
 def describe_error(path: Path, error: sqlite3.Error) -> str:
     """A message with the file and the remedy."""
     return f"{path}: {error}: {_REMEDIES.get(code_of(error), 'check its disk')}, then start again"
+
+
+def is_of_file(error: sqlite3.Error) -> bool:
+    """Whether the file cannot be used, or its disk: no row causes the error."""
+    return code_of(error) not in _OF_ROWS
 
 
 def code_of(error: sqlite3.Error) -> int:

@@ -48,7 +48,7 @@ def archive_classes() -> None:
         try:
             # its output ends with that of the JVM, which ends after the process
             done = subprocess.run(
-                [sys.executable, "-m", _PROGRAM],
+                [sys.executable, "-P", "-m", _PROGRAM],
                 cwd=directory, env=environment, capture_output=True, text=True, timeout=ARCHIVE_SECONDS, check=False,
             )  # fmt: skip
         except subprocess.TimeoutExpired:

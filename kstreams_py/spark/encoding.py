@@ -24,6 +24,13 @@ if TYPE_CHECKING:
 
 KEY, VALUE = "key", "value"
 
+_WHOLE: Final = {
+    "ignoreNullFields": "false",
+    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss[.SSSSSS][XXX]",
+    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss[.SSSSSS]",
+}
+"""Options of JSON: without them Spark leaves fields out that are null, and cuts microseconds."""
+
 _INTEGERS: Final = ("tinyint", "smallint", "int", "bigint")
 
 
@@ -63,7 +70,7 @@ class Encoder:
                 )
             return self._encode_column(rows, VALUE, VALUE)
         if record is None:
-            return sf.to_json(sf.struct(*map(column, names)), {"ignoreNullFields": "false"}).cast("binary")
+            return sf.to_json(sf.struct(*map(column, names)), _WHOLE).cast("binary")
         assert isinstance(serde, Avro)
         if missing := [name for name in record if name not in names]:
             raise SettingsError(f"{self._what}: its rows have no column {missing[0]!r}, which {serde!r} has: return it")
@@ -79,7 +86,7 @@ class Encoder:
             return self._to_avro(rows, serde, part, {name: kind})
         if isinstance(serde, Json) and kind != "string":
             is_nested = kind.startswith(("struct", "array", "map"))
-            content, kind = (sf.to_json(content) if is_nested else content.cast("string")), "string"
+            content, kind = (sf.to_json(content, _WHOLE) if is_nested else content.cast("string")), "string"
         wanted = "string" if isinstance(serde, String | Json) else "binary"
         if kind != wanted:
             raise SettingsError(

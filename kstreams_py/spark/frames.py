@@ -48,6 +48,9 @@ _CHANGED: Final = (
 )
 """How a stream's function differs from the one that has made its checkpoint, by Spark's error; and a remedy's begin."""
 
+UNTAKEN: Final = re.compile(r"UNSUPPORTED_DATA_TYPE|EMPTY_SCHEMA_NOT_SUPPORTED|COLUMN_CONTAINS_NULL_TYPE|empty group")
+"""In the errors of a target for columns of types that it does not have."""
+
 _GROUPED: Final = "ks_rows"
 
 OBSERVED_SECONDS: Final = 60.0
@@ -184,6 +187,10 @@ def reported(pipeline: Pipeline) -> Iterator[None]:
                 f"{pipeline}: its checkpoint {pipeline.checkpoint} is not of this function: {change} another "
                 "pipeline with a target of its own, or begin again: delete the checkpoint, and run `kstreams pipeline "
                 "reset`"
+            ) from error
+        if UNTAKEN.search(text):
+            raise SettingsError(
+                f"{pipeline}: {pipeline.target} does not take its columns: {find_cause(text)}: return other types"
             ) from error
         if _LOST.search(text):
             raise InputLost(

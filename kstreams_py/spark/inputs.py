@@ -51,7 +51,9 @@ class Inputs:
     def __init__(self, pipeline: Pipeline, settings: Settings) -> None:
         self._pipeline = pipeline
         self._settings = settings
-        self._registry = open_registry(settings.schema_registry_url, settings.schema_directory)
+        self._registry = open_registry(
+            settings.schema_registry_url, settings.schema_directory, settings.schema_registry
+        )
         self._malformed = DROP if pipeline.drops_malformed else FAIL
         self._decoded: dict[str, DataFrame] = {}
         self._schemas: set[int] = set()

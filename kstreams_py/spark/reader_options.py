@@ -25,11 +25,11 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping
 from datetime import datetime
-from pathlib import Path
-from typing import Final
 
 from kstreams_py.errors import SettingsError
-from kstreams_py.settings import Settings, mask
+from kstreams_py.kafka.credentials.java import of_java
+from kstreams_py.secrets import mask
+from kstreams_py.settings import Settings
 
 Bound = str | Mapping[int, int] | datetime
 """Where a view starts or ends.
@@ -41,36 +41,6 @@ Bound = str | Mapping[int, int] | datetime
 Timestamps are the producers'. If they are out of order, a record may be on the other side of the bound than its time;
 two views that meet at a time still share no record and omit none, if each partition has a record after that time.
 """
-
-_JAVA_NAMES: Final = {
-    **{
-        name: name
-        for name in (
-            "client.dns.lookup", "client.rack", "connections.max.idle.ms", "metadata.max.age.ms",
-            "reconnect.backoff.max.ms", "reconnect.backoff.ms", "retry.backoff.max.ms", "retry.backoff.ms",
-            "sasl.mechanism", "security.protocol", "socket.connection.setup.timeout.ms", "ssl.cipher.suites",
-            "ssl.endpoint.identification.algorithm", "ssl.key.password", "ssl.keystore.location",
-            "ssl.keystore.password",
-        )
-    },
-    "sasl.mechanisms": "sasl.mechanism",
-    "ssl.ca.location": "ssl.truststore.location",
-    "ssl.ca.pem": "ssl.truststore.certificates",
-    "ssl.certificate.location": "ssl.keystore.certificate.chain",
-    "ssl.certificate.pem": "ssl.keystore.certificate.chain",
-    "ssl.key.location": "ssl.keystore.key",
-    "ssl.key.pem": "ssl.keystore.key",
-}  # fmt: skip
-"""The settings for connections, from librdkafka's names to Java's. Other settings are not translated.
-
-`_client_options` translates sasl.username and sasl.password.
-"""
-
-_LOGIN_MODULES: Final = {
-    "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
-    "SCRAM-SHA-256": "org.apache.kafka.common.security.scram.ScramLoginModule",
-    "SCRAM-SHA-512": "org.apache.kafka.common.security.scram.ScramLoginModule",
-}
 
 
 class Options(dict[str, str]):
@@ -124,7 +94,7 @@ def options(
         "kafka.fetch.max.wait.ms": "50",
         "kafka.request.timeout.ms": str(limit),
         "kafka.default.api.timeout.ms": str(2 * limit),
-        **{f"kafka.{name}": value for name, value in _client_options(settings.kafka).items()},
+        **{f"kafka.{name}": value for name, value in of_java(settings.kafka).items()},
         **_bound("start", start or "earliest", topic_name),
     }
     if start == "latest" and not streaming:
@@ -162,42 +132,3 @@ def _bound(which: str, bound: Bound, topic_name: str) -> dict[str, str]:
     if bound in ("earliest", "latest"):
         return {f"{which}ingOffsets": bound}
     raise SettingsError(f"{which}={bound!r}: give 'earliest', 'latest', an offset for each partition, or a datetime")
-
-
-def _client_options(kafka: Mapping[str, str]) -> dict[str, str]:
-    """Translates librdkafka's settings for connections into those of Java's client. Raises SettingsError."""
-    found = {_JAVA_NAMES[name]: _value(name, value) for name, value in kafka.items() if name in _JAVA_NAMES}
-    if found.keys() & {"ssl.truststore.location", "ssl.truststore.certificates"}:
-        found["ssl.truststore.type"] = "PEM"
-    if "ssl.keystore.certificate.chain" in found:
-        found["ssl.keystore.type"] = "PEM"
-    elif "ssl.keystore.location" in found:
-        found["ssl.keystore.type"] = "PKCS12"
-    if found.get("security.protocol", "").startswith("SASL"):
-        mechanism = found.setdefault("sasl.mechanism", "GSSAPI")
-        if mechanism not in _LOGIN_MODULES:
-            raise SettingsError(
-                f"sasl.mechanism {mechanism} has other settings in Java than in librdkafka: read the topic without "
-                "view() and stream(), with the options of spark.options(...) and your own kafka.sasl.*"
-            )
-        user, password = (_quoted(kafka.get(f"sasl.{name}", "")) for name in ("username", "password"))
-        found["sasl.jaas.config"] = f"{_LOGIN_MODULES[mechanism]} required username={user} password={password};"
-    return found
-
-
-def _value(name: str, value: str) -> str:
-    if name == "security.protocol":
-        return value.upper()
-    if name == "ssl.endpoint.identification.algorithm":
-        return "" if value == "none" else value
-    if name in ("ssl.certificate.location", "ssl.key.location"):
-        try:
-            return Path(value).read_text(encoding="ascii")
-        except (OSError, ValueError) as error:
-            raise SettingsError(f"{name}: {value} is not a PEM file that can be read: {error}") from None
-    return value
-
-
-def _quoted(text: str) -> str:
-    """Returns a text as a JAAS string."""
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'

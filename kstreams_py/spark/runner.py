@@ -88,7 +88,7 @@ def run_once(
         with reported(pipeline):  # the function may run jobs of its own
             rows = call(pipeline, frames)
         columns = columns_of(rows)
-        check_columns(pipeline, columns, previous)
+        check_columns(pipeline, rows.dtypes, previous)
         number = previous.last.number + 1 if previous is not None else 1
 
         known = None if old is None else old.made

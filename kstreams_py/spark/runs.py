@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 from kstreams_py.errors import SettingsError
@@ -11,6 +11,9 @@ from kstreams_py.graph.pipelines import Pipeline
 
 KEPT_RUNS: Final = 50
 """Runs that a target remembers."""
+
+_UNTYPED: Final = re.compile(r"(?:^|[<:,])void(?:[>,]|$)")
+"""Spark's type of a literal NULL, also as a part of another type."""
 
 
 class Run(NamedTuple):
@@ -124,16 +127,32 @@ def check_owner(pipeline: Pipeline, published: Published | None) -> None:
         )
 
 
-def check_columns(pipeline: Pipeline, columns: Mapping[str, str], published: Published | None) -> None:
-    """Raises SettingsError for rows without the key, and for other columns than the table's if its rows stay."""
+def check_columns(pipeline: Pipeline, typed: Sequence[tuple[str, str]], published: Published | None) -> None:
+    """Raises SettingsError for rows without the key, with columns that a target would lose, or with other ones.
+
+    - `typed`: the name of each column, and of its type of Spark.
+    - `published`: the rows before, whose columns count if they stay.
+    """
+    columns = dict(typed)
     if missing := [name for name in pipeline.key if name not in columns]:
         raise SettingsError(
             f"{pipeline}: its rows have no column {missing[0]!r} of the key, but {', '.join(columns)}: correct key=, "
             "or return the column"
         )
-    if len({name.lower() for name in columns}) < len(columns):
-        raise SettingsError(f"{pipeline}: two of its columns have one name: {', '.join(columns)}: rename one of them")
-    if pipeline.mode.is_incremental and published is not None and dict(published.columns) != dict(columns):
+    if len({name.lower() for name in columns}) < len(typed):
+        names = ", ".join(name for name, _ in typed)
+        raise SettingsError(f"{pipeline}: two of its columns have one name: {names}: rename one of them")
+    if untyped := [name for name, kind in typed if _UNTYPED.search(kind)]:
+        raise SettingsError(
+            f"{pipeline}: column {untyped[0]!r} is {columns[untyped[0]]}: nulls without a type, which Delta Lake "
+            "drops: cast them to one, as by lit(None).cast('string'), or leave the column out"
+        )
+    if collated := [name for name, kind in typed if " collate " in kind]:
+        raise SettingsError(
+            f"{pipeline}: column {collated[0]!r} is {columns[collated[0]]}, and Spark finds no rows in files with such "
+            "columns: cast it to string"
+        )
+    if pipeline.mode.is_incremental and published is not None and dict(published.columns) != columns:
         raise SettingsError(
             f"{pipeline}: its rows have the columns {_shown(columns)}, and {pipeline.target} has "
             f"{_shown(published.columns)}: return those, or begin again with `kstreams pipeline reset`"

@@ -77,7 +77,7 @@ class Streaming:
         with closing(open_target(pipeline, self._settings, lambda: self._session)) as target:
             published = target.read()
         check_owner(pipeline, published)
-        check_columns(pipeline, columns_of(rows), published)
+        check_columns(pipeline, rows.dtypes, published)
         if published is None:
             self._inputs.warn_of_compaction()
         self._known.clear()

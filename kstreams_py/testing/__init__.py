@@ -3,6 +3,7 @@
 In reading order:
 
 request_faults  rule     faults of requests: lost, late, without an answer; outages
+memory_records  rule     the records of a cluster in memory, as they are stored and as they are read
 memory_markers  rule     markers of transactions in memory, which can be held back
 memory_broker   rule     a broker in memory: partitions, transactions, groups
 memory_clients  acts     its producers and consumers, and the network between them

@@ -12,7 +12,7 @@ from kstreams_py.formats.serdes import Serde, bind
 from kstreams_py.graph.declarations import Processor, Topic
 from kstreams_py.graph.sink import Sink, SinkConnection
 from kstreams_py.graph.topology import Graph
-from kstreams_py.records import HASH_HEADER, PLACE_HEADER, Headers, Message, Positions
+from kstreams_py.records import HASH_HEADER, PLACE_HEADER, Headers, Message, Positions, readable_headers
 from kstreams_py.state.reading import read_state
 from kstreams_py.testing.events import Isolation
 from kstreams_py.testing.memory_cluster import MemoryCluster
@@ -61,13 +61,13 @@ class Contents:
         *,
         key: Any = None,
         headers: Headers | None = None,
-        timestamp: int = 0,
+        timestamp: int | None = None,
         partition: int = -1,
     ) -> None:
         """Writes a record, committed at once.
 
         - `value`: None for a tombstone.
-        - `timestamp`: milliseconds since 1970; 0 for the clock's time.
+        - `timestamp`: milliseconds since 1970; None for the clock's time.
         - `partition`: -1 to choose one by the key.
 
         Raises as the topic's serdes do; `cluster.append` writes bytes that they would refuse.
@@ -145,7 +145,7 @@ class Contents:
         return self._serdes[name, role]
 
     def _record(self, m: Message) -> Record:
-        topic, headers = m.topic(), m.headers() or []
+        topic, headers = m.topic(), readable_headers(m)
         key, value = (self._decoded(m, role, data) for role, data in _roles(m.key(), m.value()))
         digests = [data for name, data in headers if name == HASH_HEADER]
         kept = tuple((name, data) for name, data in headers if name not in (HASH_HEADER, PLACE_HEADER))

@@ -16,9 +16,13 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
+from shutil import rmtree
+from tempfile import mkdtemp
 from threading import Event
 from types import TracebackType
 from typing import Final, Self
+from weakref import finalize
 
 from kstreams_py.errors import UserMistake, did_you_mean
 from kstreams_py.formats.registry import Registry
@@ -63,7 +67,8 @@ class TestDriver(Contents):
 
     - `slots`: how many processes share the partitions.
     - `partitions`: of topics that declare none; by default as many as the topics they are read with, or 1.
-    - `settings`: Settings() by default. With `tracing`, spans go to the program's tracer provider.
+    - `settings`: Settings() by default. With `tracing`, spans go to the program's tracer provider. Without a
+      `state_directory`, states on disk are in a temporary directory of this driver.
     - `registry`: of schemas; by default in memory.
 
     An exception that stops a worker is raised by the call that ran it. Raises GraphError and TopicError as a worker.
@@ -81,6 +86,14 @@ class TestDriver(Contents):
         registry: Registry | None = None,
     ) -> None:
         settings = settings or Settings()
+        self._remove_states: Callable[[], object] = lambda: None
+        if "state_directory" not in settings.model_fields_set and any(
+            each.state is not None and each.state.on_disk for each in graph.processors
+        ):
+            # the changelog is in memory: what another driver, or a worker of this user, has on disk is not of it
+            directory = mkdtemp(prefix="kstreams-state-")
+            self._remove_states = finalize(self, rmtree, directory, ignore_errors=True)
+            settings = settings.model_copy(update={"state_directory": Path(directory)})
         self.clock = ManualClock()
         """The time, in seconds: moves with `advance`, and when a worker waits before it repeats a call."""
         cluster = MemoryCluster(
@@ -127,6 +140,7 @@ class TestDriver(Contents):
         """Stops all processes without a commit."""
         for slot in list(self._workers):
             self._end(slot)
+        self._remove_states()
 
     # Turns.
 

@@ -27,18 +27,17 @@ from kstreams_py.errors import (
     InputLost,
     OutcomeUnknown,
     RecordRefused,
-    RecordTooLarge,
     Refused,
     Replaced,
     Retriable,
     TopicError,
 )
-from kstreams_py.kafka.contracts import Output
 from kstreams_py.kafka.membership import replaced
 from kstreams_py.kafka.partitioner import partition_of
 from kstreams_py.records import Positions, TopicPartition
 from kstreams_py.testing.events import Isolation
 from kstreams_py.testing.memory_markers import POSITIONS, Marker, Markers
+from kstreams_py.testing.memory_records import Content, StoredMessage
 
 DEFAULTS: Final[Mapping[str, str]] = {
     "cleanup.policy": "delete",
@@ -47,67 +46,6 @@ DEFAULTS: Final[Mapping[str, str]] = {
     "retention.ms": "604800000",
 }
 """The default settings of a topic."""
-
-RECORD_OVERHEAD: Final = 70
-"""Bytes of a batch with one record, without its key, value and headers (about)."""
-
-
-class Content(NamedTuple):
-    """A record without its place; the timestamp is in milliseconds since 1970."""
-
-    key: bytes | None
-    value: bytes | None
-    headers: list[tuple[str, bytes | None]] | None
-    timestamp: int
-
-    def find_excess(self, topic: str, limit: int) -> RecordTooLarge | None:
-        """Why a batch with this record alone is refused, if it is larger than `limit` bytes."""
-        size = RECORD_OVERHEAD + len(self.key or b"") + len(self.value or b"")
-        for name, value in self.headers or ():
-            size += len(name) + len(value or b"")
-        if size <= limit:
-            return None
-        return RecordTooLarge(
-            f"a record for topic {topic!r} ({size} bytes) is larger than it takes ({limit}): raise the topic's "
-            "max.message.bytes and KSTREAMS_KAFKA__MESSAGE_MAX_BYTES, or make the record smaller"
-        )
-
-    def output(self, partition: TopicPartition) -> Output:
-        """The record as an Output to this partition."""
-        return (*partition[:1], self.value, self.key, partition.partition, None, None, self.timestamp, self.headers)
-
-
-@dataclass(frozen=True, slots=True)
-class StoredMessage:
-    """A record at its place: a records.Message."""
-
-    _partition: TopicPartition
-    _offset: int
-    _content: Content
-
-    def __len__(self) -> int:
-        return len(self._content.value or b"")
-
-    def topic(self) -> str:
-        return self._partition.topic
-
-    def partition(self) -> int:
-        return self._partition.partition
-
-    def offset(self) -> int:
-        return self._offset
-
-    def key(self) -> bytes | None:
-        return self._content.key
-
-    def value(self) -> bytes | None:
-        return self._content.value
-
-    def headers(self) -> list[tuple[str, bytes | None]] | None:
-        return self._content.headers
-
-    def timestamp(self) -> tuple[int, int]:
-        return 1, self._content.timestamp
 
 
 class Stamp(NamedTuple):
@@ -527,16 +465,28 @@ class Broker:
             held.since, self._begun[held.producer_id] = now, held
 
     def produce(
-        self, partition: TopicPartition, batch: Sequence[Content], stamp: Stamp | None, transactional_id: str | None
+        self,
+        partition: TopicPartition,
+        batch: Sequence[Content],
+        stamp: Stamp | None,
+        transactional_id: str | None,
+        *,
+        now: float | None = None,
     ) -> int:
         """Writes a batch, in the transaction of the id unless that is None; returns its first offset.
+
+        - `now`: the broker's time in seconds since 1970, to which timestamps are compared; None to take any.
 
         Raises Fenced, Abortable, Refused.
         """
         target, settings = self.partition(partition), self.topic(partition.topic).settings
         limit, compacts = int(settings["max.message.bytes"]), settings["cleanup.policy"] == "compact"
+        before, after = (settings.get(f"message.timestamp.{side}.max.ms") for side in ("before", "after"))
         for content in batch:
             mistake: RecordRefused | None = content.find_excess(partition.topic, limit)
+            ahead = 0 if now is None else content.timestamp - int(now * 1000)
+            if (before and -ahead > int(before)) or (after and ahead > int(after)):
+                mistake = mistake or RecordRefused(f"topic {partition.topic!r} refuses the timestamp of a record")
             if compacts and content.key is None:
                 mistake = mistake or RecordRefused(f"topic {partition.topic!r} refuses a record without a key")
             if mistake is not None:

@@ -24,7 +24,8 @@ from kstreams_py.kafka.membership import Holder, Membership, Owner, StaticMember
 from kstreams_py.kafka.transactions import OpenTransaction
 from kstreams_py.records import Message, Positions, TopicPartition
 from kstreams_py.testing.events import Isolation
-from kstreams_py.testing.memory_broker import Broker, Content, GroupMetadata, Heard, Stamp, StoredMessage
+from kstreams_py.testing.memory_broker import Broker, GroupMetadata, Heard, Stamp
+from kstreams_py.testing.memory_records import Content, StoredMessage, as_read, milliseconds
 from kstreams_py.testing.request_faults import Fault, Outage
 
 CLIENT_MESSAGE_MAX: Final = 1_000_000
@@ -48,6 +49,7 @@ class Network:
         self.linger = linger
         self.queue_records = 100_000
         """Records that a producer keeps while no broker answers."""
+        self.value_bytes_max: int | None = None  # of records that are read
         self.chance = chance
         self.requests: list[str] = []
         self.watcher: Callable[[str, object], Fault | None] = lambda *_: None
@@ -176,7 +178,7 @@ class MemoryProducer:
                 self._await_space()
                 topic, value, key, number, report, _, timestamp, headers = output
                 done += 1
-                content = Content(key, value, list(headers) if headers else None, timestamp or int(now * 1000))
+                content = Content(key, value, list(headers) if headers else None, timestamp or milliseconds(now))
                 if (mistake := content.find_excess(topic, CLIENT_MESSAGE_MAX)) is not None:
                     raise Refused(mistake, [output])
                 if not self._queue:
@@ -300,10 +302,9 @@ class MemoryProducer:
     def _send_batch(self, tp: TopicPartition, batch: list[Content]) -> bool:
         """Sends a batch; returns whether there was an answer, which may be an error."""
         sequence = self._sequences.get(tp, 0)
-        stamp = None
-        if self._producer_id is not None:
-            stamp = Stamp(self._own_ids.get(tp, self._producer_id), self._epoch, sequence)
-        produce = partial(self._network.broker.produce, tp, batch, stamp, self._id)
+        own = self._own_ids.get(tp, self._producer_id)
+        stamp = None if own is None else Stamp(own, self._epoch, sequence)
+        produce = partial(self._network.broker.produce, tp, batch, stamp, self._id, now=self._network.clock())
         for _ in range(SENDS_MAX):
             try:
                 self._enlist(tp)
@@ -499,7 +500,7 @@ class MemoryConsumer:
             if len(found) >= limit:
                 break
         self.highs = {tp: self._network.broker.partition(tp).end for tp in self.ends}
-        return found
+        return [as_read(m, self._network.value_bytes_max) for m in found]
 
     def heartbeat(self) -> None:
         """Sends a heartbeat, as the client's own thread does while its user is busy, so that the session continues."""

@@ -31,8 +31,9 @@ from kstreams_py.kafka.transactions import OpenTransaction
 from kstreams_py.records import Headers, Message, Positions, TopicPartition
 from kstreams_py.testing.events import Isolation
 from kstreams_py.testing.faults import Faults
-from kstreams_py.testing.memory_broker import Broker, Content
+from kstreams_py.testing.memory_broker import Broker
 from kstreams_py.testing.memory_clients import MemoryConsumer, MemoryProducer, Network
+from kstreams_py.testing.memory_records import Content, milliseconds
 from kstreams_py.testing.memory_target import MemoryTarget
 
 
@@ -251,13 +252,18 @@ class MemoryCluster(_Transactions):
         value: bytes | None,
         key: bytes | None = None,
         headers: Headers | None = None,
-        timestamp: int = 0,
+        timestamp: int | None = None,
         partition: int = -1,
     ) -> None:
-        """Writes a record outside of any transaction, without faults; parameters as in kafka.contracts.Output."""
+        """Writes a record outside of any transaction, without faults; parameters as in kafka.contracts.Output.
+
+        - `headers`: a name with lone surrogates stands for bytes that are not UTF-8, as in `os.fsdecode`.
+        - `timestamp`: None is the current time; 0 stays 0, which other clients can write.
+        """
         self._network.pass_time()
         now = self.clock()
-        content = Content(key, value, list(headers) if headers else None, timestamp or int(now * 1000))
+        at = milliseconds(now) if timestamp is None else timestamp
+        content = Content(key, value, list(headers) if headers else None, at)
         number = self._broker.topic(topic).partition_for(key) if partition < 0 else partition
         self._broker.produce(TopicPartition(topic, number), [content], None, None)
 

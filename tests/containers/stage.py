@@ -54,7 +54,7 @@ class Flights:
     def __init__(self, settings: Settings, records: int) -> None:
         self.rows = data_files.read(records)
         self.cluster = KafkaCluster(settings)
-        self.registry = open_registry(settings.schema_registry_url, settings.schema_directory)
+        self.registry = open_registry(settings.schema_registry_url, settings.schema_directory, settings.schema_registry)
         create_topics(graph, self.cluster)
         self.topics = check_topics(graph, self.cluster)
         partitions = [TopicPartition(name, p) for name, info in self.topics.items() for p in range(info.partitions)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import confluent_kafka as ck
@@ -223,8 +223,10 @@ class MemoryRig(Rig):
 class KafkaRig(Rig):
     """The cluster on a real broker."""
 
-    def __init__(self, bootstrap_servers: str) -> None:
+    def __init__(self, bootstrap_servers: str, way: tuple[str, Mapping[str, str]] | None = None) -> None:
+        """`way` is the address of another listener, and how to sign in there; the rig itself uses the first."""
         self._bootstrap_servers = bootstrap_servers
+        servers, kafka = way or (bootstrap_servers, {})
         self._reader = ck.Consumer(
             {
                 "bootstrap.servers": bootstrap_servers,
@@ -238,11 +240,11 @@ class KafkaRig(Rig):
         super().__init__(
             open_cluster(
                 Settings(
-                    bootstrap_servers=bootstrap_servers,
+                    bootstrap_servers=servers,
                     request_timeout_ms=30_000,
                     session_timeout_ms=60_000,
                     transaction_timeout_ms=60_000,  # tests hold transactions open over slow requests
-                    kafka=ClientSettings({"fetch.wait.max.ms": 50}),
+                    kafka=ClientSettings({"fetch.wait.max.ms": 50, **kafka}),
                 )
             )
         )

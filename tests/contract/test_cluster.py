@@ -16,12 +16,21 @@ from kstreams_py.kafka.groups import GroupOffsets
 from kstreams_py.kafka.membership import Membership, Owner
 from kstreams_py.records import Headers, Message, Positions, TopicPartition
 from tests.contract.rig import MURMUR2, KafkaRig, Member, MemoryRig, Rig, Row, output, poll_until_held, row, until
+from tests.signing_in import WAYS
 
 
-@pytest.fixture(params=["memory", "kafka"])
+@pytest.fixture(params=["memory", "kafka", *(pytest.param(way, marks=pytest.mark.long) for way in WAYS)])
 def rig(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
+    """In memory, and on a broker: the quick tier has the other ways to sign in in test_signing_in.py."""
     monkeypatch.setattr(cluster, "LEAVE_SECONDS", 60.0)
-    rig = MemoryRig() if request.param == "memory" else KafkaRig(request.getfixturevalue("broker").bootstrap_servers)
+    rig: Rig
+    if request.param == "memory":
+        rig = MemoryRig()
+    elif request.param == "kafka":
+        rig = KafkaRig(request.getfixturevalue("broker").bootstrap_servers)
+    else:
+        listeners = request.getfixturevalue("listeners")
+        rig = KafkaRig(listeners.open_servers, listeners.clients[request.param])
     try:
         yield rig
     finally:

@@ -8,10 +8,11 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 from uuid import UUID, uuid4, uuid5
 
 import pytest
+import redis
 
 from bench.servers import Server, start_redis
 from kstreams_py.errors import InputLost, Replaced, SettingsError, StoreUnavailable, TopicError
@@ -22,6 +23,7 @@ from kstreams_py.ordering.sqlite import SQLiteStorage
 from kstreams_py.ordering.steps import TOKENS_MAX, Begin, Begun, Complete, Drop, Find, Own, Pop, Resume, Return, Take
 from kstreams_py.ordering.storage import Incarnation, ObjectStatus, Storage, WorkerStatus
 from kstreams_py.sinks import sqlite_files
+from tests.tables import each_case
 
 Open = Callable[[], Storage]
 
@@ -411,7 +413,7 @@ def test_redis_that_is_away_is_named_without_its_password() -> None:
         RedisStorage("redis://user:secret@127.0.0.1:1/0")
     assert "the store redis://127.0.0.1:1/0" in str(raised.value)
     assert "secret" not in str(raised.value)
-    with pytest.raises(SettingsError, match=r"host/0 is no URL of Redis"):
+    with pytest.raises(SettingsError, match=r"^Redis needs a URL such as redis://"):
         RedisStorage("postgres://user:secret@host/0")
 
 
@@ -550,3 +552,43 @@ def test_keys_in_redis_are_those_of_the_document(redis_server: Server) -> None:
     lane = {f"event.worker:L{name}" for name in named if name.startswith(":")}
     expected = {each for each in named if not each.startswith(":")} | lane
     assert {re.sub(r"(?<=change:)\w+", "UUID", each.replace("NAME#0", "L")) for each in found} == expected
+
+
+FOREIGN: Final[dict[str, Callable[[Any, str], object]]] = {
+    "workers that are no text": lambda client, prefix: client.sadd(f"{prefix}event.workers", b"\xff"),
+    "a worker without a number": lambda client, prefix: client.sadd(f"{prefix}event.workers", "w"),
+    "a worker whose number is none": lambda client, prefix: (
+        client.sadd(f"{prefix}event.workers", "w"),
+        client.hset(f"{prefix}event.worker:w", mapping={"number": "x", "lanes": "1", "heard": "0"}),
+    ),
+    "workers that are no set": lambda client, prefix: client.set(f"{prefix}event.workers", "w"),
+    "a token that is no text": lambda client, prefix: client.lpush(f"{prefix}objects.with.events", b"\xff"),
+    "tokens that are no list": lambda client, prefix: client.set(f"{prefix}objects.with.events", "x"),
+    "an object that is no text": lambda client, prefix: client.lpush(prefix.encode() + b"\xff:events", "x"),
+    "an event that is none": lambda client, prefix: (
+        client.lpush(f"{prefix}work:events", b"x"),
+        client.lpush(f"{prefix}objects.with.events", "work"),
+    ),
+    "a topic that is no text": lambda client, prefix: client.hset(f"{prefix}event.topics", b"\xff", "3"),
+    "partitions that are no number": lambda client, prefix: client.hset(f"{prefix}event.topics", "topic", "x"),
+}
+"""What others have stored under the keys of a store in Redis."""
+
+
+@each_case("name", FOREIGN)
+def test_keys_in_redis_that_others_have_written_are_named_with_the_remedy(redis_server: Server, name: str) -> None:
+    prefix, url = f"{uuid4().hex}:", f"redis://127.0.0.1:{redis_server.port}/0"
+    with redis.Redis.from_url(url) as client:
+        FOREIGN[name](client, prefix)
+
+    def use(store: Storage) -> None:
+        """What a worker does, and what is shown to operators."""
+        store.workers()
+        store.objects()
+        store.note_topic("topic", 3, change=False)
+        store.run(store.register("me", 1, "p"), [Begin("me#0", 10)])
+
+    with closing(RedisStorage(url, prefix)) as store, pytest.raises(StoreUnavailable) as raised:
+        use(store)
+    assert f"delete the keys of others that begin with {prefix!r}, or choose another prefix" in str(raised.value)
+    assert not raised.value.may_return

@@ -371,3 +371,21 @@ def test_values_are_those_of_spark(spark: SparkSession, rig: TableRig, mode: Mod
         table = target.table(spark)
     assert (rig.rows(), table.dtypes) == ([tuple(VALUES.values())], rows.dtypes)
     assert table.collect() == rows.collect()
+
+
+@of_each_target([Mode.APPEND], ["postgresql"])
+@pytest.mark.parametrize(
+    ("column", "error", "message"),
+    [
+        ("CAST(X'ff' AS STRING) AS text", PipelineFailed, "INVALID_UTF8_STRING"),
+        ("CAST(X'610062' AS STRING) AS text", SettingsError, "invalid byte sequence"),
+        (f"'a' AS {'x' * 64}", SettingsError, "has 64 bytes, of which PostgreSQL keeps 63: choose a shorter"),
+    ],
+    ids=["no UTF-8", "NUL", "long name"],
+)
+def test_text_that_postgresql_would_change_is_refused(
+    spark: SparkSession, case: Case, column: str, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        case.publish(spark.range(1).selectExpr(column), None)
+    assert case.shown() == ([], None)

@@ -574,8 +574,8 @@ def test_http_id_that_the_registry_fails_at_is_a_decode_error_of_its_record(serv
 )
 def test_http_malformed_address_is_refused_and_not_shown(address: str) -> None:
     assert raised_message(SettingsError, SchemaRegistry, address) == (
-        "schema_registry_url is not of the form http://user:password@host:port: correct it; "
-        "in user and password write / , @ as %2F %2C %40"
+        "schema_registry_url needs a URL such as http://user:password@host:port: in user and password write / ? # , @ "
+        "as %2F %3F %23 %2C %40, and elsewhere @ as %40"
     )
 
 
@@ -593,5 +593,5 @@ def test_http_without_the_extra_names_the_package_to_install(monkeypatch: pytest
 
 
 def test_open_registry_uses_the_address_if_given_else_the_directory(tmp_path: Path) -> None:
-    found = [open_registry(None, tmp_path), open_registry("http://127.0.0.1:9", tmp_path)]
+    found = [open_registry(None, tmp_path, {}), open_registry("http://127.0.0.1:9", tmp_path, {"timeout": "2.5"})]
     assert [type(each) for each in found] == [FileRegistry, SchemaRegistry]

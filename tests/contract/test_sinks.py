@@ -28,6 +28,7 @@ from kstreams_py.sinks.manifest import MERGED_AT_ONCE
 from tests.contract.dying_writer import CONSUMER, INPUT, Write, dying_writer, find_crash_anomalies
 from tests.contract.naive_sink import NaiveSink
 from tests.contract.targets import ParquetTarget, PostgreSQLTarget, RedisTarget, SQLiteTarget, Target, small_files
+from tests.tables import each_case
 
 COLUMNS: Final = {"carrier": str, "delay": int}
 OTHER: Final = TopicPartition("in", 1)
@@ -360,23 +361,6 @@ def test_value_comes_back_as_it_was_or_is_refused(
     assert found == value or (math.isnan(found) and math.isnan(value))
 
 
-@pytest.mark.parametrize("declared", ["INTEGER", "TEXT", "REAL", ""])
-@pytest.mark.parametrize("value", ["7", 7, 2**60 + 1, 0.5, b"7", True])
-def test_sqlite_value_that_the_column_would_convert_is_refused(tmp_path: Path, declared: str, value: Any) -> None:
-    target = SQLiteTarget(tmp_path, Evidence.OFFSETS)
-    connection = target.declare(("value",))
-    target.execute(f"CREATE TABLE stored (value {declared})")
-    opened = connection.open(CONSUMER)
-    try:
-        opened.write([row(1, value)], {INPUT: 1}, {})
-    except RowRefused:
-        target.execute(f"INSERT INTO stored VALUES ({value!r})" if not isinstance(value, bytes | bool) else "SELECT 1")
-        assert declared
-    else:
-        assert target.rows() == [(value,)]
-    opened.close()
-
-
 # Targets that are away.
 
 
@@ -423,7 +407,8 @@ def test_postgresql_text_that_is_too_long_is_refused_and_not_cut(
 ) -> None:
     postgres.execute("CREATE TABLE stored (value varchar(3))")
     connection = open_postgres(("value",))
-    with pytest.raises(RowRefused, match="value too long") as raised:
+    whole = r"column 'value' is character varying\(3\), which does not hold the whole value: return one that"
+    with pytest.raises(RowRefused, match=whole) as raised:
         connection.write([row(1, "abc"), row(2, "abcd")], {INPUT: 1}, {})
     assert (raised.value.index, postgres.rows()) == (1, [])
 
@@ -443,6 +428,56 @@ def test_postgresql_column_of_another_type_than_declared_is_refused(postgres: Po
     postgres.execute("CREATE TABLE stored (carrier text, delay text)")
     with pytest.raises(SettingsError, match="column 'delay' is text, and the sink declares int"):
         postgres.declare(COLUMNS).open(CONSUMER)
+
+
+@pytest.mark.parametrize("kind", ["varchar(10)", "char(40)", "uuid"])
+def test_postgresql_column_that_cuts_delivery_hashes_is_refused(postgresql: Server, kind: str) -> None:
+    """Rows whose hashes are cut to the same text would be taken for stored."""
+    target = PostgreSQLTarget(postgresql, Evidence.HASH)
+    target.execute(f"CREATE TABLE stored (delivery_hash {kind} PRIMARY KEY, value text)")
+    with pytest.raises(SettingsError, match=r"column 'delivery_hash' is .*, which does not hold hashes: make it bytea"):
+        target.declare(("value",)).open(CONSUMER)
+
+
+RAISING: Final = """
+CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql
+AS $$ BEGIN RAISE EXCEPTION 'refused' USING ERRCODE = '{state}'; END $$;
+CREATE TRIGGER refuse BEFORE INSERT ON stored FOR EACH {each} EXECUTE FUNCTION refuse()
+"""
+
+
+@each_case(
+    "change",
+    [
+        "DROP TABLE stored",
+        "ALTER TABLE stored RENAME delay TO late",
+        "ALTER TABLE stored RENAME TO other; CREATE MATERIALIZED VIEW stored AS SELECT * FROM other",
+        RAISING.format(state="KS001", each="STATEMENT"),
+    ],
+)
+def test_postgresql_that_takes_no_rows_at_all_ends_the_write_as_a_mistake(postgresql: Server, change: str) -> None:
+    target = PostgreSQLTarget(postgresql, Evidence.OFFSETS)
+    with closing(target.declare(COLUMNS).open(CONSUMER)) as connection:
+        target.execute(change)
+        with pytest.raises(SinkUnavailable) as raised:
+            connection.write([row(1, "UA", 1)], {INPUT: 1}, {})
+        assert not raised.value.may_return
+
+
+@each_case(
+    ("state", "may_return"),
+    [
+        *((state, True) for state in ("08006", "25006", "40001", "40P01", "53200", "53300", "55P03", "57014", "57P03")),
+        *((state, False) for state in ("28000", "53100", "58030", "XX001")),
+    ],
+)
+def test_postgresql_that_cannot_now_refuses_no_row(postgresql: Server, state: str, may_return: bool) -> None:
+    target = PostgreSQLTarget(postgresql, Evidence.OFFSETS)
+    with closing(target.declare(COLUMNS).open(CONSUMER)) as connection:
+        target.execute(RAISING.format(state=state, each="ROW"))
+        with pytest.raises(SinkUnavailable, match="refused") as raised:
+            connection.write([row(1, "UA", 1)], {INPUT: 1}, {})
+        assert raised.value.may_return is may_return
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,7 @@ once another slot has delivered all.
 """
 
 
-class Unhandled(BaseException):
+class Unhandled(KeyboardInterrupt):
     """Raised where a process ends by an exception."""
 
 

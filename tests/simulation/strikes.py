@@ -30,7 +30,7 @@ FUNCTION: Final = {"function", "returned"}
 """Points at which no request is made."""
 
 
-class Crash(BaseException):
+class Crash(KeyboardInterrupt):
     """Raised where the process dies."""
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Final
 
 import confluent_kafka as ck
-from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic, OffsetSpec
 
 from kstreams_py import Graph, Settings
 from kstreams_py.embedded import EmbeddedKafka
@@ -305,6 +305,19 @@ class Cluster:
     def delete_records(self, topic: str, partition: int = 0, before: int = ck.OFFSET_END) -> None:
         """Deletes the records of a partition that are before an offset; all by default."""
         (future,) = self.admin.delete_records([ck.TopicPartition(topic, partition, before)]).values()
+        future.result()
+
+    def configure(self, topic: str, config: Config) -> None:
+        """Changes settings of a topic."""
+        resource = ConfigResource(
+            ConfigResource.Type.TOPIC,
+            topic,
+            incremental_configs=[
+                ConfigEntry(setting, value, incremental_operation=AlterConfigOpType.SET)
+                for setting, value in config.items()
+            ],
+        )
+        (future,) = self.admin.incremental_alter_configs([resource]).values()
         future.result()
 
     def delete_group(self, group: str) -> None:

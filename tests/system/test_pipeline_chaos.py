@@ -37,7 +37,7 @@ def test_pipeline_whose_drivers_and_workers_are_killed_has_the_table_of_the_file
     file.write_text("from kstreams_py.demo.flights_graph import graph\n", encoding="utf-8")
     rows = data_files.read(RECORDS)
     with open_cluster(tmp_path) as (settings, cluster):
-        registry = open_registry(settings.schema_registry_url, settings.schema_directory)
+        registry = open_registry(settings.schema_registry_url, settings.schema_directory, settings.schema_registry)
         create_topics(flights_graph.graph, cluster)
         topics = check_topics(flights_graph.graph, cluster)
         loader = Loader(cluster, registry, flights_graph.graph, rows, SECONDS)

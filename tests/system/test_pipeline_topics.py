@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -229,6 +230,16 @@ def test_value_that_is_null_is_a_tombstone(shop: Shop) -> None:
     assert [(m.key(), m.value()) for m in shop.cluster.read(f"{shop.name}.other")] == [(b"pen", None)]
 
 
+def test_json_has_fields_that_are_null_and_all_microseconds(shop: Shop) -> None:
+    shop.write("pen")
+    at = "TIMESTAMP_NTZ '2026-05-01 12:30:00.123456' AS at, TIMESTAMP '2026-05-01 12:30:00.000001Z' AS then"
+    shop.declare(lambda df: df.selectExpr("value AS key", f"struct(CAST(NULL AS INT) AS note, {at}) AS value"))
+    shop.run("other")
+    ((key, value),) = shop.records("other")
+    assert (key, value["note"], value["at"]) == ("pen", None, "2026-05-01T12:30:00.123456")
+    assert datetime.fromisoformat(value["then"]) == datetime(2026, 5, 1, 12, 30, 0, 1, tzinfo=UTC)
+
+
 UNFIT: Final[list[tuple[Any, dict[str, Any], type[Exception], str]]] = [
     (
         lambda df: df.select("offset"), {"value": ks.String()}, SettingsError,
@@ -250,6 +261,14 @@ UNFIT: Final[list[tuple[Any, dict[str, Any], type[Exception], str]]] = [
     (
         lambda df: df.selectExpr("value AS item", "1L << 40 AS records"), {"value": AVRO}, PipelineFailed,
         "Spark failed: .*overflow",
+    ),
+    (
+        lambda df: df.selectExpr("value AS item", "NULL AS note"), {}, SettingsError,
+        "column 'note' is void: nulls without a type, which Delta Lake drops: cast them to one",
+    ),
+    (
+        lambda df: df.selectExpr("value AS item", "offset AS item"), {}, SettingsError,
+        "two of its columns have one name: item, item: rename one of them",
     ),
     (
         lambda df: df.selectExpr("offset AS key", "value AS item"), {}, SettingsError,

@@ -312,10 +312,11 @@ def test_refused_dead_letter_stops_the_worker_and_names_topic_and_cause(
 ) -> None:
     source, target, dead = f"{name}.in", f"{name}.out", f"{name}.errors"
     cluster.create(source)
-    cluster.create(target, dead, config={"cleanup.policy": "compact"})
+    cluster.create(target, config={"cleanup.policy": "compact"})
+    cluster.create(dead, config={"max.message.bytes": "100"})  # less than the least dead letter
     cluster.partitions(dead)  # returns once the broker knows it
     values = numbered(100, [40])
-    keys = [None if b"bad" in value else value for value in values]  # a dead letter has its input's key
+    keys = [None if b"bad" in value else value for value in values]
     cluster.write(source, values, keys=keys)
     graph = ks.Graph(name, guarantee=guarantee, errors=dead)
     graph.map(graph.topic(source), to=graph.topic(target), id="step")(lambda value: value)
@@ -323,7 +324,7 @@ def test_refused_dead_letter_stops_the_worker_and_names_topic_and_cause(
     assert isinstance(failure, errors.RecordRefused), failure
     assert failure.exit_status == 2
     assert repr(dead) in str(failure)
-    assert "INVALID_RECORD" in str(failure)
+    assert "max.message.bytes" in str(failure)
     assert cluster.read(dead) == []
     reached = cluster.committed(f"{name}.step", source).get(0, 0)
     found = cluster.values(target)

@@ -22,7 +22,7 @@ class Read:
         partition: int = 0,
         key: bytes | None = None,
         headers: Headers | None = None,
-        timestamp: int | None = 0,
+        timestamp: int | None = None,
     ) -> None:
         self._place = topic, partition, offset
         self._content = key, value, None if headers is None else list(headers)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kstreams_py.graph.topology import Graph
+from kstreams_py.kafka.sizes import RecordLimits
 from kstreams_py.processing.dead_letters import DeadLetters
 from kstreams_py.processing.ledger import Ledger
 from kstreams_py.processing.outputs import encoder
@@ -34,13 +35,18 @@ class Processing:
         registry = registry or MemoryRegistry()
         topic_ids = {topic: f"id-{topic}" for topic in graph.topics}
         dead = graph.topics[processor.errors] if processor.errors else None
+        dead_letters = None
+        if dead is not None:
+            limits = None if limit is None else RecordLimits(limit)
+            encode = encoder(dead.value, registry, f"{dead.name}-value")
+            dead_letters = DeadLetters("g.p", dead.name, encode, limits)
         self.ledger = Ledger()
         self.tasks = Tasks(processor, self.ledger, name="g.p", topic_ids=topic_ids)
         self.runner = Runner(
             processor,
             self.tasks,
             registry,
-            DeadLetters("g.p", dead.name, encoder(dead.value, registry, f"{dead.name}-value"), limit) if dead else None,
+            dead_letters,
             tracing=tracing,
         )
         self.tasks.assign(START if start is None else start, {})

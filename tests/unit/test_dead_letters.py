@@ -17,6 +17,7 @@ from fastavro import parse_schema, schemaless_reader, schemaless_writer
 from kstreams_py.formats.serdes import bind
 from kstreams_py.graph.declarations import dead_letters
 from kstreams_py.kafka.contracts import Output
+from kstreams_py.kafka.sizes import RecordLimits
 from kstreams_py.processing.dead_letters import DeadLetters, Failure, record_size
 from kstreams_py.testing import MemoryRegistry
 from tests.unit.fakes import Read
@@ -25,11 +26,14 @@ SCHEMA = json.loads((Path(__file__).parents[2] / "schemas" / "dead_letter.avsc")
 SERDE = bind(dead_letters(), MemoryRegistry(), "errors-value")
 LIMIT = 1_000_000
 DIGEST = b"0123456789abcdef"
+NOW = 1_700_000_000_000
 
 
 def write(*inputs: Read, error: Exception | None = None, limit: int | None = LIMIT, encode: Any = None) -> Output:
     failure = Failure(inputs, DIGEST, error or LookupError("no"))
-    return DeadLetters("g.p", "errors", encode or SERDE.serialize, limit).of(failure)
+    return DeadLetters("g.p", "errors", encode or SERDE.serialize, None if limit is None else RecordLimits(limit)).of(
+        failure
+    )
 
 
 def read(output: Output) -> dict[str, Any]:
@@ -238,3 +242,48 @@ def test_size_of_a_record_is_at_least_what_the_client_counts() -> None:
     headers: Any = [("ä", b"12"), ("n", None)]
     assert record_size(("t", b"123", b"45", -1, None, None, 0, headers)) == 3 + 2 + (2 + 2 + 10) + (1 + 10)
     assert record_size(("t", None, None, -1, None, None, 0, None)) == 0
+
+
+@pytest.mark.parametrize(
+    ("limits", "timestamp", "key", "expected", "cut"),
+    [
+        (RecordLimits(LIMIT, after_ms=3_600_000), NOW + 3_000_000, b"k", (b"k", NOW + 3_000_000), None),
+        (
+            RecordLimits(LIMIT, after_ms=3_600_000),
+            NOW + 3_600_000,
+            b"k",
+            (b"k", 0),
+            f"own timestamp: that of its writing, as {NOW + 3_600_000} cannot be written",
+        ),
+        (RecordLimits(LIMIT, before_ms=3_600_000), NOW - 3_000_000, b"k", (b"k", NOW - 3_000_000), None),
+        (
+            RecordLimits(LIMIT, before_ms=3_600_000),
+            NOW - 3_600_000,
+            b"k",
+            (b"k", 0),
+            f"own timestamp: that of its writing, as {NOW - 3_600_000} cannot be written",
+        ),
+        (RecordLimits(LIMIT), 0, b"k", (b"k", 0), "own timestamp: that of its writing, as 0 cannot be written"),
+        (RecordLimits(LIMIT), -5, None, (None, -5), None),
+        (
+            RecordLimits(LIMIT, needs_key=True),
+            NOW,
+            None,
+            (DIGEST, NOW),
+            "own key: the delivery hash, as the topic is compacted",
+        ),
+    ],
+)
+def test_key_and_timestamp_are_those_of_the_input_unless_the_topic_refuses_them(
+    limits: RecordLimits, timestamp: int, key: bytes | None, expected: tuple[bytes | None, int], cut: str | None
+) -> None:
+    failure = Failure((Read("in", 17, b"v", key=key, timestamp=timestamp),), DIGEST, LookupError("no"))
+    output = DeadLetters("g.p", "errors", SERDE.serialize, limits, clock=lambda: NOW / 1000).of(failure)
+    assert ((output[2], output[6]), read(output)["cut"]) == (expected, cut)
+
+
+def test_least_dead_letter_has_nothing_that_can_be_cut() -> None:
+    failure = Failure((Read("in", 17, b"v", key=b"k", timestamp=NOW),), DIGEST, LookupError("no"))
+    output = DeadLetters("g.p", "errors", SERDE.serialize, RecordLimits(LIMIT)).of(failure, least=True)
+    assert (output[2], output[6]) == (b"k", 0)
+    assert [(each["key"], each["value"]) for each in read(output)["inputs"]] == [(b"", b"")]

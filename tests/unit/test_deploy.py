@@ -130,7 +130,7 @@ Environment=KSTREAMS_DRAIN_TIMEOUT_MS=30500
 Environment=KSTREAMS_KAFKA__SECURITY_PROTOCOL=SASL_SSL
 Environment="PRICE=5 $ \\"net\\", 20%%"
 EnvironmentFile=/etc/shop.env
-ExecStart={python} -m kstreams_py run shop.py --workers 4 --create-topics
+ExecStart={python} -P -m kstreams_py run shop.py --workers 4 --create-topics
 Restart=on-failure
 RestartSec=5s
 RestartPreventExitStatus=2 4 5 130
@@ -338,7 +338,7 @@ def test_unit_without_options_runs_slot_0_here_as_its_user(printed: Print, tmp_p
     assert [line for line in text.splitlines() if line.startswith(("User", "Working", "Env", "Exec"))] == [
         f"User={getpass.getuser()}",
         f"WorkingDirectory={tmp_path}",
-        f"ExecStart={sys.executable} -m kstreams_py run shop.py --workers 1",
+        f"ExecStart={sys.executable} -P -m kstreams_py run shop.py --workers 1",
     ]
     assert verify(text, tmp_path) == []
 
@@ -347,7 +347,7 @@ def test_unit_of_a_second_machine_names_its_slots_and_its_directory(printed: Pri
     text = printed(deploy.systemd, slots="4-7", directory=Path("/srv/50% off"))
     assert [line for line in text.splitlines() if line.startswith(("Working", "Exec"))] == [
         "WorkingDirectory=/srv/50%% off",
-        f"ExecStart={sys.executable} -m kstreams_py run shop.py --slots 4-7",
+        f"ExecStart={sys.executable} -P -m kstreams_py run shop.py --slots 4-7",
     ]
 
 

@@ -165,6 +165,30 @@ def test_port_is_given_where_no_file_for_locks_can_be_made(tmp_path: Path, monke
     assert len(free_ports([None])) == 1
 
 
+def link(victim: Path, path: Path) -> None:
+    path.symlink_to(victim)
+
+
+def hard_link(victim: Path, path: Path) -> None:
+    victim.touch()
+    path.hardlink_to(victim)
+
+
+@pytest.mark.parametrize("plant", [link, hard_link, lambda _, path: os.mkfifo(path)], ids=["link", "hard link", "pipe"])
+def test_port_is_given_and_no_planted_file_is_locked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plant: Callable[[Path, Path], None]
+) -> None:
+    """All users of a machine may write to its directory of temporary files."""
+    plant(tmp_path / "victim", tmp_path / f"kstreams-ports-{os.getuid()}")
+    before = sorted(tmp_path.iterdir())
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    claims = nodes_module._claims.__wrapped__
+    assert claims() is None
+    monkeypatch.setattr(nodes_module, "_claims", claims)
+    assert len(free_ports([None])) == 1
+    assert sorted(tmp_path.iterdir()) == before
+
+
 def test_broker_keeps_the_offsets_of_a_graph_that_nobody_runs_for_a_year(tmp_path: Path) -> None:
     """By Kafka's default, the graph would end with InputLost after a holiday of a week."""
     _, nodes = open_data_dir(tmp_path, 1, None)
@@ -384,7 +408,15 @@ def test_session_ends_when_its_terminal_is_closed_unless_nohup_has_started_it(is
 
 
 def test_command_line_of_a_version_has_the_partitions_that_were_asked_for() -> None:
-    assert version_command("shop.py", 2, None)[1:] == ["-m", "kstreams_py", "dev-version", "shop.py", "--workers", "2"]
+    assert version_command("shop.py", 2, None)[1:] == [
+        "-P",
+        "-m",
+        "kstreams_py",
+        "dev-version",
+        "shop.py",
+        "--workers",
+        "2",
+    ]
     assert version_command("shop.py", 2, 8)[-2:] == ["--partitions", "8"]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -589,3 +590,23 @@ def test_close_leaves_the_open_transaction_uncommitted() -> None:
     with feed(TestDriver(mapping_graph()), 1) as driver:
         driver.step()
     assert (driver.values("x"), driver.down) == ([], frozenset({0}))
+
+
+def test_states_on_disk_are_of_one_driver_and_end_with_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    found = []
+    for _ in range(2):
+        graph = ks.Graph("g")
+        counts = ks.State("s", key=ks.String(), value=ks.Json(), on_disk=True)
+
+        @graph.map(graph.topic("a", value=ks.String()), to=graph.topic("x", value=ks.Json()), state=counts)
+        def count(value: str, state: ks.KeyedStore[str, int]) -> Any:
+            state.put(value, state.get(value, 0) + 1)
+            return state.get(value)
+
+        with TestDriver(graph) as driver:
+            driver.send("a", "k", key=None)
+            driver.run()
+            found.append((driver.values("x"), len([*tmp_path.iterdir()])))
+    assert (found, [*tmp_path.iterdir()]) == ([([1], 1)] * 2, [])

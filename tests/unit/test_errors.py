@@ -45,9 +45,9 @@ def test_every_exception_is_in_the_tree_under_its_parent_with_its_exit_status() 
 def test_exit_statuses_differ_where_a_supervisor_acts_differently() -> None:
     statuses = {name: getattr(errors, name).exit_status for name in read_tree() if name != "Stop"}
     assert {s: [n for n in statuses if statuses[n] == s] for s in sorted(set(statuses.values()))} == {
-        1: ["KStreamsError", "ClientError", "Refused", "Abortable", "OutcomeUnknown", "Fenced", "Fatal", "DrainTimeout",
-            "WorkerStuck", "StaleWriter", "PipelineFailed", "HistoryError", "WorkersFailed", "DecodeError",
-            "EventFault"],
+        1: ["KStreamsError", "ClientError", "Refused", "Abortable", "OutcomeUnknown", "Fenced", "Fatal",
+            "FunctionExited", "DrainTimeout", "WorkerStuck", "StaleWriter", "PipelineFailed", "HistoryError",
+            "WorkersFailed", "DecodeError", "EventFault"],
         2: ["UserMistake", "SettingsError", "GraphError", "TopicError", "SchemaError", "RecordRefused",
             "RecordTooLarge", "RowRefused", "MissingSoftware"],
         3: ["Unavailable", "BrokerUnavailable", "NotAuthorized", "SinkUnavailable", "StoreUnavailable", "Retriable",

@@ -1,14 +1,10 @@
-"""kafka/groups.py, and the connection of kafka/administration.py: what needs no broker."""
+"""kafka/groups.py: what needs no broker."""
 
 from __future__ import annotations
-
-import subprocess
-import sys
 
 import pytest
 
 from kstreams_py.errors import SettingsError
-from kstreams_py.kafka.administration import connection
 from kstreams_py.kafka.groups import (
     GroupInfo,
     Member,
@@ -20,8 +16,6 @@ from kstreams_py.kafka.groups import (
 )
 from kstreams_py.kafka.transactions import OpenTransaction, find_command, place_options
 from kstreams_py.records import TopicPartition
-from kstreams_py.settings import ClientSettings, Settings
-from tests.clusters import open_cluster
 
 
 def member(instance: str, *partitions: int) -> Member:
@@ -81,81 +75,6 @@ def test_slot_without_a_member_is_refused(
         f"slot {slot} has no member in any group of graph 'shop' (slots that have: {found}): nothing was released; see "
         "`kstreams slots list`"
     )
-
-
-def test_connection_translates_librdkafka_settings_to_kafka_python() -> None:
-    settings = Settings(
-        bootstrap_servers="a:1, b:2",
-        kafka=ClientSettings(
-            {
-                "security.protocol": "sasl_ssl",
-                "sasl.mechanisms": "SCRAM-SHA-512",
-                "sasl.username": "alice",
-                "sasl.password": "hunter2",
-                "ssl.ca.location": "ca.pem",
-                "ssl.certificate.location": "cert.pem",
-                "ssl.key.location": "key.pem",
-                "ssl.key.password": "secret",
-                "ssl.crl.location": "crl.pem",
-                "ssl.endpoint.identification.algorithm": "none",
-                "socket.timeout.ms": 2_000,
-            }
-        ),
-    )
-    assert connection(settings) == {
-        "bootstrap_servers": ["a:1", "b:2"],
-        "security_protocol": "SASL_SSL",
-        "sasl_mechanism": "SCRAM-SHA-512",
-        "sasl_plain_username": "alice",
-        "sasl_plain_password": "hunter2",
-        "ssl_cafile": "ca.pem",
-        "ssl_certfile": "cert.pem",
-        "ssl_keyfile": "key.pem",
-        "ssl_password": "secret",
-        "ssl_crlfile": "crl.pem",
-        "ssl_check_hostname": False,
-    }
-
-
-def test_kafka_python_is_not_imported_with_the_command_line_and_knows_our_settings() -> None:
-    """In their own process: the import of kafka-python warns, which is an error in the tests."""
-    program = """
-import sys, warnings
-import kstreams_py.cli.main
-print("kafka" in sys.modules, "kstreams_py.kafka.administration" in sys.modules)
-warnings.simplefilter("ignore")
-from kafka import KafkaAdminClient
-from kstreams_py.kafka.administration import _NAMES
-known = {*_NAMES.values(), "bootstrap_servers", "security_protocol", "ssl_check_hostname"}
-print(sorted(known - set(KafkaAdminClient.DEFAULT_CONFIG)))
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout == "False True\n[]\n"
-
-
-REMEDY = (
-    "has no counterpart in kafka-python, which removes members from groups (`--leave`, leave_on_stop, "
-    "`kstreams slots`): use security.protocol, ssl.endpoint.identification.algorithm, sasl.mechanism (PLAIN, "
-    "SCRAM-SHA-256, SCRAM-SHA-512, GSSAPI) and sasl.kerberos.service.name, sasl.mechanism, sasl.mechanisms, "
-    "sasl.password, sasl.username, ssl.ca.location, ssl.certificate.location, ssl.crl.location, ssl.key.location, "
-    "ssl.key.password, or do without"
-)
-
-
-@pytest.mark.parametrize(
-    ("kafka", "named"),
-    [
-        ({"ssl.keystore.location": "k.p12"}, "ssl.keystore.location"),
-        ({"enable.ssl.certificate.verification": "false"}, "enable.ssl.certificate.verification"),
-        ({"sasl.oauthbearer.method": "oidc"}, "sasl.oauthbearer.method"),
-        ({"sasl.mechanism": "OAUTHBEARER"}, "sasl.mechanism=OAUTHBEARER"),
-    ],
-)
-def test_leave_on_stop_refuses_a_security_setting_without_a_counterpart(kafka: dict[str, str], named: str) -> None:
-    with pytest.raises(SettingsError) as refused:
-        open_cluster(Settings(kafka=ClientSettings(kafka), leave_on_stop=True))
-    assert str(refused.value) == f"{named} {REMEDY}"
-    open_cluster(Settings(kafka=ClientSettings(kafka)))
 
 
 @pytest.mark.parametrize(

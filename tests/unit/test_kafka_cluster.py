@@ -583,13 +583,13 @@ class Ending:
     """A client that reads a partition of four records, whose new leader knows of one of them at first."""
 
     def __init__(self) -> None:
-        end = SimpleNamespace(code=lambda: ck.KafkaError._PARTITION_EOF)
+        end = ck.KafkaError(ck.KafkaError._PARTITION_EOF)
         records = [self._message(at, None) for at in range(4)]
         self._batches = [[records[0], self._message(1, end)], [*records[1:], self._message(4, end)]]
 
     @staticmethod
-    def _message(offset: int, error: object) -> Any:
-        return SimpleNamespace(offset=lambda: offset, error=lambda: error)
+    def _message(offset: int, error: ck.KafkaError | None) -> ck.Message:
+        return ck.Message("a", 0, offset, error=error)
 
     def get_watermark_offsets(self, *_: object) -> tuple[int, int]:
         return 0, 4

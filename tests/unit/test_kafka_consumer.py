@@ -18,7 +18,7 @@ from kstreams_py.kafka.errors import RIGHTS
 from kstreams_py.kafka.membership import Holder, Membership, Owner
 from kstreams_py.kafka.silence import STILL_SECONDS
 from kstreams_py.records import TopicPartition
-from tests.unit.fakes import Read, client_error, metadata, raise_error
+from tests.unit.fakes import client_error, metadata, raise_error
 
 A0, A1, B0 = TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b", 0)
 CODES = ck.KafkaError
@@ -29,15 +29,10 @@ PATIENCE = 27.0
 """Three sessions."""
 
 
-class Event(Read):
+def event(topic: str, offset: int, code: int | None = None, *, partition: int = 0) -> Any:
     """What a client returns: a record, or an error in its place."""
-
-    def __init__(self, topic: str, offset: int, code: int | None = None, **options: Any) -> None:
-        super().__init__(topic, offset, **options)
-        self._code = code
-
-    def error(self) -> ck.KafkaError | None:
-        return None if self._code is None else ck.KafkaError(self._code)
+    error = None if code is None else ck.KafkaError(code)
+    return ck.Message(topic, partition, offset, value=b"v", error=error)
 
 
 class Client:
@@ -198,7 +193,7 @@ def member(monkeypatch: pytest.MonkeyPatch) -> Member:
 
 @pytest.mark.parametrize("rebalance", ["revoked", "revoked and assigned again", "assigned", "lost", "none"])
 def test_record_from_before_a_rebalance_is_not_handed_out(rebalance: str, member: Member) -> None:
-    first, second, third = Event("a", 0), Event("a", 1), Event("a", 2)
+    first, second, third = event("a", 0), event("a", 1), event("a", 2)
 
     def rebalance_now() -> list[Any]:
         if "revoked" in rebalance:
@@ -233,7 +228,7 @@ def test_consume_waits_for_a_first_record_then_takes_those_available(member: Mem
 
     def consume(limit: int, timeout: float) -> list[Any]:
         asked.append((limit, timeout))
-        return [Event("a", len(asked))]
+        return [event("a", len(asked))]
 
     member.client.consume = consume  # type: ignore[method-assign]
     member.assign(A0)
@@ -261,7 +256,7 @@ def test_consume_waits_briefly_while_the_group_rebalances(member: Member) -> Non
 
 
 def test_ends_of_partitions_are_kept_until_the_next_assign(member: Member) -> None:
-    found = [Event("a", 4), Event("a", 5, CODES._PARTITION_EOF), Event("b", 9, CODES._PARTITION_EOF)]
+    found = [event("a", 4), event("a", 5, CODES._PARTITION_EOF), event("b", 9, CODES._PARTITION_EOF)]
     member.client.answers = [list, lambda: found]
     assert member.consumer.consume(10, 0.0) == []
     assert member.consumer.consume(10, 0.0) == found[:1]
@@ -272,7 +267,7 @@ def test_ends_of_partitions_are_kept_until_the_next_assign(member: Member) -> No
 
 @pytest.mark.parametrize("code", [CODES._AUTO_OFFSET_RESET, CODES.OFFSET_OUT_OF_RANGE])
 def test_consume_at_deleted_records_raises_input_lost(code: int, member: Member) -> None:
-    member.client.answers = [lambda: [Event("a", 5, code, partition=1)]]
+    member.client.answers = [lambda: [event("a", 5, code, partition=1)]]
     with pytest.raises(InputLost) as caught:
         member.consumer.consume(10, 0.0)
     assert str(caught.value) == (
@@ -300,7 +295,7 @@ def test_missing_right_is_named(code: int, topic: str, doing: str, right: str, h
         member.on_error(ck.KafkaError(code))
         doing = doing if "group" in doing else "reading"
     else:
-        member.client.answers = [lambda: [Event(topic, 0, code)]]
+        member.client.answers = [lambda: [event(topic, 0, code)]]
     with pytest.raises(NotAuthorized) as caught:
         member.consumer.consume(10, 0.0)
     name = ck.KafkaError(code).name()
@@ -319,7 +314,7 @@ def test_unknown_topic_raises_topic_error_only_if_the_cluster_does_not_have_it(
 ) -> None:
     caplog.set_level("INFO")
     member.client.topics = {"b": CODES.UNKNOWN_TOPIC_OR_PART} if missing else {}
-    member.client.answers = [lambda: [Event("b", 0, CODES.UNKNOWN_TOPIC_OR_PART), Event("a", 3)]]
+    member.client.answers = [lambda: [event("b", 0, CODES.UNKNOWN_TOPIC_OR_PART), event("a", 3)]]
     if missing:
         with pytest.raises(TopicError, match=r"^topic 'b' does not exist: run `kstreams topics create`$"):
             member.consumer.consume(10, 0.0)
@@ -349,7 +344,7 @@ def test_missing_assignment_is_logged_every_30_seconds_with_the_last_client_erro
 ) -> None:
     assert warnings_after(STILL_SECONDS - 0.1, member, caplog) == []
     assert warnings_after(0.1, member, caplog) == ["g.0: the group 'g' has made it no assignment for 30 s"]
-    member.client.answers = [lambda: [Event("", 0, CODES.COORDINATOR_NOT_AVAILABLE)]]
+    member.client.answers = [lambda: [event("", 0, CODES.COORDINATOR_NOT_AVAILABLE)]]
     error = "Broker: Coordinator not available (COORDINATOR_NOT_AVAILABLE)"
     assert warnings_after(STILL_SECONDS, member, caplog) == [
         f"g.0: the group 'g' has made it no assignment for 30 s: {error}"
@@ -370,7 +365,7 @@ def test_partitions_with_unread_records_are_logged_every_30_seconds(
     member.consumer.consume(10, 0.1)
     member.consumer.assign({A0: 5, A1: 5, B0: 5})
     member.client.ends = {A0: 5, A1: 9, B0: 9}
-    member.client.answers = [lambda: [Event("a", 9, CODES._PARTITION_EOF, partition=1)]]
+    member.client.answers = [lambda: [event("a", 9, CODES._PARTITION_EOF, partition=1)]]
     member.consumer.consume(10, 0.1)
     assert warnings_after(STILL_SECONDS, member, caplog) == [
         "g.0: nothing has been read for 30 s, though records wait: b[0] up to 9"
@@ -391,7 +386,7 @@ def test_high_watermarks_of_partitions_read_to_their_ends_are_asked_for_each_sec
     member.consumer.consume(10, 0.1)
     member.consumer.assign({A0: 5, A1: 5, B0: 5})
     member.client.highs = {A0: 7, A1: 9}
-    events = [Event(topic, 5, CODES._PARTITION_EOF, partition=partition) for topic, partition in (A1, B0)]
+    events = [event(topic, 5, CODES._PARTITION_EOF, partition=partition) for topic, partition in (A1, B0)]
     member.client.answers = [lambda: events]
     member.consumer.consume(10, 0.1)
     seen = []
@@ -403,7 +398,7 @@ def test_high_watermarks_of_partitions_read_to_their_ends_are_asked_for_each_sec
     assert seen == [{}, {A1: 10}, {A1: 10}], "that of a[0] is of no use: it was not read to its end"
 
 
-def answer_with(*events: Event) -> Callable[[], list[Event]]:
+def answer_with(*events: Any) -> Callable[[], list[Any]]:
     return lambda: [*events]
 
 
@@ -413,7 +408,7 @@ def test_partitions_that_are_read_log_no_warning(member: Member, caplog: pytest.
     member.consumer.assign({A0: 0})
     member.client.ends = {A0: 9}
     for offset in range(3):
-        member.client.answers = [answer_with(Event("a", offset))]
+        member.client.answers = [answer_with(event("a", offset))]
         assert warnings_after(STILL_SECONDS - 0.1, member, caplog) == []
 
 
@@ -659,7 +654,7 @@ def fenced_calls(member: Member) -> dict[str, Callable[[], object]]:
 
     return {
         "consume raises": lambda: consume(lambda: raise_error(ck.KafkaException(fatal))),
-        "an event": lambda: consume(lambda: [Event("", 0, CODES.FENCED_INSTANCE_ID)]),
+        "an event": lambda: consume(lambda: [event("", 0, CODES.FENCED_INSTANCE_ID)]),
         "the error callback": lambda: consume(lambda: member.on_error(fatal) or []),
         "the log": lambda: consume(lambda: member.fence() or raise_error(client_error(CODES._STATE))),
         "a commit": commit,
@@ -694,7 +689,7 @@ def lose_membership(member: Member) -> None:
 
 def join_again(member: Member) -> list[object]:
     """Calls `consume` after the loss; returns what it did. A client that joins reads a record."""
-    member.client.answers = [lambda: [Event("a", 0)]]
+    member.client.answers = [lambda: [event("a", 0)]]
     found = member.consumer.consume(1, 0.0)
     calls = member.take_calls()
     assert [m.offset() for m in found] == ([0] if "new client" in calls else [])
@@ -822,7 +817,7 @@ def test_holder_of_a_lost_membership_is_asked_for_until_the_group_answers(
     member.consumer.consume(1, 0.0)
     member.take_calls()
     member.held = answer
-    member.client.answers = [lambda: [Event("a", 0)]]
+    member.client.answers = [lambda: [event("a", 0)]]
     for _ in range(2):
         assert member.consumer.consume(1, 0.25) == []
     assert member.take_calls() == ["ask the group", ("sleep", JOIN_AGAIN_SECONDS)] * 2

@@ -38,6 +38,21 @@ def test_load_finds_a_graph_in_a_module_or_a_file(directory: Path) -> None:
             del sys.modules[name]
 
 
+def test_graph_that_is_installed_imports_nothing_of_the_current_directory_first(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed = directory / "site"
+    installed.mkdir()
+    for name in ("module_f", "module_g", "module_h"):
+        (installed / f"{name}.py").write_text(SOURCE.replace("found", f"installed_{name}"))
+    (installed / "module_f.py").write_text("import module_g, module_i\nfrom module_g import graph\n")
+    for name in ("module_g", "module_h", "module_i"):
+        (directory / f"{name}.py").write_text(SOURCE.replace("found", f"here_{name}"))
+    monkeypatch.setattr(sys, "path", [str(installed), *sys.path])
+    assert load("module_f").name == "installed_module_g"
+    assert load("module_h").name == "here_module_h", "one that is here goes first"
+
+
 def test_load_without_a_name_finds_the_only_graph(directory: Path) -> None:
     (directory / "module_e.py").write_text(SOURCE + "same = graph\n")
     assert [load(target).name for target in ("module_e.py", "module_e")] == ["found", "found"]

@@ -15,8 +15,9 @@ from kstreams_py.kafka.partitioner import murmur2
 from kstreams_py.processing.guarantees import producer_mode
 from kstreams_py.records import Message, TopicPartition
 from kstreams_py.testing import Isolation, ManualClock, MemoryCluster
-from kstreams_py.testing.memory_broker import Content, Partition, Stamp
+from kstreams_py.testing.memory_broker import Partition, Stamp
 from kstreams_py.testing.memory_clients import MemoryConsumer, MemoryProducer
+from kstreams_py.testing.memory_records import Content
 from kstreams_py.testing.request_faults import Fault
 from tests.contract.rig import MURMUR2
 

@@ -180,7 +180,7 @@ def test_refused_output_makes_no_dead_letters_of_events_released_with_it(
 
 
 def test_event_whose_dead_letter_cannot_be_made_is_not_passed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: Any) -> Any:
+    def fail(*_: Any, **__: Any) -> Any:
         raise Unavailable("the registry is away")
 
     with TestDriver(refusing()) as driver:

@@ -175,22 +175,31 @@ def test_target_of_another_pipeline_is_refused() -> None:
     [
         (
             {"key": ["item"]},
-            {"records": "bigint"},
+            [("records", "bigint")],
             "its rows have no column 'item' of the key, but records: correct",
         ),
-        ({}, {"item": "string", "Item": "string"}, "two of its columns have one name: item, Item: rename"),
-        ({"mode": "append"}, {"item": "string"}, r"has \(item string, records bigint\): return those, or begin again"),
+        ({}, [("item", "string"), ("Item", "string")], "two of its columns have one name: item, Item: rename"),
+        ({}, [("item", "string"), ("item", "bigint")], "two of its columns have one name: item, item: rename"),
+        ({}, [("item", "void")], "column 'item' is void: nulls without a type, which Delta Lake drops: cast them to"),
+        ({}, [("item", "struct<x:int,y:void>")], "column 'item' is struct<x:int,y:void>: nulls without a type"),
+        ({}, [("item", "array<void>")], "column 'item' is array<void>: nulls without a type"),
+        ({}, [("item", "string collate UNICODE")], "column 'item' is string collate UNICODE, and Spark finds no rows"),
+        (
+            {"mode": "append"},
+            [("item", "string")],
+            r"has \(item string, records bigint\): return those, or begin again",
+        ),
     ],
 )
 def test_columns_that_the_target_does_not_take_are_refused(
-    options: dict[str, Any], columns: dict[str, str], message: str
+    options: dict[str, Any], columns: list[tuple[str, str]], message: str
 ) -> None:
     with pytest.raises(SettingsError, match=message):
         check_columns(declared(**options), columns, PUBLISHED)
 
 
 def test_complete_table_takes_other_columns_with_each_run() -> None:
-    check_columns(declared(), {"item": "string"}, PUBLISHED)
+    check_columns(declared(), [("item", "string"), ("nested", "struct<void:int>")], PUBLISHED)
 
 
 def test_following_runs_each_pipeline_at_its_interval_until_it_is_stopped() -> None:

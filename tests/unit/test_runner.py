@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -317,7 +317,7 @@ def test_generator_that_fails_half_way_writes_only_its_dead_letter() -> None:
         (Out(b"w", headers=[("i", None)]), ("w", b"k", 1_700, [("i", None)])),
         (Out(b"w", headers=[]), ("w", b"k", 1_700, [])),
         (Out(b"w", timestamp=5), ("w", b"k", 5, [("h", b"1")])),
-        (Out(b"w", b"other", [("ks-hash", b"forged")], 0), ("w", b"other", 0, [])),
+        (Out(b"w", b"other", [("ks-hash", b"forged")], 1), ("w", b"other", 1, [])),
     ],
 )
 @each_case("kind", ["map", "fork"])
@@ -349,6 +349,31 @@ def test_framework_headers_of_the_input_are_not_copied_to_the_output() -> None:
 def test_timestamp_of_a_record_that_has_none_is_left_to_the_producer(function: Callable[..., Any]) -> None:
     m = Read("a", 0, timestamp=None)
     assert Bench().map(function).plan(m).outputs == [output("x", b"v", m, timestamp=0)]
+
+
+@pytest.mark.parametrize("function", [same, wrapped])
+def test_timestamp_before_1970_is_kept_and_the_timestamp_0_refused(function: Callable[..., Any]) -> None:
+    """librdkafka writes any timestamp but 0, in place of which it writes the current time."""
+    old, none = Read("a", 0, timestamp=-5), Read("a", 1, timestamp=0)
+    plan = Bench().map(function).plan(old, none)
+    assert plan.outputs == [output("x", b"v", old, timestamp=-5)]
+    assert [(each.inputs, type(each.error)) for each in plan.failures] == [((none,), ValueError)]
+
+
+def test_headers_that_a_function_changes_are_whole_for_its_next_attempt() -> None:
+    seen = []
+
+    def change(value: bytes, step: Step) -> bytes:
+        seen.append([*step.headers])
+        cast(list[Any], step.headers).clear()
+        raise LookupError("no")
+
+    m = Read("a", 0, headers=[("h", b"1")])
+    rig = Bench(errors="dead").map(change)
+    rig.plan(m)
+    rig.plan(m)
+    assert seen == [[("h", b"1")]] * 2
+    assert m.headers() == [("h", b"1")]
 
 
 def in_batch(values: list[bytes], steps: list[Step]) -> list[Any]:
@@ -716,7 +741,7 @@ def test_result_that_does_not_encode_is_a_dead_letter() -> None:
         (UNTYPED(b"w", headers=[(b"h", b"")]), "TypeError: header (b'h', b'') is not a name and bytes"),
         (UNTYPED(b"w", headers=[("h",)]), "ValueError: not enough values to unpack"),
         (UNTYPED(b"w", headers=None), "TypeError: 'NoneType' object is not iterable"),
-        (UNTYPED(b"w", timestamp=-1), "ValueError: timestamp -1 is not a whole number of milliseconds since 1970"),
+        (UNTYPED(b"w", timestamp=-1), "ValueError: timestamp -1 is not a whole number of milliseconds after 1970"),
         (UNTYPED(b"w", timestamp=1 << 63), f"ValueError: timestamp {1 << 63} is not a whole number"),
         (UNTYPED(b"w", timestamp=1.5), "ValueError: timestamp 1.5 is not a whole number"),
     ],

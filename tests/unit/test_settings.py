@@ -14,7 +14,8 @@ import pytest
 from pydantic import ValidationError
 
 from kstreams_py.errors import SettingsError
-from kstreams_py.settings import OTHER_VARIABLES, OWNED, ClientSettings, SecretUrl, Settings, explain, redact_url
+from kstreams_py.secrets import SecretUrl, redact
+from kstreams_py.settings import OTHER_VARIABLES, OWNED, ClientSettings, Settings, explain
 from tests.tables import each_case
 from tests.unit.fakes import raise_error
 
@@ -25,6 +26,15 @@ SECRETS = {
     "ssl.key.password": "letmein",
     "ssl.certificate.pem": "MIIB",
     "sasl.oauthbearer.client.secret": "s3cr3t",
+    "sasl.oauthbearer.config": "vault=opensesame",
+    "sasl.oauthbearer.assertion.private.key.passphrase": "mellon",
+}
+
+REGISTRY_SECRETS = {
+    "ssl.key.password": "letmein",
+    "basic.auth.user.info": "alice:hunter2",
+    "bearer.auth.token": "ey.token",
+    "bearer.auth.client.secret": "s3cr3t",
 }
 
 
@@ -63,6 +73,7 @@ def test_defaults_are_for_a_broker_on_this_machine() -> None:
         "auto_offset_reset": "earliest",
         "commit_interval_ms": 100,
         "commit_records": 100_000,
+        "value_bytes_max": 64 << 20,
         "transaction_timeout_ms": 10_000,
         "session_timeout_ms": 15_000,
         "request_timeout_ms": 15_000,
@@ -74,6 +85,7 @@ def test_defaults_are_for_a_broker_on_this_machine() -> None:
         "livez_timeout_ms": None,
         "tracing": False,
         "kafka": {},
+        "schema_registry": {},
         "clusters": {},
     }
 
@@ -374,7 +386,7 @@ def test_each_variable_that_the_code_names_is_known() -> None:
     )
     settings = {f"KSTREAMS_{name.upper()}" for name in Settings.model_fields}
     named = set(re.findall(r"KSTREAMS_[A-Z]\w*\b(?!__)", text))
-    single = ("KSTREAMS_KAFKA_", "KSTREAMS_CLUSTERS_")
+    single = ("KSTREAMS_KAFKA_", "KSTREAMS_CLUSTERS_", "KSTREAMS_SCHEMA_REGISTRY__")
     assert {name for name in named if not name.startswith(single)} <= settings | OTHER_VARIABLES.keys()
 
 
@@ -396,7 +408,11 @@ def test_each_setting_is_explained_with_its_origin_and_without_secrets(
     }
     assert shown["stuck_timeout_ms"] == ("not set", "default")
     assert shown["leave_on_stop"] == ("false", "default")
-    assert {name for name in shown if "." not in name} == Settings.model_fields.keys() - {"kafka", "clusters"}
+    assert {name for name in shown if "." not in name} == Settings.model_fields.keys() - {
+        "kafka",
+        "schema_registry",
+        "clusters",
+    }
 
 
 CLUSTERS = """
@@ -509,6 +525,52 @@ def test_secrets_do_not_show_in_any_text_of_the_settings() -> None:
     assert "schema_registry_url='https://***@registry:8081'" in repr(settings)
 
 
+def test_secrets_of_the_schema_registry_do_not_show_and_reach_other_processes(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file.write_text('[schema_registry]\nssl.ca.location = "ca.pem"\nbasic.auth.user.info = "alice:old"\n')
+    monkeypatch.setenv("KSTREAMS_SCHEMA_REGISTRY__BASIC_AUTH_USER_INFO", "alice:hunter2")
+    monkeypatch.setenv("KSTREAMS_SCHEMA_REGISTRY__PROXY", "http://bob:hunter2@proxy:1")
+    settings = Settings.load(file, schema_registry={"timeout": 5, **REGISTRY_SECRETS})
+    others = {"ssl.ca.location": "ca.pem", "proxy": "http://bob:hunter2@proxy:1", "timeout": "5"}
+    assert dict(settings.schema_registry) == REGISTRY_SECRETS | others
+    shown = {each.name: each.value for each in explain(file, schema_registry={"timeout": 5, **REGISTRY_SECRETS})}
+    texts = [repr(settings), str(settings.model_dump()), str(shown)]
+    assert [s for s in (*REGISTRY_SECRETS.values(), "alice", "bob") if any(s in text for text in texts)] == []
+    assert shown["schema_registry.proxy"] == "http://***@proxy:1"
+    assert {name for name in settings.secret_variables() if "REGISTRY" in name} == {
+        f"KSTREAMS_SCHEMA_REGISTRY__{name.upper().replace('.', '_')}" for name in (*REGISTRY_SECRETS, "proxy")
+    }
+    for name, value in settings.as_environment().items():
+        monkeypatch.setenv(name, value)
+    assert are_equal(Settings.load(), settings)
+
+
+def test_address_of_the_schema_registry_has_one_place(file: Path) -> None:
+    file.write_text('[schema_registry]\nurl = "http://a"\n')
+    assert read_refusal(file) == (
+        f"schema_registry.url ({file}, line 2, table [schema_registry]): url belongs to the framework: use "
+        "schema_registry_url"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "refusal"),
+    [
+        ({"kafka": {"oauth_cb": print}}, "oauth_cb is a function: oauth_cb alone can be one, by its name "),
+        ({"kafka": {"error_cb": print}}, "error_cb is a function: oauth_cb alone can be one, by its name "),
+        ({"kafka": {"sasl": {"password": b"p"}}}, "sasl.password is a bytes: write a text, a number, true or false"),
+        ({"kafka": {"debug": ["all"]}}, "debug is a list: write a text, a number, true or false"),
+        ({"kafka": {"client.rack": None}}, "client.rack is a NoneType: write a text, a number, true or false"),
+        ({"schema_registry": {"timeout": {1}}}, "timeout is a set: write a text, "),
+    ],
+)
+def test_client_setting_that_is_no_text_is_refused_and_not_written_as_one(
+    arguments: dict[str, Any], refusal: str
+) -> None:
+    assert read_refusal(**arguments).startswith(refusal)
+
+
 def test_secrets_are_readable_as_values() -> None:
     settings = Settings.load(schema_registry_url="https://user:pass@registry:8081", kafka=SECRETS)
     assert (settings.schema_registry_url, dict(settings.kafka)) == ("https://user:pass@registry:8081", SECRETS)
@@ -545,12 +607,18 @@ def test_secrets_do_not_show_in_the_refusal_of_constructed_settings() -> None:
         ("https://user:pass@host:8081/path", "https://***@host:8081/path"),
         ("https://token@host", "https://***@host"),
         ("https://user:p@ss@host/path", "https://***@host/path"),
-        ("https://host/path@here", "https://host/path@here"),
+        ("https://user:p/a?s#s@host/path", "https://***@host/path"),
+        ("https://host/path@here", "https://***@here"),
+        ("http://a:b/c@one:1, http://d:e#f@two:2", "http://***@one:1, http://***@two:2"),
+        ("postgresql://host/shop?user=me&password=hunter2", "postgresql://host/shop?user=me&password=***"),
+        ("host=db user=me password='hunter 2' dbname=shop", "host=db user=me password=*** dbname=shop"),
+        ('{"sasl.password": "hunter2", "acks": "all"}', '{"sasl.password": ***, "acks": "all"}'),
+        ("user:hunter2@host", "***@host"),
         ("https://host:8081", "https://host:8081"),
     ],
 )
 def test_urls_are_shown_without_user_and_password(url: str, shown: str) -> None:
-    assert (redact_url(url), repr(SecretUrl(url)), str(SecretUrl(url))) == (shown, repr(shown), url)
+    assert (redact(url), repr(SecretUrl(url)), str(SecretUrl(url))) == (shown, repr(shown), url)
 
 
 def test_client_settings_are_a_mapping_that_compares_by_content() -> None:

@@ -18,6 +18,9 @@ from kstreams_py.sinks.manifest import DataFile, Manifest, choose_merged, decode
 URL = "postgresql://loader:s3cret@db.example:5433,other:5432/flights?password=s3cret"
 
 
+ESCAPED = "in user and password write / ? # , @ as %2F %3F %23 %2C %40, and elsewhere @ as %40"
+
+
 @pytest.mark.parametrize(
     ("declare", "message"),
     [
@@ -37,12 +40,41 @@ URL = "postgresql://loader:s3cret@db.example:5433,other:5432/flights?password=s3
             "evidence='key' is not kept: choose 'hash' or 'offsets'",
         ),
         (
+            lambda: SQLite("f", table="t", columns=("a", "b", "A")),
+            (
+                "two of the columns (delivery_hash, a, b, A) have one name for SQLite, which takes capital and small "
+                "letters for the same: rename one"
+            ),
+        ),
+        (
+            lambda: PostgreSQL("postgresql://db", table="é" * 32, columns=("a",)),
+            (
+                f"the name of a table or schema {'é' * 32!r} has 64 bytes, of which PostgreSQL keeps 63: choose a "
+                "shorter name"
+            ),
+        ),
+        (
+            lambda: PostgreSQL("postgresql://db", table=f"{'x' * 64}.t"),
+            (
+                f"the name of a table or schema {'x' * 64!r} has 64 bytes, of which PostgreSQL keeps 63: choose a "
+                "shorter name"
+            ),
+        ),
+        (
+            lambda: PostgreSQL("postgresql://db", table="s.t", columns=("a" * 64,)),
+            f"the name of a column {'a' * 64!r} has 64 bytes, of which PostgreSQL keeps 63: choose a shorter name",
+        ),
+        (
+            lambda: PostgreSQL("postgresql://db", table="s."),
+            "the name of a table or schema '' is no name of PostgreSQL: choose another one",
+        ),
+        (
             lambda: PostgreSQL("db.example/flights", table="t", columns=("a",)),
-            "a PostgreSQL sink needs a URL: postgresql://user:password@host:port/database",
+            f"PostgreSQL needs a URL such as postgresql://user:password@host:port/database: {ESCAPED}",
         ),
         (
             lambda: Redis("cache", key="k", columns=("a",)),
-            "a Redis sink needs a URL: redis://user:password@host:port/0",
+            f"Redis needs a URL such as redis://user:password@host:port/0: {ESCAPED}",
         ),
         (
             lambda: Parquet("d", columns=("a",)),  # type: ignore[arg-type]
@@ -54,6 +86,11 @@ def test_declaration_that_is_not_possible_is_refused_with_the_remedy(declare: Ca
     with pytest.raises(SettingsError) as raised:
         declare()
     assert str(raised.value) == message
+
+
+def test_names_of_63_bytes_are_those_of_postgresql() -> None:
+    name = "é" * 31 + "x"
+    assert PostgreSQL("postgresql://db", table=f"{name}.{name}", columns=(name,)).columns == (name,)
 
 
 def test_names_of_targets_have_no_credentials() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import re
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -12,7 +14,7 @@ from typing import Any
 import pytest
 
 import kstreams_py as ks
-from kstreams_py.errors import BrokerUnavailable, DrainTimeout, Replaced
+from kstreams_py.errors import BrokerUnavailable, DrainTimeout, FunctionExited, Replaced
 from kstreams_py.graph.guarantees import Durability, Guarantee
 from kstreams_py.graph.topology import Graph
 from kstreams_py.metrics import WorkerState
@@ -241,6 +243,26 @@ def test_loop_that_has_ended_is_not_reported_as_still_while_others_drain(start: 
     run.until(lambda reports: reports["p1"].still_seconds == 1.0)
     run.slot.stop()
     run.until(lambda reports: (reports["p0"].still_seconds, reports["p1"].still_seconds >= 18.0) == (0.0, True))
+
+
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
+def test_exit_in_a_loop_fails_the_slot_and_names_function_and_record(
+    start: MakeRun, error: type[BaseException]
+) -> None:
+    def leave(_: Any) -> None:
+        raise error
+
+    run = start(leave)
+    run.join()
+    assert isinstance(run.failure, FunctionExited)
+    assert re.match(rf"p0: leave ended by {error.__name__}: .*\(reading in0\[0\]@0, delivery ", str(run.failure))
+
+
+def test_exit_of_code_that_is_no_functions_fails_the_slot(start: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Worker, "run", lambda _: sys.exit(0))
+    run = start(lambda _: None)
+    run.join()
+    assert (type(run.failure), str(run.failure)) == (FunctionExited, "p0: its loop was ended by SystemExit(0)")
 
 
 def test_report_that_raises_ends_the_loops_before_it_is_raised(start: MakeRun) -> None:

@@ -8,16 +8,19 @@ import os
 import re
 import signal
 import socket
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+import kstreams_py
 import kstreams_py as ks
 from kstreams_py.errors import BrokerUnavailable, DrainTimeout, SettingsError, TopicError, WorkerStuck
 from kstreams_py.graph.topology import Graph
@@ -55,7 +58,7 @@ def wired(monkeypatch: pytest.MonkeyPatch) -> MemoryCluster:
     cluster = MemoryCluster()
     monkeypatch.setattr(cluster, "close", lambda: None, raising=False)
     monkeypatch.setattr(wiring, "KafkaCluster", lambda settings: cluster)
-    monkeypatch.setattr(wiring, "open_registry", lambda url, directory: None)
+    monkeypatch.setattr(wiring, "open_registry", lambda url, directory, client: None)
     monkeypatch.setattr(wiring, "gc", SimpleNamespace(freeze=lambda: None, set_threshold=lambda *_: None))
     return cluster
 
@@ -65,8 +68,32 @@ def wired(monkeypatch: pytest.MonkeyPatch) -> MemoryCluster:
 
 def test_worker_command_names_target_and_slot_and_no_setting() -> None:
     assert worker_command("flights:graph")(3) == [
-        sys.executable, "-m", "kstreams_py", "run", "flights:graph", "--slot", "3",
+        sys.executable, "-P", "-m", "kstreams_py", "run", "flights:graph", "--slot", "3",
     ]  # fmt: skip
+
+
+def test_every_command_line_with_this_python_leaves_out_the_current_directory() -> None:
+    package = Path(kstreams_py.__file__).parent
+    lines = {line.strip() for path in package.rglob("*.py") for line in path.read_text("utf-8").splitlines()}
+    started = [line for line in lines if "[sys.executable," in line]
+    assert len(started) > 5
+    assert [line for line in started if '[sys.executable, "-P", "-m", ' not in line] == []
+
+
+def test_file_that_is_planted_in_the_current_directory_is_imported_by_no_worker(tmp_path: Path) -> None:
+    for name in ("filelock", "json", "kstreams_py", "re", "redis", "typer"):
+        (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'taken')!r}, 'a').write({name!r})\n")
+    graph = tmp_path / "graphs" / "flights.py"
+    graph.parent.mkdir()
+    (graph.parent / "beside.py").write_text("name = 'flights'\n")
+    graph.write_text(
+        "import beside, kstreams_py as ks\ngraph = ks.Graph(beside.name)\n"
+        "graph.map(graph.topic('a'), to=graph.topic('b'), id='p')(lambda value: value)\n"
+    )
+    command = [*standby_command(f"{graph}:graph")[:4], "graph", f"{graph}:graph"]
+    shown = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+    assert (shown.returncode, "flights" in shown.stdout) == (0, True), shown
+    assert not (tmp_path / "taken").exists()
 
 
 def test_standby_reads_its_slot_and_ends_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,10 +147,11 @@ def pipe(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[int, int]]:
 
 
 def read_reported_processors(pipe: tuple[int, int]) -> list[str]:
-    """The processors in the reports that the supervisor can read."""
+    """The processors in the reports that the supervisor can read, and "drained" where the slot says that."""
     os.set_blocking(pipe[0], False)
     try:
-        return [json.loads(line)["processor"] for line in os.read(pipe[0], 10_000).splitlines()]
+        found = [json.loads(line) for line in os.read(pipe[0], 10_000).splitlines() if line]
+        return [each.get("processor", "drained") for each in found]
     except BlockingIOError:
         return []
 
@@ -150,7 +178,7 @@ def test_one_slot_runs_in_this_process_and_reports_to_its_supervisor_if_there_is
         "stopped": how == "orphaned",
     }  # fmt: skip
     assert caplog.messages == ["the supervisor has ended: draining"] * (how == "orphaned")
-    assert read_reported_processors(pipe) == (["p", "p"] if how == "supervised" else [])
+    assert read_reported_processors(pipe) == (["p", "p", "drained"] if how == "supervised" else [])
     assert [signal.getsignal(signum) for signum in SIGNALS] == before
     if how == "orphaned":
         os.close(writing)
@@ -192,7 +220,7 @@ def test_slot_that_is_stuck_ends_itself_only_without_a_supervisor(
     settings = Settings(stuck_timeout_ms=5_000)
     if not alone:
         run_in_foreground(SlotRun(THE_GRAPH, 3, settings))
-        assert read_reported_processors(pipe) == ["p", "p"]
+        assert read_reported_processors(pipe) == ["p", "p", "drained"]
         return
     monkeypatch.delenv(REPORT_FD)
     message = f"slot 3: p has not turned for 5 s: {STILL}; it ends after stuck_timeout_ms (5000): start it again"
@@ -214,7 +242,7 @@ def test_slot_serves_its_reports_only_without_a_supervisor(
     monkeypatch.setattr(wiring, "observing", observing)
     settings = Settings(http="127.0.0.1:0")
     run_in_foreground(SlotRun(THE_GRAPH, 3, settings))
-    assert (read_reported_processors(pipe), noted) == (["p"], [])
+    assert (read_reported_processors(pipe), noted) == (["p", "drained"], [])
     monkeypatch.delenv(REPORT_FD)
     run_in_foreground(SlotRun(THE_GRAPH, 3, settings))
     (status,) = noted

@@ -89,7 +89,17 @@ def test_replaced_slot_is_not_restarted_and_keeps_its_counts_without_lag() -> No
 
 
 def test_worker_that_ends_by_itself_stops_all() -> None:
-    assert begin_slot().end(0, 1.0) is Next.STOP
+    slot = begin_slot()
+    slot.feed(b'{"drained": true}\n')
+    assert slot.end(0, 1.0) is Next.STOP
+
+
+def test_status_0_of_a_worker_that_has_not_said_that_it_has_drained_is_a_death() -> None:
+    slot = begin_slot()
+    assert (slot.end(0, 1.0), slot.restarts) == (Next.RESTART, 1)
+    slot.feed(b'{"drained": true}\n')
+    slot.begin(2.0)
+    assert slot.end(0, 3.0) is Next.RESTART, "that was the process before"
 
 
 # Reports.

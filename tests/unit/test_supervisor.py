@@ -22,13 +22,14 @@ from kstreams_py.running.supervisor import Supervisor
 from kstreams_py.testing import ManualClock
 
 PREAMBLE = """
-import os, signal, sys, time
+import atexit, os, signal, sys, time
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 here, slot = sys.argv[1], int(sys.argv[2])
 nth = len([name for name in os.listdir(here) if name.startswith(f"{slot}.")]) + 1  # the first, second, ... of its slot
 open(f"{here}/{slot}.{nth}", "w").close()
 def write(text):
     os.write(int(os.environ["KSTREAMS_REPORT_FD"]), text.encode())
+atexit.register(write, '\\n{"drained": true}\\n')
 def report(commits, records, processor="p", lag="null", still=0):
     write('{"processor": "%s", "slot": %d, "counters": {"commits": %d, "records_in": %d}, "lag": %s, '
           '"still_seconds": %g, "place": "f (g.py, line 1)"}\\n' % (processor, slot, commits, records, lag, still))
@@ -487,6 +488,27 @@ def test_worker_that_ends_by_itself_ends_the_others(tmp_path: Path, caplog: pyte
     assert (workers.process_counts, workers.supervisor.pids) == ({0: 1, 1: 1}, {})
 
 
+def test_worker_that_ends_with_status_0_and_has_not_drained_is_restarted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, no_backoff: None
+) -> None:
+    script = "report(1, 1)\nos._exit(0) if nth < 3 else await_sigterm()"
+    workers = Workers(tmp_path, script)
+    workers.run(lambda counts: workers.process_counts == {0: 3})
+    why = (
+        "slot 0 ended by status 0 before it had drained: does a function call os._exit()?: restarting it (%d in a row)"
+    )
+    assert [m for m in caplog.messages if m.startswith("slot 0")] == [why % 1, why % 2]
+
+
+def test_worker_that_always_ends_with_status_0_and_has_not_drained_fails_the_run(
+    tmp_path: Path, no_backoff: None
+) -> None:
+    workers = Workers(tmp_path, "os._exit(0)")
+    with pytest.raises(WorkersFailed, match="died 9 times in a row, at last by status 0 before it had") as caught:
+        workers.run()
+    assert caught.value.exit_status == 1
+
+
 # The end.
 
 
@@ -508,6 +530,13 @@ def test_worker_that_fails_while_it_drains_is_named_alone(tmp_path: Path) -> Non
     workers = Workers(tmp_path, "report(0, 0); await_sigterm(); sys.exit(slot == 1)", [0, 1, 2])
     with pytest.raises(WorkersFailed, match="slot 1 did not drain: ") as caught:
         workers.run(lambda counts: len(counts) == 3)
+    assert caught.value.exit_status == 1
+
+
+def test_worker_that_exits_past_its_drain_is_named(tmp_path: Path) -> None:
+    workers = Workers(tmp_path, "report(0, 0); await_sigterm(); os._exit(0)")
+    with pytest.raises(WorkersFailed, match="slot 0 did not drain: ") as caught:
+        workers.run()
     assert caught.value.exit_status == 1
 
 

@@ -85,6 +85,7 @@ for i in range(91):
     if i == 40: print("to stderr " + "=" * 150, file=sys.stderr)
     if i == 41: os.write(1, b"\\xff\\xfe bytes\\n")
 signal.sigwait({signal.SIGTERM})
+os.write(int(os.environ["KSTREAMS_REPORT_FD"]), b'{"drained": true}\\n')
 """
 
 

@@ -299,7 +299,7 @@ def test_signature_that_does_not_fit_is_refused_with_one_that_does(
 
 # Refusals of a graph, of a topic, of a processor.
 
-NAME = "this name is not usable: use 1 to 100 of a-z A-Z 0-9 . _ -"
+NAME = "this name is not usable: use 1 to 100 of a-z A-Z 0-9 . _ -, not . or .. alone"
 ID = "this name is not usable: give it an id= of 1 to 100 of a-z A-Z 0-9 _ - (a dot would run into the graph's name)"
 TOPIC = "is not usable: use 1 to 249 of a-z A-Z 0-9 . _ -, not . or .. alone"
 DEAD_LETTERS = (
@@ -326,6 +326,9 @@ GUARANTEES = "choose exactly_once, at_least_once, at_most_once"
         (lambda: Graph(""), f"graph '': {NAME}"),
         (lambda: Graph("a/b"), f"graph 'a/b': {NAME}"),
         (lambda: Graph("a\n"), f"graph 'a\\n': {NAME}"),
+        (lambda: Graph("."), f"graph '.': {NAME}"),
+        (lambda: Graph(".."), f"graph '..': {NAME}"),
+        (lambda: Graph("a\0"), f"graph 'a\\x00': {NAME}"),
         (lambda: Graph("a" * 101), f"graph '{'a' * 101}': {NAME}"),
         (lambda: Graph("g", guarantee="twice"), f"graph 'g': guarantee 'twice' is not known: {GUARANTEES}"),
         (

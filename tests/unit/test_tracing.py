@@ -22,6 +22,7 @@ from opentelemetry.trace import SpanContext, SpanKind, StatusCode, TraceFlags
 import kstreams_py as ks
 from kstreams_py.errors import Abortable, Retriable
 from kstreams_py.graph.declarations import dead_letters
+from kstreams_py.kafka.sizes import RecordLimits
 from kstreams_py.processing import otel, outputs
 from kstreams_py.processing.attempts import CALLS_MAX
 from kstreams_py.processing.dead_letters import DeadLetters, Failure, record_size
@@ -416,7 +417,7 @@ def test_value_that_is_not_decoded_or_encoded_is_an_error_of_the_steps_span(span
     graph.topic("x", value=ks.Json())
     graph.map("a", to="x", id="p")(lambda value: {object()} if value == 1 else value)
     driver = TestDriver(graph, settings=TRACED)
-    driver.cluster.append("a", b"{", None, [traceparent()], 0, -1)
+    driver.cluster.append("a", b"{", None, [traceparent()], None, -1)
     driver.send("a", 1)
     driver.run()
     assert [span.status.status_code for span in spans.steps] == [StatusCode.ERROR, StatusCode.ERROR]
@@ -444,7 +445,7 @@ def test_calls_that_overlap_have_a_span_each_with_their_own_errors_and_dead_lett
         return {object()} if value == 2 else value
 
     driver = TestDriver(graph, partitions=4, settings=TRACED)
-    driver.cluster.append("a", b"{", None, [traceparent()], 0, 0)
+    driver.cluster.append("a", b"{", None, [traceparent()], None, 0)
     for number in (1, 2, 3, 4):
         driver.send("a", number, partition=number - 1, headers=[traceparent(span_id=f"{number:016x}")])
     driver.run()
@@ -561,7 +562,7 @@ def test_dead_letter_of_an_output_that_its_topic_refuses_has_the_trace(guarantee
 def test_dead_letter_with_a_trace_is_cut_to_what_its_topic_takes() -> None:
     context: Headers = [traceparent(), ("baggage", b"b" * 700)]
     encode = encoder(dead_letters(), MemoryRegistry(), "dead-value")
-    letters = DeadLetters("g.p", "dead", encode, 5_000, lambda: context)
+    letters = DeadLetters("g.p", "dead", encode, RecordLimits(5_000), lambda: context)
     output = letters.of(Failure((Read("a", 0, b"v" * 10_000),), b"h" * 16, LookupError("why")))
     assert list(output[7] or ())[-2:] == context
     assert 4_900 < record_size(output) <= 5_000

@@ -26,7 +26,7 @@ from kstreams_py.processing.journal.records import (
     type_of,
 )
 from kstreams_py.processing.journal.recovery import Found, Recovery, recover, show
-from kstreams_py.records import HASH_HEADER, Message, Positions, TopicPartition
+from kstreams_py.records import HASH_HEADER, Message, Positions, TopicPartition, readable_headers
 
 logger = logging.getLogger(__name__)
 
@@ -294,4 +294,4 @@ class DeliveryJournal:
 
 def _is_of(delivery_hash: bytes, message: Message) -> bool:
     """Whether a record is an output of the delivery with this hash."""
-    return dict(message.headers() or ()).get(HASH_HEADER) == delivery_hash
+    return dict(readable_headers(message)).get(HASH_HEADER) == delivery_hash

@@ -15,7 +15,7 @@ from kstreams_py.formats.schema_files import shipped_schema
 from kstreams_py.graph.hashes import snapshot_hash
 from kstreams_py.kafka.contracts import Output
 from kstreams_py.processing.choices import Choices, Start, encode_versioned
-from kstreams_py.records import Message
+from kstreams_py.records import Message, readable_headers
 
 TYPE_HEADER: Final = "ks-type"
 
@@ -170,7 +170,7 @@ def newest_unit(messages: Sequence[Message], partition: int) -> Unit | None:
 
 def type_of(m: Message) -> str:
     """The type of a journal's record, of any release."""
-    return (dict(m.headers() or ()).get(TYPE_HEADER) or b"").decode(errors="replace")
+    return (dict(readable_headers(m)).get(TYPE_HEADER) or b"").decode(errors="replace")
 
 
 def _record(topic: str, partition: int, kind: str, value: bytes, key: bytes | None = None) -> Output:

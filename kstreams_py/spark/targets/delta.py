@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from kstreams_py.errors import MissingSoftware, SettingsError, SinkUnavailable, StaleWriter
 from kstreams_py.graph.pipelines import Mode, Pipeline
 from kstreams_py.sinks import Delta
-from kstreams_py.spark.frames import check_key, compute, find_cause, quote
+from kstreams_py.spark.frames import UNTAKEN, check_key, compute, find_cause, quote
 from kstreams_py.spark.private_api import open_path
 from kstreams_py.spark.runs import Published, check_owner, decode_published
 
@@ -221,7 +221,7 @@ class DeltaLakeTable:
                     f"the log of {self._path}, {_LOG}, was changed by hand: restore it, or move the directory away: "
                     f"then {self._pipeline} begins again: {find_cause(text)}"
                 ) from error
-            if "DELTA_" in text:
+            if "DELTA_" in text and not UNTAKEN.search(text):  # which reported() tells
                 raise SinkUnavailable(f"{self._pipeline}: {self._path}: {find_cause(text)}") from error
             raise
 

@@ -88,7 +88,9 @@ class KafkaTable:
         self._pipeline, self._topic = pipeline, topic
         self._cluster = KafkaCluster(self._settings, patient=True)
         self._runs = TopicPartition(runs_topic(topic), 0)
-        self._registry = open_registry(settings.schema_registry_url, settings.schema_directory)
+        self._registry = open_registry(
+            settings.schema_registry_url, settings.schema_directory, settings.schema_registry
+        )
         self._key = pipeline.key[0] if pipeline.key else None
 
     def read(self) -> Published | None:

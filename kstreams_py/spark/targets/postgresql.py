@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from kstreams_py.errors import MissingSoftware, RowRefused, SettingsError, SinkUnavailable, StaleWriter
 from kstreams_py.graph.pipelines import Mode, Pipeline
 from kstreams_py.sinks import PostgreSQL
+from kstreams_py.sinks.postgresql_columns import check_names
 from kstreams_py.spark.frames import column, columns_of, compute, schema_of
 from kstreams_py.spark.runs import Published, check_owner, decode_published
 
@@ -258,6 +259,7 @@ class PostgreSQLTable:
 
     def _sql_types(self, columns: Mapping[str, str]) -> dict[str, str]:
         """PostgreSQL's types of columns, by Spark's. Raises SettingsError for one that it lacks."""
+        check_names("the name of a column", tuple(columns))
         found = {}
         for name, kind in columns.items():
             sql = kind.replace("decimal", "numeric") if kind.startswith("decimal") else _TYPES.get(kind)
@@ -279,7 +281,7 @@ def _field(column: Column, kind: str) -> Column:
     if kind == "binary":
         text = sf.concat(sf.lit("\\\\x"), sf.hex(column))
     elif kind == "string":
-        text = column
+        text = sf.validate_utf8(column)  # Python would get U+FFFD in place of other bytes
         for plain, escaped in (("\\", "\\\\"), ("\t", "\\t"), ("\n", "\\n"), ("\r", "\\r")):
             text = sf.replace(text, sf.lit(plain), sf.lit(escaped))
     elif kind == "timestamp":

@@ -1,0 +1,155 @@
+"""Tokens of OAUTHBEARER: one for all clients of a process, asked for again before it expires."""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Final
+
+from kstreams_py.errors import BrokerUnavailable
+from kstreams_py.log_fields import answers, away
+
+logger = logging.getLogger(__name__)
+
+ASK_SECONDS: Final = 8.0
+"""Seconds that a client waits for a token: confluent-kafka waits 10 s for its callback, and reports no reason."""
+
+KEPT_PART: Final = 0.8
+"""The part of a token's life after which another one is asked for; librdkafka asks its callback by the same rule."""
+
+_TOKEN: Final = re.compile(r"[\x21-\x7e]+")
+_EXTENSION: Final = re.compile(r"[A-Za-z]+")
+_EXTENSION_VALUE: Final = re.compile(r"[\x21-\x7e \t\r\n]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A token that brokers take.
+
+    - `value`: the token itself; no `repr` shows it.
+    - `expires`: seconds since 1970.
+    - `principal`: whose it is; librdkafka only logs it.
+    - `extensions`: SASL extensions that go with it.
+
+    Raises ValueError, without the token, for what no client would send.
+    """
+
+    value: str = field(repr=False)
+    expires: float
+    principal: str = ""
+    extensions: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not _TOKEN.fullmatch(self.value):
+            raise ValueError("the token is empty, or has characters that no header takes")
+        for name, value in self.extensions.items():
+            if not _EXTENSION.fullmatch(name) or name == "auth" or not _EXTENSION_VALUE.fullmatch(value):
+                raise ValueError(f"{name!r} is no SASL extension: its name has letters only, and is not auth")
+
+
+class NoToken(LookupError):
+    """A source gives no token; `may_return` as in BrokerUnavailable."""
+
+    def __init__(self, message: str, *, may_return: bool = True) -> None:
+        super().__init__(message)
+        self.may_return = may_return
+
+
+class TokenSource:
+    """Gives all clients of this process the same token.
+
+    It is what confluent-kafka calls as `oauth_cb`, and what kafka-python calls as its token provider.
+
+    - `failed_at`: the monotonic time of its newest failure.
+    """
+
+    def __init__(self, name: str, ask: Callable[[], Token], clock: Callable[[], float] = time.time) -> None:
+        """`name` is what gives the tokens, for messages; `ask` asks it for one, in a thread of its own."""
+        self._name = name
+        self._ask = ask
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._token: Token | None = None
+        self._kept_until = 0.0
+        self._asking: Future[Token] | None = None
+        self._asked_at = 0.0
+        self.failed_at = -math.inf
+        self._has_failed = False
+
+    def get(self, limit: float = ASK_SECONDS) -> Token:
+        """The token, or another one once most of its life is over. Raises BrokerUnavailable, with the reason.
+
+        A token that has not expired is used for as long as no other one comes.
+        """
+        with self._lock:
+            token, asking = self._token, self._asking
+            if token is not None and self._clock() < self._kept_until:
+                return token
+            if asking is None:
+                asking = self._asking = Future()
+                self._asked_at = self._clock()
+                threading.Thread(target=self._run, args=[asking], name=f"asking {self._name}", daemon=True).start()
+        try:
+            return asking.result(limit)
+        except Exception as error:
+            return self._kept(token, error if asking.done() else self._unanswered())
+
+    def _unanswered(self) -> NoToken:
+        return NoToken(f"it has not returned for {self._clock() - self._asked_at:.0f} s")
+
+    def _kept(self, token: Token | None, error: Exception) -> Token:
+        """The token before, if it has not expired; otherwise raises BrokerUnavailable."""
+        why = str(error) if isinstance(error, NoToken) else f"{type(error).__name__}: {error}"
+        self._has_failed, self.failed_at = True, time.monotonic()
+        left = 0.0 if token is None else token.expires - self._clock()
+        if token is None or left <= 1:
+            raise BrokerUnavailable(
+                f"no broker can be signed in to: {self._name} gives no token: {why}",
+                may_return=getattr(error, "may_return", True),
+            ) from None
+        logger.warning(
+            "%s gives no token: %s; the one before is used for another %.0f s", self._name, why, left,
+            extra=away(f"tokens of {self._name}"),
+        )  # fmt: skip
+        return token
+
+    def _run(self, asking: Future[Token]) -> None:
+        try:
+            token = self._ask()
+            if token.expires <= (now := self._clock()) + 1:
+                raise NoToken("its token has expired: the expiry is in seconds since 1970")
+        except BaseException as error:  # of the user's function; SystemExit, too, would only end this thread
+            with self._lock:
+                self._asking = None
+            asking.set_exception(error if isinstance(error, Exception) else NoToken(f"it raised {error!r}"))
+            return
+        with self._lock:
+            self._asking, self._token = None, token
+            self._kept_until = now + KEPT_PART * (token.expires - now)
+            had_failed, self._has_failed = self._has_failed, False
+        if had_failed:
+            logger.info("%s gives tokens again", self._name, extra=answers(f"tokens of {self._name}"))
+        asking.set_result(token)
+
+    def __call__(self, _: str) -> tuple[str, float, str, dict[str, str]]:
+        """For confluent-kafka, which asks again 10 s after this has raised."""
+        try:
+            token = self.get()
+        except BrokerUnavailable as error:  # the client reports no more than that its callback has raised
+            logger.warning("%s", error, extra=away(f"tokens of {self._name}"))
+            raise
+        return token.value, token.expires, token.principal, dict(token.extensions)
+
+    def token(self) -> str:
+        """For kafka-python."""
+        return self.get().value
+
+    def extensions(self) -> dict[str, str]:
+        """For kafka-python, which asks for the token first."""
+        return dict(self.get().extensions)

@@ -1,0 +1,35 @@
+"""Finds the records that cannot be read: headers whose names are no text, values beyond a limit."""
+
+from __future__ import annotations
+
+from collections import deque
+from operator import length_hint
+from typing import Any, Final
+
+import confluent_kafka as ck
+
+from kstreams_py.records import too_large, with_bad_headers
+
+_HEADERS: Final = ck.Message.headers
+
+
+def replace_unreadable(messages: list[Any], value_bytes_max: int | None = None) -> list[Any]:
+    """The records, with an Unreadable in place of each that cannot be read.
+
+    It must see each record before anything else asks for headers: where a name is not UTF-8, the first call of
+    `Message.headers()` raises, and the next one returns a name that is no object, at which the process dies (SIGSEGV;
+    confluent-kafka 2.16). After it the headers are replaced.
+    """
+    rest = iter(messages)
+    while True:
+        try:
+            deque(map(_HEADERS, rest), maxlen=0)  # at the speed of C: each record of a consumer passes here
+        except SystemError as error:
+            at = len(messages) - length_hint(rest) - 1
+            messages[at].set_headers([])
+            messages[at] = with_bad_headers(messages[at], error.__cause__ or error)
+        else:
+            break
+    if value_bytes_max is not None and messages and max(map(len, messages)) > value_bytes_max:
+        return [too_large(m, value_bytes_max) if len(m) > value_bytes_max else m for m in messages]
+    return messages

@@ -1,0 +1,88 @@
+"""The records of the cluster in memory, as they are stored and as they are read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from kstreams_py.errors import RecordTooLarge
+from kstreams_py.kafka.contracts import Output
+from kstreams_py.records import Message, TopicPartition, too_large, with_bad_headers
+
+RECORD_OVERHEAD: Final = 70
+"""Bytes of a batch with one record, without its key, value and headers (about)."""
+
+
+class Content(NamedTuple):
+    """A record without its place; the timestamp is in milliseconds since 1970."""
+
+    key: bytes | None
+    value: bytes | None
+    headers: list[tuple[str, bytes | None]] | None
+    timestamp: int
+
+    def find_excess(self, topic: str, limit: int) -> RecordTooLarge | None:
+        """Why a batch with this record alone is refused, if it is larger than `limit` bytes."""
+        size = RECORD_OVERHEAD + len(self.key or b"") + len(self.value or b"")
+        for name, value in self.headers or ():
+            size += len(name) + len(value or b"")
+        if size <= limit:
+            return None
+        return RecordTooLarge(
+            f"a record for topic {topic!r} ({size} bytes) is larger than it takes ({limit}): raise the topic's "
+            "max.message.bytes and KSTREAMS_KAFKA__MESSAGE_MAX_BYTES, or make the record smaller"
+        )
+
+    def output(self, partition: TopicPartition) -> Output:
+        """The record as an Output to this partition."""
+        return (*partition[:1], self.value, self.key, partition.partition, None, None, self.timestamp, self.headers)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMessage:
+    """A record at its place: a records.Message."""
+
+    _partition: TopicPartition
+    _offset: int
+    _content: Content
+
+    def __len__(self) -> int:
+        return len(self._content.value or b"")
+
+    def topic(self) -> str:
+        return self._partition.topic
+
+    def partition(self) -> int:
+        return self._partition.partition
+
+    def offset(self) -> int:
+        return self._offset
+
+    def key(self) -> bytes | None:
+        return self._content.key
+
+    def value(self) -> bytes | None:
+        return self._content.value
+
+    def headers(self) -> list[tuple[str, bytes | None]] | None:
+        return self._content.headers
+
+    def timestamp(self) -> tuple[int, int]:
+        return 1, self._content.timestamp
+
+
+def milliseconds(now: float) -> int:
+    """The timestamp of a record that has none of its own; a clock may begin at 0, which no client writes."""
+    return max(1, int(now * 1000))
+
+
+def as_read(m: Message, value_bytes_max: int | None) -> Message:
+    """A record as kafka/unreadable.py returns it."""
+    if value_bytes_max is not None and len(m.value() or b"") > value_bytes_max:
+        return too_large(m, value_bytes_max)
+    try:
+        for name, _ in m.headers() or ():
+            name.encode()
+    except UnicodeEncodeError as error:
+        return with_bad_headers(m, error)
+    return m

@@ -1,0 +1,179 @@
+"""Passwords, names and URLs in settings and options: none is shown, whatever characters it has."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+import kstreams_py as ks
+from kstreams_py.cli import deploy
+from kstreams_py.errors import KStreamsError
+from kstreams_py.formats.http_registry import SchemaRegistry
+from kstreams_py.settings import Settings, explain
+from kstreams_py.sinks import Redis
+from kstreams_py.sinks.redis_servers import open_client
+from tests.hostile import Outcome, Place
+
+OUTPUT, REFUSED = Outcome.OUTPUT, Outcome.REFUSED
+
+PARTS: Final = ("hunter", "quagga", "zebra")
+"""Of each password: what a reader takes for a host, a path or a query may be shown, and has one of them."""
+
+PASSWORDS: Final = {
+    "plain": "hunterquaggazebra",
+    "with an escape": "hunter%2Fquagga%23zebra",
+    "with a slash": "hunter/quaggazebra",
+    "with a number sign": "hunterquagga#zebra",
+    "with a question mark": "hunter?quagga=zebra",
+    "with an at sign": "hunter@quagga",
+    "with a colon": "hunter:quagga",
+    "with all of them": "hunter/quagga@:#zebra?",
+    "that looks like a port": "12/hunter",
+}
+
+SAFE: Final = frozenset({"plain", "with an escape", "with a colon"})
+"""Passwords in which no two readers find two ends."""
+
+
+def tried(act: Callable[[], Any], texts: Callable[[Any], str]) -> Outcome:
+    """The outcome of an act whose result is shown by `texts`: no part of a password is in it, or in a message."""
+    try:
+        made = act()
+    except KStreamsError as error:
+        text, outcome = str(error), REFUSED
+    else:
+        text, outcome = texts(made), OUTPUT
+    assert not any(part in text for part in PARTS), text
+    return outcome
+
+
+def enter_postgresql(urls: Mapping[str, Any], _: pytest.FixtureRequest) -> dict[str, Outcome]:
+    return {
+        name: tried(partial(ks.PostgreSQL, url, table="t", columns=("a",)), lambda sink: f"{sink!r} {sink}")
+        for name, url in urls.items()
+    }
+
+
+def enter_redis(urls: Mapping[str, Any], _: pytest.FixtureRequest) -> dict[str, Outcome]:
+    def open_both(url: str) -> Redis:
+        open_client(url).close()
+        return Redis(url, key="k", columns=("a",))
+
+    return {name: tried(partial(open_both, url), lambda sink: f"{sink!r} {sink}") for name, url in urls.items()}
+
+
+def enter_registry(urls: Mapping[str, Any], _: pytest.FixtureRequest) -> dict[str, Outcome]:
+    return {name: tried(partial(SchemaRegistry, url), lambda made: made._url) for name, url in urls.items()}
+
+
+def enter_setting(urls: Mapping[str, Any], _: pytest.FixtureRequest) -> dict[str, Outcome]:
+    """Settings show it nowhere, and keep it."""
+
+    def texts(settings: Settings) -> str:
+        assert settings.schema_registry_url == settings.as_environment()["KSTREAMS_SCHEMA_REGISTRY_URL"]
+        assert "KSTREAMS_SCHEMA_REGISTRY_URL" in settings.secret_variables()
+        shown = explain(None, schema_registry_url=str(settings.schema_registry_url))
+        return f"{settings!r} {settings} {settings.model_dump_json()} {shown} {settings.schema_registry_url!r}"
+
+    return {name: tried(partial(Settings, schema_registry_url=url), texts) for name, url in urls.items()}
+
+
+def enter_wrong_setting(urls: Mapping[str, Any], _: pytest.FixtureRequest) -> dict[str, Outcome]:
+    """A URL that was written at another setting."""
+    return {name: tried(partial(Settings, commit_records=url), repr) for name, url in urls.items()}
+
+
+def enter_variable(variables: Mapping[str, Any], request: pytest.FixtureRequest) -> dict[str, Outcome]:
+    """`--env` of the commands that print what many may read."""
+    place: Path = request.getfixturevalue("tmp_path")
+    (place / "shop.py").write_text(
+        "import kstreams_py as ks\ngraph = ks.Graph('g')\n"
+        "graph.map(graph.topic('a'), to=graph.topic('b'), id='p')(lambda value: value)\n"
+    )
+    target = os.fspath(place / "shop.py")
+
+    def printed(variable: str) -> str:
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            deploy.k8s(target, image="shop", bootstrap_servers="kafka:9092", env=[variable])
+            deploy.systemd(target, env=[variable])
+        assert variable.partition("=")[2] in out.getvalue()
+        return out.getvalue()
+
+    return {name: tried(partial(printed, each), str) for name, each in variables.items()}
+
+
+def of_each(form: str, *, refused: bool = True) -> dict[str, tuple[str, Outcome]]:
+    """A row for each password."""
+    return {
+        f"a password {name}": (form.format(password), REFUSED if refused and name not in SAFE else OUTPUT)
+        for name, password in PASSWORDS.items()
+    }
+
+
+PLACES: Final = [
+    Place(
+        "the URL of a PostgreSQL table",
+        {
+            **of_each("postgresql://me:{}@db:5432/shop"),
+            "a password in its query": ("postgresql://db/shop?user=me&password=hunter", OUTPUT),
+            "a keyword string": ("host=db password=hunter", REFUSED),
+            "a keyword string with quotes": ("host=db password='hunter quagga'", REFUSED),
+            "a bracket that is open": ("postgresql://me:hunter@[db/shop", REFUSED),
+            "another scheme": ("mysql://me:hunter@db/shop", REFUSED),
+        },
+        enter_postgresql,
+    ),
+    Place(
+        "the URL of a Redis server",
+        {
+            **of_each("redis://me:{}@cache:6379/0"),
+            "a password in its query": ("redis://cache:6379/0?password=hunter", OUTPUT),
+            "a socket": ("unix://me:hunter@/run/redis.sock?db=1", OUTPUT),
+            "another scheme": ("http://me:hunter@cache/0", REFUSED),
+            "a port that is none": ("redis://me:hunter@cache:x/0", REFUSED),
+        },
+        enter_redis,
+    ),
+    Place(
+        "the URL of a schema registry",
+        {
+            **of_each("http://me:{}@registry:8081"),
+            "a token alone": ("http://hunter@registry:8081", OUTPUT),
+            "a second address": ("http://a:8081,http://me:hunter#quagga@b:8081", REFUSED),
+            "no host": ("http://", REFUSED),
+        },
+        enter_registry,
+    ),
+    Place("schema_registry_url, shown", of_each("http://me:{}@registry:8081", refused=False), enter_setting),
+    Place(
+        "a URL at another setting",
+        {name: (url, REFUSED) for name, (url, _) in of_each("http://me:{}@registry:8081").items()},
+        enter_wrong_setting,
+    ),
+    Place(
+        "--env of k8s and systemd",
+        {
+            **{
+                name: (f"STORE={url}", REFUSED) for name, (url, _) in of_each("postgresql://me:{}@db:5432/shop").items()
+            },
+            "a keyword string": ("STORE=host=db password=hunter", REFUSED),
+            "a password by its name": ("PGPASSWORD=hunter", REFUSED),
+            "a password of Kafka": ("KSTREAMS_KAFKA__SASL_PASSWORD=hunter", REFUSED),
+            "a key of Kafka": ("KSTREAMS_KAFKA__SSL_KEY_PEM=hunter", REFUSED),
+            "a password in JSON": ('KSTREAMS_KAFKA={"sasl.password": "hunter"}', REFUSED),
+            "headers of a collector": ("OTEL_EXPORTER_OTLP_HEADERS=api-key=hunter", REFUSED),
+            "a key of an API": ("API_KEY=hunter", REFUSED),
+            "no name, and a password": ("=postgresql://me:hunter@db/shop", REFUSED),
+            "a price": ("PRICE=5 net", OUTPUT),
+            "a URL without a password": ("STORE=postgresql://db:5432/shop", OUTPUT),
+        },
+        enter_variable,
+    ),
+]
