@@ -50,6 +50,9 @@ class Avro(Serde[Any]):
     Records are dicts with exactly the schema's fields; those with a default may be left out. Data is resolved from its
     writer's schema to this one: fields with defaults, aliases, promotions (Avro 1.11, "Schema Resolution").
 
+    Values are written whole or refused. They are nested at most 200 deep, have at most 10,000 items that take no bytes,
+    and their decimals at most 4,300 digits.
+
     The worker binds the serde to the subject of each topic. The first value written registers the schema; a reader
     registers nothing. Raises SchemaError for a schema that is wrong.
     """

@@ -50,7 +50,7 @@ class Bounds(NamedTuple):
 
 
 def bounds_of(schema: Any, names: Names, source: str, *, skips: bool = False) -> Bounds:
-    """What has to be checked of the values of a parsed schema.
+    """What has to be checked of the values of a parsed schema, with its named types.
 
     - `skips`: the reader's schema may lack some fields.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, Final
 
@@ -29,6 +29,18 @@ def subjects_of(subject: str, name: str) -> tuple[str, str, str]:
     `subject`: `T-key` or `T-value`; `name`: the full name of the reader's schema.
     """
     return subject, f"{subject.rpartition('-')[0]}-{name}", name
+
+
+def followed_ids(registry: Registry, subject: str, name: str) -> Iterator[int]:
+    """The ids of the schemas that readers of a topic follow, those under its own subject first.
+
+    Raises Unavailable if the registry does not answer for that one; a right to the others may be missing.
+    """
+    first, *others = subjects_of(subject, name)
+    yield from registry.ids(first)
+    for each in others:
+        with suppress(Unavailable):
+            yield from registry.ids(each)
 
 
 def read_text(text: str, source: str) -> JsonSchema:
@@ -107,17 +119,8 @@ class Writers:
         return False
 
     def _is_followed(self, schema_id: int) -> bool:
-        """Whether a schema is under a subject of the topic. Raises Unavailable if the first of them is not known."""
-        if self._subject is None:
-            return True
-        first, *others = subjects_of(self._subject, self._name)
-        if schema_id in self._registry.ids(first):
-            return True
-        for each in others:
-            with suppress(Unavailable):  # a right to other subjects may be missing
-                if schema_id in self._registry.ids(each):
-                    return True
-        return False
+        """Whether a schema is under a subject of the topic. Raises Unavailable."""
+        return self._subject is None or schema_id in followed_ids(self._registry, self._subject, self._name)
 
     def _foreign(self, schema_id: int) -> str:
         return (

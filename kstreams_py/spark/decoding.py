@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import operator
+import secrets
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from kstreams_py.errors import SchemaError
 from kstreams_py.formats.avro import Avro
+from kstreams_py.formats.bounds import bounds_of
 from kstreams_py.formats.evolution import unreadable
 from kstreams_py.formats.registry import Registry
-from kstreams_py.formats.schemas import content_id
+from kstreams_py.formats.schemas import Names, content_id, kind_of, parse
 from kstreams_py.formats.serdes import Json, String
+from kstreams_py.formats.writers import followed_ids, read_text
 from kstreams_py.graph.declarations import Topic
 
 with suppress(ImportError):  # `require_pyspark` raises the error with the remedy
@@ -22,14 +27,17 @@ with suppress(ImportError):  # `require_pyspark` raises the error with the remed
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-_DECODED: Final = "ks_decoded"
-"""A field with the default true, added to a reader's schema all of whose fields may be null.
+_END: Final = "ks_end"
+"""A field behind all others, for a number that is added to each value: it is that one if the value ends before it.
 
-from_avro returns a record of nulls for bytes that it cannot decode; in a decoded record this field is true.
+from_avro returns a record of nulls for bytes that it cannot decode, and takes no notice of bytes after a value.
 """
 
-_NEVER_NULL: Final = ("boolean", "int", "long", "float", "double", "bytes", "string")
-"""Types of Avro of which a decoded field is never null."""
+_END_NUMBER: Final = (1 << 61) + secrets.randbits(61)
+"""Whoever writes a value cannot know it."""
+
+_END_BYTES: Final = bytes((_END_NUMBER << 1 >> 7 * n) & 0x7F | 0x80 for n in range(8)) + bytes([_END_NUMBER >> 55])
+"""It as Avro writes it; it has 62 bits."""
 
 _WRAPPED: Final = "ks_value"
 """The field with a value that is no record: a record of one field has the bytes of that (Avro's specification)."""
@@ -56,10 +64,15 @@ class _Case(NamedTuple):
     why: str | Column = ""
 
 
-def check_encodings(topic: Topic) -> None:
-    """Raises SchemaError for text that Spark does not decode."""
+def check_serdes(topic: Topic) -> None:
+    """Raises SchemaError for text and for schemas that Spark does not decode."""
     for part in ("key", "value"):
         serde = getattr(topic, part)
+        if isinstance(serde, Avro) and (problem := _unfit(json.loads(serde.schema))):
+            raise SchemaError(
+                f"topic {topic}: Spark cannot show {serde!r} as columns: {problem}; declare the {part} as Bytes() for "
+                "the view"
+            )
         if isinstance(serde, String) and serde.encoding.lower().replace("_", "-") not in ("utf-8", "utf8"):
             raise SchemaError(
                 f"topic {topic}: Spark reads text in UTF-8, and its {part} is in {serde.encoding}: declare it as "
@@ -86,7 +99,6 @@ def decode(
         return df, Decoded(raw, (), None if fails else sf.lit(None).cast("string"))
     reader = json.loads(serde.schema)
     fields = [field["name"] for field in reader["fields"]] if _is_record(reader) else []
-    marker = _marker(_shape(reader))
     cases, why = _avro_cases(raw, topic, part, registry)
     column, error = _choose(raw, cases, why, topic, part, fails=fails)
     # Spark copies an expression into each filter on it; after explode() it is evaluated once (2 to 7 times as fast)
@@ -94,15 +106,58 @@ def decode(
     broken = f"does not decode as {serde!r}: read the topic as Bytes() to see it"
     if error is None:
         df, found = df.withColumn(name, sf.explode(sf.array(column))), sf.col(name)
-        found = sf.when(found.isNull() | found[marker].isNotNull(), found).otherwise(_fail(topic, part, broken))
+        found = sf.when(found.isNull() | _is_whole(found, reader), found).otherwise(_fail(topic, part, broken))
     else:
         both = sf.struct(column.alias("value"), error.alias("error"))
         df, found, error = df.withColumn(name, sf.explode(sf.array(both))), sf.col(name)["value"], sf.col(name)["error"]
-        is_broken = found.isNotNull() & found[marker].isNull()
+        is_broken = found.isNotNull() & ~_is_whole(found, reader)
         error = sf.coalesce(error, sf.when(is_broken, sf.lit(f"its {part} {broken}")))
-    if marker == _DECODED and fields:
-        found = found.dropFields(_DECODED)
-    return df, Decoded(found if fields else found[_WRAPPED], fields, error)
+    return df, Decoded(found.dropFields(_END) if fields else found[_WRAPPED], fields, error)
+
+
+def _is_whole(found: Column, reader: Any) -> Column:
+    """Whether a value that from_avro returned is that of all bytes, and its text is in UTF-8."""
+    is_whole = found[_END].eqNullSafe(sf.lit(_END_NUMBER))
+    schema, names = parse(reader, "the schema")
+    if not _is_record(reader):
+        is_text = _is_text(found[_WRAPPED], schema, names)
+        return is_whole if is_text is None else is_whole & is_text
+    for field in schema["fields"]:
+        if (is_text := _is_text(found[field["name"]], field["type"], names)) is not None:
+            is_whole &= is_text
+    return is_whole
+
+
+def _is_text(column: Column, schema: Any, names: Names) -> Column | None:
+    """Whether all text in a column is in UTF-8, which from_avro does not check; None if it has no text."""
+    schema = names.get(schema, schema) if isinstance(schema, str) else schema
+    found: list[Column | None] = []
+    match kind_of(schema, names):
+        case "string":
+            found = [sf.is_valid_utf8(column)]
+        case "array":
+            if _is_text(column, schema["items"], names) is not None:
+                found = [sf.forall(column, lambda item: _text_of(item, schema["items"], names))]
+        case "map":
+            found = [sf.forall(sf.map_keys(column), sf.is_valid_utf8)]
+            if _is_text(column, schema["values"], names) is not None:
+                found.append(sf.forall(sf.map_values(column), lambda value: _text_of(value, schema["values"], names)))
+        case "record" | "error":
+            found = [_is_text(column[field["name"]], field["type"], names) for field in schema["fields"]]
+        case "union":
+            branches = [each for each in schema if kind_of(each, names) != "null"]
+            columns = [column] if len(branches) == 1 else [column[f"member{n}"] for n in range(len(branches))]
+            kinds = {kind_of(each, names) for each in branches}
+            if kinds not in ({"int", "long"}, {"float", "double"}):  # of which Spark makes one type
+                found = [_is_text(each, branch, names) for each, branch in zip(columns, branches, strict=True)]
+    checks = [sf.coalesce(each, sf.lit(True)) for each in found if each is not None]
+    return functools.reduce(operator.and_, checks) if checks else None
+
+
+def _text_of(column: Column, schema: Any, names: Names) -> Column:
+    found = _is_text(column, schema, names)
+    assert found is not None
+    return found
 
 
 def _choose(
@@ -138,18 +193,30 @@ def _is_record(schema: Any) -> bool:
     return isinstance(schema, dict) and schema["type"] == "record"
 
 
-def _shape(reader: Any) -> Any:
-    """The schema of the records that are decoded: the reader's, or of a record around its value."""
-    return reader if _is_record(reader) else _wrap(reader)
+def _ended(schema: Any, *, wrapped: bool) -> str:
+    """The text of a schema of records that end with the field _END: the schema's own, or records around its values."""
+    whole = _wrap(schema) if wrapped else schema
+    return json.dumps({**whole, "fields": [*whole["fields"], {"name": _END, "type": "long"}]})
 
 
-def _marker(shape: Any) -> str:
-    """A field that is null only in what does not decode: one of the schema's, or else _DECODED.
+def _unfit(schema: Any) -> str:
+    """What keeps Spark from showing values of a schema as columns; "" for nothing."""
+    if _is_record(schema) and not schema["fields"]:
+        return "it has no fields"
+    for record in parse(schema, "the schema")[1].values():
+        names = [field["name"] for field in record.get("fields", ())]
+        lower = [name.lower() for name in names]
+        if alike := [name for name in names if lower.count(name.lower()) > 1]:
+            return f"its fields {' and '.join(map(repr, alike))} differ by case alone"
+    return _unsafe(schema)
 
-    Measured: to resolve an added field takes a tenth of the time of decoding.
-    """
-    never_null = (field["name"] for field in shape["fields"] if field["type"] in _NEVER_NULL)
-    return next(never_null, _DECODED)
+
+def _unsafe(schema: Any) -> str:
+    """What lets a value of a schema end Spark's process or fill its memory, as nothing limits it; "" for nothing."""
+    bounds = bounds_of(*parse(schema, "the schema"), "the schema")
+    if bounds.depth:
+        return "it has a record that contains itself"
+    return "it has an array whose items take no bytes" if bounds.empty_items else ""
 
 
 def _wrap(schema: Any) -> Any:
@@ -161,20 +228,13 @@ def _avro_cases(raw: Column, topic: Topic, part: str, registry: Registry | None)
     """The cases of Avro in the wire format, each record with the schema whose id it has; why others do not decode."""
     serde: Avro = getattr(topic, part)
     reader = json.loads(serde.schema)
-    is_wrapped = not _is_record(reader)
-    shape = _shape(reader)
-    if _marker(shape) == _DECODED:
-        shape = {**shape, "fields": [*shape["fields"], {"name": _DECODED, "type": "boolean", "default": True}]}
-    how = {"mode": "PERMISSIVE", "avroSchema": json.dumps(shape)}
-    head, body = sf.substring(raw, 1, 5), sf.expr(f"substring({part}, 6)")
+    head, body = sf.substring(raw, 1, 5), sf.concat(sf.expr(f"substring({part}, 6)"), sf.lit(_END_BYTES))
     no_wire = "is not in the Avro wire format: read the topic as Bytes() to see it"
     cases = list[_Case]()
-    for schema_id, writer in _writers(serde.schema, registry, f"{topic}-{part}").items():
-        problem = unreadable(reader, json.loads(writer))
-        written = json.dumps(_wrap(json.loads(writer))) if is_wrapped else writer
-        value = None if problem else from_avro(body, written, how)
-        why = f"was written with schema {schema_id}, which {serde!r} cannot read: {problem}"
-        cases.append(_Case(head == sf.lit(b"\0" + schema_id.to_bytes(4)), value, why))
+    for schema_id, text in _writers(serde, registry, f"{topic}-{part}").items():
+        value, why = _decoded(body, reader, text, f"the schema with id {schema_id}")
+        reason = f"was written with schema {schema_id}, which {serde!r} cannot read: {why}"
+        cases.append(_Case(head == sf.lit(b"\0" + schema_id.to_bytes(4)), value, reason))
     cases.append(_Case((sf.length(raw) < 5) | (sf.substring(raw, 1, 1) != sf.lit(b"\0")), None, no_wire))
     remedy = (
         f", which is not under {topic}-{part}: restart the query if it is new, or give the registry of its writer"
@@ -185,11 +245,32 @@ def _avro_cases(raw: Column, topic: Topic, part: str, registry: Registry | None)
     return cases, sf.concat(sf.lit("has schema id "), schema_id_found, sf.lit(remedy))
 
 
-def _writers(own: str, registry: Registry | None, subject: str) -> dict[int, str]:
+def _decoded(body: Column, reader: Any, text: str, source: str) -> tuple[Column | None, str]:
+    """The values of a writer whose schema is `text`, or why there are none."""
+    try:
+        writer = read_text(text, source)
+        why = unreadable(reader, writer, any_value=True) or _unsafe(writer)
+    except SchemaError as error:
+        why = str(error)
+    if why:
+        return None, why
+    wrapped = not (_is_record(reader) and _is_record(writer))
+    how = {"mode": "PERMISSIVE", "avroSchema": _ended(reader, wrapped=wrapped)}
+    found = from_avro(body, _ended(json.loads(text), wrapped=wrapped), how)
+    if wrapped and _is_record(reader):
+        found = sf.when(found[_END].isNotNull(), found[_WRAPPED].withField(_END, found[_END]))
+    return found, ""
+
+
+def _writers(serde: Avro, registry: Registry | None, subject: str) -> dict[int, str]:
     """The schemas of a topic's writers, by id: the reader's own, with its id in a file registry, and the registry's."""
-    found = {content_id(own): own}
+    found = {content_id(serde.schema): serde.schema}
     if registry is not None:
-        for schema_id in registry.ids(subject):
-            with suppress(LookupError):  # its records then do not decode, and the reason names the remedy
+        for schema_id in followed_ids(registry, subject, serde.name):
+            try:
                 found[schema_id] = registry.schema(schema_id)
+            except LookupError:  # its records then do not decode, and the reason names the remedy
+                continue
+            except SchemaError as error:
+                found[schema_id] = str(error)
     return found

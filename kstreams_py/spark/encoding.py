@@ -12,7 +12,7 @@ from kstreams_py.formats.avro import Avro
 from kstreams_py.formats.registry import Registry
 from kstreams_py.formats.serdes import Json, Serde, String
 from kstreams_py.graph.declarations import Topic
-from kstreams_py.spark.decoding import check_encodings
+from kstreams_py.spark.decoding import check_serdes
 from kstreams_py.spark.frames import column
 
 with suppress(ImportError):  # whoever has a DataFrame has PySpark
@@ -43,7 +43,7 @@ class Encoder:
 
     def __init__(self, what: str, topic: Topic, registry: Registry, key: str | None) -> None:
         """`what`: names the rows in messages; `key`: the column of the key, None for `key` if the rows have it."""
-        check_encodings(topic)
+        check_serdes(topic)
         self._what, self._topic, self._registry, self._key = what, topic, registry, key
 
     def encode(self, rows: DataFrame) -> DataFrame:

@@ -15,7 +15,7 @@ from kstreams_py.records import HASH_HEADER, TopicPartition
 from kstreams_py.settings import Settings
 from kstreams_py.spark.cut_filters import header_value, is_inside
 from kstreams_py.spark.cuts import Cut
-from kstreams_py.spark.decoding import check_encodings, decode
+from kstreams_py.spark.decoding import check_serdes, decode
 from kstreams_py.spark.reader_options import Bound, Options, assigned, options
 from kstreams_py.spark.sessions import coordinates, require_pyspark
 
@@ -67,7 +67,7 @@ def view(
     created again since the cut, and InputLost if records between two cuts, or of one, were deleted since.
     """
     settings = settings or Settings.load()
-    check_encodings(topic)
+    check_serdes(topic)
     df = _load_batch(spark, topic.name, settings, start, end)
     return _columns(df, topic, registry, flatten=flatten, malformed=malformed, inspect=inspect)
 
@@ -86,7 +86,7 @@ def view_errors(
     Parameters and errors as of `view`. Columns are `error`, the reason with its remedy, `key` and `value` as they
     were written, and `partition`, `offset`, `timestamp` and `headers`.
     """
-    check_encodings(topic)
+    check_serdes(topic)
     return _errors(_load_batch(spark, topic.name, settings or Settings.load(), start, end), topic, registry)
 
 
@@ -108,7 +108,7 @@ def stream(
     aborted records included; it can be empty. A query does not know schemas that are registered after its start.
     """
     settings = settings or Settings.load()
-    check_encodings(topic)
+    check_serdes(topic)
     found = options(topic.name, settings, start=start, streaming=True, max_offsets_per_trigger=max_offsets_per_trigger)
     df = _load(lambda: spark.readStream, found)
     _check_topic(topic.name, settings)

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -18,13 +19,14 @@ import confluent_kafka as ck
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 from pyspark.errors import AnalysisException, PySparkException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as sf
 
 from kstreams_py.embedded.jars import delta_jars, spark_jars
-from kstreams_py.errors import BrokerUnavailable, MissingSoftware, SchemaError, SettingsError, TopicError
+from kstreams_py.errors import BrokerUnavailable, DecodeError, MissingSoftware, SchemaError, SettingsError, TopicError
 from kstreams_py.formats.avro import Avro
 from kstreams_py.formats.file_registry import FileRegistry
+from kstreams_py.formats.schemas import canonical
 from kstreams_py.formats.serdes import Bytes, Json, Serde, String, bind
 from kstreams_py.graph.declarations import Topic
 from kstreams_py.graph.topology import Graph
@@ -39,9 +41,12 @@ from kstreams_py.spark import (
     view,
     view_errors,
 )
+from kstreams_py.spark.decoding import decode
 from kstreams_py.spark.views import META
+from tests.hostile.avro_values import logical
 from tests.signing_in import make_certificates
 from tests.system.harness import Cluster, metadata
+from tests.unit.test_serdes import MemoryRegistry, array, enum, of_map, record
 from tests.waiting import WAIT, wait_until
 
 pytestmark = pytest.mark.filterwarnings(
@@ -805,6 +810,100 @@ def test_decoding_text_in_another_encoding_is_refused(spark: SparkSession, setti
     topic = Graph("spark").topic("latin", value=String("latin-1"))
     with pytest.raises(SchemaError, match=r"topic latin: .* its value is in latin-1: declare it as Bytes"):
         view(spark, topic, settings=settings)
+
+
+AS_COLUMNS: list[tuple[Any, Any, Any, dict[bytes, Any]]] = [
+    (
+        record(a="int", b="string", c=of_map("string"), d=array(["null", "string"])),
+        {},
+        None,
+        {
+            b"\2\2x\2\2k\2v\0\2\0\0": {"a": 1, "b": "x", "c": {"k": "v"}, "d": [None]},
+            b"\2\2x\2\2k\2v\0\2\0\0more": None,
+            b"\2\2x\2\2k\2v\0\2\0": None,
+            b"\2\2\xff\0\0": None,
+            b"\2\2x\2\2\xff\2v\0\0": None,
+            b"\2\2x\2\2k\2\xff\0\0": None,
+            b"\2\2x\0\2\2\2\xff\0": None,
+            b"\2\2x\1\2\0": None,
+            b"\2\1x\0\0": None,
+            b"": None,
+        },
+    ),
+    (record(a=["null", "int"]), record(a="int"), None, {b"\2\2": {"a": 1}, b"\0": None}),
+    (record(a=enum("A", "B")), record(a=enum("A")), None, {b"\0": {"a": "A"}, b"\2": None}),
+    (record(a="int", b="double"), record(a="int"), None, {b"\2" + bytes(8): {"a": 1}, b"\2" + bytes(7): None}),
+    (["null", record(a="int")], record(a="long"), None, {b"\2\2": {"a": 1}, b"\2\2x": None}),
+    (
+        record(a=logical("long", "timestamp-millis")),
+        record(a=logical("long", "timestamp-micros")),
+        "t.R.a was timestamp-millis and is timestamp-micros",
+        {b"\2": None},
+    ),
+    (
+        record(a=logical("bytes", "decimal", precision=6, scale=2)),
+        record(a=logical("bytes", "decimal", precision=6, scale=4)),
+        "t.R.a was decimal(6, 2) and is decimal(6, 4)",
+        {b"\2\1": None},
+    ),
+    (
+        record(a=logical("bytes", "decimal", precision=3, scale=2)),
+        {},
+        None,
+        {b"\4\3\xe7": {"a": Decimal("9.99")}, b"\4\3\xe8": None},
+    ),
+    (
+        record(a="int", b=["null", "t.R"]),
+        record(a="int"),
+        "it has a record that contains itself",
+        {b"\2" + b"\2\2" * 9_999 + b"\0": None},
+    ),
+    ({"type": "string"}, {}, None, {b"\2x": "x", b"\2\xff": None, b"\2xy": None}),
+]
+
+
+def test_decoding_of_avro_has_the_values_of_the_table_in_spark_and_in_python(spark: SparkSession) -> None:
+    for writer, other, reason, table in AS_COLUMNS:
+        registry = MemoryRegistry(canonical(writer))
+        serde = Avro(other or writer)
+        topic = Graph("spark").topic("t", value=serde)
+        records = [(None, b"\0\0\0\0\1" + body, 0, n) for n, body in enumerate(table)]
+        df = spark.createDataFrame(records, "key binary, value binary, partition int, offset long")
+        df, decoded = decode(df, topic, "value", registry, fails=False)
+        assert decoded.error is not None
+        rows = df.sort("offset").select(decoded.column.alias("value"), decoded.error.alias("error")).collect()
+        values = [row["value"].asDict() if isinstance(row["value"], Row) else row["value"] for row in rows]
+        errors = [row["error"] for row in rows]
+        assert [None if error else value for value, error in zip(values, errors, strict=True)] == [*table.values()]
+        for body, error, expected in zip(table, errors, table.values(), strict=True):
+            try:
+                assert serde.bind(registry, "t-value").deserialize(b"\0\0\0\0\1" + body) == expected
+            except DecodeError:
+                assert expected is None
+            assert (error is not None) == (expected is None)
+            assert reason is None or reason in error
+
+
+@pytest.mark.parametrize(
+    ("schema", "problem"),
+    [
+        (record(a=["null", "t.R"]), "it has a record that contains itself"),
+        (record(a="int", A="int"), "its fields 'a' and 'A' differ by case alone"),
+        (record(a=array(record("I", b="int", B="int"))), "its fields 'b' and 'B' differ by case alone"),
+        (record(), "it has no fields"),
+        (record(a=array("null")), "it has an array whose items take no bytes"),
+    ],
+    ids=["recursive", "case", "case, inside", "no fields", "nulls"],
+)
+def test_decoding_schema_that_spark_cannot_show_is_refused_with_the_remedy(schema: Any, problem: str) -> None:
+    topic = Graph("spark").topic("t", key=Avro(schema))
+    for kind in (view, stream, view_errors):
+        reader: Any = kind
+        with pytest.raises(SchemaError) as raised:
+            reader(None, topic, settings=Settings())
+        assert str(raised.value) == (
+            f"topic t: Spark cannot show Avro(t.R) as columns: {problem}; declare the key as Bytes() for the view"
+        )
 
 
 # Options.
