@@ -272,6 +272,9 @@ class Settings(BaseModel):
     - `leave_on_stop`: workers that stop leave their groups, and their partitions move at once; by default a slot keeps
       them for `session_timeout_ms`, so that a restart costs no rebalance.
     - `http`: the host:port at which a run serves /metrics, /livez, /readyz and /status; None for no server.
+    - `http_hosts`: names by which these may be asked for, with commas between them; `*` for any. Beside them, the one
+      in `http`, localhost, that of this machine, and any address of IP.
+    - `http_errors`: /status has the texts of exceptions, which may quote records; otherwise their classes alone.
     - `livez_timeout_ms`: after it /livez names a worker that runs no turns; by default 30 s, or transaction_timeout_ms
       if that is longer.
     - `tracing`: spans for each step and commit, and `traceparent` in the headers of outputs; needs the extra `otel`.
@@ -300,6 +303,8 @@ class Settings(BaseModel):
     held_timeout_ms: Milliseconds = 60_000
     leave_on_stop: bool = False
     http: Annotated[str, AfterValidator(_http_address)] | None = None
+    http_hosts: str = ""
+    http_errors: bool = True
     livez_timeout_ms: Annotated[int, Field(ge=LIVEZ_TIMEOUT_MIN_MS)] | None = None
     tracing: bool = False
     kafka: Client = ClientSettings({})

@@ -449,7 +449,8 @@ def test_workers_of_a_sigkilled_supervisor_drain_and_end(app: App) -> None:
 def test_worker_that_reports_more_than_a_pipe_holds_does_not_stall() -> None:
     line = '{"processor": "p", "slot": 0, "counters": {"records_in": %d, "commits": 1}, "lag": null}\\n'
     writes = (
-        f"import os; fd = int(os.environ['KSTREAMS_REPORT_FD']); [os.write(fd, b'{line}' % i) for i in range(5000)]"
+        f"import os; fd = int(os.environ['KSTREAMS_REPORT_FD']); [os.write(fd, b'{line}' % i) for i in range(5000)]; "
+        "os.write(fd, b'{\"drained\": true}\\n')"
     )
     shown: list[int] = []
     supervisor = Supervisor(lambda _: [sys.executable, "-S", "-c", writes], [0], drain_seconds=60)

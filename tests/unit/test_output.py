@@ -135,7 +135,7 @@ supervisor.run(lambda _: None, None, write)
 
 WORKER = """
 import os, sys, time
-from kstreams_py.running import output
+from kstreams_py.running import output, pipe
 output.STOPPED_SECONDS = output.LOOK_SECONDS = 0.1
 output.keep_output()
 here = sys.argv[1]
@@ -148,7 +148,9 @@ for go, done in (("/go", "/done"), ("/go on", "/done again")):
     os.rename(here + "/new", here + done)
 while not os.path.exists(here + "/end"): time.sleep(0.01)
 print("the end")
-os.kill(os.getpid(), 9) if os.path.exists(here + "/die") else os._exit(0)
+if os.path.exists(here + "/die"): os.kill(os.getpid(), 9)
+pipe.report_drained()
+os._exit(0)
 """
 
 LINES = [b"%d %s" % (i, b"x" * 20) for i in range(20_000)]

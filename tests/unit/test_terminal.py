@@ -69,6 +69,7 @@ with screen:
 WORKER = """
 import json, os, signal, sys, time
 from kstreams_py.running.output import keep_output
+from kstreams_py.running.pipe import report_drained
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 keep_output()
 slot, here = int(sys.argv[1]), sys.argv[2]
@@ -85,6 +86,7 @@ for i in range(91):
     if i == 40: print("to stderr " + "=" * 150, file=sys.stderr)
     if i == 41: os.write(1, b"\\xff\\xfe bytes\\n")
 signal.sigwait({signal.SIGTERM})
+report_drained()
 """
 
 
