@@ -6,6 +6,7 @@ import contextlib
 import io
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -55,7 +56,7 @@ def tried(act: Callable[[], Any], texts: Callable[[Any], str]) -> Outcome:
 
 def enter_postgresql(urls: Mapping[str, Any], _: pytest.FixtureRequest) -> dict[str, Outcome]:
     return {
-        name: tried(lambda url=url: ks.PostgreSQL(url, table="t", columns=("a",)), lambda sink: f"{sink!r} {sink}")
+        name: tried(partial(ks.PostgreSQL, url, table="t", columns=("a",)), lambda sink: f"{sink!r} {sink}")
         for name, url in urls.items()
     }
 
@@ -65,11 +66,11 @@ def enter_redis(urls: Mapping[str, Any], _: pytest.FixtureRequest) -> dict[str, 
         open_client(url).close()
         return Redis(url, key="k", columns=("a",))
 
-    return {name: tried(lambda url=url: open_both(url), lambda sink: f"{sink!r} {sink}") for name, url in urls.items()}
+    return {name: tried(partial(open_both, url), lambda sink: f"{sink!r} {sink}") for name, url in urls.items()}
 
 
 def enter_registry(urls: Mapping[str, Any], _: pytest.FixtureRequest) -> dict[str, Outcome]:
-    return {name: tried(lambda url=url: SchemaRegistry(url), lambda made: made._url) for name, url in urls.items()}
+    return {name: tried(partial(SchemaRegistry, url), lambda made: made._url) for name, url in urls.items()}
 
 
 def enter_setting(urls: Mapping[str, Any], _: pytest.FixtureRequest) -> dict[str, Outcome]:
@@ -81,12 +82,12 @@ def enter_setting(urls: Mapping[str, Any], _: pytest.FixtureRequest) -> dict[str
         shown = explain(None, schema_registry_url=str(settings.schema_registry_url))
         return f"{settings!r} {settings} {settings.model_dump_json()} {shown} {settings.schema_registry_url!r}"
 
-    return {name: tried(lambda url=url: Settings(schema_registry_url=url), texts) for name, url in urls.items()}
+    return {name: tried(partial(Settings, schema_registry_url=url), texts) for name, url in urls.items()}
 
 
 def enter_wrong_setting(urls: Mapping[str, Any], _: pytest.FixtureRequest) -> dict[str, Outcome]:
     """A URL that was written at another setting."""
-    return {name: tried(lambda url=url: Settings(commit_records=url), repr) for name, url in urls.items()}
+    return {name: tried(partial(Settings, commit_records=url), repr) for name, url in urls.items()}
 
 
 def enter_variable(variables: Mapping[str, Any], request: pytest.FixtureRequest) -> dict[str, Outcome]:
@@ -105,7 +106,7 @@ def enter_variable(variables: Mapping[str, Any], request: pytest.FixtureRequest)
         assert variable.partition("=")[2] in out.getvalue()
         return out.getvalue()
 
-    return {name: tried(lambda each=each: printed(each), str) for name, each in variables.items()}
+    return {name: tried(partial(printed, each), str) for name, each in variables.items()}
 
 
 def of_each(form: str, *, refused: bool = True) -> dict[str, tuple[str, Outcome]]:
