@@ -418,7 +418,7 @@ def explain(file: Path | None = None, **arguments: Any) -> list[Shown]:
     settings = Settings.model_validate(passed, context=found)
     sources = _sources(found, Settings.model_fields, passed)
     shown = settings.model_dump(mode="json", exclude={*_TABLES})
-    values = {name: "not set" if value is None else _text(value) for name, value in shown.items()}
+    values = {name: "not set" if value in (None, "") else _text(value) for name, value in shown.items()}
     values |= {f"kafka.{name}": value for name, value in mask(settings.kafka).items()}
     for cluster, each in settings.clusters.items():
         values[f"clusters.{cluster}.bootstrap_servers"] = each.bootstrap_servers

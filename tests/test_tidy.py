@@ -31,7 +31,7 @@ LAYERS = (
     {"sinks", "state"},
     {"kafka", "graph"},
     {"formats", "embedded", "reports"},
-    {"settings", "metrics", "log_fields"},
+    {"settings", "metrics", "log_fields", "printable", "forks"},
     {"records"},
     {"errors"},
 )

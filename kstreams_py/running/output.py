@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
+from kstreams_py.printable import clean_line
 from kstreams_py.running.lines import Lines
 from kstreams_py.running.pipe import REPORT_FD
 
@@ -242,7 +243,7 @@ class Detour:
             self._pass_on(number, [rest])
 
     def _pass_on(self, number: int, lines: Sequence[bytes]) -> None:
-        data = b"".join(line + b"\n" for line in lines)
+        data = b"".join(clean_line(line) + b"\n" for line in lines)
         with contextlib.suppress(OSError):  # the terminal has ended too
             while data:
                 data = data[os.write(self._originals[number], data) :]
