@@ -230,6 +230,9 @@ class Settings(BaseModel):
     - `leave_on_stop`: workers that stop leave their groups, and their partitions move at once; by default a slot keeps
       them for `session_timeout_ms`, so that a restart costs no rebalance.
     - `http`: the host:port at which a run serves /metrics, /livez, /readyz and /status; None for no server.
+    - `http_hosts`: names by which these may be asked for, with commas between them; `*` for any. Beside them, the one
+      in `http`, localhost, that of this machine, and any address of IP.
+    - `http_errors`: /status has the texts of exceptions, which may quote records; otherwise their classes alone.
     - `livez_timeout_ms`: after it /livez names a worker that runs no turns; by default 30 s, or transaction_timeout_ms
       if that is longer.
     - `tracing`: spans for each step and commit, and `traceparent` in the headers of outputs; needs the extra `otel`.
@@ -260,6 +263,8 @@ class Settings(BaseModel):
     held_timeout_ms: Milliseconds = 60_000
     leave_on_stop: bool = False
     http: Annotated[str, AfterValidator(_http_address)] | None = None
+    http_hosts: str = ""
+    http_errors: bool = True
     livez_timeout_ms: Annotated[int, Field(ge=LIVEZ_TIMEOUT_MIN_MS)] | None = None
     tracing: bool = False
     kafka: Client = ClientSettings({})
@@ -374,7 +379,7 @@ def explain(file: Path | None = None, **arguments: Any) -> list[Shown]:
     settings = Settings.model_validate(passed, context=found)
     sources = _sources(found, Settings.model_fields, passed)
     shown = settings.model_dump(mode="json", exclude={*_TABLES})
-    values = {name: "not set" if value is None else _text(value) for name, value in shown.items()}
+    values = {name: "not set" if value in (None, "") else _text(value) for name, value in shown.items()}
     values |= {f"kafka.{name}": value for name, value in mask(settings.kafka).items()}
     values |= {f"schema_registry.{name}": value for name, value in mask(settings.schema_registry).items()}
     for cluster, each in settings.clusters.items():

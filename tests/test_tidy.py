@@ -31,7 +31,7 @@ LAYERS = (
     {"sinks", "state"},
     {"kafka", "graph"},
     {"formats", "embedded", "reports"},
-    {"settings", "metrics", "log_fields"},
+    {"settings", "metrics", "log_fields", "printable", "forks"},
     {"records", "secrets"},
     {"errors"},
 )
@@ -335,6 +335,16 @@ def names_of_tests() -> frozenset[str]:
 def test_tests_named_in_a_document_exist() -> None:
     missing = offenders(DOCUMENTS, lambda path: set(re.findall(r"`(test_\w+)`", text_of(path))) - names_of_tests())
     assert missing == {}
+
+
+def test_each_version_that_is_pinned_has_the_hashes_of_its_files() -> None:
+    def pinned(name: str) -> dict[str, str]:
+        found = re.findall(r"^([\w.-]+)==([^\s;]+)", text_of(ROOT / name), flags=re.MULTILINE)
+        return {re.sub(r"[-_.]+", "-", package).lower(): version for package, version in found}
+
+    assert pinned("requirements-hashed.txt") == pinned("constraints.txt"), "run scripts/lock-hashes"
+    blocks = re.split(r"^(?=[\w.-]+==)", text_of(ROOT / "requirements-hashed.txt"), flags=re.MULTILINE)[1:]
+    assert [block for block in blocks if not re.search(r"--hash=sha256:[0-9a-f]{64}$", block, flags=re.MULTILINE)] == []
 
 
 def test_names_of_tests_are_short_and_the_tests_keep_their_budget_of_lines() -> None:

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from kstreams_py.cli.streams import echo
 from kstreams_py.embedded import detached, jars
 from kstreams_py.embedded.java import find_java
 
@@ -26,16 +27,16 @@ def start(
 ) -> None:
     """Start a cluster in the background, and print its address once it is ready."""
     java = find_java()
-    classpath = jars.kafka_classpath(lambda line: print(line, file=sys.stderr))
+    classpath = jars.kafka_classpath(lambda line: echo(line, file=sys.stderr))
     started = detached.start(classpath, java, brokers=brokers, data_dir=data_dir, port=port)
-    print(started.bootstrap_servers)
+    echo(started.bootstrap_servers)
 
 
 @app.command()
 def stop() -> None:
     """Stop the cluster that `start` has started, and nothing else."""
     stopped = detached.stop()
-    print("no broker was running" if stopped is None else f"stopped {stopped.bootstrap_servers}")
+    echo("no broker was running" if stopped is None else f"stopped {stopped.bootstrap_servers}")
 
 
 @app.command()
@@ -43,6 +44,6 @@ def status() -> None:
     """Print the address and the state of the cluster; exit status 1 if it does not run."""
     found = detached.status()
     if found is None or not found.running:
-        print("not running" + (f": {found.full_disk}" if found is not None and found.full_disk else ""))
+        echo("not running" + (f": {found.full_disk}" if found is not None and found.full_disk else ""))
         raise typer.Exit(1)
-    print(f"{found.bootstrap_servers} ({found.alive} of {found.brokers} brokers, data in {found.data_dir})")
+    echo(f"{found.bootstrap_servers} ({found.alive} of {found.brokers} brokers, data in {found.data_dir})")

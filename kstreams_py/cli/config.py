@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from kstreams_py.cli.options import Bootstrap, Config
+from kstreams_py.cli.streams import echo
 from kstreams_py.settings import explain
 
 app = typer.Typer(help="The settings.", no_args_is_help=True)
@@ -16,4 +17,4 @@ def show(bootstrap_servers: Bootstrap = None, config: Config = None) -> None:
     shown = explain(config, bootstrap_servers=bootstrap_servers)
     name, value = (max(len(each[column]) for each in shown) for column in (0, 1))
     for each in shown:
-        print(f"{each.name:{name}}  {each.value:{value}}  {each.origin}")
+        echo(f"{each.name:{name}}  {each.value:{value}}  {each.origin}")

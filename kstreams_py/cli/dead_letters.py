@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from kstreams_py.cli.options import Bootstrap, Config, Target, open_graph, parse_since
+from kstreams_py.cli.streams import echo, echo_lines
 from kstreams_py.errors import SettingsError
 from kstreams_py.operations.described import Describer, group_as_json, groups_as_text
 from kstreams_py.operations.letters import Letter, Selection, group
@@ -53,9 +54,9 @@ def list_letters(
         _warn_unreadable(reader.unreadable)
     if as_json:
         for (of, kind), each in groups.items():
-            print(group_as_json(of, kind, each))
+            echo(group_as_json(of, kind, each))
     else:
-        print(groups_as_text(groups) if groups else "no dead letters")
+        echo_lines(groups_as_text(groups) if groups else "no dead letters")
 
 
 @app.command()
@@ -87,9 +88,9 @@ def show(
         describe = describer.as_json if as_json else describer.as_text
         for letters in kept.values():
             for letter in letters:
-                print(describe(letter, replayed=letter.place in marks))
+                echo_lines(describe(letter, replayed=letter.place in marks))
     if not kept and not as_json:
-        print("no dead letters")
+        echo("no dead letters")
 
 
 @app.command()
@@ -115,21 +116,21 @@ def replay(
 
     def report(letter: Letter, outcome: Outcome, why: str) -> None:
         if outcome is not Outcome.REPLAYED:
-            print(f"{letter.place}  {letter.processor}  {outcome}: {why}")
+            echo(f"{letter.place}  {letter.processor}  {outcome}: {why}")
         elif dry_run:
-            print(f"{letter.place}  {letter.processor}  would be replayed ({letter.error}: {letter.message[:100]})")
+            echo(f"{letter.place}  {letter.processor}  would be replayed ({letter.error}: {letter.message[:100]})")
 
     with open_graph(target, bootstrap_servers, config) as (graph, environment):
         act = plan_replay if dry_run else replay_letters
         summary = act(graph, environment, selection, report)
     _warn_unreadable(summary.unreadable)
     if summary.stopped:
-        print(f"stopped at {summary.stopped}")
+        echo(f"stopped at {summary.stopped}")
     counts = [f"{count:,} {outcome}" for outcome, count in summary.counts.items() if count]
     if dry_run:
         counts = [each.replace(f" {Outcome.REPLAYED}", " would be replayed") for each in counts]
     nothing = "nothing was replayed" if summary.stopped else "no dead letters to replay"
-    print(", ".join(counts) or nothing)
+    echo(", ".join(counts) or nothing)
     if not summary.is_complete and not dry_run:
         raise typer.Exit(1)
 
@@ -149,4 +150,4 @@ def _select(
 
 def _warn_unreadable(reasons: list[str]) -> None:
     for reason in reasons:
-        print(f"not read: {reason}", file=sys.stderr)
+        echo(f"not read: {reason}", file=sys.stderr)

@@ -6,7 +6,7 @@ import getpass
 import math
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -16,10 +16,12 @@ from kstreams_py.cli.options import Bootstrap, Config, CreateTopics, Target
 from kstreams_py.cli.run import parse_slots
 from kstreams_py.errors import SettingsError
 from kstreams_py.graph.loading import load
-from kstreams_py.running.kubernetes import Deployment, kubernetes_name, manifest
-from kstreams_py.running.systemd import unit
+from kstreams_py.graph.topology import Graph
+from kstreams_py.running.kubernetes import DATA, Deployment, kubernetes_name, manifest
+from kstreams_py.running.systemd import Unit, unit
 from kstreams_py.secrets import is_secret, redact
 from kstreams_py.settings import Settings
+from kstreams_py.sinks import Parquet, SQLite
 
 GRACE_SECONDS: Final = 10
 """Seconds after drain_timeout_ms until the process is killed: a supervisor gives its workers five more."""
@@ -53,6 +55,8 @@ def k8s(
 ) -> None:
     """Print a StatefulSet with a pod for each slot, a headless Service and a PodDisruptionBudget, as YAML.
 
+    The pods keep Pod Security "restricted": they run as user 10001, and write to /tmp and /data alone.
+
     The graph is loaded here, and has the same place in the image. The settings that differ from their defaults become
     environment variables. Kubernetes restarts a pod whatever its
     exit status: after 2 and 5 correct what its log names; 4 means that a worker elsewhere has its slot.
@@ -71,7 +75,12 @@ def k8s(
         image=image,
         arguments=arguments,
         replicas=replicas,
-        environment={**variables, "KSTREAMS_HTTP": f"0.0.0.0:{http_port}"},
+        # states are where the pod may write; schemas are not: a volume of each pod would have other ones
+        environment={
+            "KSTREAMS_STATE_DIRECTORY": f"{DATA}/state",
+            **variables,
+            "KSTREAMS_HTTP": f"0.0.0.0:{http_port}",
+        },
         port=http_port,
         grace_seconds=_grace_seconds(settings),
         secret=secret,
@@ -88,6 +97,10 @@ def systemd(
     directory: Annotated[Path | None, typer.Option(help="where the graph starts; by default here")] = None,
     user: Annotated[str | None, typer.Option(help="who runs it; by default you")] = None,
     env: Env = None,
+    write: Annotated[
+        list[Path] | None,
+        typer.Option(help="a directory that functions write to; any number. Those of the settings and sinks are known"),
+    ] = None,
     environment_file: Annotated[
         Path | None, typer.Option(help="a file with more variables, NAME=VALUE each, such as passwords")
     ] = None,
@@ -97,7 +110,8 @@ def systemd(
 ) -> None:
     """Print a unit of systemd that runs the graph's slots on this machine, with this Python.
 
-    The settings that differ from their defaults become environment variables.
+    The settings that differ from their defaults become environment variables. What it runs has no rights but those of
+    its user, and writes only where it starts, to the directories of states, schemas and sinks, and to --write.
     """
     graph = load(target)
     graph.validate()
@@ -109,16 +123,42 @@ def systemd(
     settings = Settings.load(config, bootstrap_servers=bootstrap_servers)
     remedy = "put it into a file that only its user reads, and name that with --environment-file"
     command = [sys.executable, "-P", "-m", "kstreams_py", "run", target, *which]
-    text = unit(
-        graph.name,
-        [*command, "--create-topics"] if create_topics else command,
-        directory=str((directory or Path()).absolute()),
-        user=user or getpass.getuser(),
+    place, user = (directory or Path()).absolute(), user or getpass.getuser()
+    written = [place, *_data_directories(settings, user), *_target_directories(graph), *(write or [])]
+    wanted = Unit(
+        graph=graph.name,
+        command=[*command, "--create-topics"] if create_topics else command,
+        directory=str(place),
+        user=user,
         environment=_variables(settings, env or [], remedy, hidden=environment_file),
         environment_file=None if environment_file is None else str(environment_file.absolute()),
         grace_seconds=_grace_seconds(settings),
+        written=list(dict.fromkeys(str(place / path) for path in written)),
     )
-    print(text, end="")
+    print(unit(wanted), end="")
+
+
+def _data_directories(settings: Settings, user: str) -> Iterator[Path]:
+    """Those of states and schemas, or where they will be made; by default they are below the home of the user."""
+    try:
+        home = Path(f"~{user}").expanduser()
+    except RuntimeError:  # a user of another machine
+        home = Path("/home", user)
+    fields = type(settings).model_fields
+    for name in ("state_directory", "schema_directory"):
+        path: Path = getattr(settings, name)
+        if path == fields[name].default:
+            path = home / ".local" / "share" / "kstreams_py" / path.name
+        yield next((each for each in (path, *path.parents) if each == home or each.exists()), path)
+
+
+def _target_directories(graph: Graph) -> Iterator[Path]:
+    """The directories that the workers' sinks write to."""
+    for processor in graph.processors:
+        if isinstance(processor.target, SQLite):
+            yield processor.target.path.parent
+        elif isinstance(processor.target, Parquet):
+            yield Path(processor.target.directory)
 
 
 def _grace_seconds(settings: Settings) -> int:

@@ -17,6 +17,7 @@ from kstreams_py.development.version import run_version
 from kstreams_py.development.versions import Version, version_command
 from kstreams_py.errors import GraphError
 from kstreams_py.graph.declarations import DEFAULT_PARTITIONS
+from kstreams_py.printable import clean_line
 from kstreams_py.running.progress import Progress
 from kstreams_py.settings import Settings, explain
 
@@ -61,7 +62,8 @@ def dev(
     with opened as address:
         environment = {**settings.as_environment(), "KSTREAMS_BOOTSTRAP_SERVERS": address}
         command = version_command(target, workers, partitions)
-        screen = Progress(live=False, dress=lambda _output, _slot, line: line)  # the version has named them already
+        # the version has named its lines already
+        screen = Progress(live=False, dress=lambda _output, _slot, line: clean_line(line))
         what = f"{target}, {workers} worker{'s' if workers > 1 else ''},"
         Session(lambda report: Version(command, environment, report, screen.write), changes, what).run()
 

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from kstreams_py.cli.options import Bootstrap, Config, open_environment
+from kstreams_py.cli.streams import echo, echo_lines
 from kstreams_py.graph.loading import load
 from kstreams_py.operations.diagnosis import Examined, as_fields, describe, diagnose, is_well
 from kstreams_py.operations.examining import Examination
@@ -38,8 +39,8 @@ def doctor(
     with open_environment(settings) as environment:
         findings = diagnose(Examination(environment, examined).collect(), examined)
     for finding in findings:
-        print(json.dumps(as_fields(finding)) if as_json else describe(finding))
+        echo_lines(json.dumps(as_fields(finding)) if as_json else describe(finding))
     if not findings and not as_json:
-        print("nothing was found")
+        echo("nothing was found")
     if not is_well(findings):
         raise typer.Exit(1)

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from kstreams_py.cli.options import Target
+from kstreams_py.cli.streams import echo_lines
 from kstreams_py.errors import SettingsError
 from kstreams_py.graph import picture
 from kstreams_py.graph.loading import load
@@ -32,7 +33,7 @@ def graph(
     found.validate(needs_processors=False)
     drawn = {"text": picture.text, "mermaid": picture.mermaid, "svg": picture.svg}[form](found)
     if output is None:
-        print(drawn)
+        echo_lines(drawn)
     else:
         try:
             output.write_text(drawn, encoding="utf-8")

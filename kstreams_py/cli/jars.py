@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
+from kstreams_py.cli.streams import echo
 from kstreams_py.embedded.broker import archive_classes
 from kstreams_py.embedded.jars import cache_directory, delta_jars, has_delta, has_pyspark, kafka_classpath, spark_jars
 from kstreams_py.embedded.java import find_java
@@ -21,14 +22,14 @@ def jars() -> None:
         if has_delta():
             delta_jars(print)
     else:
-        print("PySpark is not installed: no jars for Spark")
+        echo("PySpark is not installed: no jars for Spark")
     try:
         archive_classes(kafka, find_java())
     except (KStreamsError, OSError) as error:
-        print(f"the broker's classes are not archived, so it starts slower: {error}", file=sys.stderr)
+        echo(f"the broker's classes are not archived, so it starts slower: {error}", file=sys.stderr)
     if has_pyspark():
         _archive_spark()
-    print(f"jars are in {cache_directory()}")
+    echo(f"jars are in {cache_directory()}")
 
 
 def _archive_spark() -> None:
@@ -37,4 +38,4 @@ def _archive_spark() -> None:
     try:
         archiving.archive_classes()
     except (KStreamsError, OSError) as error:
-        print(f"Spark's classes are not archived, so it starts slower: {error}", file=sys.stderr)
+        echo(f"Spark's classes are not archived, so it starts slower: {error}", file=sys.stderr)

@@ -40,6 +40,7 @@ from kstreams_py.cli import (
     transactions,
 )
 from kstreams_py.errors import EXIT_STATUSES, KStreamsError, Unavailable
+from kstreams_py.printable import indent_rest
 from kstreams_py.running import logs, pipe
 from kstreams_py.running.output import keep_output
 from kstreams_py.settings import check_variables
@@ -152,7 +153,7 @@ def main() -> None:
         if _is_json():
             logger.exception("a function stopped the worker")
         else:
-            traceback.print_exc()
+            print(indent_rest(traceback.format_exc()), file=sys.stderr)
         _exit(1)
 
 
@@ -161,7 +162,7 @@ def _show(error: KStreamsError) -> None:
         logger.error("%s: %s", type(error).__name__, error)
         return
     Console(stderr=True, highlight=False).print(f"[bold red]error:[/] {type(error).__name__}: ", end="")
-    print(error, file=sys.stderr)
+    print(indent_rest(str(error)), file=sys.stderr)
 
 
 def _end_without_output(reason: str) -> NoReturn:

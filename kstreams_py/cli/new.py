@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from kstreams_py.cli.streams import echo
 from kstreams_py.development.project import write_project
 
 
@@ -20,5 +21,6 @@ def new(
     exists is refused.
     """
     for path in write_project(name, Path(name)):
-        print(path)
-    print(f"\nnext: cd {name}, then the commands of README.md")
+        echo(path)
+    print()
+    echo(f"next: cd {name}, then the commands of README.md")

@@ -18,6 +18,7 @@ from kstreams_py.formats.registries import open_registry
 from kstreams_py.graph.loading import load
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.cluster import KafkaCluster
+from kstreams_py.printable import escape
 from kstreams_py.processing.environment import Environment
 from kstreams_py.running.slot_number import slot_number
 from kstreams_py.settings import Settings
@@ -82,7 +83,7 @@ def check_json(*, dry_run: bool, yes: bool, as_json: bool) -> None:
 def is_confirmed(question: str) -> bool:
     """Asks the question; the end of standard input, and Ctrl-C, are a no."""
     try:
-        return typer.confirm(question)
+        return typer.confirm(escape(question))
     except typer.Abort:
         print()
         return False

@@ -13,6 +13,7 @@ import typer
 
 from kstreams_py.cli import order_objects
 from kstreams_py.cli.options import Bootstrap, Config, Yes, is_confirmed, open_environment
+from kstreams_py.cli.streams import echo
 from kstreams_py.errors import SettingsError
 from kstreams_py.operations.named_topic import find_topic
 from kstreams_py.ordering.front_end import open_storage
@@ -103,7 +104,7 @@ def status(
     with closing(_open_existing(store, prefix)) as storage:
         standing = Standing(storage.objects(), storage.workers())
     for line in map(json.dumps, standing.as_fields()) if as_json else standing.describe():
-        print(line)
+        echo(line)
     if standing.is_blocked:
         raise typer.Exit(1)
 
@@ -133,7 +134,7 @@ def takeover(
                 "--store or --prefix"
             )
         held = ", ".join(sorted(set(known[name].objects.values()))) or "nothing"
-        print(f"worker {name} was heard of {known[name].seconds:.0f} s ago, and holds: {held}")
+        echo(f"worker {name} was heard of {known[name].seconds:.0f} s ago, and holds: {held}")
         if not yes and not is_confirmed("End it if it is alive, send what it has taken, and give its objects back?"):
             raise typer.Exit(1)
         with _open_sender(events, name, bootstrap_servers, config) as sender:
@@ -147,7 +148,7 @@ def takeover(
             worker = OrderingWorker(storage, sender, name, lanes=1, batch=BATCH)
             worker.stop()  # it takes nothing new
             worker.run()
-    print(f"worker {name} holds nothing now")
+    echo(f"worker {name} holds nothing now")
 
 
 for _command in (order_objects.stopped, order_objects.resume, order_objects.accept):

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from kstreams_py.cli.options import Bootstrap, Config, Target, Yes, is_confirmed, open_graph
+from kstreams_py.cli.streams import echo
 from kstreams_py.errors import UserMistake
 from kstreams_py.graph.declarations import Processor
 from kstreams_py.graph.topology import Graph
@@ -41,11 +42,11 @@ def stopped(
         ]
     now = time.time()
     for each in found:
-        print(json.dumps(_as_fields(each, now), ensure_ascii=False) if as_json else _describe(each, now))
+        echo(json.dumps(_as_fields(each, now), ensure_ascii=False) if as_json else _describe(each, now))
     if found:
         raise typer.Exit(1)
     if not as_json:
-        print("all objects go on")
+        echo("all objects go on")
 
 
 def resume(
@@ -72,7 +73,7 @@ def resume(
                 f"object {name!r} is not stopped, it waits for event {operator.object.held[0].prev}: if that is lost, "
                 "`kstreams order accept` lets it go on without it"
             )
-        print(f"{_describe(operator.object, time.time())}; {len(missed):,} of its events are to be sent again")
+        echo(f"{_describe(operator.object, time.time())}; {len(missed):,} of its events are to be sent again")
         if not yes and not is_confirmed("Let it go on with the event that follows, and send these events again?"):
             raise typer.Exit(1)
         _finish(operator.decide(Verb.RESUME, 0, seconds), operator, name)
@@ -95,7 +96,7 @@ def accept(
     with open_graph(target, bootstrap_servers, config) as (graph, environment):
         operator = Operator(graph, _one(graph, processor), environment, name)
         if not operator.catch_up(seconds):
-            print(
+            echo(
                 f"the processor's workers have not read all events of partition {operator.object.partition} after "
                 f"{seconds:,.0f} s: run the command again once they have: the object may go on with one of them"
             )
@@ -104,7 +105,7 @@ def accept(
             raise UserMistake(f"object {name!r} goes on: `kstreams order stopped` shows those that do not")
         event = operator.choose()
         missed = operator.missed(event)
-        print(f"{_describe(operator.object, time.time())}; {len(missed):,} of its events are to be sent again")
+        echo(f"{_describe(operator.object, time.time())}; {len(missed):,} of its events are to be sent again")
         question = f"Apply event {event} after event {operator.object.newest}, and give up what may be between them?"
         if not yes and not is_confirmed(question):
             raise typer.Exit(1)
@@ -121,15 +122,15 @@ def _one(graph: Graph, named: str | None) -> Processor:
 
 def _finish(decided: Decided | None, operator: Operator, name: str) -> None:
     if decided is None:
-        print(
+        echo(
             f"the decision on {name!r} is written, and the processor's workers have not read it yet: once they run, "
             "`kstreams order resume` sends again what the object has missed"
         )
         raise typer.Exit(1)
     if not decided.is_done:
-        print(f"{_describe(operator.object, time.time())}; it has changed meanwhile: decide again")
+        echo(f"{_describe(operator.object, time.time())}; it has changed meanwhile: decide again")
         raise typer.Exit(1)
-    print(f"object {name!r} goes on; {decided.sent:,} of its events were sent again")
+    echo(f"object {name!r} goes on; {decided.sent:,} of its events were sent again")
 
 
 def _describe(found: ObjectState, now: float) -> str:

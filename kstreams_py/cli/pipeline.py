@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kstreams_py.cli.options import Bootstrap, Config, Target, Yes, is_confirmed
+from kstreams_py.cli.streams import echo
 from kstreams_py.errors import MissingSoftware, SettingsError, UserMistake
 from kstreams_py.graph.loading import load
 from kstreams_py.graph.pipelines import Pipeline
@@ -72,7 +73,7 @@ def run(
     given = read_cut(cut_file) if cut_file is not None else None
 
     def show(pipeline: Pipeline, found: Run | None) -> None:
-        print(json.dumps(_fields(pipeline, found)) if as_json else _text(pipeline, found), flush=True)
+        echo(json.dumps(_fields(pipeline, found)) if as_json else _text(pipeline, found), flush=True)
 
     with _opening(graph, master, conf) as open_session:
         if not follows:
@@ -100,7 +101,7 @@ def list_pipelines(target: Target, as_json: AsJson = False) -> None:
             "every_seconds": each.every,
         }
         line = f"{each.id}: {each.mode} of {', '.join(topics)} to {each.target}, every {each.every} s"
-        print(json.dumps(fields | {"graph": graph.name}) if as_json else line)
+        echo(json.dumps(fields | {"graph": graph.name}) if as_json else line)
 
 
 @app.command()
@@ -137,17 +138,18 @@ def status(
         runs = published.runs if published is not None else ()
         if as_json:
             for each in runs:
-                print(json.dumps(_fields(pipeline, each) | {"cut": json.loads(each.cut), "plan": each.plan}))
+                echo(json.dumps(_fields(pipeline, each) | {"cut": json.loads(each.cut), "plan": each.plan}))
             continue
-        print(f"{pipeline.id}: {pipeline.target}{'' if runs else ': no run yet'}")
+        echo(f"{pipeline.id}: {pipeline.target}{'' if runs else ': no run yet'}")
         if runs:
-            print("  " + "  ".join(f"{name:>{width}}" for name, width in _WIDTHS.items()))
+            echo("  " + "  ".join(f"{name:>{width}}" for name, width in _WIDTHS.items()))
         for each in runs:
-            print(
+            echo(
                 "  " + "  ".join(f"{text:>{width}}" for text, width in zip(_cells(each), _WIDTHS.values(), strict=True))
             )
             shown = [*describe_cut(each.cut), *each.plan.splitlines()] if detail else []
-            print("".join(f"    {line}\n" for line in shown), end="")
+            for line in shown:
+                echo(f"    {line}")
 
 
 @app.command()
@@ -163,11 +165,11 @@ def reset(
 
     graph, (pipeline,), settings = _chosen(target, [name], bootstrap_servers, config)
     if not yes and not is_confirmed(f"remove {pipeline.target} with all its rows?"):
-        print("nothing was changed")
+        echo("nothing was changed")
         raise typer.Exit(1)
     with _opening(graph) as open_session, closing(open_target(pipeline, settings, open_session)) as table:
         table.reset()
-    print(f"{pipeline.id}: {pipeline.target} was removed")
+    echo(f"{pipeline.id}: {pipeline.target} was removed")
 
 
 @app.command()
@@ -193,7 +195,7 @@ def sql(
                 with closing(open_target(pipeline, settings, open_session)) as table:
                     table.table(session).createOrReplaceTempView(f"`{pipeline.id}`")
         for row in query_rows(session, query, limit):
-            print(json.dumps(row, default=str))
+            echo(json.dumps(row, default=str))
 
 
 @app.command()
@@ -228,7 +230,7 @@ def submit(
     words += [command.origin, "pipeline", "run", target, *(names or ()), "--follow" if follows else "--once"]
     words += ["--bootstrap-servers", bootstrap_servers] if bootstrap_servers else []
     words += ["--config", str(config)] if config else []
-    print(shlex.join(["spark-submit", *words]))
+    echo(shlex.join(["spark-submit", *words]))
     if runs:
         exec_spark_submit(words)
 
@@ -289,7 +291,7 @@ def _write_page(path: Path, graph: Graph, histories: Sequence[tuple[Pipeline, Pu
         path.write_text(history_page(graph.name, histories, time.time()), encoding="utf-8")
     except OSError as error:
         raise UserMistake(f"{path}: the page cannot be written: {error.strerror}: name another file") from None
-    print(f"runs: {path}")
+    echo(f"runs: {path}")
 
 
 def _fields(pipeline: Pipeline, run: Run | None) -> dict[str, Any]:

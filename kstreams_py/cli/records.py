@@ -80,9 +80,9 @@ def send(
                     sender.send_one(lines.plain(key, value, header or [], partition))
             except KeyboardInterrupt:
                 sender.confirm()
-                print(f"{sender.sent:,} sent", file=sys.stderr)
+                streams.echo(f"{sender.sent:,} sent", file=sys.stderr)
                 raise
-    print(f"{sender.sent:,} sent to {topic}", file=sys.stderr)
+    streams.echo(f"{sender.sent:,} sent to {topic}", file=sys.stderr)
 
 
 def tail(
@@ -134,12 +134,12 @@ def tail(
             shown = islice(reader.follow(starts, goes_on) if follow else reader.read(starts, ends), count)
         try:
             for m in shown:
-                print(lines.show(m, reader.take_fate(m)), flush=follow)
+                streams.echo(lines.show(m, reader.take_fate(m)), flush=follow)
             sys.stdout.flush()
         except BrokenPipeError:  # such as `| head`
             streams.discard(sys.stdout)
     if lines.shows_bytes:
-        print("some records are not text: add --graph, whose serdes decode them", file=sys.stderr)
+        streams.echo("some records are not text: add --graph, whose serdes decode them", file=sys.stderr)
 
 
 def _begin(text: str, reader: Tail, ends: Positions, *, follow: bool) -> Positions:
@@ -167,16 +167,16 @@ def _offset(offset: int, starts: Positions, ends: Positions) -> Positions:
     found = dict[TopicPartition, int]()
     for tp, start in starts.items():
         if offset < start:
-            print(f"{tp} begins at offset {start}: the records before are deleted", file=sys.stderr)
+            streams.echo(f"{tp} begins at offset {start}: the records before are deleted", file=sys.stderr)
         elif offset > ends[tp]:
-            print(f"{tp} ends at offset {ends[tp]}", file=sys.stderr)
+            streams.echo(f"{tp} ends at offset {ends[tp]}", file=sys.stderr)
         found[tp] = max(offset, start)
     return found
 
 
 def _input_lines() -> Iterable[bytes]:
     if sys.stdin.isatty():
-        print('lines of JSON such as {"value": "text"}, then Ctrl-D:', file=sys.stderr)
+        streams.echo('lines of JSON such as {"value": "text"}, then Ctrl-D:', file=sys.stderr)
     return sys.stdin.buffer
 
 

@@ -23,6 +23,7 @@ from kstreams_py.cli.options import (
     parse_since,
     parse_time,
 )
+from kstreams_py.cli.streams import echo, echo_lines
 from kstreams_py.errors import SettingsError, UserMistake
 from kstreams_py.kafka.administration import GroupAdmin
 from kstreams_py.operations.audit_report import as_fields as as_audit_fields
@@ -37,6 +38,7 @@ from kstreams_py.operations.positions import Move, as_fields, describe, parse_ta
 from kstreams_py.operations.standing import read_status
 from kstreams_py.operations.task_status import as_fields as as_status_fields
 from kstreams_py.operations.task_status import describe as describe_status
+from kstreams_py.printable import join_lines
 
 app = typer.Typer(
     help="What a graph has processed: show its tasks, audit its outputs, move its positions, keep and restore them.",
@@ -59,7 +61,7 @@ def status(
     refused = False
     with open_graph(target, bootstrap_servers, config) as (graph, environment):
         for each in read_status(graph, environment, GroupAdmin(environment.settings)):
-            print(json.dumps(as_status_fields(each)) if as_json else describe_status(each))
+            echo_lines(json.dumps(as_status_fields(each)) if as_json else describe_status(each))
             refused |= each.is_refused
     if refused:
         raise typer.Exit(1)
@@ -97,7 +99,7 @@ def audit(
     with open_graph(target, bootstrap_servers, config) as (graph, environment):
         reports = run_audit(graph, environment, selection, limit)
     for each in reports:
-        print(json.dumps(as_audit_fields(each)) if as_json else describe_audit(each))
+        echo_lines(json.dumps(as_audit_fields(each)) if as_json else describe_audit(each))
     if not all(each.is_clean for each in reports):
         raise typer.Exit(1)
 
@@ -145,7 +147,7 @@ def export(target: Target, bootstrap_servers: Bootstrap = None, config: Config =
     Refused while members are in a group: the positions would move on.
     """
     with _opened(target, bootstrap_servers, config) as positions:
-        print(positions.export())
+        echo_lines(positions.export())
 
 
 @app.command()
@@ -183,16 +185,16 @@ def _goal(to_offset: list[str] | None, to_time: str | None, to_beginning: bool, 
 def _move(positions: GraphPositions, moves: list[Move], options: tuple[bool, bool, bool]) -> None:
     dry_run, yes, as_json = options
     if not as_json:
-        print("\n".join(describe(moves)) or "the positions are there already")
+        echo_lines(join_lines(describe(moves)) or "the positions are there already")
     if moves and not dry_run:
         if not yes and not is_confirmed("set these positions?"):
-            print(UNCHANGED)
+            echo(UNCHANGED)
             raise typer.Exit(1)
         positions.move(moves)
     for move in moves if as_json else ():
-        print(json.dumps(as_fields(move) | {"moved": not dry_run}))
+        echo(json.dumps(as_fields(move) | {"moved": not dry_run}))
     if moves and not as_json:
-        print(f"would be set; {UNCHANGED}" if dry_run else "set")
+        echo(f"would be set; {UNCHANGED}" if dry_run else "set")
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from kstreams_py.cli.options import Bootstrap, Config, Target
+from kstreams_py.cli.streams import echo, echo_lines
 from kstreams_py.graph.loading import load
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.administration import GroupAdmin
@@ -23,7 +24,7 @@ app = typer.Typer(
 def list_slots(target: Target, bootstrap_servers: Bootstrap = None, config: Config = None) -> None:
     """Print the group of each processor: its state, and for each slot the host, the partitions and the member."""
     admin = GroupAdmin(Settings.load(config, bootstrap_servers=bootstrap_servers))
-    print(describe_slots(_groups(load(target), admin)))
+    echo_lines(describe_slots(_groups(load(target), admin)))
 
 
 @app.command()
@@ -45,7 +46,7 @@ def release(
         for member in members:
             done = "released" if removed[member.instance] else "had left already:"
             held = ", ".join(map(str, member.partitions)) or "no partition"
-            print(f"{group}: {done} slot {slot_of(group, member.instance)} on {member.host} ({held})")
+            echo(f"{group}: {done} slot {slot_of(group, member.instance)} on {member.host} ({held})")
 
 
 def _groups(graph: Graph, admin: GroupAdmin) -> dict[str, GroupInfo]:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from kstreams_py.cli.options import Bootstrap, Config, Target
+from kstreams_py.cli.streams import echo, echo_lines
 from kstreams_py.graph.loading import load
 from kstreams_py.settings import Settings
 
@@ -23,7 +24,7 @@ def spark_options(
     from kstreams_py import spark  # noqa: PLC0415, PySpark is optional, and slow to import
 
     settings = Settings.load(config, bootstrap_servers=bootstrap_servers)
-    print(spark.options(topic, settings, streaming=streaming).lines(secrets=secrets))
+    echo_lines(spark.options(topic, settings, streaming=streaming).lines(secrets=secrets))
 
 
 def cut(
@@ -44,6 +45,6 @@ def cut(
     graph.validate(needs_processors=False)
     made = spark.cut(graph, topic, settings=Settings.load(config, bootstrap_servers=bootstrap_servers))
     if output is None:
-        print(made.encode())
+        echo(made.encode())
     else:
         spark.write_cut(made, output)

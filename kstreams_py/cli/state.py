@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from kstreams_py.cli.options import Bootstrap, Config, Target, open_graph
+from kstreams_py.cli.streams import echo
 from kstreams_py.errors import GraphError, SettingsError, did_you_mean
 from kstreams_py.graph.declarations import Processor
 from kstreams_py.graph.topology import Graph
@@ -36,7 +37,7 @@ def show(
     if key is not None and not shown:
         raise SettingsError(f"state {store!r} has no key {key!r}: leave it out to see all")
     for name, each in shown.items():
-        print(json.dumps({"key": name, "value": _plain(found[each])}, ensure_ascii=False, default=str))
+        echo(json.dumps({"key": name, "value": _plain(found[each])}, ensure_ascii=False, default=str))
 
 
 def find_owner(graph: Graph, store: str) -> Processor:

@@ -9,6 +9,8 @@ import sys
 import traceback
 from typing import Final, TextIO
 
+from kstreams_py.printable import escape
+
 ESCAPE: Final = "kstreams_escape"
 """The error handler that writes a character which an encoding lacks as \\uXXXX, as JSON does."""
 
@@ -38,6 +40,16 @@ def repair() -> None:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors=ESCAPE)
+
+
+def echo(text: object, *, file: TextIO | None = None, flush: bool = False) -> None:
+    """Prints one line, whatever is in it; a line of JSON stays the same."""
+    print(escape(str(text)), file=file, flush=flush)
+
+
+def echo_lines(text: str, *, file: TextIO | None = None, flush: bool = False) -> None:
+    """Prints a text of join_lines() or indent_rest(), which has several lines."""
+    print(escape(text, "\n\t"), file=file, flush=flush)
 
 
 def is_of_output(error: BaseException) -> bool:

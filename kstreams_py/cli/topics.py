@@ -5,10 +5,12 @@ from __future__ import annotations
 import typer
 
 from kstreams_py.cli.options import Bootstrap, Config, Partitions, Target, open_graph
+from kstreams_py.cli.streams import echo_lines
 from kstreams_py.graph.declarations import DEFAULT_PARTITIONS, Topic
 from kstreams_py.graph.pipelines import RUNS_SETTINGS, runs_topic
 from kstreams_py.kafka.own_topics import ensure_topics
 from kstreams_py.operations.marks import MARKS_SETTINGS
+from kstreams_py.printable import join_lines
 from kstreams_py.processing.topics import check_topics, create_own_topics, create_topics, find_topics
 
 app = typer.Typer(help="The topics of a graph.", no_args_is_help=True)
@@ -35,7 +37,7 @@ def create(
             runs_topic(each.target): (1, RUNS_SETTINGS) for each in graph.pipelines if isinstance(each.target, Topic)
         }
         created += ensure_topics(cluster, runs)
-    print("\n".join(f"created {name}" for name in created) or "all topics exist")
+    echo_lines(join_lines(f"created {name}" for name in created) or "all topics exist")
 
 
 @app.command()
@@ -43,8 +45,8 @@ def check(target: Target, bootstrap_servers: Bootstrap = None, config: Config = 
     """Check that the graph's topics exist and have the settings that it needs."""
     with open_graph(target, bootstrap_servers, config, needs_processors=False) as (graph, environment):
         found = check_topics(graph, environment.cluster)
-    print(
-        "\n".join(
+    echo_lines(
+        join_lines(
             f"{name}: {info.partitions} partitions, replication {info.replication}" for name, info in found.items()
         )
     )

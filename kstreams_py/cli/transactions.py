@@ -15,12 +15,14 @@ from typing import Annotated, Any
 import typer
 
 from kstreams_py.cli.options import UNITS, Bootstrap, Config, DryRun, Yes, check_json, is_confirmed
+from kstreams_py.cli.streams import echo, echo_lines
 from kstreams_py.errors import BrokerUnavailable, SettingsError, UserMistake, did_you_mean
 from kstreams_py.graph.loading import load
 from kstreams_py.kafka.transaction_admin import TransactionAdmin
 from kstreams_py.kafka.transactions import STATES, Coordinated, cluster_option
 from kstreams_py.operations.ending import UNCHANGED, Transactions
 from kstreams_py.operations.hanging import as_fields, clusters_of, consequences, describe, headline, topics_of
+from kstreams_py.printable import join_lines
 from kstreams_py.records import TopicPartition
 from kstreams_py.settings import Settings
 
@@ -64,7 +66,7 @@ def list_transactions(
     width = max((len(each.transactional_id) for each in found), default=0)
     for each in found:
         if as_json:
-            print(
+            echo(
                 json.dumps(
                     {
                         "transactional_id": each.transactional_id,
@@ -75,12 +77,12 @@ def list_transactions(
                 )
             )
         else:
-            print(
+            echo(
                 f"{each.transactional_id:{width}}  {each.state:<14}  producer {each.producer_id}, "
                 f"coordinator {each.coordinator}"
             )
     if not found and not as_json:
-        print("no transactional ids")
+        echo("no transactional ids")
 
 
 @app.command("describe")
@@ -99,9 +101,9 @@ def describe_transaction(
             "those that are known"
         )
     if as_json:
-        print(json.dumps(_fields(found)))
+        echo(json.dumps(_fields(found)))
     else:
-        print("\n".join(_rows(found, time.time())))
+        echo_lines(join_lines(_rows(found, time.time())))
 
 
 @app.command("find-hanging")
@@ -149,9 +151,9 @@ def find_hanging(
         findings, now = transactions.find(topics or None, limit), time.time()
         options = _options(bootstrap_servers, config, place)
         for each in findings.found:
-            print(json.dumps(as_fields(each, now, options)) if as_json else describe(each, now, options))
+            echo_lines(json.dumps(as_fields(each, now, options)) if as_json else describe(each, now, options))
         for partition, reason in findings.refused.items():
-            print(f"not looked at: {partition}: {reason}", file=sys.stderr)
+            echo(f"not looked at: {partition}: {reason}", file=sys.stderr)
         found, refused = found or bool(findings.found), refused + len(findings.refused)
     if found:
         raise typer.Exit(1)
@@ -160,7 +162,7 @@ def find_hanging(
             f"{refused} partitions could not be looked at: see above; on the others, no transaction hangs"
         )
     if not as_json:
-        print("no transaction hangs")
+        echo("no transaction hangs")
 
 
 @app.command()
@@ -214,17 +216,17 @@ def _end(
     found = transactions.select(place, start, verb)
     now = time.time()
     if not as_json:
-        print("\n".join([headline(found, now), *(f"  {line}" for line in consequences(found))]))
+        echo_lines(join_lines([headline(found, now), *(f"  {line}" for line in consequences(found))]))
     if not dry_run:
         if not yes and not is_confirmed(f"{verb} it?"):
-            print(UNCHANGED)
+            echo(UNCHANGED)
             raise typer.Exit(1)
         transactions.end(found, verb)
     if as_json:
-        print(json.dumps(as_fields(found, now) | {"ended": None if dry_run else verb}))
+        echo(json.dumps(as_fields(found, now) | {"ended": None if dry_run else verb}))
     else:
         ended = "aborted" if verb == "abort" else "committed"
-        print(f"would be {ended}; {UNCHANGED}" if dry_run else f"{ended} on {place}")
+        echo(f"would be {ended}; {UNCHANGED}" if dry_run else f"{ended} on {place}")
 
 
 def _admin(bootstrap_servers: str | None, config: Path | None, cluster: str | None) -> TransactionAdmin:

@@ -72,6 +72,12 @@ def fetch(jars: Sequence[Jar], directory: Path, progress: Progress | None = None
             raise
 
 
+def digest_of(path: Path) -> str:
+    """The SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def repository() -> str:
     """The URL of the Maven repository. Raises MissingSoftware without jgo, also where the variable has no HTTP URL."""
     if chosen := os.environ.get(REPOSITORY):

@@ -1,13 +1,15 @@
 """The broker's and Spark's jars in the user's cache, fetched once from Maven.
 
 `jars.toml` beside this file locks the jars: their paths in a Maven repository and their checksums. `scripts/lock-jars`
-writes it. What it does not name, such as the jars of another PySpark, is resolved when it is fetched. A set of jars is
-fetched into a temporary directory that is then renamed, so a directory under `jars/` is complete.
+writes it. What it does not name, such as the jars of another PySpark, is resolved when it is fetched, over https alone;
+its checksums are kept beside it. A set of jars is fetched into a temporary directory that is then renamed, so a
+directory under `jars/` is complete. Each process compares the jars with their checksums before it uses them.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import logging
 import re
 import shutil
 import tempfile
@@ -22,12 +24,21 @@ from typing import Final
 import platformdirs
 from filelock import FileLock, Timeout
 
-from kstreams_py.embedded.downloads import Artifact, Jar, Progress, fetch
+from kstreams_py.embedded.downloads import REPOSITORY, Artifact, Jar, Progress, digest_of, fetch, repository
 from kstreams_py.embedded.downloads import resolve as resolve_artifacts
 from kstreams_py.errors import MissingSoftware
+from kstreams_py.secrets import redact
+
+logger = logging.getLogger(__name__)
 
 KAFKA_VERSION: Final = "4.3.1"
 SCALA_VERSION: Final = "2.13"
+
+SUMS: Final = "SHA256SUMS"
+"""The file with the checksums of jars that the lock does not name, as sha256sum writes it."""
+
+_verified: Final = set[Path]()
+"""Directories whose jars this process has compared with their checksums."""
 
 # Kafka depends only on the logging interface: without a binding the broker logs nothing
 KAFKA: Final = (
@@ -155,22 +166,50 @@ def _one_at_a_time(say: Progress) -> FileLock:
 def _fetch(wanted: tuple[Artifact, ...], present: set[str], final: Path, say: Progress) -> None:
     """Fetches the locked jars of `wanted`, or else those that it resolves to, into a new directory."""
     jars = list(_locked(final.name))
-    if not jars:
-        say(f"resolving {', '.join(map(str, wanted))}")
+    if is_new := not jars:
+        names = ", ".join(map(str, wanted))
+        if not repository().startswith("https://"):
+            raise MissingSoftware(
+                f"no checksums of {names} are shipped, and {redact(repository())} could answer anything: use a "
+                f"repository with https ({REPOSITORY}), or the version of PySpark in constraints.txt"
+            )
+        say(f"resolving {names}")
         jars = [jar for jar in resolve_artifacts(wanted) if not module_names([Path(jar.name)]) & present]
     with tempfile.TemporaryDirectory(prefix=".fetching-", dir=final.parent) as directory:
         work = Path(directory, "jars")
         work.mkdir()
         fetch(jars, work, say)
+        if is_new:
+            sums = "".join(f"{digest_of(path)}  {path.name}\n" for path in sorted(work.iterdir()))
+            (work / SUMS).write_text(sums, encoding="utf-8")
         shutil.rmtree(final, ignore_errors=True)  # one from which jars were deleted
         work.rename(final)
 
 
 def cached(wanted: tuple[Artifact, ...]) -> list[Path]:
-    """Returns the cached jars of `wanted`; none if they were not fetched, or one of them was deleted."""
-    found = sorted(_directory(wanted).glob("*.jar"))
-    missing = {jar.name for jar in _locked(_directory(wanted).name)} - {path.name for path in found}
-    return [] if missing else found
+    """Returns the cached jars of `wanted`; none if they were not fetched, or one of them was deleted or changed."""
+    directory = _directory(wanted)
+    sums = _sums(directory)
+    found = [directory / name for name in sorted(sums)]
+    if not all(path.is_file() for path in found):
+        return []
+    if found and directory not in _verified:  # once in each process: to read 60 MB takes 60 ms
+        if changed := [path.name for path in found if digest_of(path) != sums[path.name]]:
+            logger.warning("%s in %s is not what was fetched: it is not used", ", ".join(changed), directory)
+            return []
+        _verified.add(directory)
+    return found
+
+
+def _sums(directory: Path) -> dict[str, str]:
+    """The checksums of the jars in a directory by their names: those of the lock, or else those kept beside them."""
+    if locked := {jar.name: jar.sha256 or "" for jar in _locked(directory.name)}:
+        return locked
+    try:
+        lines = (directory / SUMS).read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return {}
+    return {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
 
 
 @cache

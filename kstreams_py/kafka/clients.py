@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 import threading
 import warnings
 from collections.abc import Callable, Mapping
@@ -14,6 +15,7 @@ from weakref import WeakSet
 import confluent_kafka as ck
 
 from kstreams_py.errors import Abortable, BrokerUnavailable, Retriable, SettingsError
+from kstreams_py.forks import leave_to_this_process
 from kstreams_py.kafka.errors import UNAUTHENTICATED, ClientLog
 
 logger = logging.getLogger(__name__)
@@ -127,6 +129,7 @@ class LazyClient(Generic[C]):
         self._made: list[C] = []
         self._is_closed = False
         self._all.add(self)
+        leave_to_this_process(self)
 
     def get(self) -> C:
         """The client; the first call makes it, and the first after `end`. Raises Abortable after `close`."""
@@ -162,3 +165,4 @@ class LazyClient(Generic[C]):
 
 
 atexit.register(LazyClient.close_all)
+os.register_at_fork(after_in_child=LazyClient._all.clear)

@@ -21,6 +21,7 @@ from kstreams_py.errors import (
     TopicError,
     Unavailable,
 )
+from kstreams_py.forks import leave_to_this_process
 from kstreams_py.kafka.clients import end, new_client
 from kstreams_py.kafka.errors import (
     FENCED,
@@ -105,6 +106,7 @@ class KafkaConsumer:
         self._assigned: Callable[[set[TopicPartition]], None]
         self._revoked: Callable[[], None]
         self._on_lost: Callable[[], None] = lambda: None
+        leave_to_this_process(self)
         self._connect()
 
     @property

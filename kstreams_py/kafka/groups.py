@@ -8,6 +8,7 @@ from typing import Final
 
 from kstreams_py.errors import SettingsError
 from kstreams_py.kafka.transactions import OpenTransaction
+from kstreams_py.printable import join_lines
 from kstreams_py.records import Positions, TopicPartition
 
 
@@ -38,7 +39,7 @@ def slot_of(group: str, instance: str) -> int | None:
 
 def describe_slots(groups: Mapping[str, GroupInfo]) -> str:
     """The output of `kstreams slots list`: groups with their states, members with their slots, hosts and partitions."""
-    return "\n".join(line for group, info in groups.items() for line in _describe(group, info))
+    return join_lines(line for group, info in groups.items() for line in _describe(group, info))
 
 
 def _describe(group: str, info: GroupInfo) -> Iterator[str]:

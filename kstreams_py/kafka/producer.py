@@ -21,6 +21,7 @@ from kstreams_py.errors import (
     Refused,
     Retriable,
 )
+from kstreams_py.forks import leave_to_this_process
 from kstreams_py.kafka import contracts
 from kstreams_py.kafka.clients import Caller, end, new_client
 from kstreams_py.kafka.consumer import PATIENCE_SECONDS, KafkaConsumer, partitions_of
@@ -105,6 +106,7 @@ class KafkaProducer:
         self._caller: Caller | None = None
         """Makes the calls of the transactional API; None before the first one."""
         self._configuration = {**settings, "error_cb": self._log.on_error, "on_delivery": self._delivered}
+        leave_to_this_process(self)
         self._connect()
 
     def _connect(self) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from kstreams_py.graph.anomalies import TOLERATED, Kind
 from kstreams_py.graph.guarantees import Guarantee
 from kstreams_py.operations.auditing import Found
+from kstreams_py.printable import join_lines
 
 
 @dataclass(slots=True)
@@ -56,7 +57,7 @@ def describe(report: Report) -> str:
     lines += [f"  {each}" for each in report.shown]
     if more := report.counts.total() - len(report.shown):
         lines.append(f"  and {more:,} more")
-    return "\n".join(lines)
+    return join_lines(lines)
 
 
 def _allowed(report: Report) -> str:

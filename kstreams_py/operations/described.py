@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import textwrap
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -13,6 +12,7 @@ from kstreams_py.formats.registry import Registry
 from kstreams_py.formats.serdes import bind
 from kstreams_py.graph.topology import Graph
 from kstreams_py.operations.letters import Group, Input, Letter
+from kstreams_py.printable import join_lines
 
 EXAMPLE_LENGTH: Final = 100
 """Characters of an example's message in the list."""
@@ -80,8 +80,8 @@ class Describer:
         if letter.cut:
             lines.append(f"  cut        {letter.cut}")
         if letter.traceback:
-            lines.append(textwrap.indent(letter.traceback.rstrip("\n"), "  | "))
-        return "\n".join(lines)
+            lines += [f"  | {line}" for line in letter.traceback.rstrip("\n").split("\n")]
+        return join_lines(lines)
 
     def _input(self, each: Input) -> dict[str, Any]:
         return {
@@ -156,7 +156,7 @@ def groups_as_text(groups: Mapping[tuple[str, str], Group]) -> str:
     for row, each in zip(rows, groups.values(), strict=True):
         lines.append(line(row))
         lines.append(f"    {each.example.place}: {_brief(each.example.message, EXAMPLE_LENGTH)}")
-    return "\n".join(lines)
+    return join_lines(lines)
 
 
 def _brief(value: Any, length: int = VALUE_LENGTH) -> str:

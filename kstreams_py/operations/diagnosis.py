@@ -13,6 +13,7 @@ from kstreams_py.kafka.described_cluster import ClusterDescription, GroupPositio
 from kstreams_py.kafka.groups import POSITIONS_TOPIC, GroupInfo, slot_of
 from kstreams_py.kafka.transactions import cluster_option, command, find_command
 from kstreams_py.operations.hanging import Found, headline
+from kstreams_py.printable import join_lines
 from kstreams_py.records import TopicPartition
 
 LEAST_RETENTION_MINUTES: Final = 7 * 24 * 60
@@ -589,7 +590,7 @@ def _time(seconds: float) -> str:
 
 def describe(finding: Finding) -> str:
     """A finding as text, with its remedy on a second line."""
-    return f"{finding.severity}: {finding.subject}: {finding.meaning}\n  {finding.remedy}"
+    return join_lines([f"{finding.severity}: {finding.subject}: {finding.meaning}", f"  {finding.remedy}"])
 
 
 def as_fields(finding: Finding) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.groups import POSITIONS_TOPIC
 from kstreams_py.kafka.log_batches import Log, Prepared, committed_offsets
 from kstreams_py.kafka.transactions import OpenTransaction, command
+from kstreams_py.printable import join_lines
 from kstreams_py.records import TopicPartition
 
 
@@ -147,7 +148,7 @@ def describe(found: Found, now: float, options: str = "") -> str:
 
     `options` are those of the command that name the cluster.
     """
-    return "\n".join([headline(found, now), *(f"  {line}" for line in _lines(found, options))])
+    return join_lines([headline(found, now), *(f"  {line}" for line in _lines(found, options))])
 
 
 def headline(found: Found, now: float) -> str:

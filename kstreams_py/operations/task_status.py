@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from kstreams_py.printable import join_lines
 from kstreams_py.processing.journal.recovery import Recovery, show
 
 
@@ -60,7 +61,7 @@ def describe(status: TaskStatus) -> str:
     journal = (
         [] if tail is None else [f"  newest record of its journal: {tail.type or 'no type'}, offset {tail.offset}"]
     )
-    return "\n".join([head, *(f"  {each}" for each in status.hidden), *journal, f"  next start: {status.next}"])
+    return join_lines([head, *(f"  {each}" for each in status.hidden), *journal, f"  next start: {status.next}"])
 
 
 def as_fields(status: TaskStatus) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Final, NamedTuple
 
 from kstreams_py.graph.topology import Graph
+from kstreams_py.printable import join_lines
 from kstreams_py.running.exposition import CONTENT_TYPE, exposition
 from kstreams_py.running.health import still, unready
 from kstreams_py.running.observed import Observed, View
@@ -123,4 +124,4 @@ class Endpoints:
 
 
 def _health(problems: list[str]) -> Answer:
-    return Answer(503 if problems else 200, TEXT, "".join(f"{each}\n" for each in problems or ["ok"]).encode())
+    return Answer(503 if problems else 200, TEXT, f"{join_lines(problems or ['ok'])}\n".encode())

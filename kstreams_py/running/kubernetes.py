@@ -22,6 +22,13 @@ _IMAGE: Final = re.compile(r"[a-zA-Z0-9][\w.:/-]*(@[\w+.-]+:[0-9a-fA-F]+)?", re.
 _QUANTITY: Final = re.compile(r"(\d+(\.\d+)?|\.\d+)(m|k|M|G|T|Ki|Mi|Gi|Ti)?", re.ASCII)
 
 
+DATA: Final = "/data"
+"""Where the volume of a pod is, which goes with it: states are restored from their changelogs."""
+
+USER: Final = 10_001
+"""The user and group of the workers in a pod."""
+
+
 @dataclass(frozen=True)
 class Deployment:
     """What the StatefulSet of a graph is made of.
@@ -119,6 +126,13 @@ spec:
     spec:
       enableServiceLinks: false  # a Service named kstreams-... would set variables KSTREAMS_...
       terminationGracePeriodSeconds: {grace_seconds}  # longer than drain_timeout_ms
+      automountServiceAccountToken: false
+      securityContext:
+        runAsNonRoot: true
+        runAsUser: {user}  # that of docker/Dockerfile: a kubelet does not look names up
+        runAsGroup: {user}
+        fsGroup: {user}
+        seccompProfile: {{type: RuntimeDefault}}
       containers:
         - name: worker
           image: {image}
@@ -143,7 +157,18 @@ spec:
             timeoutSeconds: 5
           securityContext:
             allowPrivilegeEscalation: false
+            readOnlyRootFilesystem: true
             capabilities: {{drop: [ALL]}}
+          volumeMounts:
+            - name: data
+              mountPath: {data}
+            - name: tmp
+              mountPath: /tmp
+      volumes:
+        - name: data
+          emptyDir: {{}}
+        - name: tmp
+          emptyDir: {{}}
 """
 
 
@@ -162,6 +187,8 @@ def manifest(wanted: Deployment) -> str:
         namespace=f"\n  namespace: {_quoted(wanted.namespace)}" if wanted.namespace else "",
         labels=f"{{app.kubernetes.io/name: {_quoted(wanted.name)}, app.kubernetes.io/part-of: kstreams}}",
         port=wanted.port,
+        user=USER,
+        data=DATA,
         replicas=wanted.replicas,
         grace_seconds=wanted.grace_seconds,
         image=_quoted(wanted.image),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from kstreams_py.printable import clean_line
+
 LINE_MAX: Final = 1 << 20
 """Bytes after which a line without an end is passed on in pieces, so that memory is bounded."""
 
@@ -39,8 +41,8 @@ class Lines:
 
 
 def prefixed(slot: str, line: bytes) -> bytes:
-    """A line with its slot."""
-    return f"[{slot}] ".encode() + line
+    """A line with its slot, and with nothing that could hide that, or begin another line."""
+    return f"[{slot}] ".encode() + clean_line(line)
 
 
 def is_json(line: bytes) -> bool:

@@ -18,6 +18,7 @@ from rich.logging import RichHandler
 
 from kstreams_py.errors import MissingSoftware, SettingsError
 from kstreams_py.log_fields import FOLD, repeated
+from kstreams_py.printable import clean_line, escape, indent_rest
 from kstreams_py.running.folding import Folded, Outage, Repeats, named
 from kstreams_py.running.lines import is_json, prefixed
 from kstreams_py.running.output import STDERR
@@ -130,12 +131,14 @@ def _shortened(record: logging.LogRecord) -> str:
         text = record.getMessage()
     except Exception:  # logging shows what a handler raises; what a filter raises would end a user's function
         text = str(record.msg)
-    shown = "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in text[:OTEL_MAX])
-    return shown + "..." * (len(text) > OTEL_MAX)
+    return escape(text[:OTEL_MAX]) + "..." * (len(text) > OTEL_MAX)
 
 
 class _Named(logging.Formatter):
-    """Text with what it is about in front; a supervisor writes the slot itself."""
+    """Text with what it is about in front; a supervisor writes the slot itself. Only the first line begins a record."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return indent_rest(super().format(record))
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802, of logging
         wanted = [name for name in FIELDS if name != "slot" or REPORT_FD not in os.environ]
@@ -228,7 +231,7 @@ def dress(output: int, slot: str, line: bytes) -> bytes:
     if log_format() != "json":
         return prefixed(slot, line)
     if is_json(line):
-        return line
+        return clean_line(line)
     if output != STDERR:
         return prefixed(slot, line)
     fields = {

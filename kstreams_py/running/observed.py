@@ -11,7 +11,7 @@ from typing import Final
 
 from kstreams_py.running.health import LOOK_LATE
 from kstreams_py.running.progress import Rate
-from kstreams_py.running.status import RunStatus
+from kstreams_py.running.status import RunStatus, without_errors
 
 FAILURES_KEPT: Final = 20
 """Newest failures of all workers that are kept."""
@@ -52,8 +52,15 @@ class View:
 class Observed:
     """What is known of a run; its workers may not have started yet."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic, wall: Callable[[], float] = time.time) -> None:
-        """`clock` returns monotonic seconds, `wall` seconds since 1970."""
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+        *,
+        shows_errors: bool = True,
+    ) -> None:
+        """`clock` returns monotonic seconds, `wall` seconds since 1970; see `without_errors` for `shows_errors`."""
+        self._shows_errors = shows_errors
         self._clock = clock
         self._wall = wall
         self._changed = threading.Condition()
@@ -70,6 +77,8 @@ class Observed:
     def note(self, status: RunStatus) -> None:
         """Takes the newest status. Only one thread calls this."""
         rates = {}
+        if not self._shows_errors:
+            status = without_errors(status)
         for slot in status.slots:
             for report in slot.reports:
                 worker = slot.number, report.processor

@@ -9,6 +9,7 @@ supervisor has ended, it writes there directly.
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import os
 import select
@@ -20,6 +21,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
+from kstreams_py.printable import clean_line
 from kstreams_py.running.lines import Lines
 from kstreams_py.running.pipe import REPORT_FD
 
@@ -55,10 +57,19 @@ class WorkerOutput:
         self.slot = slot
         """The prefix of the lines; a standby gets its slot later."""
         self._write = write
-        self._reading, self._writing = zip(os.pipe(), os.pipe(), strict=True)
-        self._originals = tuple(_copy(fd) for fd in (STDOUT, STDERR))
         # the supervisor's mark that it reads: nothing else tells a stopped reader from one that is slower than a writer
         self._mark = tempfile.TemporaryFile()  # noqa: SIM115, open as long as the pipes
+        opened: list[int] = []
+        try:
+            for _ in range(2):
+                opened += os.pipe()
+            opened += (_copy(fd) for fd in (STDOUT, STDERR))
+        except OSError:
+            for each in opened:
+                os.close(each)
+            self._mark.close()
+            raise
+        self._reading, self._writing, self._originals = opened[0:4:2], opened[1:4:2], opened[4:]
         self._reads = 0
         self._open = 2
         self._lock = threading.Lock()
@@ -89,8 +100,15 @@ class WorkerOutput:
                 os.close(each)
         for output, reading in zip((STDOUT, STDERR), self._reading, strict=True):
             thread = threading.Thread(target=self._read, args=(output, reading), name="output", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:  # the limit of the machine
+                process.kill()
+                process.wait()
+                for each in self._reading[len(self._threads) :]:
+                    self._close(each)
+                raise OSError(errno.EAGAIN, str(error)) from None
             self._threads.append(thread)
-            thread.start()
         return process
 
     def finish(self, deadline: float) -> None:
@@ -107,6 +125,9 @@ class WorkerOutput:
             self._pass_on(output, lines.feed(data))
         if rest := lines.rest():
             self._pass_on(output, [rest])
+        self._close(reading)
+
+    def _close(self, reading: int) -> None:
         os.close(reading)
         with self._lock:
             self._open -= 1
@@ -122,7 +143,9 @@ class WorkerOutput:
 def _copy(fd: int) -> int:
     try:
         return os.dup(fd)
-    except OSError:  # closed, as of some daemons
+    except OSError as error:
+        if error.errno != errno.EBADF:
+            raise
         return os.open(os.devnull, os.O_WRONLY)
 
 
@@ -220,7 +243,7 @@ class Detour:
             self._pass_on(number, [rest])
 
     def _pass_on(self, number: int, lines: Sequence[bytes]) -> None:
-        data = b"".join(line + b"\n" for line in lines)
+        data = b"".join(clean_line(line) + b"\n" for line in lines)
         with contextlib.suppress(OSError):  # the terminal has ended too
             while data:
                 data = data[os.write(self._originals[number], data) :]

@@ -17,6 +17,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from kstreams_py.printable import clean_line
 from kstreams_py.running.dashboard import PROCESSORS, SLOTS, Rows, processor_rows, processor_totals, shown, slot_rows
 from kstreams_py.running.lines import prefixed
 from kstreams_py.running.output import STDERR, STDOUT, write_lines
@@ -137,8 +138,8 @@ class Display:
 
 
 def _text(line: bytes) -> Text:
-    """A line with its colours; other control sequences would move the cursor, and destroy the drawing."""
-    plain = line.decode(errors="replace").rstrip("\r").replace("\r", "\\r")
+    """A line with its colours."""
+    plain = clean_line(line).decode()
     return Text.from_ansi(plain) if "\x1b" in plain else Text(plain)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Sequence
 from types import TracebackType
@@ -61,10 +62,12 @@ class Running:
     As a context manager it stops at the end of the block, waits for the workers, and raises the failure that stopped
     them before. If the block itself raises, that exception is raised, and a failure of the workers is logged.
     If the program ends without `stop`, workers in its own threads end as in a crash; worker processes drain.
+    A child of `os.fork` has no workers: there, each of these does nothing but log that.
     """
 
     def __init__(self, run: Run) -> None:
         self._run = run
+        self._process = os.getpid()
         self._failure: BaseException | None = None
         self._started = threading.Event()
         self._thread = threading.Thread(target=self._work, name="kstreams", daemon=True)
@@ -83,6 +86,8 @@ class Running:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._is_elsewhere():
+            return
         self.stop()
         try:
             self.wait()
@@ -93,18 +98,28 @@ class Running:
 
     def stop(self) -> None:
         """Lets the workers commit what is processed, then end; returns at once. Any thread, any number of times."""
-        self._run.stop()
+        if not self._is_elsewhere():
+            self._run.stop()
 
     def wait(self, timeout: float | None = None) -> bool:
         """Waits until the workers have ended; False if they still run after `timeout` seconds (None: no limit).
 
         Raises as `run` does: KStreamsError, or a function's exception of a class in `stop_on`.
         """
+        if self._is_elsewhere():
+            return True
         self._thread.join(timeout)
         if self._thread.is_alive():
             return False
         if self._failure is not None:
             raise self._failure
+        return True
+
+    def _is_elsewhere(self) -> bool:
+        """Whether this is a child that the process with the workers has forked; it says so."""
+        if (here := os.getpid()) == self._process:
+            return False
+        logger.warning("process %d is a fork of %d, where the workers run: they are left alone", here, self._process)
         return True
 
     def _work(self) -> None:

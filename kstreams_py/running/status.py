@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from kstreams_py.metrics import WorkerState
@@ -57,3 +58,22 @@ class RunStatus:
     slots: tuple[SlotStatus, ...]
     looked_at: float
     stopping: bool = False
+
+
+def without_errors(status: RunStatus) -> RunStatus:
+    """A status without the texts of exceptions, which may quote records: of each its class is left."""
+
+    def of_slot(slot: SlotStatus) -> SlotStatus:
+        return replace(
+            slot,
+            reports=tuple(replace(each, failure=_class_of(each.failure), why="") for each in slot.reports),
+            ends=tuple(End(at, _class_of(why)) for at, why in slot.ends),
+            taken=_class_of(slot.taken),
+        )
+
+    return replace(status, slots=tuple(map(of_slot, status.slots)))
+
+
+def _class_of(text: str) -> str:
+    """The class in `Class: message`; other texts are this package's own."""
+    return re.sub(r"\A([\w.]+): .*", r"\1", text, flags=re.DOTALL)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import selectors
@@ -12,6 +13,7 @@ from contextlib import suppress
 from typing import Final, NamedTuple
 
 from kstreams_py.errors import Replaced, WorkersFailed
+from kstreams_py.log_fields import repeated
 from kstreams_py.running.output import FINISH_SECONDS, WorkerOutput, Write
 from kstreams_py.running.pipe import REPORT_FD
 from kstreams_py.running.reports import Report
@@ -24,6 +26,12 @@ logger = logging.getLogger(__name__)
 STANDBY_DELAY: Final = 2.0
 """Seconds after a start until a standby is started, so that it takes no CPU from the worker that starts."""
 
+
+SCARCE: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM, errno.ENOSPC})
+"""Errors of a start for want of what may be there again later: descriptors, processes, memory, space."""
+
+SCARCE_SECONDS: Final = 1.0
+"""Seconds until a process is started again that could not be for want of one of them."""
 
 LAST_LINES_SECONDS: Final = 0.2
 """Seconds that the supervisor waits for the last lines of a worker that has ended, so that they come before its own."""
@@ -156,8 +164,8 @@ class Supervisor:
         """Starts the slot's process if it has none and may have one; otherwise watches it, and acts on its end."""
         slot, process, now = child.slot, child.process, self._clock()
         if process is None:
-            if not slot.taken and now >= slot.start_at:
-                self._start(child)
+            if not slot.taken and now >= slot.start_at and not self._starts(child):
+                slot.start_at = now + SCARCE_SECONDS
             return
         status = process.poll()
         if status is None:
@@ -192,10 +200,14 @@ class Supervisor:
             ends = (f"slot {child.slot.number} ended by {child.slot.taken}" for child in self._children)
             raise WorkersFailed("; ".join(ends), Replaced.exit_status)
 
-    def _start(self, child: _Child) -> None:
+    def _starts(self, child: _Child) -> bool:
+        """Starts the slot's process; False if it cannot now."""
         spare, self._spare = self._spare, None
         if spare is None:
-            process = self._spawn(self._command(child.slot.number), subprocess.DEVNULL, str(child.slot.number))
+            spawned = self._spawn(self._command(child.slot.number), subprocess.DEVNULL, str(child.slot.number))
+            if spawned is None:
+                return False
+            process = spawned
         else:
             process = spare
             if spare.output is not None:
@@ -210,13 +222,26 @@ class Supervisor:
         child.slot.begin(now)
         child.slot.started += 1
         self._selector.register(process.reading, selectors.EVENT_READ, child)
+        return True
 
-    def _spawn(self, command: Sequence[str], stdin: int, name: str) -> _Process:
-        """Starts a process; `name` is the prefix of its output."""
-        reading, writing = os.pipe()
-        os.set_blocking(reading, False)
-        environment = {**self._environment, REPORT_FD: str(writing)}
+    def _spawn(self, command: Sequence[str], stdin: int, name: str) -> _Process | None:
+        """Starts a process; `name` is the prefix of its output. None if it cannot now, which is logged."""
         try:
+            return self._spawn_or_raise(command, stdin, name)
+        except OSError as error:
+            if error.errno not in SCARCE:
+                raise
+            logger.warning(
+                "no process can be started for slot %s: %s: trying again every %g s; raise the limit, or free some",
+                name, error, SCARCE_SECONDS, extra=repeated(f"failed starts of slot {name}", str(error)),
+            )  # fmt: skip
+            return None
+
+    def _spawn_or_raise(self, command: Sequence[str], stdin: int, name: str) -> _Process:
+        reading, writing = os.pipe()
+        try:
+            os.set_blocking(reading, False)
+            environment = {**self._environment, REPORT_FD: str(writing)}
             if self._output is not None:
                 output = WorkerOutput(self._output, name)
                 return _Process(output.spawn(command, environment, stdin, writing), reading, output)
@@ -227,6 +252,9 @@ class Supervisor:
                 stdin=stdin,
                 start_new_session=True,  # a Ctrl-C in the terminal reaches only the supervisor
             )
+        except BaseException:
+            os.close(reading)
+            raise
         finally:
             os.close(writing)
         return _Process(process, reading, None)
@@ -237,6 +265,8 @@ class Supervisor:
             self._drop_spare()
         if self._standby is not None and self._spare is None and self._clock() >= self._spare_at:
             self._spare = self._spawn(self._standby, subprocess.PIPE, "standby")
+            if self._spare is None:
+                self._spare_at = self._clock() + STANDBY_DELAY
 
     def _drop_spare(self) -> None:
         if self._spare is not None:

@@ -266,8 +266,8 @@ def observing(graph: Graph, settings: Settings) -> Iterator[Observe | None]:
     from kstreams_py.running.observed import Observed  # noqa: PLC0415
     from kstreams_py.running.server import serving  # noqa: PLC0415
 
-    observed = Observed()
-    with serving(settings.http, Endpoints(graph, observed, settings.livez_seconds).answer):
+    observed = Observed(shows_errors=settings.http_errors)
+    with serving(settings.http, Endpoints(graph, observed, settings.livez_seconds).answer, settings.http_hosts):
         yield observed.note
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from kstreams_py.errors import MissingSoftware, SettingsError
+from kstreams_py.forks import leave_to_this_process
 from kstreams_py.state.keyed import CHECKPOINT_SECONDS, Changes
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ class RocksBase:
         """
         self._changelog_id = changelog_id
         self._directory, self._database = _open_free(directory)
+        leave_to_this_process(self)
         self._unwritten: dict[bytes, bytes | None] = {}
         """What the database has not: the newest value of each key since the last write."""
         self._read: dict[bytes, bytes | None] = {}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -87,6 +89,63 @@ def test_exception_that_stops_a_graph_is_raised_at_the_end_of_the_block(
         running.wait(WAIT)
     cluster.await_markers(f"{name}.out")
     assert cluster.values(f"{name}.out") == [b"1"]
+
+
+FORKING = """
+import logging, os, sys, time
+import kstreams_py as ks
+from graph_{name} import graph
+
+logging.basicConfig(format="%(message)s")
+with ks.start(graph, workers=int(sys.argv[1]), create_topics=True) as running:
+    while not open(sys.argv[2]).read():
+        time.sleep(0.01)
+    for way in ("falls out of the block", "exits", "waits"):
+        if (child := os.fork()) == 0:
+            if way == "exits":
+                sys.exit(0)
+            if way == "waits":
+                running.stop()
+                assert running.wait()
+            break
+        assert (os.waitpid(child, 0)[1], running.wait(0.0)) == (0, False), way
+    else:
+        print("forked", flush=True)
+        sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize(
+    "workers",
+    [pytest.param(1, id="in this process"), pytest.param(2, id="in worker processes", marks=pytest.mark.long)],
+)
+def test_child_that_a_program_forks_ends_and_leaves_its_graph_alone(
+    workers: int, module: ModuleType, cluster: Cluster, settings: MakeSettings, name: str, tmp_path: Path
+) -> None:
+    (begun := tmp_path / "begun").touch()
+    cluster.create(f"{name}.in", f"{name}.out", partitions=2)
+    script = FORKING.format(name=name.replace("-", "_"))
+    command = [sys.executable, "-c", script, str(workers), str(begun)]
+    program = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env=os.environ | settings().as_environment() | {"PYTHONPATH": str(tmp_path)},
+    )  # fmt: skip
+    try:
+        cluster.write(f"{name}.in", [b"1"], partition=0)
+        wait_until(lambda: cluster.values(f"{name}.out") == [b"1"], "an output, so that all clients are open")
+        begun.write_text("go")
+        assert program.stdout is not None
+        assert program.stdout.readline() == "forked\n", program.communicate()
+        cluster.write(f"{name}.in", [b"2"], partition=0)
+        wait_until(lambda: cluster.values(f"{name}.out") == [b"1", b"2"], "an output after the children")
+        _, log = program.communicate()
+    finally:
+        program.kill()
+    assert program.returncode == 0, log
+    said = f" is a fork of {program.pid}, where the workers run: they are left alone\n"
+    assert [each.partition(" is ")[2] for each in log.splitlines() if " is a fork of " in each] == [
+        said.partition(" is ")[2].rstrip()
+    ] * 5
 
 
 @pytest.mark.long  # in the quick tier, tests of the supervisor alone have programs that die in the place of workers

@@ -583,7 +583,7 @@ def test_workers_log_goes_to_the_file_and_their_prints_to_the_screen(
     write(STDERR, "1", [b"a warning", b"\xff"])
     write(STDOUT, "2", [b"printed", b"twice"])
     write(STDERR, "0", [b"another"])
-    assert (tmp_path / "run.log").read_bytes() == b"[1] a warning\n[1] \xff\n[0] another\n"
+    assert (tmp_path / "run.log").read_bytes() == b"[1] a warning\n[1] \\xff\n[0] another\n"
     assert tuple(capfdbinary.readouterr()) == (b"[2] printed\n[2] twice\n", b"")
 
 

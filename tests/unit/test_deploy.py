@@ -73,11 +73,20 @@ spec:
     spec:
       enableServiceLinks: false  # a Service named kstreams-... would set variables KSTREAMS_...
       terminationGracePeriodSeconds: 41  # longer than drain_timeout_ms
+      automountServiceAccountToken: false
+      securityContext:
+        runAsNonRoot: true
+        runAsUser: 10001  # that of docker/Dockerfile: a kubelet does not look names up
+        runAsGroup: 10001
+        fsGroup: 10001
+        seccompProfile: {type: RuntimeDefault}
       containers:
         - name: worker
           image: "images/shop:1"
           args: ["run", "shop.py", "--slot", "auto", "--create-topics"]
           env:
+            - name: "KSTREAMS_STATE_DIRECTORY"
+              value: "/data/state"
             - name: "KSTREAMS_BOOTSTRAP_SERVERS"
               value: "kafka:9092"
             - name: "KSTREAMS_DRAIN_TIMEOUT_MS"
@@ -111,7 +120,18 @@ spec:
             timeoutSeconds: 5
           securityContext:
             allowPrivilegeEscalation: false
+            readOnlyRootFilesystem: true
             capabilities: {drop: [ALL]}
+          volumeMounts:
+            - name: data
+              mountPath: /data
+            - name: tmp
+              mountPath: /tmp
+      volumes:
+        - name: data
+          emptyDir: {}
+        - name: tmp
+          emptyDir: {}
 """
 
 UNIT = """\
@@ -137,6 +157,30 @@ RestartPreventExitStatus=2 4 5 130
 KillMode=mixed
 TimeoutStopSec=41s
 OOMPolicy=continue
+NoNewPrivileges=yes
+CapabilityBoundingSet=
+ProtectSystem=strict
+ProtectHome=read-only
+ReadWritePaths=-{directory}
+ReadWritePaths=-{home}
+PrivateTmp=yes
+PrivateDevices=yes
+ProtectKernelTunables=yes
+ProtectKernelModules=yes
+ProtectKernelLogs=yes
+ProtectControlGroups=yes
+ProtectClock=yes
+ProtectHostname=yes
+ProtectProc=invisible
+RestrictAddressFamilies=AF_INET AF_INET6 AF_UNIX
+RestrictNamespaces=yes
+RestrictRealtime=yes
+RestrictSUIDSGID=yes
+LockPersonality=yes
+RemoveIPC=yes
+SystemCallArchitectures=native
+SystemCallFilter=@system-service
+SystemCallErrorNumber=EPERM
 
 [Install]
 WantedBy=multi-user.target
@@ -210,6 +254,7 @@ def test_manifest_without_options_leaves_them_out(printed: Print) -> None:
     assert "namespace" not in pods["metadata"]
     assert (pods["spec"]["replicas"], container["args"]) == (1, ["run", "shop.py", "--slot", "auto"])
     assert container["env"] == [
+        {"name": "KSTREAMS_STATE_DIRECTORY", "value": "/data/state"},
         {"name": "KSTREAMS_BOOTSTRAP_SERVERS", "value": "kafka:9092"},
         {"name": "KSTREAMS_HTTP", "value": "0.0.0.0:8080"},
     ]
@@ -305,6 +350,51 @@ def test_graph_that_does_not_fit_together_is_refused(place: Path) -> None:
         deploy.systemd("shop.py")
 
 
+VOLUMES = {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret"}
+
+
+def breaches(pod: dict[str, Any]) -> list[str]:
+    """What Pod Security "restricted" refuses of the specification of a pod, by its documentation."""
+    own = pod.get("securityContext", {})
+    containers = [*pod["containers"], *pod.get("initContainers", []), *pod.get("ephemeralContainers", [])]
+    found = [name for name in ("hostNetwork", "hostPID", "hostIPC") if pod.get(name)]
+    found += [f"volume {each['name']}" for each in pod.get("volumes", []) if not each.keys() - {"name"} <= VOLUMES]
+    found += [name for name in ("sysctls", "seLinuxOptions", "appArmorProfile") if own.get(name)]
+    for each in containers:
+        context = {"capabilities": {}, **own, **each.get("securityContext", {})}
+        seccomp = context.get("seccompProfile", {}).get("type")
+        rules = {
+            "privileged": not context.get("privileged"),
+            "allowPrivilegeEscalation": context.get("allowPrivilegeEscalation") is False,
+            "runAsNonRoot": context.get("runAsNonRoot") is True,
+            "runAsUser": context.get("runAsUser") != 0,
+            "seccompProfile": seccomp in ("RuntimeDefault", "Localhost"),
+            "capabilities.drop": "ALL" in context["capabilities"].get("drop", ()),
+            "capabilities.add": {"NET_BIND_SERVICE"} >= {*context["capabilities"].get("add", ())},
+            "hostPort": not any(port.get("hostPort") for port in each.get("ports", [])),
+            "procMount": context.get("procMount", "Default") == "Default",
+            "windowsOptions": not context.get("windowsOptions", {}).get("hostProcess"),
+        }
+        found += [name for name, holds in rules.items() if not holds]
+    return found
+
+
+def test_pods_keep_pod_security_restricted_and_more(printed: Print) -> None:
+    *_, made = validate(printed(deploy.k8s, image="shop", bootstrap_servers="kafka:9092"))
+    pod = made["spec"]["template"]["spec"]
+    assert breaches(pod) == []
+    assert breaches({"containers": [{"ports": [{"hostPort": 1}]}], "volumes": [{"name": "a", "hostPath": {}}]}) == [
+        "volume a", "allowPrivilegeEscalation", "runAsNonRoot", "seccompProfile", "capabilities.drop", "hostPort",
+    ]  # fmt: skip
+    (worker,) = pod["containers"]
+    assert pod["automountServiceAccountToken"] is False
+    assert worker["securityContext"]["readOnlyRootFilesystem"] is True
+    mounted = {each["mountPath"] for each in worker["volumeMounts"]}
+    states = {each["name"]: each["value"] for each in worker["env"]}["KSTREAMS_STATE_DIRECTORY"]
+    assert (mounted, states) == ({"/data", "/tmp"}, "/data/state")
+    assert {each["name"] for each in worker["volumeMounts"]} == {each["name"] for each in pod["volumes"]}
+
+
 # systemd.
 
 
@@ -329,7 +419,7 @@ def test_unit_has_the_slots_of_the_machine_with_the_settings_of_the_graph(printe
         create_topics=True,
         config=Path("shop.toml"),
     )
-    assert text == UNIT.format(directory=tmp_path, python=sys.executable)
+    assert text == UNIT.format(directory=tmp_path, python=sys.executable, home="/home/shop")
     assert verify(text, tmp_path) == []
 
 
@@ -340,6 +430,33 @@ def test_unit_without_options_runs_slot_0_here_as_its_user(printed: Print, tmp_p
         f"WorkingDirectory={tmp_path}",
         f"ExecStart={sys.executable} -P -m kstreams_py run shop.py --workers 1",
     ]
+    assert verify(text, tmp_path) == []
+
+
+def test_unit_is_exposed_no_more_than_3_of_10(printed: Print, tmp_path: Path) -> None:
+    """By systemd's own measure, where the machine has the tool."""
+    path = tmp_path / "kstreams-test.service"
+    path.write_text(printed(deploy.systemd, user="shop"))
+    if (tool := shutil.which("systemd-analyze")) is None:
+        return
+    command = [tool, "security", "--offline=true", "--threshold=30", "--no-pager", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stdout.splitlines()[-1:] or done.stderr
+
+
+def test_unit_writes_where_the_settings_the_sinks_and_the_options_say(printed: Print, tmp_path: Path) -> None:
+    Path("shop.py").write_text(
+        "from kstreams_py import Graph, Parquet\nfrom kstreams_py.sinks import SQLite\ngraph = Graph('shop')\n"
+        "a = graph.topic('a')\n"
+        "graph.sink(a, to=SQLite('/srv/rows/a.db', table='a', columns=('b',)), id='p')(lambda value: None)\n"
+        "graph.sink(a, to=Parquet('beside', columns={'b': str}), id='q')(lambda value: None)\n"
+    )
+    (tmp_path / "made").mkdir()
+    (tmp_path / "states.toml").write_text(f"state_directory = '{tmp_path}/made/not yet'\n")
+    text = printed(deploy.systemd, user="no-such-user", write=[Path("/srv/a b")], config=Path("states.toml"))
+    assert [line.partition("=")[2] for line in text.splitlines() if line.startswith("ReadWritePaths")] == [
+        f"-{tmp_path}", f"-{tmp_path}/made", "-/home/no-such-user", "-/srv/rows", f"-{tmp_path}/beside", '"-/srv/a b"',
+    ]  # fmt: skip
     assert verify(text, tmp_path) == []
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import builtins
 import http.client
+import io
+import itertools
 import json
 import logging
 import re
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +23,7 @@ from kstreams_py import Graph, Settings
 from kstreams_py.errors import MissingSoftware, SettingsError
 from kstreams_py.metrics import RENEWALS, Counters, WorkerState
 from kstreams_py.records import TopicPartition
+from kstreams_py.running import server as server_module
 from kstreams_py.running.endpoints import Answer, Endpoints
 from kstreams_py.running.exposition import exposition
 from kstreams_py.running.observed import FAILURES_KEPT, Failed, Observed
@@ -27,10 +31,11 @@ from kstreams_py.running.page import build_page
 from kstreams_py.running.remedies import REMEDIES, RUNBOOK
 from kstreams_py.running.reports import Report
 from kstreams_py.running.series import SERIES, meanings
-from kstreams_py.running.server import serving
+from kstreams_py.running.server import CONNECTIONS_MAX, REQUEST_MAX, _head, is_own_host, serving
 from kstreams_py.running.status import End, RunStatus, SlotStatus
 from kstreams_py.running.wiring import observing
 from kstreams_py.testing import ManualClock
+from tests.tables import each_case
 
 GRAPH = Graph("shop", errors="shop.errors")
 GRAPH.map(GRAPH.topic("orders"), to=GRAPH.topic("prices"), id="price")(lambda value: value)
@@ -201,10 +206,10 @@ def test_failures_are_kept_newest_first_once_each_and_a_bounded_number() -> None
 class Site:
     """The endpoints of a run of GRAPH, with a clock of their own."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, shows_errors: bool = True) -> None:
         self.clock = ManualClock()
         self.clock.advance(100.0 - self.clock())
-        self.observed = Observed(self.clock, lambda: 1_000_000.0)
+        self.observed = Observed(self.clock, lambda: 1_000_000.0, shows_errors=shows_errors)
         self.endpoints = Endpoints(GRAPH, self.observed, 30.0, self.clock, lambda: 1_000_000.0)
 
     def note(self, **changed: Any) -> None:
@@ -349,6 +354,20 @@ def test_status_has_all_that_the_page_needs() -> None:
     }
 
 
+def test_status_without_the_texts_of_exceptions_has_their_classes() -> None:
+    site = Site(shows_errors=False)
+    report = make_report(failure="ValueError: card 4111\nnext: 5", why="SinkAway: card 4111")
+    found: dict[str, Any] = {}
+    site.observed.note(make_status(report, ends=(End(1.0, "MemoryError: card 4111"), End(2.0, "SIGKILL")), taken=""))
+    for path in ("/status", "/metrics", "/livez", "/readyz", "/"):
+        text = site.get(path)[1]
+        assert "4111" not in text
+        found[path] = text
+    (slot,) = json.loads(found["/status"])["slots"]
+    assert [end["why"] for end in slot["ends"]] == ["MemoryError", "SIGKILL"]
+    assert [each["text"] for each in json.loads(found["/status"])["dead_letters"]] == ["ValueError"]
+
+
 @pytest.mark.parametrize("changed", [{"pid": None}, {"pid": None, "taken": "Replaced: by m7"}])
 def test_status_does_not_show_what_held_up_a_process_that_has_ended(changed: dict[str, Any]) -> None:
     site = Site()
@@ -389,6 +408,105 @@ def test_connection_that_sends_nothing_keeps_no_other_from_its_answer() -> None:
         port = int(url.rpartition(":")[2])
         with socket.create_connection(("127.0.0.1", port)):
             assert request(url)[2] == b"ok"
+
+
+@pytest.fixture
+def served() -> Iterator[tuple[str, int]]:
+    """The address of a server."""
+    with serving("127.0.0.1:0", lambda path: Answer(200, "text/x", b"ok")) as url:
+        host, _, port = url.removeprefix("http://").rpartition(":")
+        yield host, int(port)
+
+
+def ends(connection: socket.socket) -> bool:
+    """Whether the server has ended a connection."""
+    try:
+        return connection.recv(1) == b""
+    except ConnectionError:
+        return True
+
+
+def sends(connection: socket.socket, data: bytes) -> bool:
+    """Sends data; False if the server has ended the connection."""
+    try:
+        connection.sendall(data)
+    except ConnectionError:
+        return False
+    return True
+
+
+def test_connections_over_the_limit_end_the_oldest_and_the_newest_is_answered(served: tuple[str, int]) -> None:
+    with ExitStack() as stack:
+        many = [stack.enter_context(socket.create_connection(served, timeout=60)) for _ in range(CONNECTIONS_MAX + 9)]
+        assert request(f"http://{served[0]}:{served[1]}")[2] == b"ok"
+        assert [ends(each) for each in many[:10]] == [True] * 10
+        many[-1].sendall(b"GET / HTTP/1.0\r\n\r\n")
+        assert many[-1].recv(12) == b"HTTP/1.0 200"
+
+
+def test_request_that_comes_byte_by_byte_is_ended_at_its_deadline(
+    served: tuple[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "CONNECTION_SECONDS", 0.2)
+    with socket.create_connection(served, timeout=0.01) as slow:
+        for byte in itertools.cycle(b"X-Never: ends "):
+            with suppress(TimeoutError):
+                if not sends(slow, bytes([byte])) or ends(slow):
+                    break
+
+
+def test_request_is_read_up_to_a_limit() -> None:
+    endless = io.BytesIO(b"GET / HTTP/1.0\r\n" + b"X: y\r\n" * 100_000)
+    assert len(_head(endless)) == REQUEST_MAX
+    assert _head(io.BytesIO(b"GET / HTTP/1.0\r\nX: y\r\n\r\nmore")) == b"GET / HTTP/1.0\r\nX: y\r\n\r\n"
+
+
+@each_case(
+    ("host", "is_own"),
+    [
+        ("127.0.0.1", True),
+        ("127.0.0.1:8080", True),
+        ("10.1.2.3:8080", True),
+        ("[::1]:8080", True),
+        ("localhost", True),
+        ("LOCALHOST:8080", True),
+        ("own.example:8080", True),
+        ("evil.example", False),
+        ("evil.example:8080", False),
+        ("127.0.0.1.evil.example", False),
+        ("localhost.evil.example", False),
+        ("evil.example@127.0.0.1", False),
+        ("own.example, evil.example", False),
+        ("127.0.0.1\n", True),
+        ("", False),
+    ],
+)
+def test_host_is_this_servers_by_an_address_or_a_name_of_its_own(host: str, is_own: bool) -> None:
+    assert is_own_host(host, {"own.example", ""}) is is_own
+    assert is_own_host(host, {"*"})
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ([], 200),
+        (["127.0.0.1"], 200),
+        (["own.example"], 200),
+        (["evil.example"], 421),
+        (["127.0.0.1", "evil.example"], 421),
+    ],
+)
+def test_request_for_another_host_is_answered_with_the_remedy(headers: list[str], status: int) -> None:
+    with serving("127.0.0.1:0", lambda path: Answer(200, "text/x", b"ok"), "own.example, other.example") as url:
+        connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=30)
+        connection.putrequest("GET", "/status", skip_host=True)
+        for each in headers:
+            connection.putheader("Host", each)
+        connection.endheaders()
+        response = connection.getresponse()
+        body = response.read()
+        connection.close()
+    assert (response.status, b"KSTREAMS_HTTP_HOSTS" in body) == (status, status == 421)
 
 
 def test_address_that_is_taken_is_named() -> None:

@@ -225,7 +225,7 @@ def test_lines_of_workers_have_their_slot_and_lines_of_json_are_unchanged(monkey
     assert logs.dress(1, "1", line) == b"[1] " + line, "text"
     monkeypatch.setenv("KSTREAMS_LOG_FORMAT", "json")
     assert [logs.dress(output, "1", line) for output in (1, 2)] == [line, line]
-    assert logs.dress(1, "1", b"\xff") == b"[1] \xff", "what a function prints"
+    assert logs.dress(1, "1", b"\xff") == rb"[1] \xff", "what a function prints"
     wrapped = json.loads(logs.dress(2, "1", b"Traceback \xff"))
     assert {**wrapped, "timestamp": ""} == {
         "level": "INFO", "logger": "stderr", "message": "Traceback \\xff", "slot": 1, "timestamp": "",

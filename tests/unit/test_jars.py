@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import sys
 import threading
 from collections import Counter
@@ -183,29 +184,82 @@ def test_two_that_fetch_at_once_wait_for_one_another_and_fetch_once(cache: Path,
     assert set(repository.asked.values()) == {1}
 
 
+UNLOCKED = (Artifact("org.a", "one", "2.0"),)
+
+
+@pytest.fixture
+def unlocked(repository: Repository, monkeypatch: pytest.MonkeyPatch) -> Repository:
+    """A repository that is taken for one with https, whose jars the lock does not have."""
+    monkeypatch.setattr(jars, "resolve_artifacts", lambda _: [Jar(path) for path in PATHS])
+    monkeypatch.setattr(jars, "repository", lambda: "https://repository.example")
+    return repository
+
+
 def test_jars_that_are_not_locked_are_checked_by_the_repositorys_own_checksum(
+    cache: Path, unlocked: Repository
+) -> None:
+    with pytest.raises(MissingSoftware, match=r"one-1\.0\.jar from .*: the repository has no checksum of it"):
+        jars.resolve(UNLOCKED, set(), None)
+    for path in PATHS:
+        content = unlocked.files[f"/{path}"]
+        unlocked.files[f"/{path}.sha1"] = f"{hashlib.sha1(content).hexdigest()}  {path}".encode()
+    found = jars.resolve(UNLOCKED, {"two"}, None)
+    assert [path.name for path in found] == ["one-1.0.jar"]
+    assert (
+        found[0].parent / "SHA256SUMS"
+    ).read_text() == f"{hashlib.sha256(found[0].read_bytes()).hexdigest()}  one-1.0.jar\n"
+    assert jars.resolve(UNLOCKED, {"two"}, None) == found
+
+
+def test_jars_that_are_not_locked_are_refused_without_https(
     cache: Path, repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    unlocked = (Artifact("org.a", "one", "2.0"),)
-    monkeypatch.setattr(jars, "resolve_artifacts", lambda _: [Jar(path) for path in PATHS])
-    with pytest.raises(MissingSoftware, match=r"one-1\.0\.jar from .*: the repository has no checksum of it"):
-        jars.resolve(unlocked, set(), None)
+    """Whoever answers in place of the repository has a checksum of his own."""
+    monkeypatch.setattr(jars, "resolve_artifacts", lambda _: pytest.fail("it was asked"))
+    with pytest.raises(MissingSoftware) as refused:
+        jars.resolve(UNLOCKED, set(), None)
+    assert str(refused.value) == (
+        f"no checksums of org.a:one:2.0 are shipped, and {repository.url} could answer anything: use a repository with "
+        "https (KSTREAMS_MAVEN_REPOSITORY), or the version of PySpark in constraints.txt"
+    )
+    assert repository.asked == {}
+
+
+@pytest.mark.parametrize("kind", ["locked", "not locked"])
+def test_cached_jar_that_was_changed_is_not_used_and_is_fetched_again(
+    kind: str, cache: Path, unlocked: Repository, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    wanted = WANTED if kind == "locked" else UNLOCKED
     for path in PATHS:
-        content = repository.files[f"/{path}"]
-        repository.files[f"/{path}.sha1"] = f"{hashlib.sha1(content).hexdigest()}  {path}".encode()
-    found = jars.resolve(unlocked, {"two"}, None)
-    assert [path.name for path in found] == ["one-1.0.jar"]
+        unlocked.files[f"/{path}.sha256"] = hashlib.sha256(unlocked.files[f"/{path}"]).hexdigest().encode()
+    first = jars.resolve(wanted, set(), None)
+    before = first[1].stat()
+    first[1].write_bytes(b"x" * before.st_size)
+    os.utime(first[1], ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert jars.cached(wanted) == first, "a process looks once"
+    monkeypatch.setattr(jars, "_verified", set())  # as another one
+    assert jars.cached(wanted) == []
+    assert caplog.messages == [f"two-2.0.jar in {first[1].parent} is not what was fetched: it is not used"]
+    assert jars.resolve(wanted, set(), None) == first
+    assert first[1].read_bytes() == unlocked.files[f"/{PATHS[1]}"]
 
 
-def test_cached_jars_need_no_network_no_java_and_no_jgo(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jar_that_was_put_beside_the_cached_ones_is_not_used(cache: Path, repository: Repository) -> None:
+    first = jars.resolve(WANTED, set(), None)
+    (first[0].parent / "another-1.0.jar").touch()
+    assert jars.cached(WANTED) == first
+
+
+def test_cached_jars_need_no_network_no_java_and_no_jgo(
+    cache: Path, repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = jars.resolve(WANTED, set(), None)
+    monkeypatch.setattr(jars, "_verified", set())
     monkeypatch.setenv("PATH", "")
+    monkeypatch.setenv(downloads.REPOSITORY, "http://127.0.0.1:9")
     for name in ("jgo", "requests"):
         monkeypatch.setitem(sys.modules, name, None)  # an import of it fails
-    directory = cache / "jars" / jars.directory_name(jars.KAFKA)
-    directory.mkdir(parents=True)
-    for jar in jars._locked(directory.name):
-        (directory / jar.name).touch()
-    assert jars.kafka_classpath() == sorted(directory.iterdir())
+    assert jars.resolve(WANTED, set(), None) == first
 
 
 def test_without_jgo_the_message_names_what_to_install(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

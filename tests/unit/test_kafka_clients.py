@@ -140,3 +140,23 @@ assert made == ["Consumer", "AdminClient"], made
 """
     ended = subprocess.run([sys.executable, "-c", script], check=False, capture_output=True, text=True, timeout=WAIT)
     assert (ended.returncode, ended.stdout) == (0, ""), ended.stderr
+
+
+def test_child_that_is_forked_beside_clients_ends_and_they_go_on_in_its_parent() -> None:
+    """The child has no threads of theirs: to end one there is a SIGSEGV, or waits for ever."""
+    script = """
+import os, sys
+from kstreams_py import Settings
+from kstreams_py.kafka.cluster import KafkaCluster
+from kstreams_py.kafka.producer import KafkaProducer
+
+cluster = KafkaCluster(Settings(bootstrap_servers="127.0.0.1:1"))
+clients = [cluster._reader._client.get(), cluster._topics.client]
+producer = KafkaProducer({"bootstrap.servers": "127.0.0.1:1", "enable.idempotence": False}, 1.0)
+if (child := os.fork()) == 0:
+    sys.exit(0)
+assert os.waitpid(child, 0) == (child, 0)
+producer.drop()
+"""
+    ended = subprocess.run([sys.executable, "-c", script], check=False, capture_output=True, text=True, timeout=WAIT)
+    assert (ended.returncode, ended.stdout) == (0, ""), ended.stderr

@@ -41,8 +41,12 @@ def test_line_that_does_not_end_is_passed_on_in_pieces() -> None:
     assert (lines.feed(b"a\n"), lines.rest()) == ([b"a"], b"")
 
 
-def test_prefix_leaves_bytes_as_they_are() -> None:
-    assert prefixed("1", b"\xff\x00") == b"[1] \xff\x00"
+def test_prefix_leaves_colours_and_escapes_what_is_no_text() -> None:
+    assert prefixed("1", b"\xff\x00\t") == b"[1] \\xff\\u0000\t"
+    red = b"\x1b[31mred"
+    assert prefixed("1", b"a " + red + b"\x1b[0m b") == b"[1] a " + red + b"\x1b[0m b"
+    assert prefixed("1", red) == b"[1] " + red + b"\x1b[0m", "it ends with its line"
+    assert prefixed("1", b"\x1b[8;31m\x1b[2K\r\n") == b"[1] \x1b[8;31m\\u001b[2K\\r\\n\x1b[0m"
 
 
 @pytest.mark.parametrize(
@@ -148,7 +152,9 @@ for go, done in (("/go", "/done"), ("/go on", "/done again")):
     os.rename(here + "/new", here + done)
 while not os.path.exists(here + "/end"): time.sleep(0.01)
 print("the end")
-os.kill(os.getpid(), 9) if os.path.exists(here + "/die") else (pipe.report_drained(), os._exit(0))
+if os.path.exists(here + "/die"): os.kill(os.getpid(), 9)
+pipe.report_drained()
+os._exit(0)
 """
 
 LINES = [b"%d %s" % (i, b"x" * 20) for i in range(20_000)]

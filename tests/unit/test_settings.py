@@ -82,6 +82,8 @@ def test_defaults_are_for_a_broker_on_this_machine() -> None:
         "held_timeout_ms": 60_000,
         "leave_on_stop": False,
         "http": None,
+        "http_hosts": "",
+        "http_errors": True,
         "livez_timeout_ms": None,
         "tracing": False,
         "kafka": {},

@@ -232,8 +232,8 @@ def test_lines_of_opentelemetry_show_the_beginning_of_what_they_quote_and_stay_l
     for header in (b"k\r\n\x1b[2J" + b"x" * 3_000, b"a" * 9_000 + b"=1"):
         driver.send("a", b"1", headers=[("baggage", header)])
     driver.run()
-    assert [line.replace("\N{REPLACEMENT CHARACTER}", "?") for line in lines] == [
-        "Baggage list-member `k???[2J" + "x" * (logs.OTEL_MAX - 28) + "...",
+    assert lines == [
+        r"Baggage list-member `k\r\n\u001b[2J" + "x" * (logs.OTEL_MAX - 28) + "...",
         "Baggage header `" + "a" * (logs.OTEL_MAX - 16) + "...",
     ]
 

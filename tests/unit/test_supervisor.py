@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import errno
+import itertools
 import logging
 import os
 import re
 import signal
+import subprocess
 import sys
+import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kstreams_py.errors import WorkersFailed
 from kstreams_py.running import supervised, watch
 from kstreams_py.running import supervisor as module
+from kstreams_py.running.output import WorkerOutput
 from kstreams_py.running.reports import Report
 from kstreams_py.running.status import RunStatus
 from kstreams_py.running.supervisor import Supervisor
@@ -619,3 +626,80 @@ await_sigterm()
     workers = Workers(tmp_path, script)
     workers.run()
     assert workers.shown[0] == {("p", 0): (1, 3)}
+
+
+# What a machine has no more of.
+
+
+def descriptors() -> set[str]:
+    return {path.name for path in Path("/dev/fd").iterdir()}
+
+
+@pytest.mark.parametrize("pipes", [False, True], ids=["its own outputs", "pipes"])
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM, errno.ENOSPC])
+def test_worker_that_cannot_be_started_for_now_is_started_later_and_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, *, number: int, pipes: bool
+) -> None:
+    monkeypatch.setattr(module, "SCARCE_SECONDS", 0.0)
+    real, failures, before = subprocess.Popen, iter(range(3)), descriptors()
+
+    def popen(*arguments: Any, **options: Any) -> Any:
+        if next(failures, None) is not None:
+            raise OSError(number, os.strerror(number))
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    workers = Workers(tmp_path, "report(1, 1); await_sigterm()", [3])
+
+    def show(reports: Sequence[Report]) -> None:
+        if reports:
+            workers.supervisor.stop()
+
+    workers.supervisor.run(show, None, (lambda *_: None) if pipes else None)
+    assert workers.process_counts == {3: 1}
+    line = f"no process can be started for slot 3: [Errno {number}] {os.strerror(number)}: trying again every 0 s; "
+    assert caplog.messages == [f"{line}raise the limit, or free some"] * 3
+    assert descriptors() == before
+
+
+def test_error_of_a_start_that_nothing_mends_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def popen(*_: Any, **__: Any) -> Any:
+        raise FileNotFoundError(errno.ENOENT, "no such program")
+
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    with pytest.raises(FileNotFoundError):
+        Workers(tmp_path, "").supervisor.run(lambda _: None)
+
+
+@pytest.mark.parametrize("which", range(5))
+def test_output_that_cannot_be_opened_leaves_no_descriptor_open(which: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which of the two pipes, the two copies and the file."""
+    calls, before = itertools.count(), descriptors()
+
+    def limited(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            if next(calls) == which:
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            return function(*arguments, **options)
+
+        return call
+
+    for of, name in ((os, "pipe"), (os, "dup"), (tempfile, "TemporaryFile")):
+        monkeypatch.setattr(of, name, limited(getattr(of, name)))
+    with pytest.raises(OSError, match="Too many open files"):
+        WorkerOutput(lambda *_: None, "0")
+    assert descriptors() == before
+
+
+def test_output_without_a_thread_ends_its_process_and_leaves_no_descriptor_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    before = descriptors()
+    output = WorkerOutput(lambda *_: None, "0")
+    with pytest.raises(OSError, match="can't start new thread") as caught:
+        output.spawn([sys.executable, "-c", "input()"], {}, subprocess.DEVNULL, 1)
+    assert (caught.value.errno, descriptors()) == (errno.EAGAIN, before)

@@ -66,9 +66,12 @@ with screen:
     os._exit(0)  # the drawing is erased otherwise
 """
 
+MOVES = r"\u001b[2J\u001b[10A"
+
 WORKER = """
 import json, os, signal, sys, time
 from kstreams_py.running.output import keep_output
+from kstreams_py.running.pipe import report_drained
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 keep_output()
 slot, here = int(sys.argv[1]), sys.argv[2]
@@ -81,11 +84,11 @@ for i in range(91):
         report = {"processor": "price", "slot": slot, "counters": counters, "lag": None}
         os.write(int(os.environ["KSTREAMS_REPORT_FD"]), json.dumps(report).encode() + b"\\n")
         time.sleep(0.02)
-    if i < 90: print(f"line {i}" if i % 3 else f"\\x1b[31mred {i}\\x1b[0m \\x1b[2J\\x1b[10A\\x1b[H", flush=True)
+    if i < 90: print(f"line {i}" if i % 3 else f"\\x1b[31mred {i}\\x1b[0m \\x1b[2J\\x1b[10A", flush=True)
     if i == 40: print("to stderr " + "=" * 150, file=sys.stderr)
     if i == 41: os.write(1, b"\\xff\\xfe bytes\\n")
 signal.sigwait({signal.SIGTERM})
-os.write(int(os.environ["KSTREAMS_REPORT_FD"]), b'{"drained": true}\\n')
+report_drained()
 """
 
 
@@ -129,8 +132,8 @@ def test_prints_stand_above_a_table_that_stays_whole(tmp_path: Path, width: int)
     assert [line.split()[:2] for line in table[3:]] == [["0", "running"], ["1", "running"]]
     for slot in (0, 1):
         printed = [line for line in above if line.startswith((f"[{slot}] line", f"[{slot}] red"))]
-        assert printed == [f"[{slot}] {'line' if i % 3 else 'red'} {i}" for i in range(90)]
-        assert above.count(f"[{slot}] \ufffd\ufffd bytes") == 1
+        assert printed == [f"[{slot}] line {i}" if i % 3 else f"[{slot}] red {i} {MOVES}" for i in range(90)]
+        assert above.count(f"[{slot}] \\xff\\xfe bytes") == 1
     assert "".join(above).count("to stderr " + "=" * 150) == 2, "a long line is wrapped by the terminal, and whole"
     assert sum(line.endswith(" printed") for line in above) == 1, "the supervisor's own log stands above it too"
     of_tables = [line for line in above if line.startswith(("processor", "price", "slot"))]
@@ -151,7 +154,7 @@ def test_prints_of_the_demos_workers_stand_above_its_table_and_their_log_in_its_
     ]
     for slot in (0, 1):
         printed = [line for line in above if line.startswith((f"[{slot}] line", f"[{slot}] red"))]
-        assert printed == [f"[{slot}] {'line' if i % 3 else 'red'} {i}" for i in range(90)]
+        assert printed == [f"[{slot}] line {i}" if i % 3 else f"[{slot}] red {i} {MOVES}" for i in range(90)]
     others = [line for line in above if line and not line.startswith(("[0] ", "[1] ", "at "))]
     assert others == [], "no drawing of the table is left above"
     assert sorted((tmp_path / "workers.log").read_text().splitlines()) == [
