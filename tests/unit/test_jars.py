@@ -205,9 +205,8 @@ def test_jars_that_are_not_locked_are_checked_by_the_repositorys_own_checksum(
         unlocked.files[f"/{path}.sha1"] = f"{hashlib.sha1(content).hexdigest()}  {path}".encode()
     found = jars.resolve(UNLOCKED, {"two"}, None)
     assert [path.name for path in found] == ["one-1.0.jar"]
-    assert (
-        found[0].parent / "SHA256SUMS"
-    ).read_text() == f"{hashlib.sha256(found[0].read_bytes()).hexdigest()}  one-1.0.jar\n"
+    digest = hashlib.sha256(found[0].read_bytes()).hexdigest()
+    assert (found[0].parent / "SHA256SUMS").read_text() == f"{digest}  one-1.0.jar\n"
     assert jars.resolve(UNLOCKED, {"two"}, None) == found
 
 
