@@ -102,6 +102,9 @@ def replay(
     topic: OfTopic = None,
     partition: OfPartition = None,
     offset: AtOffset = None,
+    unverified: Annotated[
+        bool, typer.Option("--unverified", help="letters whose inputs are deleted, too, as nobody else writes letters")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print what would be replayed, and run nothing")] = False,
     bootstrap_servers: Bootstrap = None,
     config: Config = None,
@@ -109,8 +112,9 @@ def replay(
     """Send the inputs of dead letters back through their processors; exit status 1 if one of the letters stays.
 
     Outputs are committed together with a mark of each letter: after a crash, run it again, and nothing is sent twice.
-    Other processors of the input topic are not disturbed, and the workers may run meanwhile. Needs the rights to read
-    the dead letters, to write the outputs and __ks.GRAPH.replayed, and to the transactional id GRAPH.dead-letters.
+    Other processors of the input topic are not disturbed, and the workers may run meanwhile. A letter that differs from
+    the record that it names stays. Needs the rights to read the dead letters and the inputs, to describe the groups, to
+    write the outputs and __ks.GRAPH.replayed, and to the transactional id GRAPH.dead-letters.
     """
     selection = _select(processor, error, since, topic, partition, offset)
 
@@ -122,7 +126,7 @@ def replay(
 
     with open_graph(target, bootstrap_servers, config) as (graph, environment):
         act = plan_replay if dry_run else replay_letters
-        summary = act(graph, environment, selection, report)
+        summary = act(graph, environment, selection, report, unverified=unverified)
     _warn_unreadable(summary.unreadable)
     if summary.stopped:
         echo(f"stopped at {summary.stopped}")

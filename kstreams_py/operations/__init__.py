@@ -12,6 +12,8 @@ sending              acts  sends records to a topic, and says which were sent
 uncommitted          acts  reads records whatever became of their transactions, and tells what did
 tailing              acts  reads the records of a topic, and follows them
 reading              acts  reads the dead letters of a graph, and their marks
+committed            acts  finds the topics of a graph, and reads the committed offsets of its processors
+originals            acts  finds the inputs of dead letters in their topics, and compares them
 steps                acts  runs the step of a dead letter through its processor, without writing
 replay_transactions  acts  one replay at a time: outputs and marks in one transaction
 row_writer           acts  stores the rows of replayed steps
@@ -20,7 +22,6 @@ stopped_objects      acts  objects of event ordering that do not go on, and what
 hanging              rule  what an open transaction holds back, and what its coordinator decided about it
 ending               acts  finds open transactions that hang, and ends them
 positions            rule  positions of processors: what moves where, and the file that keeps them
-committed            acts  finds the topics of a graph, and reads the committed offsets of its processors
 moving               acts  reads positions, and sets them in one transaction
 task_status          rule  where a task stands and what its next start does, as text and as JSON
 standing             acts  reads where tasks stand, and decides as a worker would

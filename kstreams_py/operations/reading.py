@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, Final
 
 from kstreams_py.errors import BrokerUnavailable, DecodeError, GraphError, TopicError, UserMistake
 from kstreams_py.formats.serdes import bind
 from kstreams_py.graph.declarations import dead_letters
-from kstreams_py.graph.hashes import hash_prefix, joined_hash, pack_offset
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import TopicInfo
 from kstreams_py.kafka.transactions import find_command_at
@@ -19,7 +18,7 @@ from kstreams_py.operations.pages import open_pages
 from kstreams_py.processing.attempts import Attempts
 from kstreams_py.processing.environment import Environment
 from kstreams_py.processing.topics import ask_clusters, find_topics
-from kstreams_py.records import Message, TopicPartition
+from kstreams_py.records import TopicPartition
 
 logger = logging.getLogger(__name__)
 
@@ -143,18 +142,18 @@ class LetterReader:
         return (letter for letter, fits in self._judged(selection) if fits)
 
     def waiting(self, selection: Selection, marks: Collection[Place]) -> dict[Place, list[Place]]:
-        """The dead letters that wait and are meant: by the place of one of each delivery, the places of all that wait.
+        """The dead letters that wait and are meant, each with all of its delivery that wait.
 
         At least once, a crash can leave several of a delivery. Raises UserMistake for names and places that do not
         exist.
         """
-        waiting, chosen = dict[bytes, list[Place]](), dict[bytes, Place]()
+        waiting, chosen = dict[bytes, list[Place]](), dict[Place, bytes]()
         for letter, fits in self._judged(selection):
             if letter.place not in marks:
                 waiting.setdefault(letter.delivery_hash, []).append(letter.place)
                 if fits:
-                    chosen.setdefault(letter.delivery_hash, letter.place)
-        return {place: waiting[digest] for digest, place in chosen.items()}
+                    chosen[letter.place] = letter.delivery_hash
+        return {place: waiting[digest] for place, digest in chosen.items()}
 
     def _judged(self, selection: Selection) -> Iterator[tuple[Letter, bool]]:
         """Yields all dead letters, each with whether it is meant; then checks the selection by what was read."""
@@ -187,28 +186,3 @@ class LetterReader:
                 f"no dead letter of graph {self._graph.name!r} at partition {selection.partition}, offset "
                 f"{selection.offset} fits: `kstreams dead-letters show` prints places"
             )
-
-    def originals(self, letter: Letter) -> tuple[Message, ...] | None:
-        """The inputs of a dead letter, read again from their topics; None if one is not there any more.
-
-        The delivery hash has the ids of the topics: it tells a topic that was created again.
-        """
-        infos = self._cluster.topics({each.name for each in letter.inputs})
-        ids = {name: info.topic_id for name, info in infos.items()}
-        if any(each.name not in ids for each in letter.inputs) or _hash(letter, ids) != letter.delivery_hash:
-            return None
-        found = []
-        for each in letter.inputs:
-            page = self._pages[""].read(TopicPartition(each.name, each.number), each.at, 1)
-            if not page or page[0].offset() != each.at:
-                return None
-            found.append(page[0])
-        return tuple(found)
-
-
-def _hash(letter: Letter, ids: Mapping[str, str]) -> bytes:
-    """The delivery hash of a step that reads these offsets of the topics with these ids."""
-    if len(letter.inputs) > 1:
-        return joined_hash(letter.processor, ((m.name, ids[m.name], m.number, m.at) for m in letter.inputs))
-    (m,) = letter.inputs
-    return hash_prefix(letter.processor, m.name, ids[m.name], m.number) + pack_offset(m.at)

@@ -1,10 +1,10 @@
 """Replays dead letters: the original input goes back through its processor.
 
-**What a replay does.** For each dead letter that is chosen and not marked, it runs the letter's step: it decodes the
-inputs that the letter holds, calls the function, encodes the results. It writes the outputs and a mark of the letter in
-one transaction of its own producer. The alternative, to write the inputs to their topic again, was refused: every
-processor of that topic would read them, other outputs would be doubled, the step would have another delivery hash, and
-a join would pair the record with one that it does not belong to.
+**What a replay does.** For each dead letter that is chosen and not marked, it runs the letter's step: it reads the
+inputs again from their topics, decodes them, calls the function, encodes the results. It writes the outputs and a mark
+of the letter in one transaction of its own producer. The alternative, to write the inputs to their topic again, was
+refused: every processor of that topic would read them, other outputs would be doubled, the step would have another
+delivery hash, and a join would pair the record with one that it does not belong to.
 
 **After a crash.** A new replay first fences the one before, which ends its transaction, and then reads the marks. A
 letter has its outputs and its mark, or neither: nothing is sent twice, and nothing is lost. The function runs again
@@ -12,7 +12,8 @@ for letters that were not committed, with the same delivery hash as at the first
 what it has. Two replays at once: the second fences the first, which ends with status 4.
 
 **What stays.** A letter stays, and the exit status is 1, if its function raises again, if a topic refuses an output, if
-its processor or its inputs are not in the graph any more, or if it was cut and its inputs are gone from their topics.
+its processor or its inputs are not in the graph any more, if it differs from the records that it names, or if those are
+gone from their topics: with `--unverified` a letter that was not cut is believed then.
 No letter is written: each is tried once in a replay, so there is no loop. After Stop, or an exception that stops a
 worker (`stop_on`, a registry without an answer), what is done is committed, and the replay ends with it.
 
@@ -29,7 +30,8 @@ worker (`stop_on`, a registry without an answer), what is done is committed, and
   the outputs of aborted attempts. Side effects of a function may happen more than once under every guarantee.
 - *Order*: the outputs of a letter come later than those of its neighbours, with the timestamp of the input. Letters are
   replayed by partition in the order in which they failed.
-- *Offsets that were set back*: a delivery that fails again makes a new letter, which is replayed on its own.
+- *Offsets that were set back*: a letter stays until the group has passed its inputs again, for the workers will read
+  them. A delivery that fails again makes a new letter, which is replayed on its own.
 
 Marks are in `__ks.<graph>.replayed` (compacted); a replay deletes those whose letters are deleted. If that topic is
 deleted, all letters count as not replayed.
@@ -38,7 +40,7 @@ deleted, all letters count as not replayed.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -48,6 +50,7 @@ from kstreams_py.errors import Refused, RowRefused, Stop
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import Output
 from kstreams_py.operations.letters import Letter, Place, Selection
+from kstreams_py.operations.originals import Originals
 from kstreams_py.operations.reading import LetterReader
 from kstreams_py.operations.replay_transactions import Done, Transactions
 from kstreams_py.operations.row_writer import RowWriter
@@ -56,6 +59,7 @@ from kstreams_py.processing.dead_letters import Failure
 from kstreams_py.processing.environment import Environment
 from kstreams_py.processing.outputs import are_many, value_bytes
 from kstreams_py.processing.rows import split
+from kstreams_py.records import Inputs
 
 logger = logging.getLogger(__name__)
 
@@ -99,67 +103,94 @@ class Summary:
         return not (self.counts[Outcome.FAILED] or self.counts[Outcome.STAYS] or self.stopped)
 
 
-def plan_replay(graph: Graph, environment: Environment, selection: Selection, report: Report) -> Summary:
-    """Reports what a replay would run, and runs, writes and fences nothing. Raises as `replay`."""
+def plan_replay(
+    graph: Graph, environment: Environment, selection: Selection, report: Report, *, unverified: bool = False
+) -> Summary:
+    """Reports what a replay would run, and runs, writes and fences nothing. Parameters and errors as of `replay`."""
     reader = LetterReader(graph, environment)
-    steps, summary = Steps(graph, environment, reader.originals), Summary()
+    steps, summary = Steps(graph, environment, Originals(graph, environment, unverified=unverified)), Summary()
     chosen = reader.waiting(selection, reader.marks())
-    for letter in reader.letters():
-        if letter.place in chosen:
-            inputs = steps.prepare(letter)
-            why = inputs if isinstance(inputs, str) else ""
-            outcome = Outcome.STAYS if why else Outcome.REPLAYED
-            summary.counts[outcome] += 1
-            report(letter, outcome, why)
+    for letter, inputs in _prepared(reader, steps, chosen.keys().__contains__):
+        why = inputs if isinstance(inputs, str) else ""
+        outcome = Outcome.STAYS if why else Outcome.REPLAYED
+        summary.counts[outcome] += 1
+        report(letter, outcome, why)
     summary.unreadable = reader.unreadable
     return summary
 
 
-def replay(graph: Graph, environment: Environment, selection: Selection, report: Report) -> Summary:
+def replay(
+    graph: Graph, environment: Environment, selection: Selection, report: Report, *, unverified: bool = False
+) -> Summary:
     """Replays the dead letters that are chosen and not replayed yet.
+
+    - `unverified`: letters whose inputs are not in their topics any more are believed, and replayed as well.
 
     Raises UserMistake for a selection that names what does not exist, GraphError and TopicError if there are no dead
     letters, NotAuthorized, Replaced if another replay begins, and what stops a worker if a function raises that.
     """
     reader = LetterReader(graph, environment)
     transactions = Transactions(graph, reader, environment)
+    rows = RowWriter(graph, environment)
+    steps = Steps(graph, environment, Originals(graph, environment, unverified=unverified))
     try:
         transactions.start()
-        with closing(_Replay(graph, environment, reader, transactions, report)) as replay:
-            return replay.run(selection)
+        with closing(rows):
+            return _Replay(reader, steps, transactions, rows, report, environment.clock).run(selection)
     finally:
         transactions.end()
+
+
+def _prepared(
+    reader: LetterReader, steps: Steps, waits: Callable[[Place], bool]
+) -> Iterator[tuple[Letter, Inputs | str]]:
+    """Yields the letters that wait, one of each delivery, with the inputs of their steps; and each that stays, and why.
+
+    A letter that stays does not stand for its delivery: it may be forged.
+    """
+    prepared = set[bytes]()
+    for letter in reader.letters():
+        if letter.delivery_hash in prepared or not waits(letter.place):
+            continue
+        inputs = steps.prepare(letter)
+        if not isinstance(inputs, str):
+            prepared.add(letter.delivery_hash)
+        yield letter, inputs
 
 
 class _Replay:
     """One replay."""
 
     def __init__(
-        self, graph: Graph, environment: Environment, reader: LetterReader, transactions: Transactions, report: Report
+        self,
+        reader: LetterReader,
+        steps: Steps,
+        transactions: Transactions,
+        rows: RowWriter,
+        report: Report,
+        clock: Callable[[], float],
     ) -> None:
         self._reader = reader
+        self._steps = steps
         self._transactions = transactions
+        self._rows = rows
         self._report = report
-        self._clock = environment.clock
-        self._steps = Steps(graph, environment, reader.originals)
+        self._clock = clock
         self._summary = Summary()
         self._done: list[Done] = []
         self._outputs: list[Output] = []
         self._begun = self._shown = self._clock()
-        self._rows = RowWriter(graph, environment)
-
-    def close(self) -> None:
-        """Closes the connections to targets."""
-        self._rows.close()
 
     def run(self, selection: Selection) -> Summary:
         chosen = self._reader.waiting(selection, self._transactions.marks)
-        for letter in self._reader.letters():
-            places = chosen.get(letter.place)
-            if places is None or not self._transactions.marks.isdisjoint(places):
-                continue  # not meant, or replayed by another that ran since, see Transactions.marks
+
+        def waits(place: Place) -> bool:
+            # another replay may have run since, see Transactions.marks
+            return place in chosen and self._transactions.marks.isdisjoint(chosen[place])
+
+        for letter, inputs in _prepared(self._reader, self._steps, waits):
             try:
-                self._run_step(letter, places)
+                self._run_step(letter, chosen[letter.place], inputs)
             except Stop as stop:
                 self._summary.stopped = f"{letter.place}: its function raised Stop{f': {stop}' if str(stop) else ''}"
                 break
@@ -173,10 +204,9 @@ class _Replay:
         self._summary.unreadable = self._reader.unreadable
         return self._summary
 
-    def _run_step(self, letter: Letter, places: Sequence[Place]) -> None:
+    def _run_step(self, letter: Letter, places: Sequence[Place], inputs: Inputs | str) -> None:
         if not self._done:
             self._begun = self._clock()
-        inputs = self._steps.prepare(letter)
         if isinstance(inputs, str):
             self._count(letter, Outcome.STAYS, inputs)
             return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -14,6 +13,7 @@ from kstreams_py.graph.hashes import pack_offset
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import Output
 from kstreams_py.operations.letters import Letter
+from kstreams_py.operations.originals import Originals
 from kstreams_py.processing.calls import open_calls
 from kstreams_py.processing.dead_letters import Failure
 from kstreams_py.processing.environment import Environment
@@ -23,9 +23,6 @@ from kstreams_py.processing.runner import Runner
 from kstreams_py.processing.runners import make_runner
 from kstreams_py.processing.tasks import Tasks
 from kstreams_py.records import Inputs, TopicPartition
-
-Originals = Callable[[Letter], Inputs | None]
-"""Reads the inputs of a dead letter again from their topics; None if they are not there any more."""
 
 REFUSED: Final = frozenset(f"{each.__module__}.{each.__qualname__}" for each in (RecordRefused, RecordTooLarge))
 """The classes of dead letters whose function did not raise: a topic refused an output of the step."""
@@ -85,13 +82,8 @@ class Steps:
             )
         if len(letter.inputs) == 1 and letter.delivery_hash[8:] != pack_offset(letter.inputs[0].at):
             return "its delivery hash is of another version of kstreams_py: replay it with that version"
-        whole: Inputs | None = letter.inputs if letter.has_whole_inputs else self._originals(letter)
-        if whole is None:
-            return (
-                f"it was cut to fit its topic ({letter.cut}), and its inputs are not in their topics any more: send "
-                "the record again by hand"
-            )
-        return tuple(sorted(whole, key=lambda m: declared.index(m.topic())))
+        found = self._originals.find(letter, processor)
+        return found if isinstance(found, str) else tuple(sorted(found, key=lambda m: declared.index(m.topic())))
 
     def run(self, letter: Letter, inputs: Inputs) -> list[Output] | Failure:
         """The outputs of the letter's step, which `prepare` has prepared, or its failure if it raises again.

@@ -23,6 +23,7 @@ from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import Output
 from kstreams_py.operations.committed import CommittedReader
 from kstreams_py.operations.letters import Letter
+from kstreams_py.operations.originals import Originals
 from kstreams_py.operations.reading import LetterReader, await_letters
 from kstreams_py.operations.replay_transactions import Done, Transactions
 from kstreams_py.ordering.chain import Held, Reason
@@ -30,7 +31,7 @@ from kstreams_py.ordering.decisions import Decision, Verb, decision_record
 from kstreams_py.ordering.events import place_of
 from kstreams_py.ordering.held import Stop, read_task
 from kstreams_py.processing.environment import Environment
-from kstreams_py.records import TopicPartition
+from kstreams_py.records import Message, TopicPartition
 from kstreams_py.state.reading import read_reserved
 
 logger = logging.getLogger(__name__)
@@ -85,6 +86,7 @@ class Missed(NamedTuple):
     prev: int
     reason: str
     letter: Letter
+    event: Message
 
 
 def following(refused: Iterable[Missed], newest: int, accepted: int) -> list[Missed]:
@@ -230,7 +232,7 @@ class Operator:
     def _step(self, missed: Missed, verb: Verb, newest: int, stop: int) -> Done:
         """A dead letter whose event is sent again with a decision."""
         decision = Decision(verb, self._group, newest, missed.id, stop, missed.prev)
-        output: Output = decision_record(*self._input, self.object.name, decision, missed.letter.inputs[0])
+        output: Output = decision_record(*self._input, self.object.name, decision, missed.event)
         return Done(missed.letter, [missed.letter.place], [output])
 
     def _await(self, is_reached: Callable[[], bool], deadline: float) -> bool:
@@ -251,19 +253,21 @@ class Operator:
         """The events behind the newest one that were refused, as their order was contradicted or as it is stopped."""
         await_letters(self._graph, self._environment)
         reader = LetterReader(self._graph, self._environment)
+        originals = Originals(self._graph, self._environment)
         marks = reader.marks()
         for letter in reader.letters():
             if letter.processor != self._group or letter.error != _FAULT or letter.place in marks:
                 continue
             if (reason := _reason(letter)) not in _SENT_AGAIN or letter.inputs[0].key() != self.object.name:
                 continue
-            if not letter.has_whole_inputs:
-                logger.warning("%s is cut to fit its topic, and is not sent again: %s", letter.place, letter.cut)
+            inputs = originals.find(letter, self._processor)
+            if isinstance(inputs, str):
+                logger.warning("%s is not sent again: %s", letter.place, inputs)
                 continue
-            number, prev = place_of(letter.inputs[0].pairs)
+            number, prev = place_of(inputs[0].headers() or ())
             is_possible = prev is None or 1 <= prev < number  # another one would stop the object again
             if number > self.object.newest and is_possible:
-                yield Missed(number, prev or 0, reason, letter)
+                yield Missed(number, prev or 0, reason, letter, inputs[0])
 
     @property
     def _shown(self) -> str:

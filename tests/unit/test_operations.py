@@ -6,7 +6,8 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,10 @@ from kstreams_py.errors import (
     TopicError,
     UserMistake,
 )
+from kstreams_py.formats.serdes import bind
+from kstreams_py.graph.declarations import dead_letters
 from kstreams_py.graph.guarantees import Guarantee
+from kstreams_py.graph.hashes import pack_offset
 from kstreams_py.graph.sink import Evidence, SinkConnection
 from kstreams_py.kafka.contracts import ProducerMode
 from kstreams_py.operations.letters import Letter, Place, Selection, group
@@ -35,7 +39,7 @@ from kstreams_py.operations.replay_transactions import Transactions
 from kstreams_py.processing.environment import Environment
 from kstreams_py.records import HASH_HEADER, Message, Step, TopicPartition
 from kstreams_py.sinks import SqliteTable
-from kstreams_py.testing import Isolation, MemoryRegistry, TestDriver
+from kstreams_py.testing import Isolation, MemoryCluster, MemoryRegistry, TestDriver
 from kstreams_py.testing.request_faults import Fault
 from tests.tables import each_case
 
@@ -91,8 +95,10 @@ class Shop:
         self.mended = True
         self.calls.clear()
 
-    def replay(self, selection: Selection = EVERYTHING, graph: ks.Graph | None = None) -> Replayed:
-        return self._act(replay, selection, graph)
+    def replay(
+        self, selection: Selection = EVERYTHING, graph: ks.Graph | None = None, *, unverified: bool = False
+    ) -> Replayed:
+        return self._act(partial(replay, unverified=unverified), selection, graph)
 
     def plan(self, selection: Selection = EVERYTHING) -> Replayed:
         return self._act(plan_replay, selection, None)
@@ -714,7 +720,6 @@ def test_letter_whose_traceback_alone_was_cut_is_replayed_from_the_letter() -> N
     shop.mend()
     (letter,) = shop.letters()
     assert (letter.cut.startswith("traceback: "), letter.has_whole_inputs) == (True, True)
-    shop.cluster.faults.delete_topic("orders")
     assert shop.replay().counts == {"replayed": 1}
 
 
@@ -737,17 +742,147 @@ def test_letter_that_was_cut_stays_if_its_record_is_gone(how: str) -> None:
         shop.cluster.append("orders", LARGE)
     done = shop.replay()
     assert (done.counts, shop.calls, len(shop.waiting())) == ({"cannot be replayed": 1}, [], 1)
-    assert done.reports[0][2].endswith("and its inputs are not in their topics any more: send the record again by hand")
+    assert done.reports[0][2].startswith("it was cut to fit its topic (")
+    assert done.reports[0][2].endswith(": send the record again by hand")
 
 
-def test_letter_of_a_topic_that_was_created_again_is_replayed_with_its_own_hash() -> None:
-    for kind in ("map", "join"):
-        shop = failed_shop(kind)
-        hashes = set(expected_hashes(shop))
+# Letters that differ from the records that they name.
+
+
+@each_case("gone", ["deleted records", "deleted topic", "topic created again"])
+@each_case("kind", ["map", "join"])
+def test_letter_whose_inputs_are_gone_is_replayed_if_the_user_says_so(kind: str, gone: str) -> None:
+    shop = failed_shop(kind)
+    hashes = expected_hashes(shop)
+    if gone == "deleted records":
+        shop.cluster.truncate(TopicPartition("orders", 0), 2)
+    else:
         shop.cluster.faults.delete_topic("orders")
+    if gone == "topic created again":
         shop.cluster.create_topics([("orders", 1, -1, {})])
-        assert shop.replay().counts == {"replayed": 2}
-        assert {digest for _, digest in shop.outputs("priced")} == hashes
+    why = "its inputs are not in their topics any more"
+    if gone != "deleted records":
+        why = "its delivery hash is not that of its inputs' offsets in their topics"
+    stays = shop.replay()
+    assert (stays.counts, shop.calls, {reason for *_, reason in stays.reports}) == (
+        {"cannot be replayed": 2},
+        [],
+        {f"{why}, and nothing shows that a worker wrote it: --unverified believes what it holds"},
+    )
+    assert shop.replay(unverified=True).counts == {"replayed": 2}
+    assert Counter(digest for _, digest in shop.outputs("priced")) == hashes
+
+
+def forge(shop: Shop, letter: Letter, **changes: Any) -> None:
+    """Appends a dead letter as anyone may write it who may write to the topic."""
+    forged = replace(letter, **changes)
+    encode = bind(dead_letters(), shop.registry, "dead-value").serialize
+    inputs = [
+        {
+            "topic": each.name,
+            "partition": each.number,
+            "offset": each.at,
+            "timestamp": each.milliseconds,
+            "key": each.own_key,
+            "value": each.data,
+            "headers": [{"name": name, "value": value} for name, value in each.pairs],
+        }
+        for each in forged.inputs
+    ]
+    content = {
+        "processor": forged.processor,
+        "delivery_hash": forged.delivery_hash,
+        "exception_class": forged.error,
+        "exception_message": forged.message,
+        "traceback": forged.traceback,
+        "inputs": inputs,
+        "cut": forged.cut or None,
+    }
+    shop.cluster.append("dead", encode(content))
+
+
+FORGED: dict[str, tuple[dict[str, Any], str]] = {
+    "value": ({"data": b"1000000"}, "it differs from orders[0]@0 by its value, so no worker wrote it"),
+    "no value": ({"data": None}, "it differs from orders[0]@0 by its value, so no worker wrote it"),
+    "key": ({"own_key": b"another"}, "it differs from orders[0]@0 by its key, so no worker wrote it"),
+    "headers": ({"pairs": (("a", b"b"),)}, "it differs from orders[0]@0 by its headers, so no worker wrote it"),
+    "timestamp": ({"milliseconds": 1}, "it differs from orders[0]@0 by its timestamp, so no worker wrote it"),
+    "offset": ({"at": 1}, "its delivery hash is of another version"),
+    "partition": ({"number": 1}, "its delivery hash is not that of its inputs' offsets in their topics"),
+}
+
+
+@each_case("forged", FORGED)
+def test_forged_letter_stays_and_the_record_that_it_names_is_replayed(forged: str) -> None:
+    changes, why = FORGED[forged]
+    shop = failed_shop("map")
+    (letter, _) = shop.letters()
+    shop.cluster.truncate(TopicPartition("dead", 0), 1)  # the real one is not read first
+    forge(shop, letter, inputs=(replace(letter.inputs[0], **changes),))
+    for unverified in (False, "offset" not in why):
+        done = shop.replay(unverified=unverified)
+        stays = [reason for _, outcome, reason in done.reports if outcome == "cannot be replayed"]
+        assert len(stays) == 1
+        assert stays[0].startswith(why)
+    assert shop.outputs("priced") == [(b"B", hash_of(shop.cluster.records("priced")[0]))]
+    forge(shop, letter)
+    assert shop.replay().counts == {"cannot be replayed": 1, "replayed": 2}, "it stands for no letter of its delivery"
+    assert [value for value, _ in shop.outputs("priced")] == [b"B", b"A"]
+
+
+def test_letter_with_the_hash_of_another_record_stays() -> None:
+    shop = failed_shop("map")
+    (first, second) = shop.letters()
+    forge(shop, first, delivery_hash=first.delivery_hash[:8] + second.delivery_hash[8:], inputs=second.inputs)
+    forge(shop, first, delivery_hash=b"\0" * 8 + first.delivery_hash[8:])
+    done = shop.replay()
+    assert done.counts == {"replayed": 3, "cannot be replayed": 1}
+    assert [value for value, _ in shop.outputs("priced")] == [b"A", b"B"]
+
+
+@each_case("guarantee", Guarantee)
+def test_letter_of_a_record_that_the_workers_have_not_read_stays_until_they_have(guarantee: str) -> None:
+    shop = failed_shop("map", guarantee)
+    (_, letter) = shop.letters()
+    shop.cluster.append("orders", b"c", b"c")
+    (record,) = shop.cluster.read(TopicPartition("orders", 0), 2)
+    early = replace(letter.inputs[0], at=2, data=b"c", own_key=b"c", milliseconds=record.timestamp()[1])
+    forge(shop, letter, delivery_hash=letter.delivery_hash[:8] + pack_offset(2), inputs=(early,))
+    stays = shop.replay()
+    assert (stays.counts, [why for *_, why in stays.reports if why]) == (
+        {"replayed": 2, "cannot be replayed": 1},
+        ["group 'shop.price' is at orders[0]@2, and its workers will read orders[0]@2: start them first"],
+    )
+
+
+def test_letter_of_a_group_without_committed_offsets_stays() -> None:
+    shop = failed_shop("map")
+    shop.cluster.faults.forget_positions("shop.price")
+    done = shop.replay()
+    assert (done.counts, done.reports[0][2]) == (
+        {"cannot be replayed": 2},
+        (
+            "group 'shop.price' has committed no offset of orders[0], and its workers will read orders[0]@0: start "
+            "them first"
+        ),
+    )
+
+
+def test_inputs_are_read_ahead_in_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    shop = Shop(declare_map)
+    shop.fail(*map(str, range(300)))
+    shop.mend()
+    asked: list[int | None] = []
+    read = MemoryCluster.read
+
+    def reading(cluster: MemoryCluster, partition: TopicPartition, start: int = 0, limit: int | None = None) -> Any:
+        if partition.topic == "orders":
+            asked.append(limit)
+        return read(cluster, partition, start, limit)
+
+    monkeypatch.setattr(MemoryCluster, "read", reading)
+    assert shop.replay().counts == {"replayed": 300}
+    assert asked == [1, 2, 4, 8, 16, 32, 64, 128, 128]
 
 
 # Which letters.
@@ -853,7 +988,7 @@ def test_dry_run_runs_and_writes_nothing_and_names_what_cannot_be_replayed() -> 
     with watched(shop) as made:
         planned = shop.plan()
     assert planned.reports == [(str(letter.place), "replayed", "") for letter in shop.letters()]
-    assert (shop.calls, set(made) <= {"topics", "ends", "read"}) == ([], True)
+    assert (shop.calls, set(made) <= {"topics", "ends", "read", "committed"}) == ([], True)
     assert shop.cluster.topics(["__ks.shop.replayed"]) == {}
 
 
