@@ -115,9 +115,12 @@ class KafkaCluster(_Reading):
         self._groups = GroupReader(self._common, log)
         self._topics = TopicAdmin(self._common, self._limit, log, name)
         limits = self._limit, self._limit if patient else min(self._limit, ENDS_SECONDS)
-        self._reader = Reader(self._of_consumers, *limits, self._topics.explain)
+        self._reader = Reader(self._of_consumers, *limits, self._topics.explain, self._last_of_batch)
         self._uncommitted = Reader(
-            lambda: {**self._of_consumers(), "isolation.level": "read_uncommitted"}, *limits, self._topics.explain
+            lambda: {**self._of_consumers(), "isolation.level": "read_uncommitted"},
+            *limits,
+            self._topics.explain,
+            self._last_of_batch,
         )
 
     def close(self) -> None:
@@ -173,8 +176,11 @@ class KafkaCluster(_Reading):
             self._holder,
             self._forget_old_assignment,
             self._settings.value_bytes_max,
-            lambda partition, first: TransactionAdmin(self._settings, self._limit).last_of_batch(partition, first),
+            self._last_of_batch,
         )
+
+    def _last_of_batch(self, partition: TopicPartition, first: int) -> int:
+        return TransactionAdmin(self._settings, self._limit).last_of_batch(partition, first)
 
     def _forget_old_assignment(self, group: str, instance_id: str, topics: Collection[str]) -> None:
         """Removes the static member that a new one would replace, if the group's assignments are not of these topics.

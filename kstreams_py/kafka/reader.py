@@ -15,7 +15,7 @@ from kstreams_py.kafka.clients import LazyClient, new_client
 from kstreams_py.kafka.errors import UNREACHABLE, ClientLog, E, classify, name_object
 from kstreams_py.kafka.topics import is_missing
 from kstreams_py.kafka.unreadable import replace_unreadable
-from kstreams_py.records import Message, Positions, TopicPartition
+from kstreams_py.records import Message, Positions, TopicPartition, undecompressed
 
 ENDS_SECONDS: Final = 5.0
 """Seconds for three requests for offsets: a request to a leader that is down does not move to its successor."""
@@ -35,14 +35,16 @@ class Reader:
         limit: float,
         offsets_limit: float,
         explain: Callable[..., Exception],
+        last_of_batch: Callable[[TopicPartition, int], int] = lambda _, first: first,
     ) -> None:
         """Makes no client yet.
 
         - `configuration`: returns the client's settings.
         - `limit`, `offsets_limit`: seconds that each call may take, and one for the offsets of partitions.
         - `explain`: maps an error, and the `topics` that it is about, to an exception.
+        - `last_of_batch`: asks for the last offset of the batch at a partition and offset.
         """
-        self._configuration, self._explain = configuration, explain
+        self._configuration, self._explain, self._last_of_batch = configuration, explain, last_of_batch
         self._limit, self._offsets_limit = limit, offsets_limit
         self._client = LazyClient(self._make_client)
         self._lock = threading.Lock()
@@ -150,24 +152,31 @@ class Reader:
     def _between(self, partition: TopicPartition, start: int, stable: int, limit: int | None = None) -> list[Message]:
         """The committed records from `start` on and before `stable`, `limit` of them at most."""
         found: list[Any] = []
+        skipped: list[Message] = []
         wanted = sys.maxsize if limit is None else limit
         if start >= stable:
             return found
         # no local variable has the client: the traceback of what is raised here would keep it alive after `close`
         self.client.assign([ck.TopicPartition(*partition, start)])
-        deadline = time.monotonic() + self._limit
+        deadline, reached = time.monotonic() + self._limit, start
         try:
             while time.monotonic() < deadline:
-                for m in self.client.consume(min(1000, wanted - len(found)), 0.05):
+                for m in self.client.consume(min(1000, wanted - len(found) - len(skipped)), 0.05):
+                    offset = m.offset() or 0
                     if (error := m.error()) is None:
                         found.append(m)
+                        reached = offset + 1
                     elif error.code() == E._PARTITION_EOF:
-                        if (m.offset() or 0) >= stable:  # a new leader's high watermark may be behind for a moment
-                            return replace_unreadable(found)
+                        reached = max(reached, offset)  # a new leader's high watermark may be behind for a moment
+                    elif error.code() == E._BAD_COMPRESSION and offset >= reached:  # or it had asked again by then
+                        last = self._last_of_batch(partition, offset)
+                        skipped.append(undecompressed(partition, offset, last, error.str()))
+                        reached = last + 1
+                        self.client.seek(ck.TopicPartition(*partition, reached))
                     elif isinstance(failure := classify(error, f"reading topic {partition.topic!r}"), NotAuthorized):
                         raise failure  # not Retriable: the caller would ask again for ever
-                if len(found) == wanted or (found and found[-1].offset() + 1 >= stable):
-                    return replace_unreadable(found)
+                if len(found) + len(skipped) == wanted or reached >= stable:
+                    return sorted([*replace_unreadable(found), *skipped], key=lambda m: m.offset())
         finally:
             self.client.unassign()
         raise Retriable(f"{partition} could not be read to its end within {self._limit:g} s")
