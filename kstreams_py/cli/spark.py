@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from kstreams_py.cli.options import Bootstrap, Config, Target
-from kstreams_py.cli.streams import echo, echo_lines
+from kstreams_py.cli.streams import echo_lines
 from kstreams_py.graph.loading import load
 from kstreams_py.settings import Settings
 
@@ -45,6 +45,6 @@ def cut(
     graph.validate(needs_processors=False)
     made = spark.cut(graph, topic, settings=Settings.load(config, bootstrap_servers=bootstrap_servers))
     if output is None:
-        echo(made.encode())
+        echo_lines(made.encode())
     else:
         spark.write_cut(made, output)

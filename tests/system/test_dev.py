@@ -154,7 +154,9 @@ def test_worker_that_ends_waits_for_the_next_save_and_wrong_code_is_one_message(
         assert f"created {name}.in, {name}.out, {name}.errors\n" in running.text
         cluster.write(f"{name}.in", [b"0", b"1", b"2"], partition=0)
         running.await_text("ERROR .*slot 0 ended by status 1, see its lines above: nothing runs, the next save")
-        assert running.text.count("[0] FileNotFoundError: [Errno 2] No such file or directory: '/absent/file'\n") == 1
+        assert (
+            running.text.count("[0]     FileNotFoundError: [Errno 2] No such file or directory: '/absent/file'\n") == 1
+        )
         cluster.await_markers(f"{name}.out")
         assert cluster.values(f"{name}.out") == [b"0-1"]
         save(file, right)

@@ -169,7 +169,7 @@ def test_hanging_transaction_is_found_everywhere_and_a_worker_goes_on_after_abor
 
     assert operator.refused("abort", *place(kept_in, start)) == (
         f"UserMistake: producer {producer} has outputs open too, which its next transaction would commit: nothing was "
-        f"changed; end these first:\n  {first['command']}"
+        f"changed; end these first:\n      {first['command']}"
     )
     shown = operator.run("abort", *place(output, 0), "--dry-run")
     assert (shown.status, shown.err, shown.out.splitlines()[1:]) == (
