@@ -21,6 +21,9 @@ _ITERATOR: Final[type] = type(iter([]))
 _REPORTED: Final[set[int]] = set()
 """The ids of clients that an earlier file has left open."""
 
+_KNOWN: Final[set[str]] = set()
+"""The threads of clients that an earlier search has found to be closed, or has reported: it takes two seconds."""
+
 
 def clients_left_open() -> list[str]:
     """Describes the clients that nobody has closed, and what holds them; empty where the system shows no threads.
@@ -30,7 +33,8 @@ def clients_left_open() -> list[str]:
     with its answer (kafka/group_description.py).
     """
     deadline = time.monotonic() + SECONDS
-    while _has_clients():
+    _KNOWN.intersection_update(_threads_of_clients())
+    while not (threads := _threads_of_clients()) <= _KNOWN:
         gc.unfreeze()  # a slot that runs in this process freezes what is garbage by then, too
         gc.collect()  # a failed test's traceback, and a fixture that was torn down, may hold clients in a cycle
         kinds = (ck.Producer, ck.Consumer, AdminClient)
@@ -45,6 +49,7 @@ def clients_left_open() -> list[str]:
         del found, new, held
         gc.freeze()  # and what is frozen is not among the objects
         if is_over:
+            _KNOWN.update(threads)
             return described
         time.sleep(0.1)  # a thread of the test may still end
     return []
@@ -71,9 +76,9 @@ def _holders(held: object, *own: object, depth: int = 3) -> list[str]:
     return found
 
 
-def _has_clients() -> bool:
-    """Whether there are clients of librdkafka in this process: each has one thread of this name."""
-    return any(_name(thread) == "rdk:main" for thread in _THREADS.glob("*"))
+def _threads_of_clients() -> set[str]:
+    """The threads of clients of librdkafka in this process: each has one of this name."""
+    return {thread.name for thread in _THREADS.glob("*") if _name(thread) == "rdk:main"}
 
 
 def _name(thread: Path) -> str:

@@ -30,28 +30,25 @@ from tests.tiers import PARTS, part_of
 CLUSTERS: Final = ("system/behind_proxy/", "system/own_broker/", "system/three_brokers/")
 """Directories whose tests share a cluster of their own, which they break."""
 
-SPARK: Final = ("a session of Spark", "another session of Spark")
+SPARK: Final = "a session of Spark"
 
 OF_SPARK: Final = {
-    "contract/test_pipeline_targets": SPARK[1],
-    "system/test_cuts": SPARK[0],
-    "system/test_pipeline_deaths": SPARK[1],
-    "system/test_pipeline_delta": SPARK[1],
-    "system/test_pipeline_faults": SPARK[0],
-    "system/test_pipeline_topics": SPARK[1],
-    "system/test_pipelines": SPARK[0],
-    "system/test_sinks_page": SPARK[0],
-    "system/test_spark": SPARK[0],
-    "system/test_spark_private_api": SPARK[0],
-    "system/test_streaming_pipelines": SPARK[1],
+    "contract/test_pipeline_targets",
+    "system/test_cuts",
+    "system/test_pipeline_delta",
+    "system/test_pipeline_faults",
+    "system/test_pipeline_topics",
+    "system/test_pipelines",
+    "system/test_sinks_page",
+    "system/test_spark",
+    "system/test_spark_private_api",
+    "system/test_streaming_pipelines",
 }
-"""The files of the quick tier that share a session, and so an xdist worker: it costs more than what is done in it.
-
-In one session, they would take as long as all other tests together.
-"""
+"""The files of the quick tier that share a session, and so an xdist worker: it costs more than what is done in it."""
 
 LONGEST_FIRST: Final = (
-    *SPARK,
+    SPARK,
+    "system/test_pipeline_deaths",
     *CLUSTERS,
     "system/test_verifier",
     "system/test_grid",
@@ -183,7 +180,7 @@ def scope_of(nodeid: str, *, quick: bool) -> str:
     """What runs in one xdist worker: a file, without its ending, or all files that share something."""
     file = nodeid.split("::", 1)[0].removeprefix("tests/").removesuffix(".py")
     if quick and file in OF_SPARK:
-        return OF_SPARK[file]
+        return SPARK
     return next((directory for directory in CLUSTERS if file.startswith(directory)), file)
 
 

@@ -358,7 +358,7 @@ def test_names_of_tests_are_short_and_the_tests_keep_their_budget_of_lines() -> 
 
 def test_files_that_run_first_or_in_one_worker_exist() -> None:
     tests = ROOT / "tests"
-    named = {*LONGEST_FIRST, *OF_SPARK} - {*SPARK}
+    named = {*LONGEST_FIRST, *OF_SPARK} - {SPARK}
     assert [name for name in named if not (tests / name).is_dir() and not (tests / f"{name}.py").is_file()] == []
 
 
