@@ -39,6 +39,7 @@ ONLY_LONG: Final[Mapping[str, str]] = {}
 
 THEMSELVES: Final = (
     "tests/unit/test_mutations_of_findings.py",
+    "tests/unit/test_mutations_of_records.py",
     "tests/system/test_mutations_on_kafka.py",
     "tests/simulation/test_ordering.py",
     "tests/simulation/test_ordering_failures.py",

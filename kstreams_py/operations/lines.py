@@ -9,10 +9,10 @@ in UTF-8, `{"hex": "00ff"}` for these bytes, and anything else for its JSON text
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from math import isfinite
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from kstreams_py.errors import DecodeError, KStreamsError, TopicError, UserMistake, did_you_mean
 from kstreams_py.formats.registry import Registry
@@ -22,7 +22,9 @@ from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import Output
 from kstreams_py.operations.described import Describer
 from kstreams_py.operations.letters import parse
-from kstreams_py.records import HASH_HEADER, NO_TIMESTAMP, PLACE_HEADER, Headers, Message
+from kstreams_py.records import HASH_HEADER, NO_TIMESTAMP, PLACE_HEADER, Message
+
+P = TypeVar("P")
 
 FIELDS: Final = ("value", "key", "headers", "partition", "timestamp", "topic", "offset")
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -116,6 +118,7 @@ class Lines:
         """
         undecoded: dict[str, str] = {}
         kind, milliseconds = m.timestamp()
+        headers = _part("headers", m.headers, undecoded) or ()
         content = {
             "topic": m.topic(),
             "partition": m.partition(),
@@ -123,7 +126,7 @@ class Lines:
             "timestamp": None if kind == NO_TIMESTAMP else show_instant(milliseconds),
             "key": self._key.decode(m.key(), undecoded),
             "value": self._show_letter(m, undecoded),
-            "headers": [(name, _show_header(name, data)) for name, data in _headers_of(m, undecoded)],
+            "headers": [(name, _show_header(name, data)) for name, data in headers],
         }
         if fate is not None:
             content["fate"] = fate
@@ -144,17 +147,18 @@ class Lines:
                 return self._letters.content(parse(m, self._value.bound.deserialize))
             except DecodeError as error:
                 undecoded["value"] = str(error)
-                data = m.value()
+                data = _part("value", m.value, undecoded)
                 return None if data is None else show_data(data)
-        return self._value.decode(m.value(), undecoded)
+        return self._value.decode(_part("value", m.value, undecoded), undecoded)
 
 
-def _headers_of(m: Message, undecoded: dict[str, str]) -> Headers:
+def _part(name: str, read: Callable[[], P | None], undecoded: dict[str, str]) -> P | None:
+    """What a method of a record returns; None where that part of it cannot be read."""
     try:
-        return m.headers() or ()
+        return read()
     except DecodeError as error:
-        undecoded["headers"] = str(error)
-        return ()
+        undecoded[name] = str(error)
+        return None
 
 
 class _Column:

@@ -58,7 +58,8 @@ class Originals:
             return self._believe(letter, "its delivery hash is not that of its inputs' offsets in their topics")
         if ahead := self._not_delivered(letter, processor):
             return ahead
-        found = tuple(filter(None, map(self._original, letter.inputs)))
+        read = map(self._original, letter.inputs)
+        found = tuple(m for m in read if m is not None)  # of an empty value, a record counts as False
         if len(found) < len(letter.inputs):
             return self._believe(letter, "its inputs are not in their topics any more")
         for said, original in zip(letter.inputs, found, strict=True):

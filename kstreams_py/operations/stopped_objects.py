@@ -31,7 +31,7 @@ from kstreams_py.ordering.decisions import Decision, Verb, decision_record
 from kstreams_py.ordering.events import place_of
 from kstreams_py.ordering.held import Stop, read_task
 from kstreams_py.processing.environment import Environment
-from kstreams_py.records import Message, TopicPartition
+from kstreams_py.records import Message, TopicPartition, Unreadable
 from kstreams_py.state.reading import read_reserved
 
 logger = logging.getLogger(__name__)
@@ -261,8 +261,9 @@ class Operator:
             if (reason := _reason(letter)) not in _SENT_AGAIN or letter.inputs[0].key() != self.object.name:
                 continue
             inputs = originals.find(letter, self._processor)
-            if isinstance(inputs, str):
-                logger.warning("%s is not sent again: %s", letter.place, inputs)
+            if isinstance(inputs, str) or isinstance(inputs[0], Unreadable):
+                why = inputs if isinstance(inputs, str) else "its event cannot be read"
+                logger.warning("%s is not sent again: %s", letter.place, why)
                 continue
             number, prev = place_of(inputs[0].headers() or ())
             is_possible = prev is None or 1 <= prev < number  # another one would stop the object again

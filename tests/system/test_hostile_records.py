@@ -11,6 +11,12 @@ from typing import Any, Final
 import pytest
 
 import kstreams_py as ks
+from kstreams_py.cli.options import open_environment
+from kstreams_py.formats.serdes import bind
+from kstreams_py.graph.declarations import dead_letters
+from kstreams_py.graph.hashes import pack_offset
+from kstreams_py.operations.letters import Selection
+from kstreams_py.operations.replay import replay
 from tests.raw_records import Raw, write_raw
 from tests.system.app import GUARANTEES, MakeSettings, decode_dead_letter
 from tests.system.command import kstreams
@@ -63,6 +69,51 @@ def test_records_that_cannot_be_read_are_dead_letters_and_all_others_are_deliver
     ]
 
 
+@each_guarantee
+def test_replay_sends_no_forged_letter_and_no_record_that_cannot_be_read(
+    cluster: Cluster, settings: MakeSettings, name: str, guarantee: str
+) -> None:
+    source, errors, is_mended = f"{name}.in", f"{name}.errors", False
+
+    def copy(value: bytes) -> bytes:
+        if not is_mended and value == b"0":
+            raise LookupError(value)
+        return value
+
+    graph = ks.Graph(name, guarantee=guarantee, errors=errors)
+    graph.map(graph.topic(source), to=graph.topic(f"{name}.out"), id="p")(copy)
+    cluster.create(source, f"{name}.out", errors)
+    write_raw(cluster.bootstrap_servers, source, [Raw(b"0", b"k", [(b"a", b"1")]), BAD_NAME])
+    zeros: dict[str, Any] = {"message_max_bytes": "200000000"}
+    write_raw(cluster.bootstrap_servers, source, [Raw(bytes(105 << 20))], compression_type="zstd", **zeros)
+    write_raw(cluster.bootstrap_servers, source, [Raw(b"3", timestamp=5)])
+    with running(graph, settings()):
+        cluster.await_committed(f"{name}.p", source, {0: 4})
+    is_mended = True
+    with open_environment(settings()) as environment:
+        forge = bind(dead_letters(), environment.registry, f"{errors}-value").serialize
+        content = decode_dead_letter(cluster.read(errors)[0])
+        content["inputs"][0] |= {"offset": 3, "key": None, "value": b"1000000", "headers": [], "timestamp": 5}
+        content["delivery_hash"] = content["delivery_hash"][:8] + pack_offset(3)
+        write_raw(cluster.bootstrap_servers, errors, [Raw(forge({**content, "traceback": ""}))])
+        told = list[tuple[int, str, str]]()
+        replay(graph, environment, Selection(), lambda letter, what, why: told.append((letter.place.offset, what, why)))
+    cluster.await_markers(f"{name}.out")
+    assert cluster.values(f"{name}.out") == [b"3", b"0"]
+    letters = [m.offset() for m in cluster.read(errors)]
+    told.sort()
+    assert [(offset, what) for offset, what, _ in told] == [
+        (letters[0], "replayed"),
+        (letters[1], "failed again"),
+        (letters[2], "failed again"),
+        (letters[3], "cannot be replayed"),
+    ]
+    assert (
+        told[-1][2]
+        == f"it differs from {source}[0]@3 by its value, so no worker wrote it: see who may write to {errors}"
+    )
+
+
 @pytest.mark.parametrize("guarantee", GUARANTEES)
 @pytest.mark.parametrize("is_known", [True, pytest.param(False, marks=pytest.mark.long)], ids=["known", "changed"])
 def test_dead_letter_is_fitted_to_what_its_topic_takes(
@@ -99,12 +150,16 @@ def test_dead_letter_is_fitted_to_what_its_topic_takes(
     ]
 
 
-def test_tail_shows_a_record_whose_headers_cannot_be_read(cluster: Cluster, name: str) -> None:
+def test_tail_shows_records_that_cannot_be_read(cluster: Cluster, name: str) -> None:
     cluster.create(name)
     write_raw(cluster.bootstrap_servers, name, [BAD_NAME, Raw(b"next")])
+    zeros: dict[str, Any] = {"message_max_bytes": "200000000"}
+    write_raw(cluster.bootstrap_servers, name, [Raw(bytes(105 << 20))], compression_type="zstd", **zeros)
     environment = {"KSTREAMS_BOOTSTRAP_SERVERS": cluster.bootstrap_servers}
     shown = kstreams("tail", name, "--from", "beginning", environment=environment)
     assert [("of a bad header" in line, "UTF-8" in line) for line in shown.out.splitlines()] == [
         (True, True),
         (False, False),
+        (False, False),
     ]
+    assert "cannot be decompressed" in shown.out.splitlines()[2]

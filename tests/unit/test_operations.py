@@ -274,6 +274,14 @@ def test_replay_keeps_key_headers_and_timestamp_of_the_input() -> None:
     )
 
 
+def test_replay_of_an_empty_value_is_that_of_any_other() -> None:
+    shop = Shop(declare_map)
+    shop.fail("", "a")
+    shop.mend()
+    assert shop.replay().counts == {"replayed": 2}
+    assert [value for value, _ in shop.outputs("priced")] == [b"", b"A"]
+
+
 def test_replay_writes_nothing_to_inputs_and_no_dead_letter() -> None:
     shop = failed_shop("join")
     before = {name: len(shop.cluster.records(name)) for name in ("orders", "rates", "dead")}
