@@ -562,9 +562,12 @@ class Worker:
         self.committer.attempts.answered()
 
     def _still_saved(self, positions: Positions) -> Intake | None:
-        """The intake that was taken, if its offsets are committed: no other worker would run it."""
+        """At most once, the intake that was taken, if its offsets are committed: no other worker would run it.
+
+        Under the other guarantees another worker has delivered it then.
+        """
         taken = self._taken
-        if taken is None or not taken.positions().items() <= positions.items():
+        if taken is None or not self.committer.must_finish or not taken.positions().items() <= positions.items():
             return None
         taken.saved = True
         return taken

@@ -25,6 +25,11 @@ def test_journal_of_a_join_whose_inputs_grow_one_after_the_other_is_decided() ->
     run(Plan.parse("join:exactly_once:1575#1^:frozen@27:grown@5:away@33:lost@23"))
 
 
+def test_journal_intake_that_another_worker_has_delivered_meanwhile_is_not_run() -> None:
+    """A worker that was frozen took the group's offsets, at which another one stood, for those of its own intake."""
+    run(Plan.parse("alts:exactly_once:775~#2:doubled@37:lost@16:frozen@8"))
+
+
 @pytest.mark.parametrize("kind", [Kind.FORK, Kind.JOIN, Kind.ALTS])
 def test_journal_fault_at_each_point_by_turns_between_two_clusters_delivers_once(kind: Kind) -> None:
     """Between two clusters, kinds differ by several outputs, several inputs, and choices."""
