@@ -50,6 +50,20 @@ def no_pin(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(DeliveryJournal, "recover", recover_without_choices)
 
 
+@MUTATIONS.add("choices", batch=2, kinds=[Kind.ALTS])
+def intake_kept_that_another_has_delivered(patch: pytest.MonkeyPatch) -> None:
+    """As at most once."""
+
+    def keep(self: Worker, positions: Positions) -> Intake | None:
+        taken = self._taken
+        if taken is None or not taken.positions().items() <= positions.items():
+            return None
+        taken.saved = True
+        return taken
+
+    patch.setattr(Worker, "_still_saved", keep)
+
+
 def fences_after_the_recovery(patch: pytest.MonkeyPatch) -> None:
     """The journal and the outputs are read before the process that may still commit is fenced."""
     rewind = Worker.rewind

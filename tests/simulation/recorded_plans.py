@@ -80,6 +80,7 @@ PLANS: Final = {
     "dead_letters_written_again_with_each_search": "alts:exactly_once:21&offsets:replaced@21:unanswered@25",
     "no_recovery": "alts:exactly_once:3#2^:unanswered@26:stalled@33:grown@22",
     "no_pin": "alts:exactly_once:1#2:away@10:replaced@28:away@40:dies_late@15",
+    "intake_kept_that_another_has_delivered": "alts:exactly_once:775~#2:doubled@37:lost@16:frozen@8",
     "attempt_after_the_commit": "join:exactly_once:24#2:unanswered@17:stalled@35:unanswered@19:stalled@11",
     "looks_for_no_output": "alts:exactly_once:46#2:dies@39:replaced@31:stalled@22:dies_after@18",
     "records_choices_only_with_a_new_snapshot": "alts:exactly_once:59~#2:doubled@39:late@5:dies_after@24:dies_after@3",
