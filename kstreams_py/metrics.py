@@ -225,3 +225,21 @@ def lags(positions: Positions, ends: Positions) -> dict[TopicPartition, int]:
 def lag(positions: Positions, ends: Positions) -> int:
     """Records (and markers) between next offsets (`positions`) and last stable offsets (`ends`)."""
     return sum(lags(positions, ends).values())
+
+
+class Rate:
+    """The growth of a count per second, measured over the last second or more."""
+
+    def __init__(self, *, shrinks: bool = False) -> None:
+        """`shrinks`: what is counted may shrink, and the rate may be below 0."""
+        self._before: tuple[float, float] | None = None
+        self._rate = 0.0
+        self._least = -float("inf") if shrinks else 0
+
+    def of(self, count: float, now: float) -> float:
+        """Returns the rate for the count at `now` (seconds); 0 in the first second, or if the count has shrunk."""
+        then, before = self._before = self._before or (now, count)
+        if now - then >= 1.0:
+            self._rate = max(self._least, count - before) / (now - then)
+            self._before = (now, count)
+        return self._rate

@@ -18,7 +18,6 @@ from kstreams_py.development.versions import Version, version_command
 from kstreams_py.errors import GraphError
 from kstreams_py.graph.declarations import DEFAULT_PARTITIONS
 from kstreams_py.printable import clean_line
-from kstreams_py.running.progress import Progress
 from kstreams_py.settings import Settings, explain
 
 logger = logging.getLogger(__name__)
@@ -54,6 +53,8 @@ def dev(
     stays in the directory .kstreams beside the graph: remove that to begin without it. Needs watchfiles: pip install
     'kstreams_py[broker,reload]'.
     """
+    from kstreams_py.running.progress import Progress  # noqa: PLC0415, Rich is slow to import
+
     directory = _directory(target)
     settings = Settings.load(config, bootstrap_servers=bootstrap_servers, http=http)
     changes = Changes(directory, settings.schema_directory)

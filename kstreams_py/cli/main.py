@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import Annotated, Final, NoReturn
 
 import typer
-from rich.console import Console
 from typer.main import get_command_name
 from typer.models import CommandInfo
 
@@ -161,6 +160,8 @@ def _show(error: KStreamsError) -> None:
     if _is_json():
         logger.error("%s: %s", type(error).__name__, error)
         return
+    from rich.console import Console  # noqa: PLC0415, slow to import
+
     Console(stderr=True, highlight=False).print(f"[bold red]error:[/] {type(error).__name__}: ", end="")
     print(indent_rest(str(error)), file=sys.stderr)
 

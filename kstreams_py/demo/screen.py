@@ -14,7 +14,8 @@ from rich.text import Text
 
 from kstreams_py.demo.checks import Check
 from kstreams_py.demo.recoveries import Kill
-from kstreams_py.running.progress import Display, Rate
+from kstreams_py.metrics import Rate
+from kstreams_py.running.progress import Display
 
 
 class Screen(Display):

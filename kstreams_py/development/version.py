@@ -17,7 +17,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from kstreams_py.development.following import Following
 from kstreams_py.formats.registries import open_registry
@@ -29,10 +29,12 @@ from kstreams_py.processing.topics import check_topics, create_topics, describe_
 from kstreams_py.records import Positions, TopicPartition
 from kstreams_py.running.output import READ_MAX, STDOUT
 from kstreams_py.running.pipe import REPORT_FD
-from kstreams_py.running.progress import Progress
 from kstreams_py.running.supervisor import Supervisor
 from kstreams_py.running.wiring import observing, open_progress, worker_command
 from kstreams_py.settings import Settings
+
+if TYPE_CHECKING:
+    from kstreams_py.running.progress import Progress
 
 logger = logging.getLogger(__name__)
 

@@ -14,8 +14,6 @@ from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from rich.logging import RichHandler
-
 from kstreams_py.errors import MissingSoftware, SettingsError
 from kstreams_py.log_fields import FOLD, repeated
 from kstreams_py.printable import clean_line, escape, indent_rest
@@ -23,7 +21,6 @@ from kstreams_py.running.folding import Folded, Outage, Repeats, named
 from kstreams_py.running.lines import is_json, prefixed
 from kstreams_py.running.output import STDERR
 from kstreams_py.running.pipe import REPORT_FD
-from kstreams_py.running.progress import terminal
 
 LEVELS: Final = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
@@ -77,6 +74,11 @@ def configure() -> None:
         target = logging.StreamHandler()
         target.setFormatter(_json_formatter())
     elif is_terminal:
+        # Rich takes an eighth of the start of a process, and workers have no terminal
+        from rich.logging import RichHandler  # noqa: PLC0415
+
+        from kstreams_py.running.progress import terminal  # noqa: PLC0415
+
         target = RichHandler(console=terminal(), show_path=False)
         target.setFormatter(_Named("%(message)s"))
     else:

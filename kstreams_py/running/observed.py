@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from kstreams_py.metrics import Rate
 from kstreams_py.running.health import LOOK_LATE
-from kstreams_py.running.progress import Rate
 from kstreams_py.running.status import RunStatus, without_errors
 
 FAILURES_KEPT: Final = 20

@@ -17,6 +17,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from kstreams_py.metrics import Rate
 from kstreams_py.printable import clean_line
 from kstreams_py.running.dashboard import PROCESSORS, SLOTS, Rows, processor_rows, processor_totals, shown, slot_rows
 from kstreams_py.running.lines import prefixed
@@ -141,24 +142,6 @@ def _text(line: bytes) -> Text:
     """A line with its colours."""
     plain = clean_line(line).decode()
     return Text.from_ansi(plain) if "\x1b" in plain else Text(plain)
-
-
-class Rate:
-    """The growth of a count per second, measured over the last second or more."""
-
-    def __init__(self, *, shrinks: bool = False) -> None:
-        """`shrinks`: what is counted may shrink, and the rate may be below 0."""
-        self._before: tuple[float, float] | None = None
-        self._rate = 0.0
-        self._least = -float("inf") if shrinks else 0
-
-    def of(self, count: float, now: float) -> float:
-        """Returns the rate for the count at `now` (seconds); 0 in the first second, or if the count has shrunk."""
-        then, before = self._before = self._before or (now, count)
-        if now - then >= 1.0:
-            self._rate = max(self._least, count - before) / (now - then)
-            self._before = (now, count)
-        return self._rate
 
 
 class Progress(Display):

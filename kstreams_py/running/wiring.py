@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from kstreams_py.errors import WorkerStuck
 from kstreams_py.formats.registries import open_registry
@@ -24,13 +24,15 @@ from kstreams_py.processing.topics import create_topics as create_graph_topics
 from kstreams_py.processing.tracing import Tracing
 from kstreams_py.running import logs
 from kstreams_py.running.pipe import report_drained, report_writer
-from kstreams_py.running.progress import Progress
 from kstreams_py.running.reports import Report
 from kstreams_py.running.slot import Slot
 from kstreams_py.running.status import RunStatus, SlotStatus
 from kstreams_py.running.supervisor import Supervisor
 from kstreams_py.running.watch import Watch
 from kstreams_py.settings import Settings
+
+if TYPE_CHECKING:
+    from kstreams_py.running.progress import Progress
 
 logger = logging.getLogger(__name__)
 
@@ -249,6 +251,8 @@ class SupervisedRun:
 
 def open_progress(*, background: bool) -> Progress:
     """What shows the progress of a run: a table only for a person, not in a program or beside lines of JSON."""
+    from kstreams_py.running.progress import Progress  # noqa: PLC0415, Rich is slow to import
+
     return Progress(live=not background and logs.log_format() == "text", dress=logs.dress)
 
 
