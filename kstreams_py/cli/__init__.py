@@ -16,6 +16,7 @@ dead_letters  adapter  kstreams dead-letters list, show, replay
 transactions  adapter  kstreams transactions list, describe, find-hanging, abort, commit
 recover       adapter  kstreams recover reset, export, restore
 doctor        adapter  kstreams doctor
+acls          adapter  kstreams acls
 graph         adapter  kstreams graph
 broker        adapter  kstreams broker start, stop, status
 config        adapter  kstreams config show

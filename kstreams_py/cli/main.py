@@ -16,6 +16,7 @@ from typer.models import CommandInfo
 
 import kstreams_py
 from kstreams_py.cli import (
+    acls,
     broker,
     config,
     dead_letters,
@@ -71,6 +72,7 @@ app.command()(deploy.k8s)
 app.command()(deploy.systemd)
 app.command()(graph.graph)
 app.command()(doctor.doctor)
+app.command()(acls.acls)
 app.command()(jars.jars)
 app.command()(spark.spark_options)
 app.command()(spark.cut)

@@ -173,6 +173,8 @@ class Reader:
                         skipped.append(undecompressed(partition, offset, last, error.str()))
                         reached = last + 1
                         self.client.seek(ck.TopicPartition(*partition, reached))
+                    elif error.code() == E.GROUP_AUTHORIZATION_FAILED:
+                        continue  # the client looks for the coordinator of a group, and it never joins one
                     elif isinstance(failure := classify(error, f"reading topic {partition.topic!r}"), NotAuthorized):
                         raise failure  # not Retriable: the caller would ask again for ever
                 if len(found) + len(skipped) == wanted or reached >= stable:

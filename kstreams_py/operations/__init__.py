@@ -29,5 +29,6 @@ auditing             rule  compares the outputs of a processor with its inputs b
 audit_report         rule  what an audit found, as text and as JSON
 comparing            acts  reads what a graph has read and written, and audits it
 diagnosis            rule  what holds a reader back or endangers a promise
+rights               rule  the rights that a graph needs, by role, as commands that grant them
 examining            acts  collects the facts of a diagnosis
 """

@@ -1,0 +1,56 @@
+"""`kstreams acls`: the rights that a graph needs, by role, as commands for `kafka-acls`."""
+
+from __future__ import annotations
+
+import json
+from itertools import groupby
+from typing import Annotated
+
+import typer
+
+from kstreams_py.cli.options import Bootstrap, Config, Target
+from kstreams_py.cli.streams import echo
+from kstreams_py.errors import SettingsError
+from kstreams_py.graph.loading import load
+from kstreams_py.operations.rights import NOTES, Role, as_fields, commands, rights_of
+from kstreams_py.settings import Settings
+
+
+def acls(
+    target: Target,
+    role: Annotated[Role | None, typer.Option("--role", help="only this one; by default all of them")] = None,
+    principal: Annotated[
+        str | None,
+        typer.Option("--principal", metavar="TYPE:NAME", help="who gets the rights; by default User:GRAPH-ROLE"),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="a JSON object a line")] = False,
+    bootstrap_servers: Bootstrap = None,
+    config: Config = None,
+) -> None:
+    """Print the ACLs that a graph needs as commands for `kafka-acls`, by role and cluster; asks no broker.
+
+    - worker: `kstreams run`.
+    - operator: `kstreams dead-letters`, `order`, `recover`, `slots`, `state`, `transactions find-hanging`, `doctor`.
+    - reader: consumers of outputs and dead letters, `kstreams tail`.
+    - pipeline: `kstreams pipeline`, and its Spark.
+
+    `kafka-acls` finds the credentials of an administrator in the file of --command-config.
+    """
+    if principal is not None and not all(principal.partition(":")):
+        raise SettingsError(f"--principal {principal!r}: write its type and its name, such as User:alice")
+    graph = load(target)
+    graph.validate(needs_processors=False)
+    settings = Settings.load(config, bootstrap_servers=bootstrap_servers)
+    for each in Role if role is None else [role]:
+        rights, whose = rights_of(graph, each), principal or f"User:{graph.name}-{each}"
+        if as_json:
+            for right in rights:
+                echo(json.dumps(as_fields(right, each, whose)))
+            continue
+        if not rights and role is not None:
+            echo(f"# graph {graph.name} has nothing for a {each} to do: it needs no right")
+        for cluster, granted in groupby(rights, key=lambda right: right.cluster):
+            where = settings.of_cluster(cluster) if cluster else settings
+            echo(f"# {each} of graph {graph.name}{f', on cluster {cluster}' if cluster else ''}: {NOTES[each]}")
+            for line in commands(list(granted), whose, where.bootstrap_servers):
+                echo(line)
