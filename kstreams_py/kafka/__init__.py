@@ -6,6 +6,7 @@ membership         rule     who holds a static membership
 contracts          rule     the protocols of a cluster, its consumers and its producers
 transactions       rule     open transactions, and which of them never end
 sizes              rule     bytes that topics take, of one record and of one batch; bytes that were fetched
+foreign_records    rule     records of others in the own topics: how they are told, and named
 own_topics         acts     creates the framework's own topics, and checks the settings of any
 leftovers          acts     transactions that an earlier producer left open, and that nobody will end
 log_batches        rule     batches of a partition as they are stored, with what brokers keep in their topics

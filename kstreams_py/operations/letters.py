@@ -95,12 +95,13 @@ class Letter:
 def parse(m: Message, deserialize: Callable[[bytes], Any]) -> Letter:
     """The dead letter that a record holds. Raises DecodeError if it is none."""
     place = Place(m.topic(), m.partition(), m.offset())
-    if (data := m.value()) is None:
-        raise DecodeError(f"{place} is a tombstone, and no dead letter")
     try:
-        content: Mapping[str, Any] = deserialize(data)
+        data = m.value()
+        content: Mapping[str, Any] = {} if data is None else deserialize(data)
     except DecodeError as error:
         raise DecodeError(f"{place} is no dead letter: {error}") from None
+    if data is None:
+        raise DecodeError(f"{place} is a tombstone, and no dead letter")
     inputs = tuple(
         Input(
             read["topic"],

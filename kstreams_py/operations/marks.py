@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from kstreams_py.kafka.contracts import Output, TopicInfo
+from kstreams_py.kafka.foreign_records import is_offset, parse_json
 from kstreams_py.operations.letters import Letter, Place
 from kstreams_py.records import Message
 
@@ -38,14 +39,30 @@ def deletion_record(topic: str, place: Place, letters: Mapping[str, TopicInfo]) 
 
 
 def marked_place(m: Message, letters: Mapping[str, TopicInfo]) -> Place | None:
-    """The place that a mark or its tombstone names; None if it is in none of these topics, by name."""
-    key = m.key()
-    if key is None or key == BEGUN:
+    """The place that a mark or its tombstone names; None if it is in none of these topics, by name.
+
+    Raises ValueError for the key of another record.
+    """
+    if (key := m.key()) == BEGUN:
         return None
-    topic, topic_id, partition, offset = json.loads(key)
-    if topic not in letters or letters[topic].topic_id != topic_id:
-        return None  # of a topic that was deleted, and perhaps created again
-    return Place(topic, partition, offset)
+    match None if key is None else parse_json(key):
+        case [str(topic), str(topic_id), partition, offset] if is_offset(partition) and is_offset(offset):
+            if topic not in letters or letters[topic].topic_id != topic_id:
+                return None  # of a topic that was deleted, and perhaps created again
+            return Place(topic, partition, offset)
+        case None if key is None:
+            raise ValueError("it has no key")
+        case _:
+            raise ValueError("its key names no place")
+
+
+def check_mark(m: Message) -> None:
+    """Raises ValueError for the value of another record than a mark."""
+    match parse_json(m.value() or b""):
+        case {"processor": str(), "delivery_hash": str()}:
+            pass
+        case _:
+            raise ValueError("its value names no delivery")
 
 
 def _key(place: Place, letters: Mapping[str, TopicInfo]) -> bytes:

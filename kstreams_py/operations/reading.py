@@ -11,9 +11,10 @@ from kstreams_py.formats.serdes import bind
 from kstreams_py.graph.declarations import dead_letters
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import TopicInfo
+from kstreams_py.kafka.foreign_records import foreign
 from kstreams_py.kafka.transactions import find_command_at
 from kstreams_py.operations.letters import Letter, Place, Selection, parse
-from kstreams_py.operations.marks import marked_place
+from kstreams_py.operations.marks import check_mark, marked_place
 from kstreams_py.operations.pages import open_pages
 from kstreams_py.processing.attempts import Attempts
 from kstreams_py.processing.environment import Environment
@@ -23,7 +24,9 @@ from kstreams_py.records import TopicPartition
 logger = logging.getLogger(__name__)
 
 UNREADABLE_NAMED: Final = 20
-"""Records that are no dead letters, and are named one by one."""
+"""Records that are no dead letters, or no marks, and are named one by one."""
+
+MARK: Final = "mark of a replayed letter"
 
 LOOK_SECONDS: Final = 0.05
 
@@ -59,6 +62,23 @@ def await_letters(graph: Graph, environment: Environment) -> None:
         environment.sleep(LOOK_SECONDS)
 
 
+class _Foreign:
+    """Names records of others: the first UNREADABLE_NAMED one by one, all others by their number."""
+
+    def __init__(self) -> None:
+        self._named: list[str] = []
+        self._unnamed = 0
+
+    def add(self, sentence: str) -> None:
+        if len(self._named) < UNREADABLE_NAMED:
+            self._named.append(sentence)
+        else:
+            self._unnamed += 1
+
+    def described(self) -> list[str]:
+        return self._named + ([f"{self._unnamed:,} more records"] if self._unnamed else [])
+
+
 class LetterReader:
     """Reads the dead letters that were there when this was made."""
 
@@ -88,41 +108,57 @@ class LetterReader:
         }
         partitions = [TopicPartition(name, n) for name, info in found.items() for n in range(info.partitions)]
         self._ends = ask_clusters(graph, self._cluster, partitions, lambda cluster, each: cluster.ends(each))
-        self._unreadable: list[str] = []
-        self._unnamed = 0
-        """Records that are no dead letters, after the first UNREADABLE_NAMED."""
+        self._no_letters, self._no_marks = _Foreign(), _Foreign()
 
     def letters(self) -> Iterator[Letter]:
         """Yields the dead letters of this graph's processors, by topic and partition in the order of their offsets."""
-        self._unreadable, self._unnamed = [], 0
+        self._no_letters = _Foreign()
         ours = f"{self._graph.name}."
         for tp, end in sorted(self._ends.items()):
             for m in self._pages[self._graph.topics[tp.topic].cluster].between(tp, 0, end):
                 try:
                     letter = parse(m, self._decode[tp.topic])
                 except DecodeError as error:
-                    if len(self._unreadable) < UNREADABLE_NAMED:
-                        self._unreadable.append(str(error))
-                    else:
-                        self._unnamed += 1
+                    self._no_letters.add(str(error))
                     continue
                 if letter.processor.startswith(ours) and "." not in letter.processor[len(ours) :]:
                     yield letter
 
     @property
     def unreadable(self) -> list[str]:
-        """Why records of these topics are no dead letters, from the last call of `letters`."""
-        return self._unreadable + ([f"{self._unnamed:,} more records"] if self._unnamed else [])
+        """Why records are no dead letters, or no marks, from the last calls of `letters` and `marks`."""
+        return self._no_letters.described() + self._no_marks.described()
 
     def marks(self) -> set[Place]:
-        """The places of the dead letters that are marked as replayed."""
+        """The places of the dead letters that are marked as replayed. Raises TopicError if marks may be missing."""
+        self._no_marks = _Foreign()
         if not self._has_marks:
             return set()
         tp = TopicPartition(self._graph.replayed, 0)
         found = set[Place]()
         for m in self._pages[""].between(tp, 0, self._cluster.ends([tp])[tp]):
-            if (place := marked_place(m, self.topics)) is not None:
-                (found.discard if m.value() is None else found.add)(place)
+            try:
+                is_deletion = m.value() is None
+            except DecodeError as error:
+                raise TopicError(
+                    f"{foreign(m, MARK, error)}: marks may be among them, and what they mark would be sent twice: "
+                    f"delete the replayed letters, then the records of {tp} before offset {m.offset() + 1} "
+                    "(`kafka-delete-records`): letters that are there yet count as not replayed then"
+                ) from None
+            try:
+                place = marked_place(m, self.topics)
+            except ValueError as error:
+                self._no_marks.add(f"{foreign(m, MARK, error)}: it is passed over")
+                continue
+            if place is None:
+                continue
+            (found.discard if is_deletion else found.add)(place)
+            if not is_deletion:
+                try:
+                    check_mark(m)
+                except ValueError as error:  # it may have replaced one, and nothing is to be sent twice
+                    counts = f"the letter {place}, which its key names, counts as replayed"
+                    self._no_marks.add(f"{foreign(m, MARK, error)}: {counts}")
         return found
 
     def deleted(self, places: Collection[Place]) -> list[Place]:

@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from kstreams_py.errors import EventFault, UserMistake
-from kstreams_py.graph.declarations import Processor
+from kstreams_py.errors import DecodeError, EventFault, TopicError, UserMistake
+from kstreams_py.graph.declarations import Processor, changelog_of
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import Output
 from kstreams_py.operations.committed import CommittedReader
@@ -32,6 +32,7 @@ from kstreams_py.ordering.events import place_of
 from kstreams_py.ordering.held import Stop, read_task
 from kstreams_py.processing.environment import Environment
 from kstreams_py.records import Message, TopicPartition, Unreadable
+from kstreams_py.state.changelog import unreadable_value
 from kstreams_py.state.reading import read_reserved
 
 logger = logging.getLogger(__name__)
@@ -121,9 +122,13 @@ def ordered_processors(graph: Graph, named: str | None = None) -> list[Processor
 
 
 def find_objects(graph: Graph, processor: Processor, environment: Environment) -> Iterator[ObjectState]:
-    """The objects of a processor, as they are committed. Raises TopicError, DecodeError, ClientError."""
+    """The objects of a processor, as they are committed. Raises TopicError, ClientError."""
     for partition, entries in read_reserved(graph, processor, environment.cluster).items():
-        task = read_task(entries)
+        try:
+            task = read_task(entries, partition)
+        except DecodeError as error:
+            changelog = TopicPartition(changelog_of(graph.name, processor) or "", partition)
+            raise TopicError(unreadable_value(changelog, error)) from None
         waiting: dict[bytes, list[Held]] = {}
         for event in sorted(task.held, key=lambda event: event.prev):
             waiting.setdefault(event.object, []).append(event)

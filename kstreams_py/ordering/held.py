@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from base64 import b64decode, b64encode
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeGuard, cast
 
 from kstreams_py.errors import DecodeError
+from kstreams_py.kafka.foreign_records import is_offset, parse_json
 from kstreams_py.ordering.chain import Held, State, decode_state, encode_state
 from kstreams_py.records import KeptRecord, Message
 from kstreams_py.state.keyed import RESERVED, KeyedStore
@@ -17,6 +18,8 @@ _STATE: Final = RESERVED + b"object."
 
 _HELD: Final = RESERVED + b"held."
 """Prefix of the key of a held event; its predecessor, in 8 bytes, and its object follow."""
+
+PREV_BYTES: Final = 8
 
 _VALUE: Final = b"\n"
 """Between the fields of a held event, which are JSON, and the event's value."""
@@ -58,7 +61,7 @@ class States:
     def get(self, name: bytes, default: Any = None) -> Any:
         """The state of an object; `default` if it has none. Raises DecodeError."""
         found = self._store.read(_STATE + name)
-        return default if found is None else decode_state(found)
+        return default if found is None else _state(_STATE + name, found)
 
     def __setitem__(self, name: bytes, state: State) -> None:
         self._store.write(_STATE + name, encode_state(state))
@@ -97,10 +100,7 @@ def remove_stop(store: KeyedStore, name: bytes) -> None:
 def stop_offset(store: KeyedStore, name: bytes) -> int:
     """The offset of the record that has stopped an object; -1 if it is not stopped. Raises DecodeError."""
     found = store.read(_STOP + name)
-    try:
-        return -1 if found is None else Stop(*json.loads(found)).offset
-    except (ValueError, TypeError) as error:
-        raise DecodeError(f"the stop of object {name!r} cannot be read: {error}") from None
+    return -1 if found is None else _stop(_STOP + name, found).offset
 
 
 def stopped(store: KeyedStore) -> set[bytes]:
@@ -108,48 +108,96 @@ def stopped(store: KeyedStore) -> set[bytes]:
     return {key.removeprefix(_STOP) for key, _ in store.entries(_STOP, _STOP_END)}
 
 
-def read_task(entries: Mapping[bytes, bytes]) -> Task:
+def read_task(entries: Mapping[bytes, bytes], partition: int) -> Task:
     """What the keys and values of a store say of the objects of its task. Raises DecodeError."""
-    try:
-        stops = {
-            key.removeprefix(_STOP): Stop(*json.loads(value)) for key, value in entries.items() if key.startswith(_STOP)
-        }
-    except (ValueError, TypeError) as error:
-        raise DecodeError(f"a stop of an object cannot be read: {error}") from None
-    states = {key.removeprefix(_STATE): decode_state(value) for key, value in entries.items() if key.startswith(_STATE)}
-    return Task(states, list(_load((key, value) for key, value in entries.items() if key.startswith(_HELD))), stops)
+    stops = {key.removeprefix(_STOP): _stop(key, value) for key, value in entries.items() if key.startswith(_STOP)}
+    states = {key.removeprefix(_STATE): _state(key, value) for key, value in entries.items() if key.startswith(_STATE)}
+    events = ((key, value) for key, value in entries.items() if key.startswith(_HELD))
+    return Task(states, list(_load(events, partition)), stops)
 
 
-def load(store: KeyedStore) -> Iterator[Held]:
-    """The events that are held. Raises DecodeError."""
-    return _load(store.entries(_HELD, _HELD_END))
+def load(store: KeyedStore, partition: int) -> Iterator[Held]:
+    """The events that are held, of a task. Raises DecodeError."""
+    return _load(store.entries(_HELD, _HELD_END), partition)
 
 
-def _load(entries: Iterable[tuple[bytes, bytes]]) -> Iterator[Held]:
+def _load(entries: Iterable[tuple[bytes, bytes]], partition: int) -> Iterator[Held]:
     for key, value in entries:
-        place = key.removeprefix(_HELD)
         try:
-            fields, _, content = value.partition(_VALUE)
-            kept = json.loads(fields)
-            record = KeptRecord(
-                tuple(kept["place"]),
-                tuple(kept["stamp"]),
-                (place[8:], content if kept["has_value"] else None),
-                tuple((name, _bytes(data)) for name, data in kept["headers"]),
-            )
-            prev = int.from_bytes(place[:8])
-            yield Held(place[8:], kept["id"], prev, record.value(), record, record.offset(), kept["at"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise DecodeError(f"{value[:40]!r} is no held event: {error}") from None
+            event = _event(key.removeprefix(_HELD), value, partition)
+        except ValueError as error:
+            raise DecodeError(f"the value of key {key!r} is no held event: {error}") from None
+        yield event
+
+
+def _event(place: bytes, value: bytes, partition: int) -> Held:
+    """A held event. Raises ValueError for what `hold` does not store."""
+    fields, _, content = value.partition(_VALUE)
+    prev, name = int.from_bytes(place[:PREV_BYTES]), place[PREV_BYTES:]
+    match parse_json(fields):
+        case {
+            "id": number,
+            "at": at,
+            "place": [str(topic), int(of), offset],
+            "stamp": [int(kind), int(milliseconds)],
+            "has_value": bool(has_value),
+            "headers": list(headers),
+        } if (
+            len(place) >= PREV_BYTES
+            and abs(milliseconds) < 2**63
+            and of == partition
+            and all(map(is_offset, (number, offset)))
+            and prev < number
+            and _is_time(at)
+        ):
+            pairs = tuple(map(_header, headers))
+            for text in (topic, *(header for header, _ in pairs)):
+                text.encode()  # JSON has halves of surrogates, and no client takes them
+            kept = (topic, partition, offset), (kind, milliseconds), (name, content if has_value else None)
+            record = KeptRecord(*kept, pairs)
+            return Held(name, number, prev, record.value(), record, offset, at)
+        case _:
+            raise ValueError("it has not the fields of one")
+
+
+def _state(key: bytes, value: bytes) -> State:
+    """Raises DecodeError."""
+    try:
+        return decode_state(value)
+    except DecodeError as error:
+        raise DecodeError(f"the value of key {key!r}: {error}") from None
+
+
+def _stop(key: bytes, value: bytes) -> Stop:
+    """Raises DecodeError."""
+    try:
+        match parse_json(value):
+            case [str(why), offset, at] if is_offset(offset) and _is_time(at):
+                return Stop(why, offset, at)
+            case _:
+                raise ValueError("it has not the fields of one")
+    except ValueError as error:
+        raise DecodeError(f"the value of key {key!r} is no stop of an object: {error}") from None
+
+
+def _header(pair: object) -> tuple[str, bytes | None]:
+    match pair:
+        case [str(name), None]:
+            return name, None
+        case [str(name), str(text)]:
+            return name, b64decode(text, validate=True)
+        case _:
+            raise ValueError("a header is none")
+
+
+def _is_time(value: object) -> TypeGuard[float]:
+    """Whether a value of JSON is seconds since 1970."""
+    return type(value) in (int, float) and 0 <= cast(float, value) < 2**40
 
 
 def _key(event: Held) -> bytes:
-    return _HELD + event.prev.to_bytes(8) + event.object
+    return _HELD + event.prev.to_bytes(PREV_BYTES) + event.object
 
 
 def _text(data: bytes | None) -> str | None:
     return None if data is None else b64encode(data).decode()
-
-
-def _bytes(text: str | None) -> bytes | None:
-    return None if text is None else b64decode(text)

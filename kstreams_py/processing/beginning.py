@@ -19,13 +19,14 @@ import logging
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from kstreams_py.errors import InputLost
+from kstreams_py.errors import DecodeError, InputLost
 from kstreams_py.graph.declarations import Processor
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import Cluster, Output, TopicInfo
+from kstreams_py.kafka.foreign_records import foreign, is_offset, parse_json
 from kstreams_py.processing.committer import Committer
 from kstreams_py.processing.environment import Environment
-from kstreams_py.records import Positions, TopicPartition
+from kstreams_py.records import Message, Positions, TopicPartition
 
 logger = logging.getLogger(__name__)
 
@@ -218,23 +219,26 @@ def read_begun(cluster: Cluster, topic: str) -> tuple[dict[Begun, int], dict[Beg
     """What a topic of beginnings records.
 
     Returns how many partitions the topic had when each partition was begun, and the offset at which each was about to
-    begin, with the `auto_offset_reset` of then.
+    begin, with the `auto_offset_reset` of then. Records of others are passed over, and the first is logged.
     """
     begun: dict[Begun, int] = {}
     starts: dict[Begun, tuple[int, str]] = {}
+    others, first = 0, ""
     for m in cluster.read(TopicPartition(topic, 0)):
-        match _parse(m.key()):
-            case [str(name), str(of), str(topic_id), int(number)]:
-                key = Begun(name.removesuffix(_NAMES_START), of, topic_id, number)
-            case _:
-                continue  # of another release, as are the values that no case below takes
-        if m.value() is None:
+        try:
+            key, found = _decode(m)
+        except (DecodeError, ValueError) as error:
+            first = first or foreign(m, "record of a beginning", error)
+            others += 1
+            continue
+        if found is None:
             begun.pop(key, None)
-        match _parse(m.value()):
-            case {"start": int(at), "policy": str(policy)} if name.endswith(_NAMES_START):
-                starts[key] = (at, policy)
-            case {"partitions": int(count)} if key.processor == name:
-                begun[key] = count
+        elif isinstance(found, int):
+            begun[key] = found
+        else:
+            starts[key] = found
+    if others:
+        logger.warning("%s: it is passed over, with %d others of this topic", first, others - 1)
     return begun, starts
 
 
@@ -242,9 +246,25 @@ def _record(topic: str, key: Sequence[object], value: Mapping[str, object]) -> O
     return (topic, json.dumps(value).encode(), json.dumps(key).encode(), 0, None, None, 0, None)
 
 
-def _parse(text: bytes | None) -> object:
-    """What a key or a value says; None if it is no JSON."""
-    try:
-        return json.loads(text or b"")
-    except ValueError:
-        return None
+def _decode(m: Message) -> tuple[Begun, int | tuple[int, str] | None]:
+    """What a record names, and what it says of that: as of `read_begun`; None deletes it.
+
+    Raises ValueError or DecodeError for a record of others.
+    """
+    value, key = m.value(), m.key()
+    if key is None:
+        raise ValueError("it has no key")
+    match parse_json(key):
+        case [str(name), str(of), str(topic_id), number] if is_offset(number):
+            begun = Begun(name.removesuffix(_NAMES_START), of, topic_id, number)
+        case _:
+            raise ValueError("its key names no partition")
+    if value is None:
+        return begun, None
+    match parse_json(value):
+        case {"start": at, "policy": str(policy)} if name != begun.processor and is_offset(at):
+            return begun, (at, policy)
+        case {"partitions": count} if name == begun.processor and is_offset(count):
+            return begun, count
+        case _:
+            raise ValueError("its value names no offset, and no number of partitions")

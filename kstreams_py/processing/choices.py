@@ -20,6 +20,25 @@ def encode_versioned(version: bytes, schema: Any, content: Mapping[str, Any]) ->
     return buffer.getvalue()
 
 
+def decode_versioned(data: bytes | None, written: Mapping[bytes, Any], schema: Any) -> Any:
+    """The content of `encode_versioned`. Raises ValueError for other bytes.
+
+    - `written`: the schema of each version, parsed. `schema`: that of this release.
+    """
+    if not data:
+        raise ValueError("it is empty")
+    if (writer := written.get(data[:1])) is None:
+        raise ValueError(f"it starts with {data[:1]!r}, not with a version up to {max(written)!r}")
+    buffer = BytesIO(data[1:])
+    try:
+        found = schemaless_reader(buffer, writer, schema)
+    except (ValueError, ArithmeticError, EOFError, LookupError, MemoryError, TypeError) as error:
+        raise ValueError(f"it is cut, or not of its schema: {error!r}") from None
+    if buffer.read(1):
+        raise ValueError("it is longer than its schema")
+    return found
+
+
 class Start(NamedTuple):
     """An input when choices were made: its topic id ("" if the broker has none) and its committed offset."""
 
@@ -75,13 +94,9 @@ class Choices:
         return encode_versioned(_CHOICES_VERSION, _CHOICES_SCHEMA, record)
 
     @classmethod
-    def decode(cls, data: bytes) -> Choices:
-        """The inverse of `encode`, also of version 1. Raises ValueError for bytes of another version."""
-        if (written := _CHOICES_SCHEMAS.get(data[:1])) is None:
-            raise ValueError(
-                f"a journal record starts with {data[:1]!r}, not with a version up to {_CHOICES_VERSION!r}"
-            )
-        found: Any = schemaless_reader(BytesIO(data[1:]), written, _CHOICES_SCHEMA)
+    def decode(cls, data: bytes | None) -> Choices:
+        """The inverse of `encode`, also of version 1. Raises ValueError for other bytes."""
+        found = decode_versioned(data, _CHOICES_SCHEMAS, _CHOICES_SCHEMA)
         return cls(
             tuple((run["topic"], run["through"]) for run in found["runs"]),
             tuple(Start(each["topic"], each["topic_id"], each["start"]) for each in found["inputs"]),

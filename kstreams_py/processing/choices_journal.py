@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from kstreams_py.errors import TopicError
+from kstreams_py.errors import DecodeError, TopicError
 from kstreams_py.kafka.contracts import Cluster, Output
+from kstreams_py.kafka.foreign_records import foreign
 from kstreams_py.processing.choices import Choices
-from kstreams_py.processing.journal.records import CHOICES_ALONE, choices_record, type_of
+from kstreams_py.processing.journal.records import CHOICES_ALONE, choices_record, decode, type_of
 from kstreams_py.records import Positions, TopicPartition
 
 JOURNAL_TRUNCATED_EVERY: Final = 1_000
@@ -40,20 +41,24 @@ class ChoicesJournal:
     def newest(self, partition: int) -> Choices:
         """The choices that a task saved last, including those that are delivered since.
 
-        Raises TopicError if a newer version of this package wrote them.
+        Raises TopicError if the record is none of a journal: of a newer release, or of another program.
         """
         if partition in self._newest:
             return self._newest[partition]
         m = self._cluster.newest(TopicPartition(self._topic, partition))
-        if m is not None and type_of(m) not in ("", CHOICES_ALONE):
-            return Choices()  # of a delivery that was journaled: its hash names what it has read
+        if m is None:
+            return Choices()
         try:
-            return Choices() if m is None else Choices.decode(m.value() or b"")
-        except ValueError as error:
+            # the first ones had no type
+            found = decode(m, partition) if m.headers() else Choices.decode(m.value())
+        except (DecodeError, ValueError) as error:
             raise TopicError(
-                f"journal {self._topic!r}, partition {partition}: {error}: run the version of kstreams_py that wrote "
-                "it, or a newer one"
+                f"{foreign(m, 'record of a journal', error)}: stop all workers, and delete the records of this "
+                f"partition before offset {m.offset() + 1} (`kafka-delete-records`): the choices of steps that are not "
+                "committed are lost, and these may read their inputs in another order"
             ) from None
+        # those of a delivery that was journaled are done: its hash names what it has read
+        return found if isinstance(found, Choices) and type_of(m) in ("", CHOICES_ALONE) else Choices()
 
     def records(self, choices: Mapping[int, Choices]) -> list[Output]:
         """A record for each task, to be committed before the functions run."""

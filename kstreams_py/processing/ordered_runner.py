@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple, cast
 
-from kstreams_py.errors import DecodeError, EventFault, InputLost, Refused
+from kstreams_py.errors import DecodeError, EventFault, InputLost, Refused, TopicError
 from kstreams_py.formats.registry import Registry
-from kstreams_py.graph.declarations import Processor
+from kstreams_py.graph.declarations import Processor, changelog_of
 from kstreams_py.log_fields import repeated
 from kstreams_py.metrics import EventCounts, LongestHeld
 from kstreams_py.ordering import held
@@ -28,7 +28,8 @@ from kstreams_py.processing.plan import Intake, Plan, read_by
 from kstreams_py.processing.runner import Read, Refusal, Runner, next_refusal
 from kstreams_py.processing.tasks import Tasks
 from kstreams_py.processing.tracing import Run, Tracing
-from kstreams_py.records import HASH_HEADER, PLACE_HEADER, Inputs, KeptRecord, Message
+from kstreams_py.records import HASH_HEADER, PLACE_HEADER, Inputs, KeptRecord, Message, TopicPartition
+from kstreams_py.state.changelog import unreadable_value
 from kstreams_py.state.keyed import KeyedStore
 
 logger = logging.getLogger(__name__)
@@ -310,9 +311,17 @@ class OrderedRunner(Runner):
         store, chains = self._stores[partition], self._chains.get(partition)
         if chains is None or chains.store is not store or chains.rollbacks != store.rollbacks:
             rule = EventChains(cast(Any, held.States(store)), time.time, self._ordered.start)
-            rule.load(held.load(store))
+            rule.load(self._load(store, partition))
             chains = self._chains[partition] = _Chains(rule, store, store.rollbacks, held.stopped(store))
         return chains
+
+    def _load(self, store: KeyedStore, partition: int) -> list[Held]:
+        """The events that are held. Raises TopicError for what the workers have not stored."""
+        changelog = changelog_of(self._tasks.name.removesuffix(f".{self._processor.id}"), self._processor)
+        try:
+            return list(held.load(store, partition))
+        except DecodeError as error:
+            raise TopicError(unreadable_value(TopicPartition(changelog or "", partition), error)) from None
 
 
 def _brought(m: Message, name: bytes, decision: Decision, prev: int) -> Held:

@@ -140,7 +140,7 @@ class Cut:
             if not isinstance(content, dict) or content.get("format") != FORMAT:
                 raise ValueError(f"it has no {FORMAT!r} as its format")
             return _decode(content)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             why = f"{error} is missing" if isinstance(error, KeyError) else str(error)
             raise UserMistake(f"{name}: not a cut: {why}: make one with `kstreams cut`") from None
 

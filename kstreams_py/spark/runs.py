@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol
@@ -11,6 +12,9 @@ from kstreams_py.graph.pipelines import Pipeline
 
 KEPT_RUNS: Final = 50
 """Runs that a target remembers."""
+
+SECONDS_MAX: Final = 2**37
+"""Seconds since 1970 for which a calendar has a date."""
 
 _UNTYPED: Final = re.compile(r"(?:^|[<:,])void(?:[>,]|$)")
 """Spark's type of a literal NULL, also as a part of another type."""
@@ -85,9 +89,21 @@ def decode_published(content: Mapping[str, Any]) -> Published:
         found = Published(content["owner"], dict(content["columns"]), runs)
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"it has no runs of a pipeline: {error!r}") from error
-    if not runs:
+    texts = [
+        found.owner,
+        *itertools.chain(*found.columns.items()),
+        *(text for run in runs for text in (run.cut, run.plan)),
+    ]
+    counts = [each for run in runs for each in (run.number, run.offsets, run.rows, run.malformed, run.records or 0)]
+    seconds = [each for run in runs for each in (run.ended, run.seconds, run.lag or 0.0)]
+    is_whole = all(isinstance(each, str) for each in texts) and all(map(_is_count, counts))
+    if not runs or not is_whole or not all(type(each) in (int, float) and abs(each) < SECONDS_MAX for each in seconds):
         raise ValueError("it has no runs of a pipeline")
     return found
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and 0 <= value < 2**63
 
 
 class Target(Protocol):

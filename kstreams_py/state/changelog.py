@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from kstreams_py.kafka.contracts import Output
+from kstreams_py.kafka.foreign_records import is_offset, parse_json, who_wrote
+from kstreams_py.records import TopicPartition
 from kstreams_py.state.keyed import POSITIONS_KEY, Changes
 
 CHANGELOG_SETTINGS: Final[Mapping[str, str]] = {"cleanup.policy": "compact", "delete.retention.ms": "86400000"}
@@ -20,6 +22,19 @@ CHANGELOG_SETTINGS: Final[Mapping[str, str]] = {"cleanup.policy": "compact", "de
 
 READ_AT_ONCE: Final = 10_000
 """Records of a changelog that are read in one request: more of them may not arrive within request_timeout_ms."""
+
+
+MAKE_AGAIN: Final = "set the group to the start (`kstreams recover reset`), so that the state is made again"
+
+
+def start_over(topic: str) -> str:
+    """How to get past a changelog that has not, or not only, what its workers wrote."""
+    return f"stop all workers, delete {topic!r}, and {MAKE_AGAIN}"
+
+
+def unreadable_value(changelog: TopicPartition, why: object) -> str:
+    """What to do about the newest value of a key of the framework's own; `why` names the key."""
+    return f"{changelog}: {why}: {who_wrote(changelog.topic)}: {start_over(changelog.topic)}"
 
 
 class Changelog(NamedTuple):
@@ -54,9 +69,16 @@ def write_positions(changelog_id: str, positions: Mapping[str, Position]) -> byt
 
 def read_positions(value: bytes) -> tuple[str, dict[str, Position]]:
     """What `write_positions` wrote: the changelog's id, and the positions. Raises ValueError for other bytes."""
-    try:
-        found = json.loads(value)
-        inputs = {topic: Position(str(topic_id), int(at)) for topic, (topic_id, at) in found["inputs"].items()}
-        return str(found["changelog"]), inputs
-    except (AttributeError, KeyError, TypeError) as error:
-        raise ValueError(f"no positions: {error!r}") from None
+    match parse_json(value):
+        case {"changelog": str(topic_id), "inputs": dict(inputs)}:
+            return topic_id, {str(topic): _position(each) for topic, each in inputs.items()}
+        case _:
+            raise ValueError("it names no changelog, or no inputs")
+
+
+def _position(value: object) -> Position:
+    match value:
+        case [str(topic_id), at] if is_offset(at):
+            return Position(topic_id, at)
+        case _:
+            raise ValueError("an input has no topic id, or no offset")

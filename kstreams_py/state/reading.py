@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from kstreams_py.errors import TopicError
+from kstreams_py.errors import DecodeError, TopicError
 from kstreams_py.formats.registry import Registry
 from kstreams_py.formats.serdes import Serde, bind
 from kstreams_py.graph.declarations import Processor, changelog_of
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import Cluster
+from kstreams_py.kafka.foreign_records import foreign
 from kstreams_py.records import Message, TopicPartition
-from kstreams_py.state.changelog import READ_AT_ONCE
+from kstreams_py.state.changelog import READ_AT_ONCE, start_over
 from kstreams_py.state.keyed import RESERVED
 
 
@@ -37,7 +38,7 @@ def read_state(graph: Graph, processor: Processor, cluster: Cluster, registry: R
 def read_reserved(graph: Graph, processor: Processor, cluster: Cluster) -> dict[int, dict[bytes, bytes]]:
     """The committed keys and values that the framework keeps beside those of the function, by partition number.
 
-    Raises TopicError if the changelog does not exist, ClientError.
+    Raises TopicError if the changelog does not exist, or has a record without a key, ClientError.
     """
     return _read_tasks(graph, processor, cluster, reserved=True)
 
@@ -53,7 +54,12 @@ def _read_tasks(
     for number in range(topic.partitions):
         task = found[number] = {}
         for m in _records(cluster, TopicPartition(changelog, number)):
-            key, data = m.key() or b"", m.value()
+            try:
+                data, key = m.value(), m.key()
+            except DecodeError as error:
+                raise TopicError(f"{foreign(m, 'change of a state', error)}: {start_over(changelog)}") from None
+            if key is None:
+                raise TopicError(f"{foreign(m, 'change of a state', 'it has no key')}: {start_over(changelog)}")
             if key.startswith(RESERVED) is not reserved:
                 continue
             if data is None:

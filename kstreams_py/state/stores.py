@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping
-from typing import Final, TypeVar
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Final, TypeVar, cast
 
 from kstreams_py.errors import (
     BrokerUnavailable,
     ClientError,
+    DecodeError,
     Fatal,
     InputLost,
     KStreamsError,
@@ -24,18 +25,21 @@ from kstreams_py.errors import (
     TopicError,
 )
 from kstreams_py.kafka.contracts import Cluster, Output
+from kstreams_py.kafka.foreign_records import foreign
 from kstreams_py.log_fields import repeated
-from kstreams_py.records import Message, Positions, TopicPartition
+from kstreams_py.records import Message, Positions, TopicPartition, Unreadable
 from kstreams_py.state.changelog import (
+    MAKE_AGAIN,
     READ_AT_ONCE,
     Changelog,
     Position,
     change_records,
     positions_record,
     read_positions,
+    start_over,
     write_positions,
 )
-from kstreams_py.state.keyed import CHECKPOINT_SECONDS, POSITIONS_KEY, KeyedStore
+from kstreams_py.state.keyed import CHECKPOINT_SECONDS, POSITIONS_KEY, Changes, KeyedStore
 
 logger = logging.getLogger(__name__)
 
@@ -52,9 +56,6 @@ LOOK_SECONDS: Final = 30.0
 
 MISSING_SECONDS: Final = 30.0
 """Seconds for which brokers may not know a changelog: they learn of a new topic one after the other."""
-
-
-_MAKE_AGAIN: Final = "set the group to the start (`kstreams recover reset`), so that the state is made again"
 
 
 class Stores:
@@ -99,6 +100,8 @@ class Stores:
         """Of each store that is being restored: the end that its changelog had at the beginning of that."""
         self._doubts: dict[int, str] = {}
         """Why a store did not belong to the committed offsets when it was last restored."""
+        self._newest: dict[int, Message] = {}
+        """The newest record of positions that was read for each store that is being restored."""
         self._trusted = set[int]()
         """Stores that no other worker can have changed since they were restored."""
         self._unplaced = set[int]()
@@ -180,7 +183,7 @@ class Stores:
 
     @property
     def _start_over(self) -> str:
-        return f"stop all workers, delete {self._changelog.topic!r}, and {_MAKE_AGAIN}"
+        return start_over(self._changelog.topic)
 
     def _check_changelog(self) -> None:
         """Raises InputLost if the changelog was created again; Retriable, later TopicError, if it does not exist."""
@@ -192,7 +195,7 @@ class Stores:
             why = f"{self._name}: no broker knows its changelog {topic!r}"
             if now - self._missing_since < MISSING_SECONDS:
                 raise Retriable(why)
-            raise TopicError(f"{why}: it was deleted, and what it had is lost: {_MAKE_AGAIN}")
+            raise TopicError(f"{why}: it was deleted, and what it had is lost: {MAKE_AGAIN}")
         self._missing_since = None
         if known and found.topic_id and found.topic_id != known:
             raise self._replaced(known, found.topic_id)
@@ -209,7 +212,7 @@ class Stores:
         tp, topic_id = self._changelog_of(number), self._changelog.topic_id
         return InputLost(
             f"{self._name}: its changelog {tp}, with id {topic_id}, is empty, and this worker has {had}: what the "
-            f"changelog had is lost: delete what this worker has, and {_MAKE_AGAIN}, or to where it is, so that the "
+            f"changelog had is lost: delete what this worker has, and {MAKE_AGAIN}, or to where it is, so that the "
             "state begins empty there"
         )
 
@@ -246,7 +249,12 @@ class Stores:
             raise NotRestored(f"{self._name}: restoring it: a transaction is open in {behind[0]}")
         self._behind_since = None
         for number in numbers:
+            try:
+                self._decode(number)
+            except ValueError as error:  # one that was replaced since does no harm
+                raise self._foreign(self._newest[number], "record of positions", error) from None
             del self._goals[number]
+            self._newest.pop(number, None)
 
     def _warn_of_open_transactions(self, changelogs: Collection[TopicPartition]) -> None:
         now = self._clock()
@@ -264,22 +272,32 @@ class Stores:
         if number not in self.by_partition:
             store = self.by_partition[number] = self._open_store(number, self._changelog.topic_id)
             self._read_to[number], self._known_at[number] = store.base.noted, time.time()
-            self._decode(number)
+            try:
+                self._decode(number)
+            except ValueError:
+                # too old: what is wrong is found again where it was read, in the changelog
+                self._known_at[number], self._named[number], self._positions[number] = 0.0, "", {}
 
-    def _apply(self, number: int, records: Collection[Message]) -> None:
-        self.by_partition[number].base.apply({m.key() or b"": m.value() for m in records})
-        self._decode(number)
+    def _apply(self, number: int, records: Sequence[Message]) -> None:
+        try:
+            changes = {m.key(): m.value() for m in records}
+        except DecodeError as error:
+            unread = next(m for m in records if isinstance(m, Unreadable) and m.value_fault)
+            raise self._foreign(unread, "change of a state", error) from None
+        if None in changes:
+            unnamed = next(m for m in records if m.key() is None)
+            raise self._foreign(unnamed, "change of a state", "it has no key")
+        if POSITIONS_KEY in changes:
+            self._newest[number] = next(m for m in reversed(records) if m.key() == POSITIONS_KEY)
+        self.by_partition[number].base.apply(cast(Changes, changes))
 
     def _decode(self, number: int) -> None:
-        """Reads the positions that a store belongs to, and the changelog's id, from the store."""
+        """Reads the positions that a store belongs to, and the changelog's id, from the store. Raises ValueError."""
         value = self.by_partition[number].base.get(POSITIONS_KEY)
-        try:
-            self._named[number], self._positions[number] = ("", {}) if value is None else read_positions(value)
-        except ValueError as error:
-            raise TopicError(
-                f"changelog {self._changelog_of(number)}: {error}: run the version of kstreams_py that wrote it, or a "
-                "newer one"
-            ) from None
+        self._named[number], self._positions[number] = ("", {}) if value is None else read_positions(value)
+
+    def _foreign(self, m: Message, what: str, why: object) -> TopicError:
+        return TopicError(f"{self._name}: {foreign(m, what, why)}: {self._start_over}")
 
     def _differing(self, number: int, group: Mapping[str, int]) -> bool:
         """Whether the group is at other offsets than a store."""
@@ -348,7 +366,7 @@ class Stores:
         changelogs = ", ".join(str(self._changelog_of(number)) for number in sorted({tp.partition for tp in offsets}))
         return InputLost(
             f"{self._name}: its changelog {changelogs}, with id {self.changelog_id}, is empty, and the state was in "
-            f"the one with id {before}: it was deleted, and what it had is lost: {_MAKE_AGAIN}; or set it to where it "
+            f"the one with id {before}: it was deleted, and what it had is lost: {MAKE_AGAIN}; or set it to where it "
             f"is (`kstreams recover reset` with {here}, and so for the partitions of other workers), so that the state "
             "begins empty there"
         )
@@ -368,6 +386,7 @@ class Stores:
         self.by_partition.pop(number).base.close()
         for each in (self._positions, self._named, self._read_to, self._known_at, self._goals, self._doubts):
             each.pop(number, None)
+        self._newest.pop(number, None)
         self._trusted.discard(number)
         self._unplaced.discard(number)
 

@@ -24,6 +24,9 @@ class Outcome(StrEnum):
     REFUSED = "refused"
     """An exception of this package, or an exit status that is not 0, with a remedy; for what is no record."""
 
+    PASSED_OVER = "passed over"
+    """It changes nothing, and is named; for records of others in the framework's own topics."""
+
 
 @dataclass(frozen=True, slots=True)
 class Place:

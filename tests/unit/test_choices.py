@@ -14,9 +14,11 @@ def test_choices_decode_as_encoded_and_refuse_unknown_versions() -> None:
     )
     assert choices.encode()[:1] == b"\x02"
     assert Choices.decode(choices.encode()) == choices
-    for first in (b"", b"\x00", b"\x03"):
-        with pytest.raises(ValueError, match=r"a journal record starts with .*, not with a version up to b'\\x02'"):
-            Choices.decode(first + choices.encode()[1:] if first else b"")
+    for first in (b"\x00", b"\x03"):
+        with pytest.raises(ValueError, match=r"it starts with .*, not with a version up to b'\\x02'"):
+            Choices.decode(first + choices.encode()[1:])
+    with pytest.raises(ValueError, match="it is longer than its schema"):
+        Choices.decode(choices.encode() + b"\0")
 
 
 def test_choices_of_version_1_decode_without_starts() -> None:

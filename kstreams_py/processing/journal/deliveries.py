@@ -7,22 +7,23 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 
-from kstreams_py.errors import BrokerUnavailable, Fatal, RecoveryUndecidable, Retriable
+from kstreams_py.errors import BrokerUnavailable, DecodeError, Fatal, RecoveryUndecidable, Retriable
 from kstreams_py.graph.declarations import Processor
 from kstreams_py.kafka.contracts import TRANSACTIONAL, TopicInfo
+from kstreams_py.kafka.foreign_records import foreign
 from kstreams_py.processing.choices import Choices
 from kstreams_py.processing.environment import Environment
 from kstreams_py.processing.journal.hidden import Hidden
 from kstreams_py.processing.journal.records import (
     CHOICES_ALONE,
-    UNREADABLE,
     Attempt,
     Place,
     RecordType,
     Snapshot,
     Unit,
-    decode_attempt,
+    decode,
     newest_unit,
+    read,
     type_of,
 )
 from kstreams_py.processing.journal.recovery import Found, Recovery, recover, show
@@ -35,6 +36,8 @@ WINDOW: Final = 16
 
 TRUNCATED_EVERY: Final = 1_000
 """Deliveries of a task between two deletions of what is below its newest snapshot."""
+
+ATTEMPT: Final = "attempt at a delivery"
 
 OFFSETS_MIN: Final = 4
 """Offsets that a delivery takes at least: a snapshot and an attempt, each with the marker of its transaction."""
@@ -146,7 +149,8 @@ class DeliveryJournal:
             unit = newest_unit(tail, number)
             confirmed = self._is_confirmed(unit, number, fences=fences)
             if unit is None and tail and type_of(tail[-1]) == CHOICES_ALONE:
-                return Recovery("1a", choices=Choices.decode(tail[-1].value() or b""))
+                found = read(tail[-1], number)
+                return Recovery("1a", choices=found if isinstance(found, Choices) else None)
             return recover(unit, committed, self.topic_ids, self._read_back(unit), confirmed)
         except RecoveryUndecidable as error:
             if self._has_changed(journal, end, committed):
@@ -231,12 +235,16 @@ class DeliveryJournal:
         Raises RecoveryUndecidable if that one is later than the journal's newest unit.
         """
         m = self._outputs.newest(place)
-        if m is None or m.value() is None:  # `recover reset` deletes it
+        if m is None:
             return False
         try:
-            newest = decode_attempt(m)
-        except UNREADABLE as error:
-            raise RecoveryUndecidable(f"the newest record of {place} is no attempt: {error}") from None
+            newest = None if m.value() is None else decode(m, place.partition)
+        except (DecodeError, ValueError) as error:
+            raise RecoveryUndecidable(foreign(m, ATTEMPT, error)) from None
+        if newest is None:  # `recover reset` deletes it
+            return False
+        if not isinstance(newest, Attempt):
+            raise RecoveryUndecidable(foreign(m, ATTEMPT, f"its type is {type_of(m)!r}"))
         if newest == attempt:
             return True
         stood = {} if unit is None else {(at.topic, at.topic_id): at.offset for at in unit.snapshot.inputs}

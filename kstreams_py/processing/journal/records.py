@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from io import BytesIO
 from typing import Any, Final, NamedTuple
 
-from fastavro import parse_schema, schemaless_reader
+from fastavro import parse_schema
 
-from kstreams_py.errors import RecoveryUndecidable
+from kstreams_py.errors import DecodeError, RecoveryUndecidable
 from kstreams_py.formats.schema_files import shipped_schema
 from kstreams_py.graph.hashes import snapshot_hash
 from kstreams_py.kafka.contracts import Output
-from kstreams_py.processing.choices import Choices, Start, encode_versioned
+from kstreams_py.kafka.foreign_records import foreign
+from kstreams_py.processing.choices import Choices, Start, decode_versioned, encode_versioned
 from kstreams_py.records import Message, readable_headers
 
 TYPE_HEADER: Final = "ks-type"
@@ -23,9 +23,6 @@ NEWEST: Final = b"newest"
 """The key of attempts beside their outputs: of each partition the newest stays."""
 
 _VERSION: Final = b"\x01"
-
-UNREADABLE: Final = (ValueError, EOFError, IndexError, KeyError, TypeError)
-"""What reading a record raises that is none of these, or is cut."""
 
 
 class RecordType(StrEnum):
@@ -147,24 +144,20 @@ def newest_unit(messages: Sequence[Message], partition: int) -> Unit | None:
         kind = type_of(m)
         if kind == CHOICES_ALONE:
             continue
-        try:
-            data = m.value() or b""
-            if kind == RecordType.SNAPSHOT:
-                unit = Unit(_decode_snapshot(data, partition))
-            elif kind not in set(RecordType):
-                raise ValueError(f"its type is {kind!r}")
-            elif unit is None:
-                raise ValueError(f"it is of type {kind}, and there is no snapshot before it")
-            elif kind == RecordType.CHOICES:
-                unit = Unit(unit.snapshot, Choices.decode(data))
-            else:
-                attempt = decode_attempt(m)
-                if attempt.snapshot != unit.snapshot.hash:
-                    before = f"{unit.snapshot.offsets}, which is the one before it"
-                    raise ValueError(f"it is an attempt at another snapshot than {before}")
-                unit = Unit(unit.snapshot, unit.choices, attempt)
-        except UNREADABLE as error:
-            raise RecoveryUndecidable(f"offset {m.offset()}: {error}") from None
+        found = read(m, partition)
+        if isinstance(found, Snapshot):
+            unit = Unit(found)
+        elif unit is None:
+            raise RecoveryUndecidable(f"offset {m.offset()}: it is of type {kind}, and there is no snapshot before it")
+        elif isinstance(found, Choices):
+            unit = Unit(unit.snapshot, found)
+        elif found.snapshot != unit.snapshot.hash:
+            raise RecoveryUndecidable(
+                f"offset {m.offset()}: it is an attempt at another snapshot than {unit.snapshot.offsets}, which is the "
+                "one before it"
+            )
+        else:
+            unit = Unit(unit.snapshot, unit.choices, found)
     return unit
 
 
@@ -177,36 +170,38 @@ def _record(topic: str, partition: int, kind: str, value: bytes, key: bytes | No
     return (topic, value, key, partition, None, None, 0, [(TYPE_HEADER, kind.encode())])
 
 
-def _decode_snapshot(data: bytes, partition: int) -> Snapshot:
-    found = _read(data, _SNAPSHOT)
-    return Snapshot(found["processor"], partition, tuple(Start(**at) for at in found["inputs"]))
+def read(m: Message, partition: int) -> Snapshot | Choices | Attempt:
+    """As `decode`. Raises RecoveryUndecidable."""
+    try:
+        return decode(m, partition)
+    except ValueError as error:
+        raise RecoveryUndecidable(foreign(m, "record of a journal", error)) from None
 
 
-def decode_attempt(m: Message) -> Attempt:
-    """The attempt in a record. Raises one of UNREADABLE."""
-    kind, found = RecordType(type_of(m)), _read(m.value() or b"", _ATTEMPT)
-    inputs = tuple(Start(**at) for at in found["inputs"])
-    places = tuple(Place(**place) for place in found["outputs"])
+def decode(m: Message, partition: int) -> Snapshot | Choices | Attempt:
+    """What a record of a journal has, by its type. Raises ValueError for a record of others, or one that is cut."""
+    try:
+        kind, data = (dict(m.headers() or ()).get(TYPE_HEADER) or b"").decode(errors="replace"), m.value()
+    except DecodeError as error:
+        raise ValueError(error) from None
+    if kind == RecordType.SNAPSHOT:
+        found = decode_versioned(data, {_VERSION: _SNAPSHOT}, _SNAPSHOT)
+        return Snapshot(found["processor"], partition, tuple(Start(**at) for at in found["inputs"]))
+    if kind in (RecordType.CHOICES, CHOICES_ALONE):
+        return Choices.decode(data)
+    if kind not in set(RecordType):
+        raise ValueError(f"its type is {kind[:40]!r}")
+    found = decode_versioned(data, {_VERSION: _ATTEMPT}, _ATTEMPT)
     return Attempt(
-        kind,
+        RecordType(kind),
         found["snapshot"],
         found["delivery_hash"],
         found["steps"],
         found["writer"],
-        inputs,
-        places,
+        tuple(Start(**at) for at in found["inputs"]),
+        tuple(Place(**place) for place in found["outputs"]),
         found["cluster"],
     )
-
-
-def _read(data: bytes, schema: Any) -> Any:
-    if data[:1] != _VERSION:
-        raise ValueError(f"it starts with {data[:1]!r}, not with the version {_VERSION!r} of this release")
-    buffer = BytesIO(data[1:])
-    found = schemaless_reader(buffer, schema, schema)
-    if buffer.read(1):
-        raise ValueError("it is longer than its schema")
-    return found
 
 
 _SNAPSHOT: Final[Any] = parse_schema(shipped_schema("snapshot"))

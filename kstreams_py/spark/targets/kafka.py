@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from kstreams_py.errors import (
     Abortable,
     ClientError,
+    DecodeError,
     Fenced,
     OutcomeUnknown,
     Refused,
@@ -35,6 +36,7 @@ from kstreams_py.graph.hashes import hash_prefix, pack_offset
 from kstreams_py.graph.pipelines import RUNS_SETTINGS, Mode, Pipeline, runs_topic
 from kstreams_py.kafka.cluster import KafkaCluster
 from kstreams_py.kafka.contracts import TRANSACTIONAL, Output, Producer
+from kstreams_py.kafka.foreign_records import foreign, parse_json
 from kstreams_py.kafka.leftovers import Leftovers
 from kstreams_py.kafka.own_topics import ensure_topics
 from kstreams_py.kafka.sizes import batch_bytes
@@ -150,7 +152,7 @@ class KafkaTable:
                 self._check_new(self._partitions())
                 return
             if _RESET not in content:
-                check_owner(self._pipeline, self._decode(content))
+                check_owner(self._pipeline, decode_published(content))
             elif content[_RESET] != self._pipeline.owner:
                 raise SettingsError(f"{self._pipeline}: topic {self._topic} is reset by pipeline {content[_RESET]!r}")
             # no run may continue from runs whose records are gone
@@ -211,25 +213,22 @@ class KafkaTable:
                 f"{self._pipeline}: topic {self._topic} was deleted and created again since its last run, whose "
                 "records are gone: `kstreams pipeline reset` lets it begin again"
             )
-        return self._decode(content)
+        return decode_published(content)
 
     def _read_content(self) -> dict[str, Any] | None:
         """The newest record of the runs; None without one, and for a tombstone."""
         topic = self._runs.topic
         newest = self._newest(self._runs) if self._cluster.topics([topic]) else None
-        if newest is None or (value := newest.value()) is None:
+        if newest is None:
             return None
         try:
-            content: dict[str, Any] = json.loads(value)
-        except ValueError as error:
-            raise SinkUnavailable(f"topic {topic}: {error}: restore its newest record") from error
-        return content
-
-    def _decode(self, content: dict[str, Any]) -> Published:
-        try:
-            return decode_published(content)
-        except ValueError as error:
-            raise SinkUnavailable(f"topic {self._runs.topic}: {error}: restore its newest record") from error
+            return _decode(newest.value())
+        except (DecodeError, ValueError) as error:
+            raise TopicError(
+                f"{foreign(newest, 'record of the runs of a pipeline', error)}: write the record before it again, as "
+                f"the newest; or delete {topic} and {self._topic}, and create the latter: {self._pipeline} begins "
+                "again then"
+            ) from None
 
     def _newest(self, partition: TopicPartition) -> Message | None:
         """The newest committed record; asks again for a while, as a topic that was just created has no leader yet."""
@@ -341,6 +340,20 @@ class KafkaTable:
             raise SinkUnavailable(
                 f"{self._pipeline}: topic {self._topic}: {error}: run it again", may_return=isinstance(error, Retriable)
             ) from error
+
+
+def _decode(value: bytes | None) -> dict[str, Any] | None:
+    """The content of a record of the runs, or of a reset; None for a tombstone. Raises ValueError."""
+    if value is None:
+        return None
+    content = parse_json(value)
+    if not isinstance(content, dict):
+        raise ValueError("it has no runs of a pipeline")
+    if not all(isinstance(content.get(name, ""), str) for name in (_RESET, _TOPIC_ID)):
+        raise ValueError("it names no pipeline, or no topic id")
+    if _RESET not in content:
+        decode_published(content)
+    return content
 
 
 def encode_runs(published: Published, topic_id: str) -> bytes:
