@@ -29,6 +29,9 @@ ATTEMPTS: Final = 3
 PAUSE_SECONDS: Final = 0.1
 """Seconds between two attempts: a coordinator that moves or loads answers a moment later."""
 
+_IMPORTING: Final = threading.Lock()
+"""Its modules import each other: a thread that begins at another one while they are imported gets half of a module."""
+
 
 def connection(settings: Settings) -> dict[str, Any]:
     """kafka-python's settings for the same brokers and credentials as librdkafka's.
@@ -41,12 +44,13 @@ def connection(settings: Settings) -> dict[str, Any]:
 
 def import_kafka() -> None:
     """Imports kafka-python without its warnings: it uses deprecated parts of Python."""
-    if "kafka.admin" not in sys.modules:
-        with warnings.catch_warnings(action="ignore"):
-            import kafka.admin  # noqa: F401, PLC0415
-    from kafka.net.sasl.oauth import AbstractTokenProvider  # noqa: PLC0415
+    with _IMPORTING:
+        if "kafka.admin" not in sys.modules:
+            with warnings.catch_warnings(action="ignore"):
+                import kafka.admin  # noqa: F401, PLC0415
+        from kafka.net.sasl.oauth import AbstractTokenProvider  # noqa: PLC0415
 
-    AbstractTokenProvider.register(TokenSource)
+        AbstractTokenProvider.register(TokenSource)
 
 
 class Requests:

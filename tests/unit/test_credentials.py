@@ -42,7 +42,7 @@ from tests.signing_in import (
     make_certificates,
 )
 from tests.unit.fakes import raise_error
-from tests.waiting import wait_until
+from tests.waiting import WAIT, wait_until
 
 ROOT: Final = Path(__file__).parents[2]
 
@@ -213,6 +213,35 @@ def test_leave_on_stop_refuses_a_security_setting_without_a_counterpart(kafka: d
     ):
         open_cluster(Settings(kafka=ClientSettings(kafka), leave_on_stop=True))
     open_cluster(Settings(kafka=ClientSettings(kafka)))
+
+
+def test_kafka_python_is_imported_whole_by_threads_that_need_it_at_once() -> None:
+    """Its modules import each other, and a thread that began at another one got half of a module."""
+    program = """
+import sys, threading, time
+from kstreams_py.kafka.administration import import_kafka
+half, failed = threading.Event(), []
+class Slow:
+    def find_spec(self, name, path, target=None):
+        if name == "kafka.admin.client":
+            half.set()
+            time.sleep(0.5)
+sys.meta_path.insert(0, Slow())
+def use():
+    try:
+        import_kafka()
+        from kafka.net.sasl.oauth import AbstractTokenProvider
+    except Exception as error:
+        failed.append(error)
+first, second = threading.Thread(target=use), threading.Thread(target=use)
+first.start()
+assert half.wait(60)
+second.start()
+first.join(), second.join()
+print(failed)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=WAIT, check=False)
+    assert (done.stdout, done.stderr) == ("[]\n", "")
 
 
 def test_kafka_python_is_not_imported_with_the_command_line_and_knows_our_settings() -> None:
