@@ -6,6 +6,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from kstreams_py.graph.declarations import Topic, changelog_of
+from kstreams_py.graph.pipelines import runs_topic
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.groups import POSITIONS_TOPIC
 from kstreams_py.kafka.log_batches import Log, Prepared, committed_offsets
@@ -66,16 +68,18 @@ def is_found(transaction: OpenTransaction, limit: float, now: float) -> bool:
 
 
 def topics_of(graph: Graph, cluster: str = "") -> set[str]:
-    """All topics of a cluster that the workers and the replays of a graph write to or read.
+    """All topics of a cluster that the workers, the replays and the pipelines of a graph write to or read.
 
     - `cluster`: "" for the graph's own, which has the topic of its groups' offsets, too.
     """
-    declared = {topic.name for topic in graph.topics.values() if topic.cluster == cluster}
-    if cluster:
-        beside = {graph.delivered(processor) for processor in graph.processors if processor.cluster == cluster}
-        return declared | {topic for topic in beside if topic is not None}
-    journals = {journal for processor in graph.processors if (journal := graph.journal(processor)) is not None}
-    return {*declared, *journals, graph.beginnings, graph.replayed, POSITIONS_TOPIC}
+    own: set[str | None] = {topic.name for topic in graph.topics.values() if topic.cluster == cluster}
+    own |= {graph.delivered(processor) for processor in graph.processors if processor.cluster == cluster}
+    if not cluster:
+        own |= {graph.journal(processor) for processor in graph.processors}
+        own |= {changelog_of(graph.name, processor) for processor in graph.processors}
+        own |= {runs_topic(each.target) for each in graph.pipelines if isinstance(each.target, Topic)}
+        own |= {graph.beginnings, graph.replayed, POSITIONS_TOPIC}
+    return {topic for topic in own if topic is not None}
 
 
 def clusters_of(graph: Graph) -> list[str]:

@@ -345,9 +345,12 @@ def test_outputs_are_ended_before_committed_offsets() -> None:
 def test_topics_of_a_graph_are_all_that_its_transactions_touch() -> None:
     graph = ks.Graph("shop", errors="shop.errors")
     graph.alts(graph.topic("a"), graph.topic("b"), to=graph.topic("c"), id="any")(lambda value: value)
+    graph.map("a", to="c", id="count", state=ks.State("counts"))(lambda value, state: value)
+    graph.ordered("b", to="c", id="apply")(lambda value: value)
+    graph.pipeline("a", to=graph.topic("d", value=ks.Json()), id="copy", mode="append")(lambda rows: rows)
     assert topics_of(graph) == {
-        *("a", "b", "c", "shop.errors", "__ks.shop.any.journal", "__ks.shop.beginnings", "__ks.shop.replayed"),
-        "__consumer_offsets",
+        *("a", "b", "c", "d", "shop.errors", "__consumer_offsets", "__ks.shop.beginnings", "__ks.shop.replayed"),
+        *("__ks.shop.any.journal", "__ks.shop.counts.changelog", "__ks.shop.apply-order.changelog", "__ks.d.runs"),
     }
 
 
