@@ -124,8 +124,7 @@ def outcome(declare: Declare, record: Record, guarantee: str) -> Outcome:
         graph.topic(topic)
     declare(graph, seen)
     is_join = graph.processors[0].joins
-    with TestDriver(graph) as driver:
-        driver.cluster._network.value_bytes_max = LIMIT
+    with TestDriver(graph, settings=ks.Settings(value_bytes_max=LIMIT)) as driver:
         for value, headers, timestamp in (Record(b"before"), record, Record(b"after")):
             driver.cluster.append("a", value, b"k", headers, timestamp)
             if is_join:
