@@ -100,8 +100,8 @@ class TestDriver(Contents):
             self.clock,
             transaction_timeout=settings.transaction_timeout_ms / 1000,
             session_timeout=settings.session_timeout_ms / 1000,
-            value_bytes_max=settings.value_bytes_max,
         )
+        cluster.limit_values(settings.value_bytes_max)
         super().__init__(graph, cluster, registry or MemoryRegistry())
         self._environment = Environment(
             self.cluster,

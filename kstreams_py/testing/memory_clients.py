@@ -43,21 +43,13 @@ Client = Union["MemoryProducer", "MemoryConsumer", None]
 class Network:
     """The network between clients and broker: delivers requests, loses or delays them, and makes time pass."""
 
-    def __init__(
-        self,
-        broker: Broker,
-        clock: Callable[[], float],
-        linger: float,
-        chance: Random | None = None,
-        value_bytes_max: int | None = None,
-    ) -> None:
-        """`value_bytes_max`: of records that are read; None for any."""
+    def __init__(self, broker: Broker, clock: Callable[[], float], linger: float, chance: Random | None = None) -> None:
         self.broker = broker
         self.clock = clock
         self.linger = linger
         self.queue_records = 100_000
         """Records that a producer keeps while no broker answers."""
-        self.value_bytes_max = value_bytes_max
+        self.value_bytes_max: int | None = None  # of records that are read
         self.chance = chance
         self.requests: list[str] = []
         self.watcher: Callable[[str, object], Fault | None] = lambda *_: None

@@ -151,7 +151,6 @@ class MemoryCluster(_Transactions):
     - `marker_delay`: how long after the answer to a commit its records and offsets become visible.
     - `chance`: a seeded Random, by which fetches return partitions in any order, and few or no records at times.
     - `metadata_age`: after how long at most consumers learn of new partitions.
-    - `value_bytes_max`: as of Settings; None for any.
 
     Another cluster of the same kind is there at its first use (`named`), with faults of its own.
 
@@ -168,13 +167,12 @@ class MemoryCluster(_Transactions):
         marker_delay: float = 0.0,
         chance: Random | None = None,
         metadata_age: float = 0.0,
-        value_bytes_max: int | None = None,
     ) -> None:
         self.clock: Callable[[], float] = clock or ManualClock()
         self._broker = Broker(
             transaction_timeout=transaction_timeout, session_timeout=session_timeout, marker_delay=marker_delay
         )
-        self._network = Network(self._broker, self.clock, linger, chance, value_bytes_max)
+        self._network = Network(self._broker, self.clock, linger, chance)
         self._metadata_age = metadata_age
         self._others: dict[str, MemoryCluster] = {}
         self._make_other = partial(
@@ -186,10 +184,13 @@ class MemoryCluster(_Transactions):
             marker_delay=marker_delay,
             chance=chance,
             metadata_age=metadata_age,
-            value_bytes_max=value_bytes_max,
         )
         self.faults = Faults(self._network)
         self.groups = Groups(self._network)
+
+    def limit_values(self, size: int) -> None:
+        """Lets consumers read values as with the setting `value_bytes_max`; without a call, of any size."""
+        self._network.value_bytes_max = size
 
     # kafka.contracts.Cluster
 
