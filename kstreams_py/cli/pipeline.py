@@ -138,7 +138,7 @@ def status(
         runs = published.runs if published is not None else ()
         if as_json:
             for each in runs:
-                echo(json.dumps(_fields(pipeline, each) | {"cut": json.loads(each.cut), "plan": each.plan}))
+                echo(json.dumps(_fields(pipeline, each) | {"cut": _parsed(each.cut), "plan": each.plan}))
             continue
         echo(f"{pipeline.id}: {pipeline.target}{'' if runs else ': no run yet'}")
         if runs:
@@ -292,6 +292,14 @@ def _write_page(path: Path, graph: Graph, histories: Sequence[tuple[Pipeline, Pu
     except OSError as error:
         raise UserMistake(f"{path}: the page cannot be written: {error.strerror}: name another file") from None
     echo(f"runs: {path}")
+
+
+def _parsed(cut: str) -> Any:
+    """A cut, or its text if that is no JSON: somebody else has written it."""
+    try:
+        return json.loads(cut)
+    except (ValueError, RecursionError):
+        return cut
 
 
 def _fields(pipeline: Pipeline, run: Run | None) -> dict[str, Any]:

@@ -109,7 +109,10 @@ def _replaced(schema: Any, replace: _Replace, *, in_unions: _Replace | None = No
         return replace(schema)
     found = {key: inner(each) if key in ("items", "values") else each for key, each in schema.items()}
     if isinstance(fields := schema.get("fields"), list):
-        found["fields"] = [{**field, "type": inner(field["type"])} for field in fields]
+        found["fields"] = [
+            {**field, "type": inner(field["type"])} if isinstance(field, dict) and "type" in field else field
+            for field in fields  # the parser refuses one without a type
+        ]
     return replace(found)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any, TypeGuard
 
+from kstreams_py.errors import DecodeError
 from kstreams_py.records import Message, TopicPartition
 
 
@@ -24,6 +25,14 @@ def who_wrote(topic: str) -> str:
         "run the newer release of kstreams_py that wrote it; or, if another program did (`kafka-acls --list --topic "
         f"{topic}` shows who may write there)"
     )
+
+
+def is_deletion(m: Message) -> bool:
+    """Whether a record is a tombstone: of a record of others, whoever deletes it writes one."""
+    try:
+        return m.value() is None
+    except DecodeError:
+        return False
 
 
 def parse_json(data: bytes) -> Any:

@@ -23,7 +23,7 @@ from kstreams_py.errors import DecodeError, InputLost
 from kstreams_py.graph.declarations import Processor
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import Cluster, Output, TopicInfo
-from kstreams_py.kafka.foreign_records import foreign, is_offset, parse_json
+from kstreams_py.kafka.foreign_records import foreign, is_deletion, is_offset, parse_json
 from kstreams_py.processing.committer import Committer
 from kstreams_py.processing.environment import Environment
 from kstreams_py.records import Message, Positions, TopicPartition
@@ -223,22 +223,25 @@ def read_begun(cluster: Cluster, topic: str) -> tuple[dict[Begun, int], dict[Beg
     """
     begun: dict[Begun, int] = {}
     starts: dict[Begun, tuple[int, str]] = {}
-    others, first = 0, ""
+    others: dict[bytes | None, list[str]] = {}
     for m in cluster.read(TopicPartition(topic, 0)):
         try:
-            key, found = _decode(m)
+            name, key, found = _decode(m)
         except (DecodeError, ValueError) as error:
-            first = first or foreign(m, "record of a beginning", error)
-            others += 1
+            if is_deletion(m):
+                others.pop(m.key(), None)
+            else:
+                others.setdefault(m.key(), []).append(foreign(m, "record of a beginning", error))
             continue
+        others.pop(m.key(), None)
         if found is None:
-            begun.pop(key, None)
+            (begun if name == key.processor else starts).pop(key, None)
         elif isinstance(found, int):
             begun[key] = found
         else:
             starts[key] = found
-    if others:
-        logger.warning("%s: it is passed over, with %d others of this topic", first, others - 1)
+    if named := [each for of_key in others.values() for each in of_key]:
+        logger.warning("%s: it is passed over, with %d others of this topic", named[0], len(named) - 1)
     return begun, starts
 
 
@@ -246,8 +249,8 @@ def _record(topic: str, key: Sequence[object], value: Mapping[str, object]) -> O
     return (topic, json.dumps(value).encode(), json.dumps(key).encode(), 0, None, None, 0, None)
 
 
-def _decode(m: Message) -> tuple[Begun, int | tuple[int, str] | None]:
-    """What a record names, and what it says of that: as of `read_begun`; None deletes it.
+def _decode(m: Message) -> tuple[str, Begun, int | tuple[int, str] | None]:
+    """The name in a record's key, the partition that it names, and what it says of that: None deletes it.
 
     Raises ValueError or DecodeError for a record of others.
     """
@@ -260,11 +263,11 @@ def _decode(m: Message) -> tuple[Begun, int | tuple[int, str] | None]:
         case _:
             raise ValueError("its key names no partition")
     if value is None:
-        return begun, None
+        return name, begun, None
     match parse_json(value):
         case {"start": at, "policy": str(policy)} if name != begun.processor and is_offset(at):
-            return begun, (at, policy)
+            return name, begun, (at, policy)
         case {"partitions": count} if name == begun.processor and is_offset(count):
-            return begun, count
+            return name, begun, count
         case _:
             raise ValueError("its value names no offset, and no number of partitions")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Final, NamedTuple
 
+from kstreams_py.kafka.foreign_records import parse_json
+
 EARLIEST: Final = -2
 """Spark's number for the first offset of a partition."""
 
@@ -29,9 +31,21 @@ class Place(NamedTuple):
 
     @classmethod
     def decode(cls, text: str) -> Place | None:
-        """The place of such a text; None for the cut of a run that was no batch of a stream."""
-        content = json.loads(text)
-        return cls(**content) if "stream" in content else None
+        """The place of such a text; None for the cut of a run that was no batch of a stream.
+
+        Raises ValueError for another text.
+        """
+        content = parse_json(text.encode(errors="replace"))
+        if not isinstance(content, dict) or "stream" not in content:
+            return None
+        try:
+            place = cls(**content)
+            if [*map(type, place)] != [str, int, str, dict]:
+                raise TypeError("its fields have other types")
+            place.planned, place.count_offsets(None)
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+            raise ValueError(f"{text[:80]!r} is no batch of a stream: {error}") from None
+        return place
 
     @property
     def planned(self) -> float:
@@ -64,9 +78,12 @@ class Place(NamedTuple):
 
 def describe_cut(text: str) -> list[str]:
     """A line for each topic of what a run has stored: the offset before which it has read each partition."""
-    if (place := Place.decode(text)) is not None:
-        ends = {name: list(place.ends(name).values()) for name in place.topics}
-    else:
-        topics = json.loads(text).get("topics", {})
-        ends = {name: [span["end"] for span in topic["partitions"]] for name, topic in topics.items()}
+    try:
+        if (place := Place.decode(text)) is not None:
+            ends = {name: list(place.ends(name).values()) for name in place.topics}
+        else:
+            topics = parse_json(text.encode(errors="replace")).get("topics", {})
+            ends = {name: [span["end"] for span in topic["partitions"]] for name, topic in topics.items()}
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        return [f"not known, as somebody else has written it: {error}"]
     return [f"{name}: {', '.join(map(str, offsets))}" for name, offsets in sorted(ends.items())]

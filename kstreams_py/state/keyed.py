@@ -8,6 +8,7 @@ from typing import Any, Final, Generic, Protocol
 
 from typing_extensions import TypeVar
 
+from kstreams_py.errors import DecodeError
 from kstreams_py.formats.serdes import Bytes, Serde, String, show
 
 K = TypeVar("K", default=Any)
@@ -17,6 +18,8 @@ Changes = Mapping[bytes, bytes | None]
 """The new value of each key; None if it was deleted."""
 
 _MISSING: Final[Any] = object()
+
+_OTHERS: Final = "another serde or another program has written it: give the state that serde, or put the key again"
 
 
 RESERVED: Final = b"\x00__ks."
@@ -97,7 +100,10 @@ class KeyedStore(Generic[K, V]):
         found = self.read(self._serialize(key))
         if found is None and self._varies:
             found = self._read_earlier(key)
-        return default if found is None else self._deserialize(found)
+        try:
+            return default if found is None else self._deserialize(found)
+        except DecodeError as error:
+            raise DecodeError(f"the state has another value for key {show(key)}: {error}: {_OTHERS}") from None
 
     def __contains__(self, key: K) -> bool:
         return self.read(self._serialize(key)) is not None or (self._varies and self._read_earlier(key) is not None)

@@ -33,7 +33,7 @@ from kstreams_py.testing.events import Isolation
 from kstreams_py.testing.faults import Faults
 from kstreams_py.testing.memory_broker import Broker
 from kstreams_py.testing.memory_clients import MemoryConsumer, MemoryProducer, Network
-from kstreams_py.testing.memory_records import Content, milliseconds
+from kstreams_py.testing.memory_records import Content, as_read, milliseconds
 from kstreams_py.testing.memory_target import MemoryTarget
 
 
@@ -87,15 +87,21 @@ class _Reader:
         return self._network.request("ends", lambda: {tp: end(tp) for tp in partitions})
 
     def newest(self, partition: TopicPartition) -> Message | None:
-        return self._network.request("newest", self._broker.partition(partition).newest)
+        def newest() -> Message | None:
+            found = self._broker.partition(partition).newest()
+            return None if found is None else as_read(found, None)
+
+        return self._network.request("newest", newest)
 
     def read(
         self, partition: TopicPartition, start: int = 0, limit: int | None = None, *, committed: bool = True
     ) -> Sequence[Message]:
         asked = Isolation.COMMITTED if committed else Isolation.UNCOMMITTED
-        return self._network.request(
-            "read", lambda: list(islice(self._broker.partition(partition).read(start, asked), limit))
-        )
+
+        def read() -> list[Message]:
+            return [as_read(m, None) for m in islice(self._broker.partition(partition).read(start, asked), limit)]
+
+        return self._network.request("read", read)
 
 
 class _Transactions(_Reader):

@@ -39,7 +39,7 @@ from kstreams_py.processing.journal.records import (
     snapshot_record,
 )
 from kstreams_py.processing.topics import DELIVERED_SETTINGS, JOURNAL_SETTINGS, check_topics
-from kstreams_py.records import Headers, Message, TopicPartition, undecompressed, with_bad_headers
+from kstreams_py.records import Headers, Message, TopicPartition, Unreadable, undecompressed
 from kstreams_py.spark.runs import Published, Run
 from kstreams_py.spark.targets.kafka import KafkaTable
 from kstreams_py.state.changelog import Changelog, Position, write_positions
@@ -55,6 +55,10 @@ REFUSED, PASSED_OVER = Outcome.REFUSED, Outcome.PASSED_OVER
 UNREAD: Final = b"of a batch that no client can decompress"
 BAD_NAME: Final = "\udcff"
 UNREAD_WHY: Final = "the batch of the offsets {0} to {0} cannot be decompressed: odd codec"
+UNREAD_HEADERS: Final = (
+    "its headers cannot be read, as a name is not UTF-8: 'utf-8' codec can't encode character '\\udcff' in position 0: "
+    "surrogates not allowed"
+)
 DEEP: Final = b"[" * 100_000
 NOT_UTF_8: Final = "it is not JSON: 'utf-8' codec can't decode byte 0xff in position 0: invalid start byte"
 NOTHING: Final = "it is not JSON: Expecting value: line 1 column 1 (char 0)"
@@ -90,9 +94,7 @@ class OddCluster(MemoryCluster):
 
 
 def _as_read(m: Message) -> Message:
-    if any(name == BAD_NAME for name, _ in m.headers() or ()):
-        return with_bad_headers(m, "odd name")
-    if m.value() != UNREAD:
+    if isinstance(m, Unreadable) or m.value() != UNREAD:
         return m
     return undecompressed(TopicPartition(m.topic(), m.partition()), m.offset(), m.offset(), "odd codec")
 
@@ -205,7 +207,10 @@ def enter_beginning(junk: Junk, request: pytest.FixtureRequest) -> tuple[Outcome
     put(cluster, begun_record(BEGINNINGS, own[1], 2))
     with caplog.at_level(logging.WARNING):
         assert read_begun(cluster, BEGINNINGS) == (dict.fromkeys(own, 2), {})
-    (message,) = caplog.messages
+        (message,) = caplog.messages
+        write(cluster, BEGINNINGS, Junk(None, junk.key))
+        read_begun(cluster, BEGINNINGS)
+    assert caplog.messages == [message], "a tombstone ends that"
     return PASSED_OVER, message, at
 
 
@@ -300,7 +305,7 @@ _TYPES: Final = {
     "a type of a megabyte": (typed("x" * 1_000_000, b"junk"), f"its type is {'x' * 40!r}"),
     "a name of a header that is not UTF-8": (
         Junk(b"junk", None, [(BAD_NAME, b"")]),
-        "its headers cannot be read, as a name is not UTF-8: odd name",
+        UNREAD_HEADERS,
     ),
     "a batch that cannot be decompressed": (Junk(UNREAD), UNREAD_WHY),
 }
@@ -425,7 +430,7 @@ RUNS: Final = "__ks.table.runs"
 RUN: Final = Published("g.sums", {"n": "int"}, (Run(1, "{}", 1, 1, 1.0, 1.0),))
 
 
-def enter_runs(junk: Junk, _: pytest.FixtureRequest) -> tuple[Outcome, str, int]:
+def enter_runs(junk: Junk, request: pytest.FixtureRequest) -> tuple[Outcome, str, int]:
     graph = ks.Graph("g")
     target, source = graph.topic("table", value=ks.Json()), graph.topic("in", value=ks.Json())
     graph.pipeline(source, to=target, mode=Mode.APPEND, id="sums")(lambda frame: frame)
@@ -433,10 +438,16 @@ def enter_runs(junk: Junk, _: pytest.FixtureRequest) -> tuple[Outcome, str, int]
     cluster = OddCluster()
     cluster.create_topics([("table", 1, -1, {}), (RUNS, 1, -1, {})])
     write(cluster, RUNS, Junk(json.dumps(RUN.as_content()).encode(), b"table"))
-    at = write(cluster, RUNS, junk)
+    is_ours = junk.value != UNREAD and junk.key in (None, b"table")
+    at = write(cluster, RUNS, junk._replace(key=b"table") if is_ours else junk)
     table = KafkaTable(pipeline, target, ks.Settings())
     table.close()
     table._cluster = cluster  # type: ignore[assignment]
+    if not is_ours:
+        caplog: pytest.LogCaptureFixture = request.getfixturevalue("caplog")
+        caplog.clear()
+        assert table.read() == RUN
+        return PASSED_OVER, caplog.messages[0], at
     with refused() as messages:
         table.read()
     return REFUSED, messages[0], at
@@ -686,7 +697,16 @@ PLACES: Final = [
             "a run with a text for its number": (runs(runs=[["1", *_RUN[1:]]]), NO_RUNS),
             "a run that ended at infinity": (runs(runs=[[*_RUN[:4], float("inf"), 1.0]]), NO_RUNS),
             "columns that are numbers": (runs(columns={"n": 1}), NO_RUNS),
-            "a batch that cannot be decompressed": (Junk(UNREAD), UNREAD_WHY),
+        },
+    ),
+    place(
+        "a record beside the runs of a pipeline",
+        f"{RUNS}[0]@{{0}} is no record of the runs of a pipeline: {{why}}: {remedy(RUNS)}: it is passed over",
+        PASSED_OVER,
+        enter_runs,
+        {
+            "another key": (Junk(b"{}", b"another"), "its key is not 'table'"),
+            "a batch that cannot be decompressed": (Junk(UNREAD), "its key is not 'table'"),
         },
     ),
 ]

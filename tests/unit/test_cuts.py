@@ -24,6 +24,8 @@ from kstreams_py.spark.cuts import (
     choose_topics,
     choose_writers,
 )
+from kstreams_py.spark.places import describe_cut
+from tests.tables import each_case
 
 
 def make_cut(*spans: Span, topic_id: str = "t") -> Cut:
@@ -55,6 +57,12 @@ def test_moment_of_a_cut_is_in_its_text_and_makes_no_other_cut() -> None:
     assert Cut.decode(later.encode(), "c.json").made == 1700000000.5
     of_older_release = {name: value for name, value in json.loads(later.encode()).items() if name != "made"}
     assert Cut.decode(json.dumps(of_older_release), "c.json").made is None
+
+
+@each_case("text", ["junk", "[1]", '{"stream": 1}', '{"topics": 1}', '{"topics": {"a": {}}}', "[" * 100_000])
+def test_text_of_a_run_that_somebody_else_wrote_is_described_as_not_known(text: str) -> None:
+    (line,) = describe_cut(text)
+    assert line.startswith("not known, as somebody else has written it: ")
 
 
 def test_file_that_cannot_be_read_or_written_is_named(tmp_path: Path) -> None:

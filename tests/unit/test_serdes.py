@@ -500,6 +500,11 @@ def test_schema_given_as_json_that_is_invalid_is_refused_with_the_reason() -> No
         message(SchemaError, Avro, {"type": "enum", "name": "E"})
         == "the schema is not an Avro schema: 'symbols' is missing"
     )
+    fields: list[Any] = [{}, 1, {"name": "a"}]
+    why = ["is missing 'name': {}", "must be a dict, not int: 1", "'a' is missing 'type'"]
+    for field, expected in zip(fields, why, strict=True):
+        found = message(SchemaError, Avro, {"type": "record", "name": "R", "fields": [field]})
+        assert found == f"the schema is not an Avro schema: Record field {expected}"
 
 
 def test_writer_schema_that_does_not_parse_is_a_decode_error_of_its_records() -> None:

@@ -23,6 +23,7 @@ from kstreams_py.cli import state as cli_state
 from kstreams_py.cli.main import app
 from kstreams_py.errors import (
     Abortable,
+    DecodeError,
     GraphError,
     InputLost,
     MissingSoftware,
@@ -179,6 +180,15 @@ def test_keys_and_values_that_cannot_be_stored_are_refused() -> None:
         store.get(POSITIONS_KEY)
     with pytest.raises(TypeError, match="is not a str"):
         KeyedStore(MemoryBase(), String(), Json()).get(1)  # type: ignore[arg-type]
+
+
+def test_value_that_does_not_decode_is_named_with_its_key() -> None:
+    store = KeyedStore(base := MemoryBase(), String(), Json())
+    base.apply({b"a": b"\xff"})
+    with pytest.raises(DecodeError) as raised:
+        store.get("a")
+    assert str(raised.value).startswith("the state has another value for key 'a': ")
+    assert str(raised.value).endswith(": give the state that serde, or put the key again")
 
 
 @each_case(

@@ -219,6 +219,10 @@ class KafkaTable:
         """The newest record of the runs; None without one, and for a tombstone."""
         topic = self._runs.topic
         newest = self._newest(self._runs) if self._cluster.topics([topic]) else None
+        if newest is not None and newest.key() != (key := self._topic.name.encode()):
+            why = f"its key is not {self._topic.name!r}"
+            logger.warning("%s: it is passed over", foreign(newest, "record of the runs of a pipeline", why))
+            newest = next((m for m in reversed(self._cluster.read(self._runs)) if m.key() == key), None)
         if newest is None:
             return None
         try:
