@@ -187,7 +187,7 @@ def test_value_that_does_not_decode_is_named_with_its_key() -> None:
     base.apply({b"a": b"\xff"})
     with pytest.raises(DecodeError) as raised:
         store.get("a")
-    assert str(raised.value).startswith("the state has another value for key 'a': ")
+    assert str(raised.value).startswith("the state has another value for key 'a' (str): ")
     assert str(raised.value).endswith(": give the state that serde, or put the key again")
 
 
