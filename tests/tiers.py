@@ -24,6 +24,7 @@ PARTS: Final[dict[str, tuple[str, ...]]] = {
     "ordering": ("*/test_order*", "system/test_demo_ordering*"),
     "state": ("*/test_state*",),
     "operations": (
+        "fuzz/*",
         "contract/test_registry*",
         "*/test_doctor*",
         "system/test_audit*",
