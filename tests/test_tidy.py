@@ -103,7 +103,7 @@ FUNCTION_LINES = 60
 PARAMETERS = 7
 PUBLIC_METHODS = 15
 TEST_NAME = 80  # characters
-TEST_LINES = 85_000  # of all tests together
+TEST_LINES = 86_000  # of all tests together
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,8 @@ RIGHTS: Final = {
     "DESCRIBE_CONFIGS, and CREATE, ALTER and DELETE if its name begins with __ks",
     E.GROUP_AUTHORIZATION_FAILED: "READ and DESCRIBE on the consumer group",
     E.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "WRITE and DESCRIBE on the transactional id",
-    E.CLUSTER_AUTHORIZATION_FAILED: "IDEMPOTENT_WRITE on the cluster, or CREATE where topics are created",
+    E.CLUSTER_AUTHORIZATION_FAILED: "WRITE on the topics that it writes (before Kafka 2.8, IDEMPOTENT_WRITE on the "
+    "cluster), or CREATE where topics are created",
 }
 
 TESTED_CLIENTS: Final = frozenset({"2.16.0"})
@@ -157,7 +158,8 @@ def name_object(
 def not_authorized(error: ck.KafkaError, doing: str) -> NotAuthorized:
     """The exception for a missing right, with its name; `doing` describes the failed call."""
     return NotAuthorized(
-        f"{doing}: the broker refuses it ({error.name()}): grant this user {RIGHTS[error.code()]} (kafka-acls --add)"
+        f"{doing}: the broker refuses it ({error.name()}): grant this user {RIGHTS[error.code()]} (kafka-acls --add; "
+        "`kstreams acls` prints all of a graph)"
     )
 
 

@@ -345,6 +345,8 @@ class KafkaProducer:
         for error, topic, _ in failed:
             if isinstance(failure := classify(error, f"writing to topic {topic!r}"), NotAuthorized):
                 return failure
+        if failed and self._log.refused:  # then the client purges all records of the transaction, and reports only that
+            return self._classify(ck.KafkaError(E.TOPIC_AUTHORIZATION_FAILED), "writing")
         unanswered = False
         # once for each topic: where no broker answers, each question takes the whole limit
         for topic in dict.fromkeys(each[1] for each in failed if each[0].code() in MISSING | {E._MSG_TIMED_OUT}):

@@ -124,9 +124,10 @@ class TransactionAdmin(Requests):
             try:
                 resource = ConfigResource(ConfigResourceType.BROKER, str(broker), configs=[name])
                 (found,) = client.describe_configs([resource], config_filter="all")["broker"].values()
-            except BrokerResponseError:  # DESCRIBE_CONFIGS on the cluster is missing
+            except BrokerResponseError:
                 return None
-            return int(found[name]["value"]) / 1000
+            # without DESCRIBE_CONFIGS on the cluster, kafka-python returns no settings
+            return int(found[name]["value"]) / 1000 if name in found else None
 
         return self.ask(f"reading the settings of the brokers at {self._address}", "DESCRIBE_CONFIGS", ask)
 

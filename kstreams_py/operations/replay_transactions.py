@@ -78,7 +78,9 @@ class Transactions:
         """
         ensure_topics(self._cluster, {self._graph.replayed: (1, MARKS_SETTINGS)})
         self._reader.expect_marks()
-        written = {topic.name for processor in self._graph.processors for topic in processor.outputs}
+        # a topic of another cluster is asked for nowhere: a user without a right to its name would be refused
+        own = (topic for processor in self._graph.processors for topic in processor.outputs if not topic.cluster)
+        written = {topic.name for topic in own}
         self._batch_bytes = batch_bytes(self._cluster.topics([*written, self._graph.replayed]).values())
         self._renew()
         gone = self._reader.deleted(self.marks)

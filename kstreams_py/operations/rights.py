@@ -1,7 +1,7 @@
 """The rights of a graph by role: what Kafka has to allow the users of its processes and tools, and no more.
 
 READ, WRITE, DELETE and ALTER imply DESCRIBE (Kafka's `StandardAuthorizer`), which is left out beside them. An
-idempotent producer needs no right of its own since Kafka 3.0 (KIP-679).
+idempotent producer needs no right of its own since Kafka 2.8 (KIP-679).
 """
 
 from __future__ import annotations
@@ -61,9 +61,6 @@ _IMPLY_DESCRIBE: Final = {READ, WRITE, DELETE, ALTER}
 
 KAFKA_CLUSTER: Final = "kafka-cluster"
 """The name that Kafka gives the cluster as a resource."""
-
-SPARK_GROUPS: Final = "spark-kafka-"
-"""Begin of the names that Spark gives its groups, with a random end."""
 
 NOTES: Final[Mapping[Role, str]] = {
     Role.WORKER: "CREATE is not needed once `kstreams topics create` has run, ALTER while inputs gain no partitions",
@@ -214,9 +211,11 @@ def _collect_reader(graph: Graph, found: _Rights) -> None:
 
 
 def _collect_pipeline(graph: Graph, found: _Rights) -> None:
-    """What `kstreams pipeline` and its Spark need: a run reads up to a cut, at which no writer's offset is pending."""
+    """What `kstreams pipeline` and its Spark need: a run reads up to a cut, at which no writer's offset is pending.
+
+    Spark's consumers have groups of random names, and need no right to them: they join none and commit no offset.
+    """
     for pipeline in graph.pipelines:
-        found.add(Resource.GROUP, SPARK_GROUPS, READ, is_prefix=True)
         read = {topic.name for topic in pipeline.inputs}
         for name in read:
             found.topic(name, READ)

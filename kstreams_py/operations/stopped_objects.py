@@ -265,6 +265,9 @@ class Operator:
                 continue
             if (reason := _reason(letter)) not in _SENT_AGAIN or letter.inputs[0].key() != self.object.name:
                 continue
+            if [each.name for each in letter.inputs] != [self._input[0]]:  # a forged one may name any topic
+                logger.warning("%s is not sent again: it names other inputs than %s", letter.place, self._input[0])
+                continue
             inputs = originals.find(letter, self._processor)
             if isinstance(inputs, str) or isinstance(inputs[0], Unreadable):
                 why = inputs if isinstance(inputs, str) else "its event cannot be read"

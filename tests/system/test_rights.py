@@ -28,7 +28,9 @@ from confluent_kafka.admin import (
 import kstreams_py as ks
 from kstreams_py import Settings, errors
 from kstreams_py.formats.file_registry import FileRegistry
+from kstreams_py.graph.pipelines import Pipeline
 from kstreams_py.kafka.administration import GroupAdmin
+from kstreams_py.kafka.transaction_admin import TransactionAdmin
 from kstreams_py.operations.comparing import Selection as Scope
 from kstreams_py.operations.comparing import audit
 from kstreams_py.operations.diagnosis import Examined, diagnose
@@ -46,6 +48,10 @@ from kstreams_py.ordering.decisions import Verb
 from kstreams_py.ordering.events import ID_HEADER, PREV_HEADER
 from kstreams_py.processing import choices_journal
 from kstreams_py.processing.environment import Environment
+from kstreams_py.processing.journal import deliveries
+from kstreams_py.sinks import SQLite
+from kstreams_py.spark.driver import run_all
+from kstreams_py.spark.runs import Run
 from kstreams_py.state.changelog import CHANGELOG_SETTINGS
 from tests.clusters import open_cluster
 from tests.system.command import command, kstreams
@@ -89,7 +95,7 @@ class BrokerWithRights:
     @contextmanager
     def granted(self, printed: Iterable[str]) -> Iterator[None]:
         """In the block, reader has the rights of these commands for `kafka-acls`, and no other."""
-        bindings = [each for line in printed for each in parse_command(line)]
+        bindings = list(dict.fromkeys(each for line in printed for each in parse_command(line)))
         every: Any = None
         pattern, permission = ResourcePatternType.ANY, AclPermissionType.ANY
         mine = AclBindingFilter(ResourceType.ANY, every, pattern, "User:reader", every, AclOperation.ANY, permission)
@@ -179,6 +185,11 @@ def expected_words(kind: ResourceType, name: str, operation: AclOperation) -> tu
     return operation.name, f"{kinds[kind]} {name!r}"
 
 
+def credentials(user: str) -> dict[str, str]:
+    of_user = {"sasl.username": user, "sasl.password": PASSWORD}
+    return {"security.protocol": "sasl_plaintext", "sasl.mechanism": "PLAIN", **of_user}
+
+
 class MapApp:
     """A map on topics of its own, run by alice."""
 
@@ -190,12 +201,7 @@ class MapApp:
         self.settings = settings(
             bootstrap_servers=broker_with_rights.address,
             leave_on_stop=True,
-            kafka={
-                "security.protocol": "sasl_plaintext",
-                "sasl.mechanism": "PLAIN",
-                "sasl.username": "alice",
-                "sasl.password": PASSWORD,
-            },
+            kafka=credentials("alice"),
         )
         self.cluster.create(self.source, self.target)
         self.cluster.partitions(self.target)
@@ -554,6 +560,10 @@ def test_hanging_transaction_is_not_ended_without_the_rights_and_each_is_named(
         ended = kstreams("transactions", *arguments, environment=environment)
         return ended.status, ended.out, ended.err
 
+    transactions = TransactionAdmin(app.settings)
+    assert transactions.max_timeout() == 900.0
+    with broker_with_rights.denied(*brokers, AclOperation.DESCRIBE_CONFIGS):
+        assert transactions.max_timeout() is None
     with broker_with_rights.denied(TOPIC, work.target, AclOperation.READ):
         status, out, err = run("find-hanging", "--topic", work.target, "--topic", app.target)
         assert (status, out) == (3, "")
@@ -815,3 +825,127 @@ def test_right_of_a_worker_to_read_its_output_shows_a_transaction_that_hangs_the
     else:  # the worker's own commit has made it visible
         app.cluster.await_markers(app.target)
         assert app.cluster.values(app.target) == [b"hanging", b"0", b"1", b"2"]
+
+
+OTHER_KINDS = ("least", "most", "noted", "far", "pair", "store")
+"""Processors that a graph_of_roles() does not have, and that differ in the rights that they need."""
+
+
+def graph_of_kind(kind: str, name: str, directory: Path) -> ks.Graph:
+    """A graph with one processor of OTHER_KINDS; the outputs of "far" are on cluster west."""
+    graph = ks.Graph(name, errors=f"{name}.dead")
+    source, out = graph.topic(f"{name}.in"), graph.topic(f"{name}.out", cluster="west" if kind == "far" else "")
+    if kind == "pair":
+        graph.join(source, graph.topic(f"{name}.more"), to=out, id=kind)(lambda first, _: first)
+    elif kind == "store":
+        rows = SQLite(directory / f"{name}.db", table="rows", columns=("value",), evidence="offsets")
+        graph.sink(source, to=rows, id=kind)(lambda value: (value,))
+    else:
+        options = {"far": {"errors": f"{name}.west-dead"}, "noted": {"persistence": "journal"}}
+        chosen: Any = options.get(kind, {"guarantee": f"at_{kind}_once"})
+        graph.map(source, to=out, id=kind, **chosen)(lambda value: value)
+    return graph
+
+
+def settings_of_reader(broker: BrokerWithRights, settings: MakeSettings) -> Settings:
+    """Settings of the user reader, for whom the cluster west is the same broker."""
+    place = {"bootstrap_servers": broker.address, "kafka": credentials("reader")}
+    return settings(**place, leave_on_stop=True, clusters={"west": place})
+
+
+def runs_twice(graph: ks.Graph, settings: Settings, cluster: Cluster) -> bool:
+    """Runs a graph of one processor, and again after its inputs have grown; False if a right was missing."""
+    (processor,) = graph.processors
+    for starts in (1, 2):
+        for topic in processor.inputs:
+            cluster.write(topic.name, [b"%d" % starts], partition=0)
+        slot = RunningSlot(graph, settings)
+        try:
+            wait_until(partial(has_ended, slot, graph, cluster, starts), f"{graph.name} ends, or has read its inputs")
+        finally:
+            slot.stop()
+        if slot.failure is not None:
+            assert isinstance(slot.failure, errors.NotAuthorized), slot.failure
+            return False
+        for topic in processor.inputs if starts == 1 else ():
+            cluster.admin.create_partitions([NewPartitions(topic.name, 2)])[topic.name].result()
+    return True
+
+
+def has_ended(slot: RunningSlot, graph: ks.Graph, cluster: Cluster, offset: int) -> bool:
+    """Whether a slot has ended, or committed this offset of each input of its processor."""
+    (processor,) = graph.processors
+    at = [cluster.committed(f"{graph.name}.{processor.id}", topic.name).get(0) for topic in processor.inputs]
+    return not slot.thread.is_alive() or all(each == offset for each in at)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", OTHER_KINDS)
+def test_each_right_of_a_worker_of_another_kind_is_needed(
+    broker_with_rights: BrokerWithRights,
+    settings: MakeSettings,
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+) -> None:
+    """No step fails: WRITE on dead letters is not missed where READ has DESCRIBE with it, which a start needs."""
+    monkeypatch.setattr(deliveries, "TRUNCATED_EVERY", 1)
+    cluster, by_reader = broker_with_rights.cluster, settings_of_reader(broker_with_rights, settings)
+
+    def runs_without(number: int, missing: tuple[str, str, Operation] | None) -> bool:
+        graph = graph_of_kind(kind, f"{name}.{number}", tmp_path)
+        cluster.create(*graph.topics)
+        rights = [
+            replace(right, operations=tuple(o for o in right.operations if (right.resource, of, o) != missing))
+            for right in rights_of(graph, Role.WORKER)
+            for of in [right.name.replace(graph.name, "", 1)]
+        ]
+        with broker_with_rights.granted(commands([each for each in rights if each.operations], "User:reader", "a:1")):
+            return runs_twice(graph, by_reader, cluster)
+
+    assert runs_without(0, None)
+    graph = graph_of_kind(kind, name, tmp_path)
+    rights = rights_of(graph, Role.WORKER)
+    each_right = {(each.resource, each.name.replace(name, "", 1), o): None for each in rights for o in each.operations}
+    needless = {right[1:] for number, right in enumerate(each_right, 1) if runs_without(number, right)}
+    (processor,) = graph.processors
+    written = {each.removeprefix(name) for each in processor.written}
+    letters = {each for each in written if "dead" in each}
+    allowed = set[tuple[str, str]]()
+    if processor.guarantee == "exactly_once":  # READ is missed where a transaction hangs: see the test of that
+        allowed |= {(each, "READ") for each in (written if processor.journal is None else letters)}
+        allowed |= {(each, "WRITE") for each in letters}
+    assert needless == allowed
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")  # of collect(), as in test_spark.py
+def test_user_with_the_printed_rights_of_a_pipeline_runs_each_kind_of_them(
+    broker_with_rights: BrokerWithRights, settings: MakeSettings, name: str, tmp_path: Path, spark: Any
+) -> None:
+    cluster, graph = broker_with_rights.cluster, ks.Graph(name)
+    source, copied, table, streamed = (
+        graph.topic(f"{name}.{each}", value=ks.String()) for each in ("in", "copied", "table", "streamed")
+    )
+    graph.map(source, to=copied, id="copy")(lambda value: value)
+
+    graph.pipeline(copied, to=table, mode="append", id="append")(lambda df: df.select("value"))
+    graph.pipeline(table, to=ks.Parquet(tmp_path / "complete"), id="complete")(lambda df: df.select("value"))
+    stream: Any = {"mode": "append", "id": "stream", "streaming": str(tmp_path / "checkpoint")}
+    graph.pipeline(copied, to=streamed, **stream)(lambda df: df.select("value"))
+    cluster.create(*graph.topics)
+    shown: list[tuple[str, int | None]] = []
+    by_reader, rights = settings_of_reader(broker_with_rights, settings), rights_of(graph, Role.PIPELINE)
+
+    def show(pipeline: Pipeline, run: Run | None) -> None:
+        shown.append((pipeline.id, run and run.rows))
+
+    for written in ([b"0", b"1"], [b"2"]):
+        cluster.write(source.name, written)
+        with running(graph, settings(bootstrap_servers=cluster.bootstrap_servers)):
+            cluster.await_committed(f"{name}.copy", source.name, {0: len(cluster.values(source.name))})
+        with broker_with_rights.granted(commands(rights, "User:reader", "a:1")):
+            run_all(graph.pipelines, graph, spark, by_reader, show, None)
+    assert shown == [("append", 2), ("complete", 2), ("stream", 2), ("append", 1), ("complete", 3), ("stream", 1)]
+    assert cluster.values(table.name) == cluster.values(streamed.name) == [b"0", b"1", b"2"]

@@ -517,13 +517,17 @@ def test_holder_of_a_static_membership_has_its_client_and_host(
         (
             ck.KafkaError.CLUSTER_AUTHORIZATION_FAILED,
             "CLUSTER_AUTHORIZATION_FAILED",
-            "IDEMPOTENT_WRITE on the cluster, or CREATE where topics are created",
+            (
+                "WRITE on the topics that it writes (before Kafka 2.8, IDEMPOTENT_WRITE on the cluster), or CREATE "
+                "where topics are created"
+            ),
         ),
     ],
 )
 def test_missing_right_is_named_with_the_refused_action(code: int, name: str, right: str) -> None:
     assert str(not_authorized(ck.KafkaError(code), "starting the producer")) == (
-        f"starting the producer: the broker refuses it ({name}): grant this user {right} (kafka-acls --add)"
+        f"starting the producer: the broker refuses it ({name}): grant this user {right} "
+        "(kafka-acls --add; `kstreams acls` prints all of a graph)"
     )
 
 

@@ -299,7 +299,10 @@ def test_missing_right_is_named(code: int, topic: str, doing: str, right: str, h
     with pytest.raises(NotAuthorized) as caught:
         member.consumer.consume(10, 0.0)
     name = ck.KafkaError(code).name()
-    assert str(caught.value) == f"{doing}: the broker refuses it ({name}): grant this user {right} (kafka-acls --add)"
+    assert str(caught.value) == (
+        f"{doing}: the broker refuses it ({name}): grant this user {right} "
+        "(kafka-acls --add; `kstreams acls` prints all of a graph)"
+    )
 
 
 def test_refused_credentials_raise_broker_unavailable(member: Member) -> None:

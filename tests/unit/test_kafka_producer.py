@@ -282,7 +282,7 @@ OF_CLUSTER = (CODES.CLUSTER_AUTHORIZATION_FAILED, failed("y", b"5"))
 
 IS_FORBIDDEN = (
     "writing to topic 'y': the broker refuses it (TOPIC_AUTHORIZATION_FAILED): grant this user "
-    f"{RIGHTS[CODES.TOPIC_AUTHORIZATION_FAILED]} (kafka-acls --add)"
+    f"{RIGHTS[CODES.TOPIC_AUTHORIZATION_FAILED]} (kafka-acls --add; `kstreams acls` prints all of a graph)"
 )
 IS_MISSING = "topic 'missing' does not exist: run `kstreams topics create`"
 IS_REFUSED = (
@@ -682,6 +682,20 @@ def test_topic_that_lacks_a_right_is_named_while_offsets_are_added(
     refused = None
     producer.begin_transaction()
     assert producer._log.refused == set()
+
+
+def test_topic_that_lacks_a_right_is_named_where_its_records_are_purged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A producer that is told where records are written waits for them first, and no call reports the right."""
+    client = Queue()
+    producer = producer_of(client, monkeypatch)
+    producer.begin_transaction()
+    producer.write([output(b"0", "x"), output(b"1", "y")])
+    producer._log.emit(logging.makeLogRecord({"msg": NOT_ADDED.format("y")}))
+    client.reports = [(CODES._PURGE_QUEUE, failed("x", b"0")), (CODES._PURGE_QUEUE, failed("y", b"1"))]
+    with pytest.raises(NotAuthorized, match=r"^writing \(topic 'y'\): the broker refuses it"):
+        producer.flush()
 
 
 def test_call_that_exceeds_its_own_limit_raises_outcome_unknown(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -31,7 +31,7 @@ from kstreams_py.graph.declarations import dead_letters
 from kstreams_py.graph.guarantees import Guarantee
 from kstreams_py.graph.hashes import pack_offset
 from kstreams_py.graph.sink import Evidence, SinkConnection
-from kstreams_py.kafka.contracts import ProducerMode
+from kstreams_py.kafka.contracts import ProducerMode, TopicInfo
 from kstreams_py.operations.letters import Letter, Place, Selection, group
 from kstreams_py.operations.reading import LetterReader
 from kstreams_py.operations.replay import Outcome, Summary, plan_replay, replay
@@ -914,6 +914,23 @@ def test_letter_of_a_delivery_that_failed_again_after_its_replay_waits() -> None
     assert len(shop.waiting()) == 1
     assert shop.replay().counts == {"replayed": 1}
     assert [value for value, _ in shop.outputs("priced")] == [b"A", b"B", b"A"]
+
+
+def test_replay_asks_no_cluster_for_topics_of_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user who has no right to the name of a topic is refused, though the topic is not there."""
+    shop = failed_shop("map")
+    shop.mend()
+    graph, asked, find = shop.declare(), set[str](), shop.cluster.topics
+    graph.map("orders", to=graph.topic("far", cluster="west"), errors=None, id="far")(lambda value: value)
+    shop.cluster.named("west").create_topics([("far", 1, -1, {})])
+
+    def topics(names: Collection[str]) -> dict[str, TopicInfo]:
+        asked.update(names)
+        return find(names)
+
+    monkeypatch.setattr(shop.cluster, "topics", topics)
+    assert shop.replay(graph=graph).counts == {"replayed": 2}
+    assert "far" not in asked
 
 
 def test_marks_of_a_topic_that_was_created_again_do_not_count() -> None:
