@@ -35,6 +35,7 @@ SPARK: Final = "a session of Spark"
 OF_SPARK: Final = {
     "contract/test_pipeline_targets",
     "system/test_cuts",
+    "system/test_pipeline_deaths",
     "system/test_pipeline_delta",
     "system/test_pipeline_faults",
     "system/test_pipeline_topics",
@@ -48,7 +49,6 @@ OF_SPARK: Final = {
 
 LONGEST_FIRST: Final = (
     SPARK,
-    "system/test_pipeline_deaths",
     *CLUSTERS,
     "system/test_verifier",
     "system/test_grid",
