@@ -30,7 +30,7 @@ _PLAIN: Final = "\x1b[0m"
 
 
 def escape(text: str, keep: str = "") -> str:
-    r"""A text as one line: what is in it and is no character to be read is written as \n, \t or \uXXXX.
+    r"""A text as one line: characters that are not printable are written as \n, \t or \uXXXX.
 
     A line of JSON stays one that means the same. `keep`: characters that stay as they are.
     """

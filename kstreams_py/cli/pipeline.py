@@ -21,6 +21,7 @@ from kstreams_py.errors import MissingSoftware, SettingsError, UserMistake
 from kstreams_py.graph.loading import load
 from kstreams_py.graph.pipelines import Pipeline
 from kstreams_py.graph.topology import Graph
+from kstreams_py.kafka.foreign_records import parse_json
 from kstreams_py.settings import Settings
 from kstreams_py.sinks import Delta
 
@@ -297,8 +298,8 @@ def _write_page(path: Path, graph: Graph, histories: Sequence[tuple[Pipeline, Pu
 def _parsed(cut: str) -> Any:
     """A cut, or its text if that is no JSON: somebody else has written it."""
     try:
-        return json.loads(cut)
-    except (ValueError, RecursionError):
+        return parse_json(cut)
+    except ValueError:
         return cut
 
 

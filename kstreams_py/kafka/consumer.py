@@ -36,9 +36,9 @@ from kstreams_py.kafka.errors import (
 from kstreams_py.kafka.membership import SESSIONS, Holder, Membership, Owner, StaticMembership, replaced
 from kstreams_py.kafka.silence import Silence
 from kstreams_py.kafka.topics import MISSING, describe_topic, is_missing, no_such_topic
-from kstreams_py.kafka.unreadable import replace_unreadable
+from kstreams_py.kafka.unreadable import LastOfBatch, replace_unreadable, skip_batch
 from kstreams_py.log_fields import answers, away, repeated
-from kstreams_py.records import Message, Positions, TopicPartition, undecompressed
+from kstreams_py.records import Message, Positions, TopicPartition
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ class KafkaConsumer:
         holder: Callable[[str, str], Holder | None],
         prepare: Callable[[str, str, Collection[str]], None] = lambda *_: None,
         value_bytes_max: int | None = None,
-        last_of_batch: Callable[[TopicPartition, int], int] = lambda _, first: first,
+        last_of_batch: LastOfBatch = lambda _, first: first,
     ) -> None:
         """Makes a client that joins with `subscribe`.
 
@@ -80,7 +80,7 @@ class KafkaConsumer:
         - `holder`: asks a group who holds a static membership (its group.instance.id); None if no member does.
         - `prepare`: called with group, instance id and topics before each new client joins.
         - `value_bytes_max`: a record with a larger value is Unreadable.
-        - `last_of_batch`: asks for the last offset of the batch at a partition and offset.
+        - `last_of_batch`: for batches that cannot be decompressed.
         """
         self.ends: Positions = {}
         self._skipped: Positions = {}
@@ -252,20 +252,16 @@ class KafkaConsumer:
         self._looked_at, self.highs = now, found
 
     def _skip_batch(self, m: Any) -> Sequence[Message]:
-        """A record in place of a batch that cannot be decompressed, behind which the client continues.
-
-        librdkafka refuses one that is larger than receive.message.max.bytes, and asks for it again for ever.
-        """
-        partition, first = TopicPartition(m.topic(), m.partition()), m.offset()
-        if first < self._skipped.get(partition, 0):  # the client had asked again by then
+        """The record in place of a batch that cannot be decompressed."""
+        partition = TopicPartition(m.topic(), m.partition())
+        if m.offset() < self._skipped.get(partition, 0):  # the client had asked again by then
             return ()
-        last = self._last_of_batch(partition, first)
         try:
-            self._consumer.seek(ck.TopicPartition(*partition, last + 1))
+            record = skip_batch(self._consumer, m, self._last_of_batch)
         except ck.KafkaException as error:
             raise self._classify(error.args[0], f"reading {partition}") from None
-        self._skipped[partition] = last + 1
-        return [undecompressed(partition, first, last, m.error().str())]
+        self._skipped[partition] = record.offset() + 1
+        return [record]
 
     def _handle_event(self, m: Any) -> None:
         error: ck.KafkaError = m.error()

@@ -35,10 +35,10 @@ def is_deletion(m: Message) -> bool:
         return False
 
 
-def parse_json(data: bytes) -> Any:
+def parse_json(data: bytes | str) -> Any:
     """What JSON says. Raises ValueError for other bytes, and for JSON that Python's parser does not take."""
     try:
-        return json.loads(data.decode())  # of bytes it would take UTF-16, too
+        return json.loads(data.decode() if isinstance(data, bytes) else data)  # of bytes it would take UTF-16, too
     except RecursionError:
         raise ValueError("it is nested too deep") from None
     except ValueError as error:

@@ -14,8 +14,8 @@ from kstreams_py.errors import NotAuthorized, Retriable
 from kstreams_py.kafka.clients import LazyClient, new_client
 from kstreams_py.kafka.errors import UNREACHABLE, ClientLog, E, classify, name_object
 from kstreams_py.kafka.topics import is_missing
-from kstreams_py.kafka.unreadable import replace_unreadable
-from kstreams_py.records import Message, Positions, TopicPartition, undecompressed
+from kstreams_py.kafka.unreadable import LastOfBatch, replace_unreadable, skip_batch
+from kstreams_py.records import Message, Positions, TopicPartition
 
 ENDS_SECONDS: Final = 5.0
 """Seconds for three requests for offsets: a request to a leader that is down does not move to its successor."""
@@ -35,14 +35,14 @@ class Reader:
         limit: float,
         offsets_limit: float,
         explain: Callable[..., Exception],
-        last_of_batch: Callable[[TopicPartition, int], int] = lambda _, first: first,
+        last_of_batch: LastOfBatch = lambda _, first: first,
     ) -> None:
         """Makes no client yet.
 
         - `configuration`: returns the client's settings.
         - `limit`, `offsets_limit`: seconds that each call may take, and one for the offsets of partitions.
         - `explain`: maps an error, and the `topics` that it is about, to an exception.
-        - `last_of_batch`: asks for the last offset of the batch at a partition and offset.
+        - `last_of_batch`: for batches that cannot be decompressed.
         """
         self._configuration, self._explain, self._last_of_batch = configuration, explain, last_of_batch
         self._limit, self._offsets_limit = limit, offsets_limit
@@ -169,16 +169,15 @@ class Reader:
                     elif error.code() == E._PARTITION_EOF:
                         reached = max(reached, offset)  # a new leader's high watermark may be behind for a moment
                     elif error.code() == E._BAD_COMPRESSION and offset >= reached:  # or it had asked again by then
-                        last = self._last_of_batch(partition, offset)
-                        skipped.append(undecompressed(partition, offset, last, error.str()))
-                        reached = last + 1
-                        self.client.seek(ck.TopicPartition(*partition, reached))
+                        skipped.append(skip_batch(self.client, m, self._last_of_batch))
+                        reached = skipped[-1].offset() + 1
                     elif error.code() == E.GROUP_AUTHORIZATION_FAILED:
                         continue  # the client looks for the coordinator of a group, and it never joins one
                     elif isinstance(failure := classify(error, f"reading topic {partition.topic!r}"), NotAuthorized):
                         raise failure  # not Retriable: the caller would ask again for ever
                 if len(found) + len(skipped) == wanted or reached >= stable:
-                    return sorted([*replace_unreadable(found), *skipped], key=lambda m: m.offset())
+                    records = replace_unreadable(found)
+                    return sorted([*records, *skipped], key=lambda m: m.offset()) if skipped else records
         finally:
             self.client.unassign()
         raise Retriable(f"{partition} could not be read to its end within {self._limit:g} s")

@@ -1,16 +1,31 @@
-"""Finds the records that cannot be read: headers whose names are no text, values beyond a limit."""
+"""Finds the records that cannot be read: headers whose names are no text, values beyond a limit, whole batches."""
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from operator import length_hint
 from typing import Any, Final
 
 import confluent_kafka as ck
 
-from kstreams_py.records import too_large, with_bad_headers
+from kstreams_py.records import TopicPartition, Unreadable, too_large, undecompressed, with_bad_headers
 
 _HEADERS: Final = ck.Message.headers
+
+LastOfBatch = Callable[[TopicPartition, int], int]
+"""Asks for the last offset of the batch at a partition and offset."""
+
+
+def skip_batch(client: ck.Consumer, m: Any, last_of_batch: LastOfBatch) -> Unreadable:
+    """The record in place of a batch that cannot be decompressed, behind which the client continues; `m` is the event.
+
+    librdkafka refuses one that is larger than receive.message.max.bytes, and asks for it again for ever.
+    """
+    partition, first = TopicPartition(m.topic(), m.partition()), m.offset()
+    last = last_of_batch(partition, first)
+    client.seek(ck.TopicPartition(*partition, last + 1))
+    return undecompressed(partition, first, last, m.error().str())
 
 
 def replace_unreadable(messages: list[Any], value_bytes_max: int | None = None) -> list[Any]:

@@ -43,7 +43,8 @@ class Originals:
         self._unverified = unverified
         self._pages = open_pages(graph, self._cluster, Attempts(f"{graph.name}: inputs", graph.name, environment.sleep))
         self._committed = CommittedReader(graph, environment)
-        self._ids: dict[str, str] = {}
+        self._ids: dict[str, str | None] = {}
+        """By topic; None for one that does not exist."""
         self._positions: dict[str, Positions] = {}
         self._read: dict[TopicPartition, dict[int, Message]] = {}
         """The records that were read last of each partition, by offset."""
@@ -69,10 +70,10 @@ class Originals:
         return found
 
     def _has_its_hash(self, letter: Letter) -> bool:
-        names = {each.name for each in letter.inputs}
-        if not names <= self._ids.keys():
-            self._ids |= {name: info.topic_id for name, info in self._cluster.topics(names).items()}
-        return names <= self._ids.keys() and _hash(letter, self._ids) == letter.delivery_hash
+        if unknown := {each.name for each in letter.inputs} - self._ids.keys():
+            infos = self._cluster.topics(unknown)
+            self._ids |= {name: infos[name].topic_id if name in infos else None for name in unknown}
+        return _hash(letter, self._ids) == letter.delivery_hash
 
     def _believe(self, letter: Letter, why: str) -> Inputs | str:
         if not letter.has_whole_inputs:
@@ -132,9 +133,12 @@ def _difference(letter: Letter, said: Input, original: Message) -> str:
     return ""
 
 
-def _hash(letter: Letter, ids: Mapping[str, str]) -> bytes:
-    """The delivery hash of a step that reads these offsets of the topics with these ids."""
-    if len(letter.inputs) > 1:
-        return joined_hash(letter.processor, ((m.name, ids[m.name], m.number, m.at) for m in letter.inputs))
-    (m,) = letter.inputs
-    return hash_prefix(letter.processor, m.name, ids[m.name], m.number) + pack_offset(m.at)
+def _hash(letter: Letter, ids: Mapping[str, str | None]) -> bytes | None:
+    """The delivery hash of a step that reads these offsets of the topics with these ids; None if one does not exist."""
+    found = [(m.name, topic_id, m.number, m.at) for m in letter.inputs if (topic_id := ids[m.name]) is not None]
+    if len(found) < len(letter.inputs):
+        return None
+    if len(found) > 1:
+        return joined_hash(letter.processor, found)
+    ((name, topic_id, number, at),) = found
+    return hash_prefix(letter.processor, name, topic_id, number) + pack_offset(at)

@@ -49,7 +49,7 @@ class Steps:
                 f"its outputs are on cluster {processor.cluster!r}, and no transaction spans them and the marks of "
                 "what is replayed: send its inputs again by hand"
             )
-        declared, read = [topic.name for topic in processor.inputs], {each.name: each for each in letter.inputs}
+        declared, read = [topic.name for topic in processor.inputs], [each.name for each in letter.inputs]
         fits = sorted(read) == sorted(declared) if processor.joins else len(read) == 1 and set(read) <= set(declared)
         if not fits:
             return (

@@ -35,7 +35,7 @@ class Place(NamedTuple):
 
         Raises ValueError for another text.
         """
-        content = parse_json(text.encode(errors="replace"))
+        content = parse_json(text)
         if not isinstance(content, dict) or "stream" not in content:
             return None
         try:
@@ -82,7 +82,7 @@ def describe_cut(text: str) -> list[str]:
         if (place := Place.decode(text)) is not None:
             ends = {name: list(place.ends(name).values()) for name in place.topics}
         else:
-            topics = parse_json(text.encode(errors="replace")).get("topics", {})
+            topics = parse_json(text).get("topics", {})
             ends = {name: [span["end"] for span in topic["partitions"]] for name, topic in topics.items()}
     except (ValueError, TypeError, LookupError, AttributeError) as error:
         return [f"not known, as somebody else has written it: {error}"]

@@ -65,7 +65,7 @@ TEXTS: Final = {
 }
 
 CHANGED: Final = {"Cc", "Cf", "Cs", "Zl", "Zp"}
-"""Categories of characters that are not to be read; scripts and emoji need the two joiners."""
+"""Categories of characters that are not printable; scripts and emoji need the two joiners."""
 
 
 def is_safe(text: str, breaks: str) -> bool:

@@ -218,14 +218,14 @@ def test_leave_on_stop_refuses_a_security_setting_without_a_counterpart(kafka: d
 def test_kafka_python_is_imported_whole_by_threads_that_need_it_at_once() -> None:
     """Its modules import each other, and a thread that began at another one got half of a module."""
     program = """
-import sys, threading, time
+import sys, threading
 from kstreams_py.kafka.administration import import_kafka
-half, failed = threading.Event(), []
+half, over, failed = threading.Event(), threading.Event(), []
 class Slow:
     def find_spec(self, name, path, target=None):
         if name == "kafka.admin.client":
             half.set()
-            time.sleep(0.5)
+            over.wait(0.5)  # the second thread is stopped by the lock, or it fails
 sys.meta_path.insert(0, Slow())
 def use():
     try:
@@ -233,6 +233,7 @@ def use():
         from kafka.net.sasl.oauth import AbstractTokenProvider
     except Exception as error:
         failed.append(error)
+    over.set()
 first, second = threading.Thread(target=use), threading.Thread(target=use)
 first.start()
 assert half.wait(60)

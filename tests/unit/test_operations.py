@@ -838,6 +838,46 @@ def test_forged_letter_stays_and_the_record_that_it_names_is_replayed(forged: st
     assert [value for value, _ in shop.outputs("priced")] == [b"B", b"A"]
 
 
+@each_case("inputs", [(), (-1, 0), (0, -1)])
+def test_forged_letter_that_names_no_record_is_no_letter(inputs: tuple[int, ...]) -> None:
+    shop = failed_shop("map")
+    (letter, _) = shop.letters()
+    named = (replace(letter.inputs[0], number=inputs[0], at=inputs[1]),) if inputs else ()
+    forge(shop, letter, inputs=named)
+    done = shop.replay()
+    assert (done.counts, done.summary.unreadable) == (
+        {"replayed": 2},
+        ["dead[0]@3 is no dead letter: it names no record that was read"],
+    )
+
+
+def test_forged_letter_of_more_records_than_its_processor_reads_at_once_stays() -> None:
+    shop = failed_shop("map")
+    (letter, _) = shop.letters()
+    shop.cluster.truncate(TopicPartition("dead", 0), 2)
+    forge(shop, letter, inputs=letter.inputs * 2)
+    done = shop.replay(unverified=True)
+    assert (done.counts, done.reports[0][2]) == (
+        {"cannot be replayed": 1},
+        "it read 'orders', 'orders', and processor 'price' reads 'orders' now: declare the inputs as they were",
+    )
+
+
+def test_topics_of_letters_are_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    shop = failed_shop("map")
+    shop.cluster.faults.delete_topic("orders")
+    asked: list[list[str]] = []
+    topics = MemoryCluster.topics
+
+    def asking(cluster: MemoryCluster, names: Any) -> Any:
+        asked.append(sorted(names))
+        return topics(cluster, names)
+
+    monkeypatch.setattr(MemoryCluster, "topics", asking)
+    assert shop.plan().counts == {"cannot be replayed": 2}
+    assert asked.count(["orders"]) == 1
+
+
 def test_letter_with_the_hash_of_another_record_stays() -> None:
     shop = failed_shop("map")
     (first, second) = shop.letters()
