@@ -212,7 +212,7 @@ def pytest_xdist_auto_num_workers() -> int:
         for _ in range(os.cpu_count() or 1)
     ]
     cores = sum(int(process.communicate()[0]) for process in started) / SUMS_OF_CORE
-    return max(2, min(5, round(2.5 * cores)))
+    return max(2, min(5, round(3.2 * cores)))
 
 
 class OneClusterAtATime(LoadScopeScheduling):

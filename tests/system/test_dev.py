@@ -136,6 +136,7 @@ WRONG: Final = [
 """Changes that make a graph invalid, each with the message: a Python exception, and two errors of this project."""
 
 
+@pytest.mark.long  # six processes; the unit tests have the messages, and the one before the reloads
 @pytest.mark.parametrize("wrong", [WRONG[:2], pytest.param(WRONG[2:], marks=pytest.mark.long)])
 def test_worker_that_ends_waits_for_the_next_save_and_wrong_code_is_one_message(
     cluster: Cluster,

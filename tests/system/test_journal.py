@@ -322,6 +322,7 @@ def test_workers_killed_at_random_under_load_deliver_once_and_in_order(new_app: 
 REMEDY = "decide where it goes on, and set it (`kstreams recover reset`), then start again"
 
 
+@pytest.mark.long  # in the quick tier, the table tests/hostile/own_topics.py
 @quick("one by one")
 def test_journal_with_a_foreign_record_ends_the_worker_and_nothing_is_lost(
     new_app: MakeApp, cluster: Cluster, name: str

@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import yaml
 
 from kstreams_py import Settings
@@ -47,6 +48,7 @@ def test_new_project_runs_and_its_readme_shows_its_records(
     assert "  error      builtins.KeyError: 'unit_price'\n" in letter
 
 
+@pytest.mark.long  # it starts a broker of its own
 def test_broker_of_compose_has_settings_that_kafka_takes(tmp_path: Path) -> None:
     """Kafka's image makes settings of the variables: KAFKA_LOG_DIRS is log.dirs."""
     write_project("billing", tmp_path / "billing")

@@ -46,6 +46,7 @@ def running(example: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
     print(*(path.read_text(encoding="utf-8") for path in example.glob("*.log")))  # noqa: T201 shown if the test fails
 
 
+@pytest.mark.long  # in the quick tier, test_ordering.py
 def test_tests_of_the_example_pass(example: Path) -> None:
     assert run_tests(example, "tests") == 1
 

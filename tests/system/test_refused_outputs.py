@@ -235,6 +235,7 @@ def test_refused_output_of_each_kind_of_processor_makes_a_dead_letter_of_its_ste
     assert_delivered(guarantee, app.dead_letters, dead)
 
 
+@pytest.mark.long  # in the quick tier, an alts, and the forks of test_runner.py
 @first_guarantee
 def test_fork_with_one_refused_output_makes_a_dead_letter_of_the_step(
     new_app: Callable[[str], RefusingApp], settings: MakeSettings, guarantee: str

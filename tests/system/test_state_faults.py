@@ -328,6 +328,7 @@ def store(word, state):
 """
 
 
+@pytest.mark.long  # in the quick tier, the simulation of states, and test_targets.py
 @pytest.mark.parametrize(
     ("on_disk", "rounds"),
     [(False, 1), *(pytest.param(each, 2, marks=pytest.mark.long) for each in (False, True))],

@@ -84,6 +84,7 @@ def count_letters(text: str) -> int:
     return written + sum(int(found[1].replace(",", "")) for found in counted if found)
 
 
+@pytest.mark.long  # in the quick tier, test_folding.py has such lines
 def test_json_log_of_two_workers_is_an_object_a_line_with_what_it_is_about(
     tmp_path: Path, name: str, cluster: Cluster, settings: MakeSettings
 ) -> None:

@@ -152,6 +152,7 @@ def one_of_each_kind(points: list[CrashPoint]) -> list[CrashPoint]:
     return [each[len(each) // 2] for each in kinds.values()]
 
 
+@pytest.mark.long  # in the quick tier, test_audit.py of a broker
 @pytest.mark.parametrize(
     "choose",
     [one_of_each_kind, pytest.param(lambda points: points[::7], marks=pytest.mark.long)],

@@ -67,6 +67,7 @@ def test_target_is_met_at_its_bound() -> None:
     assert [verdict.met for verdict in results.verdicts(targets)] == [True, True]
 
 
+@pytest.mark.long  # it draws with matplotlib; in the quick tier, the tables
 def test_json_has_each_round_and_target_and_the_plot_a_bar_for_each_row(results: Results, tmp_path: Path) -> None:
     results.add("a: ours", {"never plotted": 1})
     report.write(results, TARGETS[:3:2], tmp_path)

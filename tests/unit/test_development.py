@@ -512,6 +512,7 @@ def test_end_of_a_version_is_reported_while_a_process_that_its_code_forked_lives
         os.close(held)  # ends the forked process
 
 
+@pytest.mark.long  # in the quick tier, other versions that end
 def test_version_ends_while_it_imports_code_once_the_process_that_started_it_is_gone(tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text("import threading\nprint('imports')\nthreading.Event().wait()\n")
     running = Running("", tmp_path, version_command(str(tmp_path / "shop.py"), 1, None))

@@ -42,6 +42,7 @@ def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", sys.path[:])  # `load` adds the project's directory
 
 
+@pytest.mark.long  # in the quick tier, test_new.py of a broker runs the project
 def test_project_is_written_whole_and_its_own_tests_and_linters_pass(tmp_path: Path) -> None:
     done = new("billing")
     assert done.exit_code == 0, done.exception

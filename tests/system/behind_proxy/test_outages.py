@@ -164,6 +164,7 @@ def test_worker_waits_for_a_broker_without_limit_and_loses_and_doubles_nothing(
     assert_outputs(apps, cluster)
 
 
+@pytest.mark.long  # in the quick tier, test_membership.py
 def test_worker_that_joins_again_after_its_session_is_not_its_own_replacement(
     proxied: tuple[Cluster, Proxy],
     proxy: Proxy,
