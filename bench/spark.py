@@ -50,7 +50,7 @@ from bench.processes import Running, resident
 from kstreams_py.embedded.jars import spark_jars
 from kstreams_py.embedded.java import find_java
 from kstreams_py.spark import cut, options, session, view
-from kstreams_py.spark.runner import run_once
+from kstreams_py.spark.pipelines.runner import run_once
 
 TOPICS, CUT_PARTITIONS, UPSTREAM_A_MINUTE, UPSTREAM_SLOTS = 10, 8, 1_000, 2
 

@@ -22,7 +22,7 @@ import kstreams_py
 from kstreams_py.cli.main import app
 from kstreams_py.errors import EXIT_STATUSES, KStreamsError
 from kstreams_py.metrics import RENEWALS, WorkerState
-from kstreams_py.running.series import SERIES
+from kstreams_py.running.http.series import SERIES
 from kstreams_py.settings import OTHER_VARIABLES, OWNED, Settings
 
 PUBLIC: Final = ("kstreams_py", "kstreams_py.testing", "kstreams_py.embedded", "kstreams_py.sinks", "kstreams_py.spark")

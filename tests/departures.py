@@ -11,7 +11,7 @@ from kstreams_py.demo.data import FIELDS, Expected, Row
 from kstreams_py.demo.flights_graph import graph
 from kstreams_py.demo.recoveries import Kill
 from kstreams_py.demo.traffic import Traffic
-from kstreams_py.operations.letters import Input, Letter, Place
+from kstreams_py.operations.dead_letters.letters import Input, Letter, Place
 
 if TYPE_CHECKING:
     from kstreams_py.demo import report

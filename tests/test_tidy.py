@@ -25,7 +25,7 @@ LAYERS = (
     {"__main__"},
     {"cli"},
     {"demo", "development"},
-    {"running", "operations", "testing"},
+    {"running", "operations", "testing", "deployment"},
     {"processing", "jobs", "spark"},
     {"ordering"},
     {"sinks", "state"},

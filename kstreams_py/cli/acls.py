@@ -12,7 +12,7 @@ from kstreams_py.cli.options import Bootstrap, Config, Target
 from kstreams_py.cli.streams import echo
 from kstreams_py.errors import SettingsError
 from kstreams_py.graph.loading import load
-from kstreams_py.operations.rights import NOTES, Role, as_fields, commands, rights_of
+from kstreams_py.operations.acls import NOTES, Role, as_fields, commands, rights_of
 from kstreams_py.settings import Settings
 
 

@@ -12,11 +12,11 @@ import typer
 from kstreams_py.cli.options import Bootstrap, Config, Target, open_graph, parse_since
 from kstreams_py.cli.streams import echo, echo_lines
 from kstreams_py.errors import SettingsError
-from kstreams_py.operations.described import Describer, group_as_json, groups_as_text
-from kstreams_py.operations.letters import Letter, Selection, group
-from kstreams_py.operations.reading import LetterReader
-from kstreams_py.operations.replay import Outcome, plan_replay
-from kstreams_py.operations.replay import replay as replay_letters
+from kstreams_py.operations.dead_letters.letters import Letter, Selection, group
+from kstreams_py.operations.dead_letters.reader import LetterReader
+from kstreams_py.operations.dead_letters.replay import Outcome, plan_replay
+from kstreams_py.operations.dead_letters.replay import replay as replay_letters
+from kstreams_py.operations.dead_letters.text import Describer, group_as_json, groups_as_text
 
 app = typer.Typer(help="The dead letters of a graph: list, show and replay them.", no_args_is_help=True)
 

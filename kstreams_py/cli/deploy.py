@@ -14,11 +14,11 @@ import typer
 
 from kstreams_py.cli.options import Bootstrap, Config, CreateTopics, Target
 from kstreams_py.cli.run import parse_slots
+from kstreams_py.deployment.kubernetes import DATA, Deployment, kubernetes_name, manifest
+from kstreams_py.deployment.systemd import Unit, unit
 from kstreams_py.errors import SettingsError
 from kstreams_py.graph.loading import load
 from kstreams_py.graph.topology import Graph
-from kstreams_py.running.kubernetes import DATA, Deployment, kubernetes_name, manifest
-from kstreams_py.running.systemd import Unit, unit
 from kstreams_py.secrets import is_secret, redact
 from kstreams_py.settings import Settings
 from kstreams_py.sinks import Parquet, SQLite

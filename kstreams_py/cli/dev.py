@@ -53,7 +53,7 @@ def dev(
     stays in the directory .kstreams beside the graph: remove that to begin without it. Needs watchfiles: pip install
     'kstreams_py[broker,reload]'.
     """
-    from kstreams_py.running.progress import Progress  # noqa: PLC0415, Rich is slow to import
+    from kstreams_py.running.terminal.progress import Progress  # noqa: PLC0415, Rich is slow to import
 
     directory = _directory(target)
     settings = Settings.load(config, bootstrap_servers=bootstrap_servers, http=http)

@@ -41,8 +41,9 @@ from kstreams_py.cli import (
 )
 from kstreams_py.errors import EXIT_STATUSES, KStreamsError, Unavailable
 from kstreams_py.printable import indent_rest
-from kstreams_py.running import logs, pipe
+from kstreams_py.running import pipe
 from kstreams_py.running.output import keep_output
+from kstreams_py.running.terminal import logs
 from kstreams_py.settings import check_variables
 
 

@@ -13,6 +13,7 @@ from typing import Annotated, Final
 
 import typer
 
+from kstreams_py.deployment.slot_number import slot_number
 from kstreams_py.errors import SettingsError
 from kstreams_py.formats.registries import open_registry
 from kstreams_py.graph.loading import load
@@ -20,7 +21,6 @@ from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.cluster import KafkaCluster
 from kstreams_py.printable import escape
 from kstreams_py.processing.environment import Environment
-from kstreams_py.running.slot_number import slot_number
 from kstreams_py.settings import Settings
 
 UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}

@@ -15,7 +15,7 @@ from kstreams_py.cli import order_objects
 from kstreams_py.cli.options import Bootstrap, Config, Yes, is_confirmed, open_environment
 from kstreams_py.cli.streams import echo
 from kstreams_py.errors import SettingsError
-from kstreams_py.operations.named_topic import find_topic
+from kstreams_py.operations.records.topic import find_topic
 from kstreams_py.ordering.front_end import open_storage
 from kstreams_py.ordering.partitions import check_topic
 from kstreams_py.ordering.sending import KafkaSender

@@ -13,7 +13,7 @@ from kstreams_py.cli.streams import echo
 from kstreams_py.errors import UserMistake
 from kstreams_py.graph.declarations import Processor
 from kstreams_py.graph.topology import Graph
-from kstreams_py.operations.stopped_objects import Decided, ObjectState, Operator, find_objects, ordered_processors
+from kstreams_py.operations.order import Decided, ObjectState, Operator, find_objects, ordered_processors
 from kstreams_py.ordering.decisions import Verb
 
 Object = Annotated[str, typer.Argument(metavar="OBJECT", help="The object, by its name.")]

@@ -26,7 +26,7 @@ from kstreams_py.settings import Settings
 from kstreams_py.sinks import Delta
 
 if TYPE_CHECKING:
-    from kstreams_py.spark.runs import Published, Run
+    from kstreams_py.spark.pipelines.runs import Published, Run
 
 # PySpark is optional, and slow to import: what needs it is imported in the commands.
 
@@ -66,7 +66,7 @@ def run(
     A process that is killed at any moment loses and doubles nothing: the next run goes on at the cut in the target.
     """
     from kstreams_py.spark.cut_files import read_cut  # noqa: PLC0415
-    from kstreams_py.spark.driver import follow_all, run_all  # noqa: PLC0415
+    from kstreams_py.spark.pipelines.driver import follow_all, run_all  # noqa: PLC0415
 
     if follows and (once or cut_file is not None):
         raise SettingsError(f"--follow makes a new cut for each run: leave out {'--once' if once else '--cut'}")
@@ -124,8 +124,8 @@ def status(
     Lag is the longest that a new record can have waited: from the cut before to the publication. With --json also the
     cut of each run, and Spark's plan where it differs from that of the run after it.
     """
-    from kstreams_py.spark.places import describe_cut  # noqa: PLC0415
-    from kstreams_py.spark.runner import read_published  # noqa: PLC0415
+    from kstreams_py.spark.pipelines.places import describe_cut  # noqa: PLC0415
+    from kstreams_py.spark.pipelines.runner import read_published  # noqa: PLC0415
 
     if html is not None and as_json:
         raise SettingsError("--html writes a page: leave out --json")
@@ -162,7 +162,7 @@ def reset(
     config: Config = None,
 ) -> None:
     """Remove the table of a pipeline with its runs, so that the next run is the first; exit status 1 if answered no."""
-    from kstreams_py.spark.targets.opening import open_target  # noqa: PLC0415
+    from kstreams_py.spark.pipelines.targets import open_target  # noqa: PLC0415
 
     graph, (pipeline,), settings = _chosen(target, [name], bootstrap_servers, config)
     if not yes and not is_confirmed(f"remove {pipeline.target} with all its rows?"):
@@ -184,9 +184,9 @@ def sql(
     config: Config = None,
 ) -> None:
     """Print the rows of a query over the tables of a graph's pipelines, each as a JSON object."""
-    from kstreams_py.spark.frames import query_rows  # noqa: PLC0415
-    from kstreams_py.spark.runner import read_published  # noqa: PLC0415
-    from kstreams_py.spark.targets.opening import open_target  # noqa: PLC0415
+    from kstreams_py.spark.pipelines.frames import query_rows  # noqa: PLC0415
+    from kstreams_py.spark.pipelines.runner import read_published  # noqa: PLC0415
+    from kstreams_py.spark.pipelines.targets import open_target  # noqa: PLC0415
 
     graph, pipelines, settings = _chosen(target, None, bootstrap_servers, config)
     with _opening(graph, master, conf) as open_session:
@@ -239,7 +239,7 @@ def submit(
 def _chosen(
     target: str, names: Sequence[str] | None, bootstrap_servers: str | None, config: Path | None
 ) -> tuple[Graph, tuple[Pipeline, ...], Settings]:
-    from kstreams_py.spark.runner import choose_pipelines  # noqa: PLC0415
+    from kstreams_py.spark.pipelines.runner import choose_pipelines  # noqa: PLC0415
 
     graph = load(target)
     return graph, choose_pipelines(graph, names or ()), Settings.load(config, bootstrap_servers=bootstrap_servers)
@@ -285,7 +285,7 @@ def _has_delta(graph: Graph) -> bool:
 
 def _write_page(path: Path, graph: Graph, histories: Sequence[tuple[Pipeline, Published | None]]) -> None:
     try:
-        from kstreams_py.spark.history import history_page  # noqa: PLC0415
+        from kstreams_py.spark.pipelines.history import history_page  # noqa: PLC0415
     except ImportError as error:
         raise MissingSoftware(f"--html needs {error.name}: run pip install 'kstreams_py[report]'") from None
     try:

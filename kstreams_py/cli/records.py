@@ -17,10 +17,10 @@ from kstreams_py.cli import streams
 from kstreams_py.cli.options import Bootstrap, Config, open_environment, parse_since
 from kstreams_py.errors import SettingsError
 from kstreams_py.graph.loading import load
-from kstreams_py.operations.lines import Lines
-from kstreams_py.operations.named_topic import find_topic
-from kstreams_py.operations.sending import Sender
-from kstreams_py.operations.tailing import Tail
+from kstreams_py.operations.records.lines import Lines
+from kstreams_py.operations.records.send import Sender
+from kstreams_py.operations.records.tail import Tail
+from kstreams_py.operations.records.topic import find_topic
 from kstreams_py.processing.environment import Environment
 from kstreams_py.records import Message, Positions, TopicPartition
 from kstreams_py.settings import Settings

@@ -11,7 +11,7 @@ from kstreams_py.cli.options import Bootstrap, Config, CreateTopics, Partitions,
 from kstreams_py.errors import SettingsError
 from kstreams_py.graph.declarations import DEFAULT_PARTITIONS
 from kstreams_py.graph.loading import load
-from kstreams_py.running import logs
+from kstreams_py.running.terminal import logs
 from kstreams_py.running.wiring import SlotRun, SupervisedRun, awaited_slot, check_tracing, run_in_foreground
 from kstreams_py.settings import Settings
 

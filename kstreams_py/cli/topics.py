@@ -9,7 +9,7 @@ from kstreams_py.cli.streams import echo_lines
 from kstreams_py.graph.declarations import DEFAULT_PARTITIONS, Topic
 from kstreams_py.graph.pipelines import RUNS_SETTINGS, runs_topic
 from kstreams_py.kafka.own_topics import ensure_topics
-from kstreams_py.operations.marks import MARKS_SETTINGS
+from kstreams_py.operations.dead_letters.marks import MARKS_SETTINGS
 from kstreams_py.printable import join_lines
 from kstreams_py.processing.topics import check_topics, create_own_topics, create_topics, find_topics
 

@@ -20,8 +20,15 @@ from kstreams_py.errors import BrokerUnavailable, SettingsError, UserMistake, di
 from kstreams_py.graph.loading import load
 from kstreams_py.kafka.transaction_admin import TransactionAdmin
 from kstreams_py.kafka.transactions import STATES, Coordinated, cluster_option
-from kstreams_py.operations.ending import UNCHANGED, Transactions
-from kstreams_py.operations.hanging import as_fields, clusters_of, consequences, describe, headline, topics_of
+from kstreams_py.operations.transactions.abort import UNCHANGED, Transactions
+from kstreams_py.operations.transactions.hanging import (
+    as_fields,
+    clusters_of,
+    consequences,
+    describe,
+    headline,
+    topics_of,
+)
 from kstreams_py.printable import join_lines
 from kstreams_py.records import TopicPartition
 from kstreams_py.settings import Settings

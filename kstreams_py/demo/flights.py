@@ -31,14 +31,14 @@ from kstreams_py.formats.registries import open_registry
 from kstreams_py.graph.hashes import hash_prefix
 from kstreams_py.kafka.cluster import KafkaCluster
 from kstreams_py.kafka.contracts import TopicInfo
-from kstreams_py.operations.described import Describer
+from kstreams_py.operations.dead_letters.text import Describer
 from kstreams_py.processing.topics import check_topics, create_topics
 from kstreams_py.records import Positions, TopicPartition
-from kstreams_py.running import logs
 from kstreams_py.running.output import STDERR, Write
-from kstreams_py.running.progress import LockedConsole
 from kstreams_py.running.status import RunStatus
 from kstreams_py.running.supervisor import Supervisor
+from kstreams_py.running.terminal import logs
+from kstreams_py.running.terminal.progress import LockedConsole
 from kstreams_py.running.wiring import standby_command, worker_command
 from kstreams_py.settings import Settings
 from kstreams_py.sinks import Parquet, SqliteTable

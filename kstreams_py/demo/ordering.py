@@ -35,7 +35,7 @@ from kstreams_py.ordering.front_end import open_storage
 from kstreams_py.ordering.storage import Storage
 from kstreams_py.processing.topics import check_topics, create_topics
 from kstreams_py.records import TopicPartition
-from kstreams_py.running.progress import LockedConsole
+from kstreams_py.running.terminal.progress import LockedConsole
 from kstreams_py.settings import Settings
 from kstreams_py.sinks.redis_servers import open_client
 

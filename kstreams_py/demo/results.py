@@ -15,7 +15,7 @@ from kstreams_py.formats.serdes import bind
 from kstreams_py.graph.hashes import hash_prefix
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import Cluster, TopicInfo
-from kstreams_py.operations.letters import Letter, parse
+from kstreams_py.operations.dead_letters.letters import Letter, parse
 from kstreams_py.records import HASH_HEADER, Message, TopicPartition
 
 QUIET_LIMIT = 30

@@ -15,7 +15,7 @@ from rich.text import Text
 from kstreams_py.demo.checks import Check
 from kstreams_py.demo.recoveries import Kill
 from kstreams_py.metrics import Rate
-from kstreams_py.running.progress import Display
+from kstreams_py.running.terminal.progress import Display
 
 
 class Screen(Display):

@@ -10,8 +10,8 @@ from dataclasses import replace
 from kstreams_py.errors import BrokerUnavailable, KStreamsError, Retriable, TopicError
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import TopicInfo
-from kstreams_py.operations.lines import Lines
-from kstreams_py.operations.tailing import POLL_SECONDS, Tail
+from kstreams_py.operations.records.lines import Lines
+from kstreams_py.operations.records.tail import POLL_SECONDS, Tail
 from kstreams_py.processing.environment import Environment
 from kstreams_py.processing.topics import ask_clusters
 from kstreams_py.records import Positions, TopicPartition

@@ -34,7 +34,7 @@ from kstreams_py.running.wiring import observing, open_progress, worker_command
 from kstreams_py.settings import Settings
 
 if TYPE_CHECKING:
-    from kstreams_py.running.progress import Progress
+    from kstreams_py.running.terminal.progress import Progress
 
 logger = logging.getLogger(__name__)
 

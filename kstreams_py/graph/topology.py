@@ -91,7 +91,7 @@ class Graph:
         self.beginnings = f"{RESERVED}ks.{name}.beginnings"
         """The topic that records which partitions the processors have begun to read."""
         self.replayed = f"{RESERVED}ks.{name}.replayed"
-        """The topic that marks the dead letters whose step was replayed: operations/marks.py."""
+        """The topic that marks the dead letters whose step was replayed: operations/dead_letters/marks.py."""
         self._topics: dict[str, Topic] = {}
         self._dead_letters: dict[str, Topic | str] = {}
         """By name a topic of dead letters; its cluster while it is not declared and nothing has asked for it."""

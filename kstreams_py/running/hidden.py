@@ -17,7 +17,7 @@ from kstreams_py.kafka.contracts import Cluster
 from kstreams_py.kafka.transactions import command
 from kstreams_py.log_fields import repeated
 from kstreams_py.records import Positions, TopicPartition
-from kstreams_py.running.remedies import HIDDEN_SECONDS as HIDDEN_TOO_LONG
+from kstreams_py.running.http.remedies import HIDDEN_SECONDS as HIDDEN_TOO_LONG
 
 logger = logging.getLogger(__name__)
 

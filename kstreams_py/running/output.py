@@ -22,8 +22,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from kstreams_py.printable import clean_line
-from kstreams_py.running.lines import Lines
 from kstreams_py.running.pipe import REPORT_FD
+from kstreams_py.running.terminal.lines import Lines
 
 OUTPUT_FDS: Final = "KSTREAMS_OUTPUT_FDS"
 """The environment variable with the file descriptors that a worker needs to go on without its supervisor."""

@@ -22,11 +22,11 @@ from kstreams_py.processing.environment import Environment
 from kstreams_py.processing.topics import check_topics, create_topics
 from kstreams_py.processing.worker import Worker, open_worker
 from kstreams_py.records import TopicPartition
-from kstreams_py.running import logs
 from kstreams_py.running.health import AWAY
 from kstreams_py.running.held_events import HeldEvents
 from kstreams_py.running.hidden import HiddenRecords
 from kstreams_py.running.reports import Report
+from kstreams_py.running.terminal import logs
 from kstreams_py.running.watch import Stillness
 
 logger = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Final
 
 from kstreams_py.errors import MissingSoftware, SettingsError, did_you_mean
-from kstreams_py.running.logs import OTEL_HEADERS
+from kstreams_py.running.terminal.logs import OTEL_HEADERS
 
 try:
     from opentelemetry import trace

@@ -22,17 +22,17 @@ from kstreams_py.processing.environment import Environment, open_tracing
 from kstreams_py.processing.topics import check_topics, describe_idle_slots
 from kstreams_py.processing.topics import create_topics as create_graph_topics
 from kstreams_py.processing.tracing import Tracing
-from kstreams_py.running import logs
 from kstreams_py.running.pipe import report_drained, report_writer
 from kstreams_py.running.reports import Report
 from kstreams_py.running.slot import Slot
 from kstreams_py.running.status import RunStatus, SlotStatus
 from kstreams_py.running.supervisor import Supervisor
+from kstreams_py.running.terminal import logs
 from kstreams_py.running.watch import Watch
 from kstreams_py.settings import Settings
 
 if TYPE_CHECKING:
-    from kstreams_py.running.progress import Progress
+    from kstreams_py.running.terminal.progress import Progress
 
 logger = logging.getLogger(__name__)
 
@@ -251,7 +251,7 @@ class SupervisedRun:
 
 def open_progress(*, background: bool) -> Progress:
     """What shows the progress of a run: a table only for a person, not in a program or beside lines of JSON."""
-    from kstreams_py.running.progress import Progress  # noqa: PLC0415, Rich is slow to import
+    from kstreams_py.running.terminal.progress import Progress  # noqa: PLC0415, Rich is slow to import
 
     return Progress(live=not background and logs.log_format() == "text", dress=logs.dress)
 
@@ -266,9 +266,9 @@ def observing(graph: Graph, settings: Settings) -> Iterator[Observe | None]:
         yield None
         return
     # only who serves pays for http.server and prometheus-client
-    from kstreams_py.running.endpoints import Endpoints  # noqa: PLC0415
-    from kstreams_py.running.observed import Observed  # noqa: PLC0415
-    from kstreams_py.running.server import serving  # noqa: PLC0415
+    from kstreams_py.running.http.endpoints import Endpoints  # noqa: PLC0415
+    from kstreams_py.running.http.observed import Observed  # noqa: PLC0415
+    from kstreams_py.running.http.server import serving  # noqa: PLC0415
 
     observed = Observed(shows_errors=settings.http_errors)
     with serving(settings.http, Endpoints(graph, observed, settings.livez_seconds).answer, settings.http_hosts):

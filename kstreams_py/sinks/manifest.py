@@ -34,7 +34,7 @@ class Manifest(NamedTuple):
     - `columns`: the name of the type of each column.
     - `positions`: the next offsets, by consumer.
     - `files`: those that have the rows of all records below these offsets.
-    - `pipeline`: of a pipeline's table its owner and its runs, as spark/runs.py reads them; None for one of sinks.
+    - `pipeline`: of a pipeline's table its owner and its runs (spark/pipelines/runs.py); None for one of sinks.
     """
 
     columns: Mapping[str, str]

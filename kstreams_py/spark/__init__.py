@@ -14,15 +14,7 @@ views           adapter  view() and stream(): committed records as columns; view
 catalog         adapter  create_views(): the topics of a graph as tables of Spark SQL
 json_columns    adapter  json_columns(): JSON values as columns, by a schema that is given or sampled
 private_api     adapter  what PySpark has no public way to
-inputs          adapter  the inputs of a pipeline as DataFrames, and how many records its jobs have read of them
-places          rule     where runs end: the places of a stream's batches, and the ends of any run as text
-runs            rule     the runs of a pipeline as its target stores them
-frames          adapter  a pipeline's function called, and Spark's errors as messages
-history         adapter  the runs of pipelines as an HTML page
-targets/                 tables of pipelines
-runner          acts     runs pipelines: rows and cut in one step of the target
-streaming       acts     runs streaming pipelines: each batch and its place in one step of the target
-driver          acts     runs several pipelines: batches one after the other, and streams beside them
+pipelines/               tables that a function makes of committed topics
 archiving       adapter  writes the archive of Spark's classes, by running pipelines once
 """
 

@@ -17,7 +17,7 @@ from kstreams_py.formats.serdes import Json
 from kstreams_py.graph.topology import Graph
 from kstreams_py.settings import Settings
 from kstreams_py.sinks import Delta, Parquet
-from kstreams_py.spark.driver import run_all
+from kstreams_py.spark.pipelines.driver import run_all
 from kstreams_py.spark.sessions import OF_DRIVER, delta_conf, path_of_archive, session
 
 ARCHIVE_SECONDS: Final = 300.0

@@ -13,7 +13,7 @@ from kstreams_py.formats.registry import Registry
 from kstreams_py.formats.serdes import Json, Serde, String
 from kstreams_py.graph.declarations import Topic
 from kstreams_py.spark.decoding import check_serdes
-from kstreams_py.spark.frames import column
+from kstreams_py.spark.pipelines.frames import column
 
 with suppress(ImportError):  # whoever has a DataFrame has PySpark
     from pyspark.sql import functions as sf

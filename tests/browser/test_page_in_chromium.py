@@ -18,11 +18,11 @@ from playwright.sync_api import Browser, Page
 from kstreams_py import Graph
 from kstreams_py.metrics import WorkerState
 from kstreams_py.records import TopicPartition
-from kstreams_py.running.endpoints import Endpoints
-from kstreams_py.running.observed import Observed
-from kstreams_py.running.remedies import REMEDIES
+from kstreams_py.running.http.endpoints import Endpoints
+from kstreams_py.running.http.observed import Observed
+from kstreams_py.running.http.remedies import REMEDIES
+from kstreams_py.running.http.server import serving
 from kstreams_py.running.reports import Report
-from kstreams_py.running.server import serving
 from kstreams_py.running.status import End, RunStatus, SlotStatus
 
 pytestmark = pytest.mark.browser

@@ -25,10 +25,10 @@ from kstreams_py.errors import (
 from kstreams_py.graph.pipelines import Mode, Pipeline
 from kstreams_py.graph.topology import Graph
 from kstreams_py.sinks import Parquet, manifest
-from kstreams_py.spark.frames import reported
-from kstreams_py.spark.runs import Published, Run, Target, check_owner
-from kstreams_py.spark.targets.opening import open_target
-from kstreams_py.spark.targets.postgresql import PostgreSQLTable
+from kstreams_py.spark.pipelines.frames import reported
+from kstreams_py.spark.pipelines.postgresql import PostgreSQLTable
+from kstreams_py.spark.pipelines.runs import Published, Run, Target, check_owner
+from kstreams_py.spark.pipelines.targets import open_target
 from tests.contract.table_rigs import DeltaRig, ParquetRig, PostgreSQLRig, TableRig, TopicRig
 from tests.system.harness import Cluster
 

@@ -14,9 +14,9 @@ from kstreams_py import printable, secrets
 from kstreams_py.errors import DecodeError, RecoveryUndecidable, UserMistake
 from kstreams_py.graph.declarations import dead_letters
 from kstreams_py.kafka.contracts import TopicInfo
-from kstreams_py.operations import letters
-from kstreams_py.operations.lines import Lines
-from kstreams_py.operations.marks import check_mark, marked_place
+from kstreams_py.operations.dead_letters import letters
+from kstreams_py.operations.dead_letters.marks import check_mark, marked_place
+from kstreams_py.operations.records.lines import Lines
 from kstreams_py.ordering import held
 from kstreams_py.ordering.chain import decode_state, encode_state
 from kstreams_py.ordering.decisions import CONTROL_HEADER, Decision, Verb, decision_of, decision_record
@@ -32,8 +32,8 @@ from kstreams_py.processing.journal.records import (
 )
 from kstreams_py.records import Headers, KeptRecord, Message
 from kstreams_py.spark.cuts import Cut, CutTopic, Span
-from kstreams_py.spark.targets.kafka import _decode as decode_runs
-from kstreams_py.spark.targets.kafka import encode_runs
+from kstreams_py.spark.pipelines.kafka import _decode as decode_runs
+from kstreams_py.spark.pipelines.kafka import encode_runs
 from kstreams_py.state.changelog import Position, read_positions, write_positions
 from kstreams_py.state.keyed import RESERVED
 from kstreams_py.testing import MemoryRegistry

@@ -17,11 +17,11 @@ import pytest
 import kstreams_py as ks
 from kstreams_py.errors import KStreamsError
 from kstreams_py.graph.pipelines import Mode, Pipeline
-from kstreams_py.operations.letters import Letter
-from kstreams_py.operations.letters import Place as LetterPlace
-from kstreams_py.operations.marks import mark_record
-from kstreams_py.operations.reading import LetterReader
-from kstreams_py.operations.stopped_objects import find_objects
+from kstreams_py.operations.dead_letters.letters import Letter
+from kstreams_py.operations.dead_letters.letters import Place as LetterPlace
+from kstreams_py.operations.dead_letters.marks import mark_record
+from kstreams_py.operations.dead_letters.reader import LetterReader
+from kstreams_py.operations.order import find_objects
 from kstreams_py.ordering.events import ID_HEADER, PREV_HEADER
 from kstreams_py.processing.beginning import Begun, begun_record, read_begun
 from kstreams_py.processing.choices import Choices, Start
@@ -40,8 +40,8 @@ from kstreams_py.processing.journal.records import (
 )
 from kstreams_py.processing.topics import DELIVERED_SETTINGS, JOURNAL_SETTINGS, check_topics
 from kstreams_py.records import Headers, Message, TopicPartition, Unreadable, undecompressed
-from kstreams_py.spark.runs import Published, Run
-from kstreams_py.spark.targets.kafka import KafkaTable
+from kstreams_py.spark.pipelines.kafka import KafkaTable
+from kstreams_py.spark.pipelines.runs import Published, Run
 from kstreams_py.state.changelog import Changelog, Position, write_positions
 from kstreams_py.state.keyed import POSITIONS_KEY, RESERVED, KeyedStore
 from kstreams_py.state.memory import MemoryBase

@@ -18,14 +18,14 @@ from kstreams_py.cli import main
 from kstreams_py.cli.streams import echo, echo_lines
 from kstreams_py.errors import WorkersFailed
 from kstreams_py.graph.topology import Graph
-from kstreams_py.operations.described import Describer, group_as_json, groups_as_text
-from kstreams_py.operations.diagnosis import Finding, describe
-from kstreams_py.operations.letters import Input, Letter, group
-from kstreams_py.operations.letters import Place as LetterPlace
-from kstreams_py.operations.lines import Lines
-from kstreams_py.running import logs
-from kstreams_py.running.endpoints import _health
+from kstreams_py.operations.dead_letters.letters import Input, Letter, group
+from kstreams_py.operations.dead_letters.letters import Place as LetterPlace
+from kstreams_py.operations.dead_letters.text import Describer, group_as_json, groups_as_text
+from kstreams_py.operations.doctor.findings import Finding, describe
+from kstreams_py.operations.records.lines import Lines
+from kstreams_py.running.http.endpoints import _health
 from kstreams_py.running.output import STDERR, STDOUT
+from kstreams_py.running.terminal import logs
 from kstreams_py.testing import MemoryRegistry
 from tests.hostile import Outcome, Place
 from tests.unit.fakes import Read

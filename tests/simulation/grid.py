@@ -14,8 +14,8 @@ import kstreams_py as ks
 from kstreams_py.errors import KStreamsError, OutcomeUnknown
 from kstreams_py.kafka.administration import GroupAdmin
 from kstreams_py.kafka.groups import GroupInfo
-from kstreams_py.operations.standing import read_status
-from kstreams_py.operations.task_status import TaskStatus
+from kstreams_py.operations.recover.status import read_status
+from kstreams_py.operations.recover.task_status import TaskStatus
 from kstreams_py.processing.environment import Environment
 from kstreams_py.processing.journal import deliveries
 from kstreams_py.processing.journal.records import type_of

@@ -15,7 +15,7 @@ import pytest
 
 import kstreams_py as ks
 from kstreams_py.errors import Replaced
-from kstreams_py.operations.standing import FIRST
+from kstreams_py.operations.recover.status import FIRST
 from kstreams_py.processing.journal.records import RecordType
 from tests.crash_grid import (
     DELIVERED,

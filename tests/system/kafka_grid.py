@@ -27,8 +27,8 @@ import kstreams_py as ks
 from kstreams_py import Settings
 from kstreams_py.cli.options import open_environment
 from kstreams_py.kafka.administration import GroupAdmin
-from kstreams_py.operations.standing import FIRST, read_status
-from kstreams_py.operations.task_status import TaskStatus
+from kstreams_py.operations.recover.status import FIRST, read_status
+from kstreams_py.operations.recover.task_status import TaskStatus
 from kstreams_py.processing.environment import Environment
 from kstreams_py.processing.journal.records import type_of
 from kstreams_py.records import HASH_HEADER

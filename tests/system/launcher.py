@@ -185,7 +185,7 @@ def _become(arguments: list[str], environment: dict[str, str], directory: str) -
 
 if __name__ == "__main__":
     import kstreams_py.cli.main
-    import kstreams_py.running.endpoints  # imported for a run with --http
+    import kstreams_py.running.http.endpoints  # imported for a run with --http
 
     with warnings.catch_warnings(action="ignore"):
         import kafka.admin  # noqa: F401  # imported by most commands that ask a broker

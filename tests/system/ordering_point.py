@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from kstreams_py.cli.options import open_environment
 from kstreams_py.kafka.contracts import Output
-from kstreams_py.operations.named_topic import find_topic
+from kstreams_py.operations.records.topic import find_topic
 from kstreams_py.ordering.events import Ordered, Work
 from kstreams_py.ordering.front_end import open_storage
 from kstreams_py.ordering.sending import IDEMPOTENT, KafkaSender

@@ -26,12 +26,13 @@ from kstreams_py.kafka.producer import KafkaProducer
 from kstreams_py.settings import Settings
 from kstreams_py.sinks import Delta
 from kstreams_py.sinks.directory import Directory
-from kstreams_py.spark import delta_conf, driver, runner, session
-from kstreams_py.spark.runs import Run
+from kstreams_py.spark import delta_conf, session
+from kstreams_py.spark.pipelines import driver, runner
+from kstreams_py.spark.pipelines.delta import DeltaLakeTable
+from kstreams_py.spark.pipelines.parquet import ParquetTable
+from kstreams_py.spark.pipelines.postgresql import PostgreSQLTable
+from kstreams_py.spark.pipelines.runs import Run
 from kstreams_py.spark.sessions import path_of_archive
-from kstreams_py.spark.targets.delta import DeltaLakeTable
-from kstreams_py.spark.targets.parquet import ParquetTable
-from kstreams_py.spark.targets.postgresql import PostgreSQLTable
 from tests.spark_sessions import OF_TESTS, ONE_PARTITION
 
 AROUND: Final[dict[str, tuple[Any, str, bool]]] = {

@@ -24,10 +24,11 @@ import kstreams_py as ks
 from bench.servers import Server
 from kstreams_py.graph.loading import load
 from kstreams_py.graph.pipelines import Pipeline
-from kstreams_py.spark import Cut, runner
-from kstreams_py.spark.driver import run_all as drive
-from kstreams_py.spark.runs import Published, Run, Target
-from kstreams_py.spark.targets.opening import open_target
+from kstreams_py.spark import Cut
+from kstreams_py.spark.pipelines import runner
+from kstreams_py.spark.pipelines.driver import run_all as drive
+from kstreams_py.spark.pipelines.runs import Published, Run, Target
+from kstreams_py.spark.pipelines.targets import open_target
 from tests.system.command import await_end, is_alive
 from tests.system.harness import Cluster
 from tests.system.pipeline_driver import act_at

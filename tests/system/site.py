@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from kstreams_py.running.remedies import REMEDIES, RUNBOOK
+from kstreams_py.running.http.remedies import REMEDIES, RUNBOOK
 from tests.system.command import RunningCommand
 from tests.system.harness import wait_until
 

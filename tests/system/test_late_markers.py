@@ -19,8 +19,9 @@ from pyspark.sql import SparkSession
 from kstreams_py.embedded import EmbeddedKafka
 from kstreams_py.errors import BrokerUnavailable, UserMistake
 from kstreams_py.records import TopicPartition
-from kstreams_py.spark import cut, cutting, runner
+from kstreams_py.spark import cut, cutting
 from kstreams_py.spark.cutting import Cutting
+from kstreams_py.spark.pipelines import runner
 from tests.system.harness import metadata
 from tests.system.proxy import Proxy, Rule, proxied_replication
 from tests.system.test_cuts import Rig, values

@@ -14,7 +14,7 @@ from kstreams_py.demo.screen import Screen
 from kstreams_py.demo.traffic import Kills, Loader
 from kstreams_py.formats.registries import open_registry
 from kstreams_py.processing.topics import check_topics, create_topics
-from kstreams_py.running.progress import LockedConsole
+from kstreams_py.running.terminal.progress import LockedConsole
 from kstreams_py.sinks import Parquet
 from tests.system.shop import run_and_die
 

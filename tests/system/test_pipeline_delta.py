@@ -18,7 +18,7 @@ from pyspark.sql import functions as sf
 
 import kstreams_py as ks
 from kstreams_py.errors import SettingsError, StaleWriter
-from kstreams_py.spark import runner
+from kstreams_py.spark.pipelines import runner
 from tests.system.harness import Cluster
 from tests.system.shop import Pipelines
 from tests.system.test_pipeline_deaths import read_delta
@@ -158,7 +158,7 @@ def test_run_that_another_one_has_overtaken_publishes_nothing(
         return pipeline.function(orders)  # type: ignore[no-any-return]
 
     if moment == "written":
-        from kstreams_py.spark.targets.delta import DeltaLakeTable  # noqa: PLC0415
+        from kstreams_py.spark.pipelines.delta import DeltaLakeTable  # noqa: PLC0415
 
         write = DeltaLakeTable._write
 

@@ -21,10 +21,11 @@ import kstreams_py as ks
 from kstreams_py.graph.loading import load
 from kstreams_py.graph.pipelines import Pipeline
 from kstreams_py.records import TopicPartition
-from kstreams_py.spark import Cut, cutting, driver, runner
+from kstreams_py.spark import Cut, cutting
 from kstreams_py.spark.cuts import CutTopic, Span
 from kstreams_py.spark.cutting import Cutting
-from kstreams_py.spark.runs import Run
+from kstreams_py.spark.pipelines import driver, runner
+from kstreams_py.spark.pipelines.runs import Run
 from tests.clusters import open_cluster
 from tests.system.harness import WorkerProcess
 from tests.system.recorder import Record, Recorder

@@ -29,10 +29,9 @@ from kstreams_py.kafka.cluster import KafkaCluster
 from kstreams_py.kafka.partitioner import partition_of
 from kstreams_py.kafka.producer import KafkaProducer
 from kstreams_py.records import HASH_HEADER, TopicPartition
-from kstreams_py.spark import runner
-from kstreams_py.spark.runs import Published, Run, decode_published
-from kstreams_py.spark.targets import kafka
-from kstreams_py.spark.targets.kafka import encode_runs
+from kstreams_py.spark.pipelines import kafka, runner
+from kstreams_py.spark.pipelines.kafka import encode_runs
+from kstreams_py.spark.pipelines.runs import Published, Run, decode_published
 from tests.system.harness import Cluster
 from tests.system.shop import Pipelines, run_and_die
 from tests.waiting import wait_until

@@ -36,12 +36,12 @@ from kstreams_py.errors import (
 )
 from kstreams_py.graph.pipelines import Pipeline
 from kstreams_py.sinks import Parquet
-from kstreams_py.spark import Cut, inputs, options, runner, views
+from kstreams_py.spark import Cut, options, views
+from kstreams_py.spark.pipelines import inputs, parquet, runner
+from kstreams_py.spark.pipelines.parquet import ParquetTable
+from kstreams_py.spark.pipelines.runs import Published
+from kstreams_py.spark.pipelines.targets import open_target
 from kstreams_py.spark.reader_options import Options
-from kstreams_py.spark.runs import Published
-from kstreams_py.spark.targets import parquet
-from kstreams_py.spark.targets.opening import open_target
-from kstreams_py.spark.targets.parquet import ParquetTable
 from tests.system.command import command
 from tests.system.harness import Cluster, metadata
 from tests.system.shop import Shop

@@ -31,27 +31,27 @@ from kstreams_py.formats.file_registry import FileRegistry
 from kstreams_py.graph.pipelines import Pipeline
 from kstreams_py.kafka.administration import GroupAdmin
 from kstreams_py.kafka.transaction_admin import TransactionAdmin
-from kstreams_py.operations.comparing import Selection as Scope
-from kstreams_py.operations.comparing import audit
-from kstreams_py.operations.diagnosis import Examined, diagnose
-from kstreams_py.operations.examining import Examination
-from kstreams_py.operations.letters import Selection
-from kstreams_py.operations.moving import BEGINNING, GraphPositions, Target
-from kstreams_py.operations.named_topic import find_topic
-from kstreams_py.operations.replay import Outcome, replay
-from kstreams_py.operations.rights import Operation, Right, Role, commands, rights_of
-from kstreams_py.operations.sending import Sender
-from kstreams_py.operations.standing import read_status
-from kstreams_py.operations.stopped_objects import Decided, Operator
-from kstreams_py.operations.tailing import Tail
+from kstreams_py.operations.acls import Operation, Right, Role, commands, rights_of
+from kstreams_py.operations.dead_letters.letters import Selection
+from kstreams_py.operations.dead_letters.replay import Outcome, replay
+from kstreams_py.operations.doctor.facts import Examination
+from kstreams_py.operations.doctor.findings import Examined, diagnose
+from kstreams_py.operations.order import Decided, Operator
+from kstreams_py.operations.records.send import Sender
+from kstreams_py.operations.records.tail import Tail
+from kstreams_py.operations.records.topic import find_topic
+from kstreams_py.operations.recover.audit import Selection as Scope
+from kstreams_py.operations.recover.audit import audit
+from kstreams_py.operations.recover.reset import BEGINNING, GraphPositions, Target
+from kstreams_py.operations.recover.status import read_status
 from kstreams_py.ordering.decisions import Verb
 from kstreams_py.ordering.events import ID_HEADER, PREV_HEADER
 from kstreams_py.processing import choices_journal
 from kstreams_py.processing.environment import Environment
 from kstreams_py.processing.journal import deliveries
 from kstreams_py.sinks import SQLite
-from kstreams_py.spark.driver import run_all
-from kstreams_py.spark.runs import Run
+from kstreams_py.spark.pipelines.driver import run_all
+from kstreams_py.spark.pipelines.runs import Run
 from kstreams_py.state.changelog import CHANGELOG_SETTINGS
 from tests.clusters import open_cluster
 from tests.system.command import command, kstreams

@@ -14,8 +14,9 @@ from pyspark.sql import functions as sf
 
 import kstreams_py as ks
 from kstreams_py.errors import MissingSoftware
-from kstreams_py.spark import driver, private_api
-from kstreams_py.spark.frames import evaluate
+from kstreams_py.spark import private_api
+from kstreams_py.spark.pipelines import driver
+from kstreams_py.spark.pipelines.frames import evaluate
 from tests.waiting import WAIT
 
 PACKAGE: Final = Path(private_api.__file__).parent

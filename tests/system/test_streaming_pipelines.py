@@ -25,11 +25,11 @@ from kstreams_py.errors import GraphError, InputLost, PipelineFailed, SettingsEr
 from kstreams_py.formats.file_registry import FileRegistry
 from kstreams_py.formats.serdes import bind
 from kstreams_py.graph.loading import load
-from kstreams_py.spark import streaming
 from kstreams_py.spark.cuts import Cut
-from kstreams_py.spark.frames import start_query
-from kstreams_py.spark.runs import Run
-from kstreams_py.spark.streaming import Streaming
+from kstreams_py.spark.pipelines import streaming
+from kstreams_py.spark.pipelines.frames import start_query
+from kstreams_py.spark.pipelines.runs import Run
+from kstreams_py.spark.pipelines.streaming import Streaming
 from tests.system.harness import Cluster
 from tests.system.shop import Pipelines, run_and_die, run_and_raise, url_of
 from tests.waiting import wait_until

@@ -13,8 +13,8 @@ import pytest
 import yaml
 
 from kstreams_py.metrics import WorkerState
-from kstreams_py.running.remedies import REMEDIES
-from kstreams_py.running.series import SERIES
+from kstreams_py.running.http.remedies import REMEDIES
+from kstreams_py.running.http.series import SERIES
 
 DOCKER = Path(__file__).parents[2] / "docker"
 

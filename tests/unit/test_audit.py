@@ -16,9 +16,9 @@ from kstreams_py.cli import options, recover
 from kstreams_py.errors import RecoveryUndecidable, SettingsError, UserMistake
 from kstreams_py.graph.hashes import hash_prefix, pack_offset
 from kstreams_py.kafka.contracts import TRANSACTIONAL, Producer
-from kstreams_py.operations import auditing
-from kstreams_py.operations.audit_report import Report, as_fields, describe
-from kstreams_py.operations.comparing import Selection, audit
+from kstreams_py.operations.recover import comparison as auditing
+from kstreams_py.operations.recover.audit import Selection, audit
+from kstreams_py.operations.recover.audit_report import Report, as_fields, describe
 from kstreams_py.processing.environment import Environment
 from kstreams_py.records import HASH_HEADER, TopicPartition
 from kstreams_py.sinks import SQLite

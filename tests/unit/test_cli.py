@@ -16,7 +16,7 @@ import typer.main
 
 from kstreams_py import __version__
 from kstreams_py.cli import main as command
-from kstreams_py.running import logs
+from kstreams_py.running.terminal import logs
 from tests.waiting import WAIT, accept_interrupts, wait_until
 
 ROOT = Path(__file__).parents[2]

@@ -11,7 +11,7 @@ import pytest
 import kstreams_py as ks
 from kstreams_py.errors import BrokerUnavailable, GraphError, RecoveryUndecidable, Retriable, TopicError, UserMistake
 from kstreams_py.kafka.contracts import Output, Producer, ProducerMode
-from kstreams_py.operations.hanging import topics_of
+from kstreams_py.operations.transactions.hanging import topics_of
 from kstreams_py.processing.choices import Start
 from kstreams_py.processing.environment import Environment
 from kstreams_py.processing.journal import deliveries

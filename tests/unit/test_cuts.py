@@ -24,7 +24,7 @@ from kstreams_py.spark.cuts import (
     choose_topics,
     choose_writers,
 )
-from kstreams_py.spark.places import describe_cut
+from kstreams_py.spark.pipelines.places import describe_cut
 from tests.tables import each_case
 
 

@@ -16,8 +16,8 @@ import pytest
 import yaml
 
 from kstreams_py.cli import deploy
+from kstreams_py.deployment.kubernetes import Deployment, kubernetes_name, manifest
 from kstreams_py.errors import NOT_RESTARTED, GraphError, SettingsError
-from kstreams_py.running.kubernetes import Deployment, kubernetes_name, manifest
 
 VERSIONS = ("1.30.0", kubernetes_validate.latest_version())
 

@@ -11,8 +11,8 @@ import pytest
 import kstreams_py as ks
 from kstreams_py.cli.options import parse_since
 from kstreams_py.errors import SettingsError
-from kstreams_py.operations.described import Describer, group_as_json, groups_as_text, show_bytes, show_time
-from kstreams_py.operations.letters import Input, Letter, Place, group
+from kstreams_py.operations.dead_letters.letters import Input, Letter, Place, group
+from kstreams_py.operations.dead_letters.text import Describer, group_as_json, groups_as_text, show_bytes, show_time
 from kstreams_py.testing import MemoryRegistry
 
 AT = 1_600_000_000_123

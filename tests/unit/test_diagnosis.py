@@ -11,9 +11,9 @@ import kstreams_py as ks
 from kstreams_py.kafka.described_cluster import ClusterDescription, LogInfo, PartitionInfo, TopicDescription
 from kstreams_py.kafka.groups import GroupInfo, Member
 from kstreams_py.kafka.transactions import OpenTransaction
-from kstreams_py.operations import diagnosis
-from kstreams_py.operations.diagnosis import Examined, Facts, Severity, as_fields, describe, diagnose, is_well
-from kstreams_py.operations.hanging import Decision, Found
+from kstreams_py.operations.doctor import findings as diagnosis
+from kstreams_py.operations.doctor.findings import Examined, Facts, Severity, as_fields, describe, diagnose, is_well
+from kstreams_py.operations.transactions.hanging import Decision, Found
 from kstreams_py.records import TopicPartition
 
 A, B, OUT = "in.a", "in.b", "out"

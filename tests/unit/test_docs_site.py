@@ -20,7 +20,7 @@ from kstreams_py import testing
 from kstreams_py.cli.main import app
 from kstreams_py.errors import EXIT_STATUSES
 from kstreams_py.metrics import RENEWALS, WorkerState
-from kstreams_py.running.series import meanings
+from kstreams_py.running.http.series import meanings
 from kstreams_py.settings import OWNED, Settings
 from tests.unit.users_tests import run_tests
 

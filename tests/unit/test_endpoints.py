@@ -23,15 +23,15 @@ from kstreams_py import Graph, Settings
 from kstreams_py.errors import MissingSoftware, SettingsError
 from kstreams_py.metrics import RENEWALS, Counters, WorkerState
 from kstreams_py.records import TopicPartition
-from kstreams_py.running import server as server_module
-from kstreams_py.running.endpoints import Answer, Endpoints
-from kstreams_py.running.exposition import exposition
-from kstreams_py.running.observed import FAILURES_KEPT, Failed, Observed
-from kstreams_py.running.page import build_page
-from kstreams_py.running.remedies import REMEDIES, RUNBOOK
+from kstreams_py.running.http import server as server_module
+from kstreams_py.running.http.endpoints import Answer, Endpoints
+from kstreams_py.running.http.exposition import exposition
+from kstreams_py.running.http.observed import FAILURES_KEPT, Failed, Observed
+from kstreams_py.running.http.page import build_page
+from kstreams_py.running.http.remedies import REMEDIES, RUNBOOK
+from kstreams_py.running.http.series import SERIES, meanings
+from kstreams_py.running.http.server import CONNECTIONS_MAX, REQUEST_MAX, _head, is_own_host, serving
 from kstreams_py.running.reports import Report
-from kstreams_py.running.series import SERIES, meanings
-from kstreams_py.running.server import CONNECTIONS_MAX, REQUEST_MAX, _head, is_own_host, serving
 from kstreams_py.running.status import End, RunStatus, SlotStatus
 from kstreams_py.running.wiring import observing
 from kstreams_py.testing import ManualClock

@@ -1,4 +1,4 @@
-"""running/folding.py and logs.py: many log lines alike become few, with exact counts; each says what it is about."""
+"""terminal/folding.py and logs.py: log lines that repeat become few, with exact counts; each says what it is about."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 
 import kstreams_py
 from kstreams_py.log_fields import answers, away, repeated
-from kstreams_py.running import logs
-from kstreams_py.running.folding import NEW_WRITTEN, TEXTS, WRITTEN, Folded, Outage, Repeats, named
+from kstreams_py.running.terminal import logs
+from kstreams_py.running.terminal.folding import NEW_WRITTEN, TEXTS, WRITTEN, Folded, Outage, Repeats, named
 from kstreams_py.testing import ManualClock
 
 INFO, WARNING = logging.INFO, logging.WARNING

@@ -15,7 +15,7 @@ from kstreams_py.log_fields import FOLD
 from kstreams_py.processing.guarantees import producer_mode
 from kstreams_py.records import TopicPartition
 from kstreams_py.running.hidden import ASKED_SECONDS, HIDDEN_SECONDS, Hidden, HiddenRecords
-from kstreams_py.running.remedies import HIDDEN_SECONDS as HIDDEN_TOO_LONG
+from kstreams_py.running.http.remedies import HIDDEN_SECONDS as HIDDEN_TOO_LONG
 from kstreams_py.testing import ManualClock, MemoryCluster
 
 ZERO, ONE = TopicPartition("in", 0), TopicPartition("in", 1)

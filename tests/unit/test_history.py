@@ -1,4 +1,4 @@
-"""spark/history.py: the page of the runs of pipelines."""
+"""spark/pipelines/history.py: the page of the runs of pipelines."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 import kstreams_py as ks
 from kstreams_py.graph.pipelines import Pipeline
 from kstreams_py.spark.cuts import Cut, CutTopic, Span
-from kstreams_py.spark.places import Place
-from kstreams_py.spark.runs import Published, Run
+from kstreams_py.spark.pipelines.places import Place
+from kstreams_py.spark.pipelines.runs import Published, Run
 
 MAY: float = 1_777_636_800  # 2026-05-01 12:00:00
 
 
 def history_page(*arguments: Any) -> str:
-    from kstreams_py.spark.history import history_page as draw  # noqa: PLC0415 it imports Matplotlib
+    from kstreams_py.spark.pipelines.history import history_page as draw  # noqa: PLC0415 it imports Matplotlib
 
     return draw(*arguments)
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kstreams_py.graph.guarantees import Guarantee
-from kstreams_py.operations.originals import Originals
+from kstreams_py.operations.dead_letters.originals import Originals
 from kstreams_py.processing.dead_letters import DeadLetters
 from kstreams_py.records import KeptRecord, Message, Unreadable
 from kstreams_py.testing import memory_records

@@ -32,10 +32,10 @@ from kstreams_py.graph.guarantees import Guarantee
 from kstreams_py.graph.hashes import pack_offset
 from kstreams_py.graph.sink import Evidence, SinkConnection
 from kstreams_py.kafka.contracts import ProducerMode, TopicInfo
-from kstreams_py.operations.letters import Letter, Place, Selection, group
-from kstreams_py.operations.reading import LetterReader
-from kstreams_py.operations.replay import Outcome, Summary, plan_replay, replay
-from kstreams_py.operations.replay_transactions import Transactions
+from kstreams_py.operations.dead_letters.letters import Letter, Place, Selection, group
+from kstreams_py.operations.dead_letters.reader import LetterReader
+from kstreams_py.operations.dead_letters.replay import Outcome, Summary, plan_replay, replay
+from kstreams_py.operations.dead_letters.transactions import Transactions
 from kstreams_py.processing.environment import Environment
 from kstreams_py.records import HASH_HEADER, Message, Step, TopicPartition
 from kstreams_py.sinks import SqliteTable

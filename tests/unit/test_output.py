@@ -1,4 +1,4 @@
-"""running/lines.py and output.py: what workers print reaches the supervisor's output in whole lines."""
+"""running/terminal/lines.py and output.py: what workers print reaches the supervisor's output in whole lines."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from kstreams_py.running.lines import LINE_MAX, Lines, is_json, prefixed
 from kstreams_py.running.output import STDERR, STDOUT
+from kstreams_py.running.terminal.lines import LINE_MAX, Lines, is_json, prefixed
 from tests.unit.test_supervisor import Workers
 from tests.waiting import wait_until
 
@@ -127,7 +127,7 @@ die()
 SUPERVISOR = """
 import sys
 from kstreams_py.running.output import write_lines
-from kstreams_py.running.lines import prefixed
+from kstreams_py.running.terminal.lines import prefixed
 from kstreams_py.running.supervisor import Supervisor
 
 def write(output, slot, lines):

@@ -20,10 +20,10 @@ from py_mini_racer import MiniRacer
 from kstreams_py import Bytes, Graph
 from kstreams_py.metrics import WorkerState
 from kstreams_py.records import TopicPartition
-from kstreams_py.running.endpoints import Endpoints
-from kstreams_py.running.observed import Observed
-from kstreams_py.running.page import build_page
-from kstreams_py.running.remedies import REMEDIES
+from kstreams_py.running.http.endpoints import Endpoints
+from kstreams_py.running.http.observed import Observed
+from kstreams_py.running.http.page import build_page
+from kstreams_py.running.http.remedies import REMEDIES
 from kstreams_py.running.reports import Report
 from kstreams_py.running.status import End, RunStatus, SlotStatus
 

@@ -13,9 +13,10 @@ import kstreams_py as ks
 from kstreams_py.errors import GraphError, MissingSoftware, SettingsError
 from kstreams_py.graph.pipelines import Mode, Pipeline
 from kstreams_py.sinks.manifest import Manifest, decode_manifest, encode_manifest
-from kstreams_py.spark import runner, session, sessions
-from kstreams_py.spark.runs import KEPT_RUNS, Published, Run, check_columns, check_owner, decode_published
-from kstreams_py.spark.targets.opening import open_target
+from kstreams_py.spark import session, sessions
+from kstreams_py.spark.pipelines import runner
+from kstreams_py.spark.pipelines.runs import KEPT_RUNS, Published, Run, check_columns, check_owner, decode_published
+from kstreams_py.spark.pipelines.targets import open_target
 from tests.tables import each_case
 
 

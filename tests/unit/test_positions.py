@@ -10,7 +10,7 @@ import kstreams_py as ks
 from kstreams_py.errors import UserMistake
 from kstreams_py.kafka.contracts import TopicInfo
 from kstreams_py.kafka.groups import GroupInfo, Member
-from kstreams_py.operations.positions import (
+from kstreams_py.operations.recover.positions import (
     Move,
     as_fields,
     check_no_members,

@@ -23,9 +23,9 @@ from kstreams_py.errors import (
     UserMistake,
 )
 from kstreams_py.kafka.contracts import ProducerMode
-from kstreams_py.operations import sending
-from kstreams_py.operations.named_topic import find_topic
-from kstreams_py.operations.tailing import Tail
+from kstreams_py.operations.records import send as sending
+from kstreams_py.operations.records.tail import Tail
+from kstreams_py.operations.records.topic import find_topic
 from kstreams_py.processing.environment import Environment
 from kstreams_py.records import Message, TopicPartition
 from kstreams_py.testing import ManualClock, MemoryCluster, MemoryRegistry, TestDriver

@@ -14,7 +14,7 @@ import yaml
 from kstreams_py import Graph
 from kstreams_py.metrics import WorkerState
 from kstreams_py.records import TopicPartition
-from kstreams_py.running.remedies import FAILED_SECONDS, REMEDIES, RESTARTS, RUNBOOK, Finding, Seen, find
+from kstreams_py.running.http.remedies import FAILED_SECONDS, REMEDIES, RESTARTS, RUNBOOK, Finding, Seen, find
 from kstreams_py.running.reports import Report
 from kstreams_py.running.status import End, RunStatus, SlotStatus
 from tests.tables import each_case

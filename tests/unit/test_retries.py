@@ -17,7 +17,7 @@ from kstreams_py.processing import tasks
 from kstreams_py.processing.attempts import CALLS_MAX
 from kstreams_py.processing.worker import Worker
 from kstreams_py.records import TopicPartition
-from kstreams_py.running.logs import Folding
+from kstreams_py.running.terminal.logs import Folding
 from kstreams_py.testing import TestDriver
 from kstreams_py.testing.memory_clients import MemoryConsumer
 from tests.tables import each_case

@@ -1,4 +1,4 @@
-"""operations/rights.py and `kstreams acls`: the whole output for a graph that has every kind of processor."""
+"""operations/acls.py and `kstreams acls`: the whole output for a graph that has every kind of processor."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kstreams_py import sinks
 from kstreams_py.cli import main as command
 from kstreams_py.errors import GraphError, SettingsError
 from kstreams_py.graph.guarantees import Guarantee
-from kstreams_py.operations.rights import CREATE, NOTES, Role, rights_of
+from kstreams_py.operations.acls import CREATE, NOTES, Role, rights_of
 from kstreams_py.processing.committers import committer_of
 from kstreams_py.processing.topics import create_own_topics, create_topics, find_topics
 from kstreams_py.testing import MemoryCluster

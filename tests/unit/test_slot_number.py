@@ -1,4 +1,4 @@
-"""running/slot_number.py: the slot of `--slot`."""
+"""deployment/slot_number.py: the slot of `--slot`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 
 from kstreams_py.cli import run
 from kstreams_py.cli.main import app
+from kstreams_py.deployment.slot_number import slot_number
 from kstreams_py.errors import SettingsError
-from kstreams_py.running.slot_number import slot_number
 
 
 @pytest.mark.parametrize(

@@ -34,8 +34,8 @@ from kstreams_py.errors import (
 )
 from kstreams_py.formats.serdes import Bytes, Json, Serde, String
 from kstreams_py.kafka.contracts import ProducerMode
-from kstreams_py.operations.moving import GraphPositions, Target
-from kstreams_py.operations.positions import describe
+from kstreams_py.operations.recover.positions import describe
+from kstreams_py.operations.recover.reset import GraphPositions, Target
 from kstreams_py.ordering.events import ID_HEADER, PREV_HEADER
 from kstreams_py.processing.beginning import Beginning
 from kstreams_py.processing.guarantees import ExactlyOnce

@@ -12,9 +12,9 @@ from kstreams_py import Settings
 from kstreams_py.errors import BrokerUnavailable, Fatal, InputLost, RecoveryUndecidable, UserMistake
 from kstreams_py.kafka.contracts import TRANSACTIONAL
 from kstreams_py.kafka.groups import GroupInfo, Member
-from kstreams_py.operations.moving import GraphPositions, Target
-from kstreams_py.operations.standing import read_status
-from kstreams_py.operations.task_status import Tail, TaskStatus, as_fields, describe
+from kstreams_py.operations.recover.reset import GraphPositions, Target
+from kstreams_py.operations.recover.status import read_status
+from kstreams_py.operations.recover.task_status import Tail, TaskStatus, as_fields, describe
 from kstreams_py.processing.environment import Environment
 from kstreams_py.processing.topics import create_own_topics, find_topics
 from kstreams_py.records import Positions, TopicPartition

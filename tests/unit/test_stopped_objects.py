@@ -18,8 +18,8 @@ from kstreams_py.cli.main import app
 from kstreams_py.errors import BrokerUnavailable, UserMistake
 from kstreams_py.kafka.contracts import TRANSACTIONAL, Producer
 from kstreams_py.metrics import EventCounts
-from kstreams_py.operations.reading import LetterReader
-from kstreams_py.operations.stopped_objects import Decided, ObjectState, Operator, find_objects, ordered_processors
+from kstreams_py.operations.dead_letters.reader import LetterReader
+from kstreams_py.operations.order import Decided, ObjectState, Operator, find_objects, ordered_processors
 from kstreams_py.ordering import chain, held
 from kstreams_py.ordering.decisions import CONTROL_HEADER, Decision, Verb, decision_record
 from kstreams_py.processing.environment import Environment

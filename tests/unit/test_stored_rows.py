@@ -25,8 +25,8 @@ from kstreams_py.processing.environment import Environment
 from kstreams_py.processing.rows import ROWS, Rows, Stored, row_hash, split
 from kstreams_py.processing.target import ROWS_FIRST, ROWS_MAX, Target
 from kstreams_py.records import Step, TopicPartition
-from kstreams_py.running.live_picture import live_svg
-from kstreams_py.running.overview import overview
+from kstreams_py.running.http.overview import overview
+from kstreams_py.running.http.picture import live_svg
 from kstreams_py.settings import Settings
 from kstreams_py.testing import ManualClock, MemoryCluster, MemoryRegistry, TestDriver
 from tests.tables import each_case

@@ -1,4 +1,4 @@
-"""running/progress.py in a terminal that pyte draws: what workers print stands above a table that stays whole."""
+"""terminal/progress.py in a terminal that pyte draws: what workers print stands above a table that stays whole."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ import pytest
 
 SUPERVISOR = """
 import logging, sys
-from kstreams_py.running import logs
-from kstreams_py.running.progress import Progress
+from kstreams_py.running.terminal import logs
+from kstreams_py.running.terminal.progress import Progress
 from kstreams_py.running.supervisor import Supervisor
 
 logs.configure()
@@ -40,7 +40,7 @@ import os, sys, threading, time
 from pathlib import Path
 from kstreams_py.demo.flights import _writer
 from kstreams_py.demo.screen import Screen
-from kstreams_py.running.progress import LockedConsole
+from kstreams_py.running.terminal.progress import LockedConsole
 from kstreams_py.running.supervisor import Supervisor
 
 here = Path(sys.argv[2])

@@ -17,8 +17,8 @@ from kstreams_py.errors import BrokerUnavailable, KStreamsError, Retriable, Sett
 from kstreams_py.kafka.log_batches import Batch, Log, Prepared, committed_offsets, log_key, prepared
 from kstreams_py.kafka.transaction_admin import Looked
 from kstreams_py.kafka.transactions import Coordinated, OpenTransaction, Writer, match
-from kstreams_py.operations.ending import Transactions
-from kstreams_py.operations.hanging import (
+from kstreams_py.operations.transactions.abort import Transactions
+from kstreams_py.operations.transactions.hanging import (
     NOT_DECIDED,
     NOT_READ,
     Decision,

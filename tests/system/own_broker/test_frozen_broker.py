@@ -17,8 +17,8 @@ from kstreams_py.embedded.java import find_java
 from kstreams_py.errors import BrokerUnavailable
 from kstreams_py.graph.loading import load
 from kstreams_py.graph.pipelines import Pipeline
-from kstreams_py.spark import runner
-from kstreams_py.spark.targets.parquet import ParquetTable
+from kstreams_py.spark.pipelines import runner
+from kstreams_py.spark.pipelines.parquet import ParquetTable
 from tests.system.command import command, kstreams
 from tests.system.harness import Cluster
 

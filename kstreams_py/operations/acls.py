@@ -1,0 +1,270 @@
+"""The rights of a graph by role: what Kafka has to allow the users of its processes and tools, and no more.
+
+READ, WRITE, DELETE and ALTER imply DESCRIBE (Kafka's `StandardAuthorizer`), which is left out beside them. An
+idempotent producer needs no right of its own since Kafka 2.8 (KIP-679).
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+from kstreams_py.graph.declarations import Processor, Topic, changelog_of
+from kstreams_py.graph.guarantees import Guarantee
+from kstreams_py.graph.pipelines import runs_topic
+from kstreams_py.graph.topology import Graph
+from kstreams_py.kafka.groups import POSITIONS_TOPIC
+from kstreams_py.operations.doctor.findings import TRANSACTIONS_TOPIC
+from kstreams_py.operations.transactions.hanging import clusters_of
+
+
+class Role(StrEnum):
+    """Who has rights.
+
+    A pipeline is a role of its own: it runs in Spark, mostly elsewhere and as another user. A worker needs none of its
+    rights, and it must be no member of a worker's group.
+    """
+
+    WORKER = "worker"
+    OPERATOR = "operator"
+    READER = "reader"
+    PIPELINE = "pipeline"
+
+
+class Resource(StrEnum):
+    """What a right is for, as an option of `kafka-acls`."""
+
+    CLUSTER = "cluster"
+    GROUP = "group"
+    TRANSACTIONAL_ID = "transactional-id"
+    TOPIC = "topic"
+
+
+class Operation(StrEnum):
+    """What a right allows."""
+
+    READ = "READ"
+    WRITE = "WRITE"
+    CREATE = "CREATE"
+    DELETE = "DELETE"
+    ALTER = "ALTER"
+    DESCRIBE = "DESCRIBE"
+    DESCRIBE_CONFIGS = "DESCRIBE_CONFIGS"
+
+
+READ, WRITE, CREATE, DELETE, ALTER, DESCRIBE, DESCRIBE_CONFIGS = Operation
+
+_IMPLY_DESCRIBE: Final = {READ, WRITE, DELETE, ALTER}
+
+KAFKA_CLUSTER: Final = "kafka-cluster"
+"""The name that Kafka gives the cluster as a resource."""
+
+NOTES: Final[Mapping[Role, str]] = {
+    Role.WORKER: "CREATE is not needed once `kstreams topics create` has run, ALTER while inputs gain no partitions",
+    Role.OPERATOR: "`kstreams transactions abort` and `commit` need ALTER on the cluster, too: it grants any right, so "
+    "it is left to an administrator",
+    Role.READER: "a reader that is a member of a group needs READ on that group, too",
+    Role.PIPELINE: "CREATE is not needed once `kstreams topics create` has run, DELETE without `kstreams pipeline "
+    "reset`",
+}
+"""What else to know of the rights of a role."""
+
+
+@dataclass(frozen=True, slots=True)
+class Right:
+    """What is allowed on one resource.
+
+    - `cluster`: its name in the settings; "" for that of the graph.
+    - `is_prefix`: all resources whose names begin with `name`.
+    """
+
+    cluster: str
+    resource: Resource
+    name: str
+    is_prefix: bool
+    operations: tuple[Operation, ...]
+
+
+class _Rights:
+    """Collects rights."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._found: dict[tuple[str, Resource, str, bool], set[Operation]] = {}
+
+    def add(
+        self, resource: Resource, name: str, *operations: Operation, cluster: str = "", is_prefix: bool = False
+    ) -> None:
+        self._found.setdefault((cluster, resource, name, is_prefix), set()).update(operations)
+
+    def topic(self, name: str, *operations: Operation) -> None:
+        """Adds rights on a topic of the graph. Nothing uses a topic without a look at its settings."""
+        self.add(Resource.TOPIC, name, DESCRIBE_CONFIGS, *operations, cluster=self._graph.topics[name].cluster)
+
+    def own(self, name: str | None, *operations: Operation, cluster: str = "") -> None:
+        """Adds rights on a topic of the framework, if it is needed."""
+        if name is not None:
+            self.add(Resource.TOPIC, name, DESCRIBE_CONFIGS, *operations, cluster=cluster)
+
+    def ids_of_workers(self, processor: Processor, *operations: Operation) -> None:
+        """Adds rights on the transactional ids of a processor's workers, whose ends are the numbers of slots.
+
+        Outputs on another cluster are written there, and the journal is on that of the graph.
+        """
+        if processor.guarantee is Guarantee.EXACTLY_ONCE:
+            for cluster in {"", processor.cluster}:
+                prefix = f"{group_of(self._graph, processor)}."
+                self.add(Resource.TRANSACTIONAL_ID, prefix, *operations, cluster=cluster, is_prefix=True)
+
+    def all(self) -> list[Right]:
+        """All rights, by cluster and resource."""
+        found = []
+        for (cluster, resource, name, is_prefix), operations in self._found.items():
+            needed = operations - {DESCRIBE} if operations & _IMPLY_DESCRIBE else operations
+            found.append(Right(cluster, resource, name, is_prefix, tuple(each for each in Operation if each in needed)))
+        kinds = list(Resource)
+        return sorted(found, key=lambda each: (each.cluster, kinds.index(each.resource), each.name))
+
+
+def group_of(graph: Graph, processor: Processor) -> str:
+    """The group of a processor."""
+    return f"{graph.name}.{processor.id}"
+
+
+def rights_of(graph: Graph, role: Role) -> list[Right]:
+    """What a role needs to do its work on a graph; nothing if the graph has no work for it."""
+    found = _Rights(graph)
+    _COLLECT[role](graph, found)
+    return found.all()
+
+
+def _collect_worker(graph: Graph, found: _Rights) -> None:
+    """What `kstreams run` needs.
+
+    Exactly once, READ on outputs shows transactions that hang there: without it, a worker could not tell them, and its
+    next commit would make them visible (docs/exactly-once.md). With a journal, a start reads outputs back.
+    """
+    if not graph.processors:
+        return
+    for name in graph.topics:  # a start checks all of them
+        found.topic(name, DESCRIBE)
+    found.own(graph.beginnings, READ, WRITE, CREATE)
+    for processor in graph.processors:
+        found.add(Resource.GROUP, group_of(graph, processor), READ)
+        found.ids_of_workers(processor, WRITE)
+        for topic in processor.inputs:
+            found.topic(topic.name, READ)
+        for name in processor.written:
+            found.topic(name, WRITE, *([READ] if processor.guarantee is Guarantee.EXACTLY_ONCE else []))
+        found.own(graph.journal(processor), READ, WRITE, CREATE, ALTER, DELETE)
+        found.own(changelog_of(graph.name, processor), READ, WRITE, CREATE)
+        found.own(graph.delivered(processor), READ, WRITE, CREATE, ALTER, cluster=processor.cluster)
+
+
+def _collect_operator(graph: Graph, found: _Rights) -> None:
+    """What the tools need: dead-letters, order, recover, slots, state, transactions find-hanging, doctor."""
+    for name in graph.topics:
+        found.topic(name, READ)
+    for cluster in clusters_of(graph):
+        found.add(Resource.CLUSTER, KAFKA_CLUSTER, DESCRIBE, DESCRIBE_CONFIGS, cluster=cluster)
+        found.own(TRANSACTIONS_TOPIC, READ, cluster=cluster)
+    found.own(POSITIONS_TOPIC, READ)
+    if graph.processors:
+        found.own(graph.beginnings, READ, WRITE, CREATE)
+        found.add(Resource.TRANSACTIONAL_ID, f"{graph.name}.recover", WRITE)
+    for processor in graph.processors:
+        found.add(Resource.GROUP, group_of(graph, processor), READ)
+        found.ids_of_workers(processor, DESCRIBE)
+        found.own(graph.journal(processor), READ, WRITE, CREATE, ALTER)
+        found.own(changelog_of(graph.name, processor), READ, CREATE)
+        found.own(graph.delivered(processor), READ, WRITE, CREATE, ALTER, cluster=processor.cluster)
+        if processor.errors is not None:
+            _add_replay(graph, processor, found)
+    for pipeline in graph.pipelines:
+        if isinstance(pipeline.target, Topic):
+            found.own(runs_topic(pipeline.target), READ)
+            found.add(Resource.TRANSACTIONAL_ID, runs_topic(pipeline.target), DESCRIBE)
+
+
+def _add_replay(graph: Graph, processor: Processor, found: _Rights) -> None:
+    """What a replay of dead letters, and a decision of `kstreams order`, writes."""
+    found.own(graph.replayed, READ, WRITE, CREATE)
+    found.add(Resource.TRANSACTIONAL_ID, f"{graph.name}.dead-letters", WRITE)
+    if processor.ordered is not None:
+        found.topic(processor.inputs[0].name, WRITE)
+    elif not processor.cluster and processor.state is None:  # else a dead letter cannot be replayed
+        for topic in processor.outputs:
+            found.topic(topic.name, WRITE)
+
+
+def _collect_reader(graph: Graph, found: _Rights) -> None:
+    """What consumers of the results, and `kstreams tail`, need."""
+    for processor in graph.processors:
+        for name in processor.written:
+            found.topic(name, READ)
+    for pipeline in graph.pipelines:
+        if isinstance(pipeline.target, Topic):
+            found.topic(pipeline.target.name, READ)
+
+
+def _collect_pipeline(graph: Graph, found: _Rights) -> None:
+    """What `kstreams pipeline` and its Spark need: a run reads up to a cut, at which no writer's offset is pending.
+
+    Spark's consumers have groups of random names, and need no right to them: they join none and commit no offset.
+    """
+    for pipeline in graph.pipelines:
+        read = {topic.name for topic in pipeline.inputs}
+        for name in read:
+            found.topic(name, READ)
+        for processor in graph.processors:
+            if not read.isdisjoint(processor.written) and processor.guarantee is Guarantee.EXACTLY_ONCE:
+                found.add(Resource.GROUP, group_of(graph, processor), DESCRIBE)
+                for topic in processor.inputs:
+                    found.topic(topic.name, DESCRIBE)
+        if isinstance(pipeline.target, Topic):
+            runs = runs_topic(pipeline.target)
+            found.topic(pipeline.target.name, READ, WRITE, DELETE)
+            found.own(runs, READ, WRITE, CREATE)
+            found.add(Resource.GROUP, pipeline.owner, READ)
+            found.add(Resource.TRANSACTIONAL_ID, runs, WRITE)
+
+
+_COLLECT: Final[Mapping[Role, Callable[[Graph, _Rights], None]]] = {
+    Role.WORKER: _collect_worker,
+    Role.OPERATOR: _collect_operator,
+    Role.READER: _collect_reader,
+    Role.PIPELINE: _collect_pipeline,
+}
+
+
+def commands(rights: Collection[Right], principal: str, servers: str) -> Iterator[str]:
+    """The commands that grant rights on one cluster, a line each; resources with the same operations are in one.
+
+    - `servers`: bootstrap servers of the cluster.
+    """
+    alike: dict[tuple[Resource, bool, tuple[Operation, ...]], list[str]] = {}
+    for each in rights:
+        alike.setdefault((each.resource, each.is_prefix, each.operations), []).append(each.name)
+    for (resource, is_prefix, operations), names in alike.items():
+        words = ["kafka-acls", "--bootstrap-server", servers, "--add", "--allow-principal", principal]
+        for operation in operations:
+            words += ["--operation", "".join(part.title() for part in operation.split("_"))]
+        for name in names:
+            words += [f"--{resource}", *([] if resource is Resource.CLUSTER else [name])]
+        yield shlex.join([*words, *(["--resource-pattern-type", "prefixed"] if is_prefix else [])])
+
+
+def as_fields(right: Right, role: Role, principal: str) -> dict[str, Any]:
+    """A right as JSON."""
+    return {
+        "role": role,
+        "principal": principal,
+        "cluster": right.cluster,
+        "resource": right.resource,
+        "name": right.name,
+        "pattern": "prefixed" if right.is_prefix else "literal",
+        "operations": list(right.operations),
+    }

@@ -1,0 +1,224 @@
+"""Reads the dead letters of a graph, and their marks."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterator
+from typing import Any, Final
+
+from kstreams_py.errors import BrokerUnavailable, DecodeError, GraphError, TopicError, UserMistake
+from kstreams_py.formats.serdes import bind
+from kstreams_py.graph.declarations import dead_letters
+from kstreams_py.graph.topology import Graph
+from kstreams_py.kafka.contracts import TopicInfo
+from kstreams_py.kafka.foreign_records import foreign
+from kstreams_py.kafka.transactions import find_command_at
+from kstreams_py.operations.dead_letters.letters import Letter, Place, Selection, parse
+from kstreams_py.operations.dead_letters.marks import check_mark, marked_place
+from kstreams_py.operations.pages import open_pages
+from kstreams_py.processing.attempts import Attempts
+from kstreams_py.processing.environment import Environment
+from kstreams_py.processing.topics import ask_clusters, find_topics
+from kstreams_py.records import TopicPartition
+
+logger = logging.getLogger(__name__)
+
+UNREADABLE_NAMED: Final = 20
+"""Records that are no dead letters, or no marks, and are named one by one."""
+
+MARK: Final = "mark of a replayed letter"
+
+LOOK_SECONDS: Final = 0.05
+
+TOLD_SECONDS: Final = 1.0
+"""After it a user hears what is waited for."""
+
+
+def await_letters(graph: Graph, environment: Environment) -> None:
+    """Waits until no open transaction hides dead letters that were written before.
+
+    Raises BrokerUnavailable if one is open for longer than it can be, and as LetterReader.
+    """
+    cluster, settings = environment.cluster, environment.settings
+    topics = LetterReader(graph, environment).topics
+    partitions = [TopicPartition(name, n) for name, info in topics.items() for n in range(info.partitions)]
+    highs = ask_clusters(graph, cluster, partitions, lambda each, its: each.ends(its, committed=False))
+    seconds = (settings.transaction_timeout_ms + settings.request_timeout_ms) / 1000
+    deadline, is_told = environment.clock() + seconds, False
+    while True:
+        stable = ask_clusters(graph, cluster, partitions, lambda each, its: each.ends(its))
+        if not (hidden := sorted(tp for tp in partitions if stable[tp] < highs[tp])):
+            return
+        if environment.clock() >= deadline:
+            find = find_command_at(settings.bootstrap_servers, sorted(topics))
+            raise BrokerUnavailable(
+                f"{hidden[0]}: an open transaction hides dead letters after offset {stable[hidden[0]]}: `{find}` "
+                "prints the command that ends it; then start again"
+            )
+        if not is_told and environment.clock() >= deadline - seconds + TOLD_SECONDS:
+            logger.warning("%s: an open transaction hides dead letters; waiting up to %.0f s for its end", hidden[0],
+                           seconds)  # fmt: skip
+            is_told = True
+        environment.sleep(LOOK_SECONDS)
+
+
+class _Foreign:
+    """Names records of others: the first UNREADABLE_NAMED one by one, all others by their number."""
+
+    def __init__(self) -> None:
+        self._named: list[str] = []
+        self._unnamed = 0
+
+    def add(self, sentence: str) -> None:
+        if len(self._named) < UNREADABLE_NAMED:
+            self._named.append(sentence)
+        else:
+            self._unnamed += 1
+
+    def described(self) -> list[str]:
+        return self._named + ([f"{self._unnamed:,} more records"] if self._unnamed else [])
+
+
+class LetterReader:
+    """Reads the dead letters that were there when this was made."""
+
+    def __init__(self, graph: Graph, environment: Environment) -> None:
+        """Raises GraphError if the graph has no topic for dead letters, TopicError if one is missing."""
+        self._cluster = environment.cluster
+        attempts = Attempts(f"{graph.name}: dead letters", graph.name, environment.sleep)
+        self._graph = graph
+        self._pages = open_pages(graph, self._cluster, attempts)
+        names = [topic.name for topic in graph.topics.values() if topic.value is dead_letters()]
+        if not names:
+            raise GraphError(
+                f"graph {graph.name!r} has no topic for dead letters: declare one with errors=, of the graph or of a "
+                "processor"
+            )
+        found = find_topics(graph, self._cluster, names)
+        if missing := [name for name in names if name not in found]:
+            raise TopicError(
+                f"missing topics: {', '.join(missing)}: no dead letter was ever written there; run "
+                "`kstreams topics create`, or correct --bootstrap-servers"
+            )
+        self._has_marks = graph.replayed in self._cluster.topics([graph.replayed])
+        self.topics: dict[str, TopicInfo] = found
+        """The topics of dead letters, by name."""
+        self._decode: dict[str, Callable[[bytes], Any]] = {
+            name: bind(graph.topics[name].value, environment.registry, f"{name}-value").deserialize for name in found
+        }
+        partitions = [TopicPartition(name, n) for name, info in found.items() for n in range(info.partitions)]
+        self._ends = ask_clusters(graph, self._cluster, partitions, lambda cluster, each: cluster.ends(each))
+        self._no_letters, self._no_marks = _Foreign(), _Foreign()
+
+    def letters(self) -> Iterator[Letter]:
+        """Yields the dead letters of this graph's processors, by topic and partition in the order of their offsets."""
+        self._no_letters = _Foreign()
+        ours = f"{self._graph.name}."
+        for tp, end in sorted(self._ends.items()):
+            for m in self._pages[self._graph.topics[tp.topic].cluster].between(tp, 0, end):
+                try:
+                    letter = parse(m, self._decode[tp.topic])
+                except DecodeError as error:
+                    self._no_letters.add(str(error))
+                    continue
+                if letter.processor.startswith(ours) and "." not in letter.processor[len(ours) :]:
+                    yield letter
+
+    @property
+    def unreadable(self) -> list[str]:
+        """Why records are no dead letters, or no marks, from the last calls of `letters` and `marks`."""
+        return self._no_letters.described() + self._no_marks.described()
+
+    def marks(self) -> set[Place]:
+        """The places of the dead letters that are marked as replayed. Raises TopicError if marks may be missing."""
+        self._no_marks = _Foreign()
+        if not self._has_marks:
+            return set()
+        tp = TopicPartition(self._graph.replayed, 0)
+        found = set[Place]()
+        for m in self._pages[""].between(tp, 0, self._cluster.ends([tp])[tp]):
+            try:
+                is_deletion = m.value() is None
+            except DecodeError as error:
+                raise TopicError(
+                    f"{foreign(m, MARK, error)}: marks may be among them, and what they mark would be sent twice: "
+                    f"delete the replayed letters, then the records of {tp} before offset {m.offset() + 1} "
+                    "(`kafka-delete-records`): letters that are there yet count as not replayed then"
+                ) from None
+            try:
+                place = marked_place(m, self.topics)
+            except ValueError as error:
+                self._no_marks.add(f"{foreign(m, MARK, error)}: it is passed over")
+                continue
+            if place is None:
+                continue
+            (found.discard if is_deletion else found.add)(place)
+            if not is_deletion:
+                try:
+                    check_mark(m)
+                except ValueError as error:  # it may have replaced one, and nothing is to be sent twice
+                    counts = f"the letter {place}, which its key names, counts as replayed"
+                    self._no_marks.add(f"{foreign(m, MARK, error)}: {counts}")
+        return found
+
+    def deleted(self, places: Collection[Place]) -> list[Place]:
+        """Those of the places whose letters are deleted, by the retention of their topic."""
+        starts = ask_clusters(self._graph, self._cluster, self._ends, lambda cluster, each: cluster.starts(each))
+        return sorted(each for each in places if each.offset < starts.get(TopicPartition(*each[:2]), 0))
+
+    def expect_marks(self) -> None:
+        """The topic of the marks exists from now on."""
+        self._has_marks = True
+
+    def selected(self, selection: Selection) -> Iterator[Letter]:
+        """Yields the dead letters that are meant, replayed ones among them.
+
+        Raises UserMistake after the last for names and places that do not exist.
+        """
+        return (letter for letter, fits in self._judged(selection) if fits)
+
+    def waiting(self, selection: Selection, marks: Collection[Place]) -> dict[Place, list[Place]]:
+        """The dead letters that wait and are meant, each with all of its delivery that wait.
+
+        At least once, a crash can leave several of a delivery. Raises UserMistake for names and places that do not
+        exist.
+        """
+        waiting, chosen = dict[bytes, list[Place]](), dict[Place, bytes]()
+        for letter, fits in self._judged(selection):
+            if letter.place not in marks:
+                waiting.setdefault(letter.delivery_hash, []).append(letter.place)
+                if fits:
+                    chosen[letter.place] = letter.delivery_hash
+        return {place: waiting[digest] for place, digest in chosen.items()}
+
+    def _judged(self, selection: Selection) -> Iterator[tuple[Letter, bool]]:
+        """Yields all dead letters, each with whether it is meant; then checks the selection by what was read."""
+        processors, named = set[str](), False
+        for letter in self.letters():
+            processors.add(letter.processor_id)
+            fits = selection.fits(letter)
+            named |= fits
+            yield letter, fits
+        self._check(selection, processors, named=named)
+
+    def _check(self, selection: Selection, processors: Collection[str], *, named: bool) -> None:
+        """Raises UserMistake for a selection with a processor, topic or place that does not exist.
+
+        - `processors`: those that have dead letters; they may be in the graph no more.
+        - `named`: a letter fits the selection.
+        """
+        known = sorted({processor.id for processor in self._graph.processors} | set(processors))
+        if selection.processor is not None and selection.processor not in known:
+            raise UserMistake(
+                f"graph {self._graph.name!r} has no processor {selection.processor!r}: it has {', '.join(known)}"
+            )
+        if selection.topic is not None and selection.topic not in self.topics:
+            raise UserMistake(
+                f"topic {selection.topic!r} has no dead letters of graph {self._graph.name!r}: they are in "
+                f"{', '.join(self.topics)}"
+            )
+        if selection.offset is not None and not named:
+            raise UserMistake(
+                f"no dead letter of graph {self._graph.name!r} at partition {selection.partition}, offset "
+                f"{selection.offset} fits: `kstreams dead-letters show` prints places"
+            )

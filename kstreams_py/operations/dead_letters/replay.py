@@ -1,0 +1,257 @@
+"""Replays dead letters: the original input goes back through its processor.
+
+**What a replay does.** For each dead letter that is chosen and not marked, it runs the letter's step: it reads the
+inputs again from their topics, decodes them, calls the function, encodes the results. It writes the outputs and a mark
+of the letter in one transaction of its own producer. The alternative, to write the inputs to their topic again, was
+refused: every processor of that topic would read them, other outputs would be doubled, the step would have another
+delivery hash, and a join would pair the record with one that it does not belong to.
+
+**After a crash.** A new replay first fences the one before, which ends its transaction, and then reads the marks. A
+letter has its outputs and its mark, or neither: nothing is sent twice, and nothing is lost. The function runs again
+for letters that were not committed, with the same delivery hash as at the first delivery: a sink that stores it skips
+what it has. Two replays at once: the second fences the first, which ends with status 4.
+
+**What stays.** A letter stays, and the exit status is 1, if its function raises again, if a topic refuses an output, if
+its processor or its inputs are not in the graph any more, if it differs from the records that it names, or if those are
+gone from their topics: with `--unverified` a letter that was not cut is believed then.
+No letter is written: each is tried once in a replay, so there is no loop. After Stop, or an exception that stops a
+worker (`stop_on`, a registry without an answer), what is done is committed, and the replay ends with it.
+
+- *Joins*: the letter has one record of each input, and they are given in the order of the graph's inputs.
+- *Alts*: the letter has the one input that was chosen; no journal is needed, since nothing is chosen again.
+- *Batches*: the function gets a list of one value.
+- *Refused outputs*: the letter of an output that a topic refused is replayed like others. At most once the other
+  outputs of such a step are written already: it stays if the step could have several.
+- *Sinks with a target*: rows are stored by their delivery hashes before the mark is committed; after a crash in between
+  the target knows them. With offsets as evidence a letter stays, for a crash in between would store its rows twice.
+- *At least once* a crash can leave several letters of one delivery: one is run, and all are marked. A delivery that
+  succeeded after its letter was written is sent once more by a replay, as this guarantee allows.
+- *Weaker guarantees*: outputs and marks are transactional for them too; a reader must be `read_committed`, or it sees
+  the outputs of aborted attempts. Side effects of a function may happen more than once under every guarantee.
+- *Order*: the outputs of a letter come later than those of its neighbours, with the timestamp of the input. Letters are
+  replayed by partition in the order in which they failed.
+- *Offsets that were set back*: a letter stays until the group has passed its inputs again, for the workers will read
+  them. A delivery that fails again makes a new letter, which is replayed on its own.
+
+Marks are in `__ks.<graph>.replayed` (compacted); a replay deletes those whose letters are deleted. If that topic is
+deleted, all letters count as not replayed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+
+from kstreams_py.errors import Refused, RowRefused, Stop
+from kstreams_py.graph.topology import Graph
+from kstreams_py.kafka.contracts import Output
+from kstreams_py.operations.dead_letters.letters import Letter, Place, Selection
+from kstreams_py.operations.dead_letters.originals import Originals
+from kstreams_py.operations.dead_letters.reader import LetterReader
+from kstreams_py.operations.dead_letters.row_writer import RowWriter
+from kstreams_py.operations.dead_letters.steps import Steps
+from kstreams_py.operations.dead_letters.transactions import Done, Transactions
+from kstreams_py.processing.dead_letters import Failure
+from kstreams_py.processing.environment import Environment
+from kstreams_py.processing.outputs import are_many, value_bytes
+from kstreams_py.processing.rows import split
+from kstreams_py.records import Inputs
+
+logger = logging.getLogger(__name__)
+
+STEPS_MAX: Final = 100
+"""Steps in one transaction."""
+
+SECONDS_MAX: Final = 1.0
+"""Seconds for which steps are run before they are committed; the transaction is open only while they are written."""
+
+PROGRESS_SECONDS: Final = 2.0
+"""Seconds between two lines of progress."""
+
+
+class Outcome(StrEnum):
+    """What came of a dead letter that was chosen."""
+
+    REPLAYED = "replayed"
+    FAILED = "failed again"
+    STAYS = "cannot be replayed"
+
+
+Report = Callable[[Letter, Outcome, str], None]
+"""Called for each letter that was chosen, with the reason if it stays; after its transaction is committed."""
+
+
+@dataclass(slots=True)
+class Summary:
+    """What a replay came to: letters by their outcome.
+
+    - `stopped`: why the replay ended early; "" if it did not.
+    - `unreadable`: records of the topics that are no dead letters, each with the reason.
+    """
+
+    counts: dict[Outcome, int] = field(default_factory=lambda: dict.fromkeys(Outcome, 0))
+    stopped: str = ""
+    unreadable: list[str] = field(default_factory=list)
+
+    @property
+    def is_complete(self) -> bool:
+        """Every letter that was chosen is replayed."""
+        return not (self.counts[Outcome.FAILED] or self.counts[Outcome.STAYS] or self.stopped)
+
+
+def plan_replay(
+    graph: Graph, environment: Environment, selection: Selection, report: Report, *, unverified: bool = False
+) -> Summary:
+    """Reports what a replay would run, and runs, writes and fences nothing. Parameters and errors as of `replay`."""
+    reader = LetterReader(graph, environment)
+    steps, summary = Steps(graph, environment, Originals(graph, environment, unverified=unverified)), Summary()
+    chosen = reader.waiting(selection, reader.marks())
+    for letter, inputs in _prepared(reader, steps, chosen.keys().__contains__):
+        why = inputs if isinstance(inputs, str) else ""
+        outcome = Outcome.STAYS if why else Outcome.REPLAYED
+        summary.counts[outcome] += 1
+        report(letter, outcome, why)
+    summary.unreadable = reader.unreadable
+    return summary
+
+
+def replay(
+    graph: Graph, environment: Environment, selection: Selection, report: Report, *, unverified: bool = False
+) -> Summary:
+    """Replays the dead letters that are chosen and not replayed yet.
+
+    - `unverified`: letters whose inputs are not in their topics any more are believed, and replayed as well.
+
+    Raises UserMistake for a selection that names what does not exist, GraphError and TopicError if there are no dead
+    letters, NotAuthorized, Replaced if another replay begins, and what stops a worker if a function raises that.
+    """
+    reader = LetterReader(graph, environment)
+    transactions = Transactions(graph, reader, environment)
+    rows = RowWriter(graph, environment)
+    steps = Steps(graph, environment, Originals(graph, environment, unverified=unverified))
+    try:
+        transactions.start()
+        with closing(rows):
+            return _Replay(reader, steps, transactions, rows, report, environment.clock).run(selection)
+    finally:
+        transactions.end()
+
+
+def _prepared(
+    reader: LetterReader, steps: Steps, waits: Callable[[Place], bool]
+) -> Iterator[tuple[Letter, Inputs | str]]:
+    """Yields the letters that wait, one of each delivery, with the inputs of their steps; and each that stays, and why.
+
+    A letter that stays does not stand for its delivery: it may be forged.
+    """
+    prepared = set[bytes]()
+    for letter in reader.letters():
+        if letter.delivery_hash in prepared or not waits(letter.place):
+            continue
+        inputs = steps.prepare(letter)
+        if not isinstance(inputs, str):
+            prepared.add(letter.delivery_hash)
+        yield letter, inputs
+
+
+class _Replay:
+    """One replay."""
+
+    def __init__(
+        self,
+        reader: LetterReader,
+        steps: Steps,
+        transactions: Transactions,
+        rows: RowWriter,
+        report: Report,
+        clock: Callable[[], float],
+    ) -> None:
+        self._reader = reader
+        self._steps = steps
+        self._transactions = transactions
+        self._rows = rows
+        self._report = report
+        self._clock = clock
+        self._summary = Summary()
+        self._done: list[Done] = []
+        self._outputs: list[Output] = []
+        self._begun = self._shown = self._clock()
+
+    def run(self, selection: Selection) -> Summary:
+        chosen = self._reader.waiting(selection, self._transactions.marks)
+
+        def waits(place: Place) -> bool:
+            # another replay may have run since, see Transactions.marks
+            return place in chosen and self._transactions.marks.isdisjoint(chosen[place])
+
+        for letter, inputs in _prepared(self._reader, self._steps, waits):
+            try:
+                self._run_step(letter, chosen[letter.place], inputs)
+            except Stop as stop:
+                self._summary.stopped = f"{letter.place}: its function raised Stop{f': {stop}' if str(stop) else ''}"
+                break
+            except Exception:
+                self._commit()
+                raise
+            if self._is_due:
+                self._commit()
+                self._show_progress(len(chosen))
+        self._commit()
+        self._summary.unreadable = self._reader.unreadable
+        return self._summary
+
+    def _run_step(self, letter: Letter, places: Sequence[Place], inputs: Inputs | str) -> None:
+        if not self._done:
+            self._begun = self._clock()
+        if isinstance(inputs, str):
+            self._count(letter, Outcome.STAYS, inputs)
+            return
+        outputs = self._steps.run(letter, inputs)
+        if isinstance(outputs, Failure):
+            self._count(letter, Outcome.FAILED, str(outputs))
+            return
+        rows, others = split(outputs)
+        self._done.append(Done(letter, places, others, rows))
+        self._outputs += outputs
+
+    @property
+    def _is_due(self) -> bool:
+        return bool(self._done) and (
+            len(self._done) >= STEPS_MAX
+            or are_many(self._outputs, value_bytes(self._outputs))
+            or self._clock() - self._begun >= SECONDS_MAX
+        )
+
+    def _commit(self) -> None:
+        """Commits the steps that are done; one by one if an output of them is refused."""
+        done, self._done, self._outputs = self._done, [], []
+        if not done:
+            return
+        try:
+            self._rows.write(done)
+            self._transactions.commit(done)
+        except (Refused, RowRefused) as refused:
+            if len(done) == 1:
+                self._count(done[0].letter, Outcome.FAILED, str(refused))
+                return
+        else:
+            for step in done:
+                self._count(step.letter, Outcome.REPLAYED, "", len(step.places))
+            return
+        for step in done:
+            self._done = [step]
+            self._commit()
+
+    def _count(self, letter: Letter, outcome: Outcome, why: str, letters: int = 1) -> None:
+        self._summary.counts[outcome] += letters
+        self._report(letter, outcome, why)
+
+    def _show_progress(self, deliveries: int) -> None:
+        if self._clock() - self._shown >= PROGRESS_SECONDS:
+            self._shown = self._clock()
+            counts = ", ".join(f"{count:,} {outcome}" for outcome, count in self._summary.counts.items() if count)
+            logger.info("dead letters: %s, of %s", counts, f"{deliveries:,}")

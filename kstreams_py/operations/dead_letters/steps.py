@@ -1,0 +1,128 @@
+"""Runs the step of a dead letter through its processor, without writing: decode, function, encode."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Final
+
+from kstreams_py.errors import RecordRefused, RecordTooLarge
+from kstreams_py.graph.declarations import Processor
+from kstreams_py.graph.guarantees import Guarantee
+from kstreams_py.graph.hashes import pack_offset
+from kstreams_py.graph.topology import Graph
+from kstreams_py.kafka.contracts import Output
+from kstreams_py.operations.dead_letters.letters import Letter
+from kstreams_py.operations.dead_letters.originals import Originals
+from kstreams_py.processing.calls import open_calls
+from kstreams_py.processing.dead_letters import Failure
+from kstreams_py.processing.environment import Environment
+from kstreams_py.processing.ledger import Ledger
+from kstreams_py.processing.plan import Intake
+from kstreams_py.processing.runner import Runner
+from kstreams_py.processing.runners import make_runner
+from kstreams_py.processing.tasks import Tasks
+from kstreams_py.records import Inputs, TopicPartition
+
+REFUSED: Final = frozenset(f"{each.__module__}.{each.__qualname__}" for each in (RecordRefused, RecordTooLarge))
+"""The classes of dead letters whose function did not raise: a topic refused an output of the step."""
+
+
+class Steps:
+    """Runs the steps of dead letters, each with the delivery hash of its letter."""
+
+    def __init__(self, graph: Graph, environment: Environment, originals: Originals) -> None:
+        self._graph = graph
+        self._environment = replace(environment, open_calls=partial(open_calls, patience=None))
+        self._originals = originals
+        self._processors = {processor.id: processor for processor in graph.processors}
+        self._loaded: dict[str, tuple[Runner, _OneStep]] = {}
+
+    def prepare(self, letter: Letter) -> Inputs | str:
+        """The inputs of the letter's step as its processor takes them now, or why the step cannot be run."""
+        name = letter.processor_id
+        processor = self._processors.get(name)
+        if processor is None:
+            return f"graph {self._graph.name!r} has no processor {name!r} any more: declare it again"
+        if processor.cluster:
+            return (
+                f"its outputs are on cluster {processor.cluster!r}, and no transaction spans them and the marks of "
+                "what is replayed: send its inputs again by hand"
+            )
+        declared, read = [topic.name for topic in processor.inputs], [each.name for each in letter.inputs]
+        fits = sorted(read) == sorted(declared) if processor.joins else len(read) == 1 and set(read) <= set(declared)
+        if not fits:
+            return (
+                f"it read {', '.join(map(repr, read))}, and processor {name!r} reads "
+                f"{', '.join(map(repr, declared))} now: declare the inputs as they were"
+            )
+        if processor.stores_offsets:
+            return (
+                f"its processor stores offsets with its rows in {processor.target}, which say nothing of a single "
+                "step: send the record to its topic again"
+            )
+        if processor.ordered is not None:
+            return (
+                "its processor applies events in their order: `kstreams order resume` sends those of a stopped object "
+                "again; send another to its topic with its headers"
+            )
+        if processor.state is not None:
+            return (
+                f"its processor has state {processor.state.name!r}, which its workers keep: send the record to its "
+                "topic again"
+            )
+        if (
+            processor.guarantee is Guarantee.AT_MOST_ONCE
+            and letter.error in REFUSED
+            and (processor.generator or len(processor.outputs) > 1)
+        ):
+            return (
+                f"a topic refused one output of its step, and at most once the others are written already: "
+                f"replaying it would double them: write the missing record by hand ({letter.message})"
+            )
+        if len(letter.inputs) == 1 and letter.delivery_hash[8:] != pack_offset(letter.inputs[0].at):
+            return "its delivery hash is of another version of kstreams_py: replay it with that version"
+        found = self._originals.find(letter, processor)
+        return found if isinstance(found, str) else tuple(sorted(found, key=lambda m: declared.index(m.topic())))
+
+    def run(self, letter: Letter, inputs: Inputs) -> list[Output] | Failure:
+        """The outputs of the letter's step, which `prepare` has prepared, or its failure if it raises again.
+
+        Raises Stop, or what stops a worker, if the step raises that.
+        """
+        processor = self._processors[letter.processor_id]
+        runner, tasks = self._load(processor)
+        tasks.load(inputs, letter.delivery_hash)
+        plan = runner.run(Intake([inputs] if processor.joins else list(inputs)))
+        if plan.interrupt is not None:
+            raise plan.interrupt
+        return plan.failures[0] if plan.failures else plan.outputs
+
+    def _load(self, processor: Processor) -> tuple[Runner, _OneStep]:
+        if processor.id not in self._loaded:
+            tasks = _OneStep(
+                processor,
+                Ledger(),
+                name=f"{self._graph.name}.{processor.id}",
+                topic_ids={topic.name: "" for topic in processor.inputs},
+            )
+            # without dead letters and retries: a step that fails again keeps the letter that it has
+            once = replace(processor, retry=None)
+            self._loaded[processor.id] = make_runner(once, tasks, self._environment, None), tasks
+        return self._loaded[processor.id]
+
+
+class _OneStep(Tasks):
+    """The task of one step, whose delivery hash is given: that of its letter, though a topic was created again."""
+
+    _digest = b""
+
+    def load(self, inputs: Inputs, digest: bytes) -> None:
+        """Takes the place of the tasks that read these records."""
+        self.assign({TopicPartition(m.topic(), m.partition()): m.offset() for m in inputs}, {})
+        self._digest = digest
+        if len(inputs) == 1:
+            self.by_partition[inputs[0].partition()].prefixes = {inputs[0].topic(): digest[:8]}
+
+    def delivery_hash(self, inputs: Inputs) -> bytes:  # noqa: ARG002, there is one step
+        return self._digest

@@ -1,0 +1,176 @@
+"""Dead letters as text and as JSON, their inputs decoded by the graph's serdes where that works."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from kstreams_py.errors import DecodeError, KStreamsError
+from kstreams_py.formats.registry import Registry
+from kstreams_py.formats.serdes import bind
+from kstreams_py.graph.topology import Graph
+from kstreams_py.operations.dead_letters.letters import Group, Input, Letter
+from kstreams_py.printable import join_lines
+
+EXAMPLE_LENGTH: Final = 100
+"""Characters of an example's message in the list."""
+
+VALUE_LENGTH: Final = 2_000
+"""Characters of a key, value or header in the text; JSON has all of it."""
+
+
+def show_time(milliseconds: int) -> str | None:
+    """A timestamp in UTC as ISO 8601, to the second; None if there is none."""
+    try:
+        return None if milliseconds < 0 else datetime.fromtimestamp(milliseconds // 1000, UTC).strftime("%FT%TZ")
+    except (OverflowError, ValueError, OSError):
+        return f"{milliseconds} ms"
+
+
+def show_bytes(data: bytes) -> str:
+    """Bytes as text if they are printable UTF-8, else as a bytes literal of Python."""
+    try:
+        text = data.decode()
+    except ValueError:
+        return repr(data)
+    return text if text.isprintable() else repr(data)
+
+
+class Describer:
+    """Describes dead letters of one graph."""
+
+    def __init__(self, graph: Graph, registry: Registry) -> None:
+        self._graph = graph
+        self._registry = registry
+        self._decode: dict[tuple[str, str], Callable[[bytes], Any] | None] = {}
+
+    def as_json(self, letter: Letter, *, replayed: bool) -> str:
+        """One line of JSON: all that the letter has, its inputs decoded."""
+        place = {"letter": letter.place._asdict(), "time": show_time(letter.timestamp)}
+        return json.dumps(place | self.content(letter) | {"replayed": replayed}, default=str, ensure_ascii=False)
+
+    def content(self, letter: Letter) -> dict[str, Any]:
+        """The content of a letter as values of JSON: the processor, the error, the inputs decoded."""
+        return {
+            "processor": letter.processor,
+            "delivery_hash": letter.delivery_hash.hex(),
+            "error": letter.error,
+            "message": letter.message,
+            "traceback": letter.traceback,
+            "inputs": [self._input(each) for each in letter.inputs],
+            "cut": letter.cut or None,
+        }
+
+    def as_text(self, letter: Letter, *, replayed: bool) -> str:
+        """Several lines: the place, the error, each input, the traceback."""
+        lines = [
+            f"{letter.place}  {letter.processor}  {show_time(letter.timestamp) or 'no time'}"
+            + ("  (replayed)" if replayed else ""),
+            f"  error      {letter.error}: {letter.message}",
+            f"  delivery   {letter.delivery_hash.hex()}",
+        ]
+        for each in letter.inputs:
+            shown = self._input(each)
+            lines.append(f"  input      {each}  {shown['time'] or 'no time'}")
+            lines.append(f"    key      {_brief(shown['key'])}")
+            lines.append(f"    value    {_brief(shown['value'])}")
+            lines += [f"    header   {name}: {_brief(value)}" for name, value in shown["headers"]]
+        if letter.cut:
+            lines.append(f"  cut        {letter.cut}")
+        if letter.traceback:
+            lines += [f"  | {line}" for line in letter.traceback.rstrip("\n").split("\n")]
+        return join_lines(lines)
+
+    def _input(self, each: Input) -> dict[str, Any]:
+        return {
+            "topic": each.name,
+            "partition": each.number,
+            "offset": each.at,
+            "time": show_time(each.milliseconds),
+            "key": self._decoded(each.name, "key", each.own_key),
+            "value": self._decoded(each.name, "value", each.data),
+            "headers": [(name, None if value is None else show_bytes(value)) for name, value in each.pairs],
+        }
+
+    def _decoded(self, topic: str, role: str, data: bytes | None) -> Any:
+        """A key or value as a value of JSON; its bytes as text if no serde decodes them."""
+        if data is None:
+            return None
+        if (topic, role) not in self._decode:
+            declared = self._graph.topics.get(topic)
+            self._decode[topic, role] = (
+                None
+                if declared is None
+                else bind(getattr(declared, role), self._registry, f"{topic}-{role}").deserialize
+            )
+        decode = self._decode[topic, role]
+        try:
+            value = data if decode is None else decode(data)
+        except DecodeError:
+            value = data
+        except KStreamsError:  # the registry, not these bytes
+            raise
+        except Exception:  # of a user's own serde
+            value = data
+        return _plain(value)
+
+
+def group_as_json(processor: str, error: str, each: Group) -> str:
+    """One line of JSON of a group of dead letters."""
+    content = {
+        "processor": processor,
+        "error": error,
+        "waiting": each.waiting,
+        "replayed": each.replayed,
+        "first": show_time(each.first),
+        "last": show_time(each.last),
+        "message": each.example.message,
+        "letter": each.example.place._asdict(),
+    }
+    return json.dumps(content, ensure_ascii=False)
+
+
+def groups_as_text(groups: Mapping[tuple[str, str], Group]) -> str:
+    """A table of groups: processor, class of the exception, counts, first and last time; below each its example."""
+    head = ("processor", "error", "waiting", "replayed", "first", "last")
+    rows = [
+        (
+            processor,
+            error.removeprefix("builtins."),
+            f"{each.waiting:,}",
+            f"{each.replayed:,}",
+            show_time(each.first) or "no time",
+            show_time(each.last) or "no time",
+        )
+        for (processor, error), each in groups.items()
+    ]
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+
+    def line(cells: tuple[str, ...]) -> str:
+        padded = [c.rjust(w) if i in (2, 3) else c.ljust(w) for i, (c, w) in enumerate(zip(cells, widths, strict=True))]
+        return "  ".join(padded).rstrip()
+
+    lines = [line(head)]
+    for row, each in zip(rows, groups.values(), strict=True):
+        lines.append(line(row))
+        lines.append(f"    {each.example.place}: {_brief(each.example.message, EXAMPLE_LENGTH)}")
+    return join_lines(lines)
+
+
+def _brief(value: Any, length: int = VALUE_LENGTH) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
+    text = " ".join(text.splitlines()) if isinstance(value, str) else text
+    return text if len(text) <= length else f"{text[:length]}... ({len(text):,} characters)"
+
+
+def _plain(value: Any) -> Any:
+    """A value that JSON can represent: bytes as text, other objects by their str."""
+    if isinstance(value, bytes):
+        return show_bytes(value)
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return value if value is None or isinstance(value, str | int | float) else str(value)

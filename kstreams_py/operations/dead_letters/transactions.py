@@ -1,0 +1,222 @@
+"""One replay of a graph at a time: outputs and marks in one transaction.
+
+The transactional id is `<graph>.dead-letters`. A second replay fences the first, waits until the first one's
+transaction has ended, and only then reads the marks.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from kstreams_py.errors import (
+    Abortable,
+    BrokerUnavailable,
+    ClientError,
+    Fenced,
+    KStreamsError,
+    OutcomeUnknown,
+    Refused,
+    Replaced,
+    Retriable,
+)
+from kstreams_py.graph.sink import Row
+from kstreams_py.graph.topology import Graph
+from kstreams_py.kafka.contracts import TRANSACTIONAL, Output, Producer
+from kstreams_py.kafka.own_topics import ensure_topics
+from kstreams_py.kafka.sizes import batch_bytes
+from kstreams_py.kafka.transactions import find_command_at
+from kstreams_py.operations.dead_letters.letters import Letter, Place
+from kstreams_py.operations.dead_letters.marks import MARKS_SETTINGS, begin_record, deletion_record, mark_record
+from kstreams_py.operations.dead_letters.reader import LetterReader
+from kstreams_py.processing.attempts import Attempts
+from kstreams_py.processing.environment import Environment
+from kstreams_py.records import TopicPartition
+
+logger = logging.getLogger(__name__)
+
+DELETIONS_MAX: Final = 10_000
+"""Marks that are deleted in one transaction."""
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A step that was run: its letter, the places of all letters of its delivery, its outputs, its rows."""
+
+    letter: Letter
+    places: Sequence[Place]
+    outputs: Sequence[Output]
+    rows: Sequence[Row] = ()
+
+
+class Transactions:
+    """The producer of a replay, and the marks that it has written or found."""
+
+    def __init__(self, graph: Graph, reader: LetterReader, environment: Environment) -> None:
+        """Makes no request."""
+        self._graph = graph
+        self._id = f"{graph.name}.dead-letters"
+        self._reader = reader
+        self._environment = environment
+        self._cluster = environment.cluster
+        self._attempts = Attempts(self._id, self._id, environment.sleep)
+        self._producer: Producer | None = None
+        self._open = False
+        self._batch_bytes: int | None = None
+        self.marks: set[Place] = set()
+        """The dead letters that were replayed when this producer started. While it is used, no other commits."""
+
+    def start(self) -> None:
+        """Fences the replay before, waits for the end of its transaction, then reads the marks.
+
+        Raises Replaced if another replay begins meanwhile, BrokerUnavailable if the marks cannot be read to their end.
+        """
+        ensure_topics(self._cluster, {self._graph.replayed: (1, MARKS_SETTINGS)})
+        self._reader.expect_marks()
+        # a topic of another cluster is asked for nowhere: a user without a right to its name would be refused
+        own = (topic for processor in self._graph.processors for topic in processor.outputs if not topic.cluster)
+        written = {topic.name for topic in own}
+        self._batch_bytes = batch_bytes(self._cluster.topics([*written, self._graph.replayed]).values())
+        self._renew()
+        gone = self._reader.deleted(self.marks)
+        for first in range(0, len(gone), DELETIONS_MAX):
+            self._write(partial(self._deletions, gone[first : first + DELETIONS_MAX]))
+
+    def commit(self, steps: Sequence[Done]) -> None:
+        """Writes the outputs of steps and the marks of their letters in one transaction.
+
+        Raises Refused if a topic refuses an output: nothing is written then. Raises Replaced if another replay began.
+        """
+        self._write(partial(self._records, steps))
+
+    def write(self, outputs: Sequence[Output]) -> None:
+        """Writes records in one transaction; without an answer of the broker it may be written twice."""
+        self._write(lambda: outputs)
+
+    def _records(self, steps: Sequence[Done]) -> list[Output]:
+        """The outputs of the steps that no mark says are replayed, and their marks."""
+        left = [step for step in steps if self.marks.isdisjoint(step.places)]
+        topic, topics = self._graph.replayed, self._reader.topics
+        outputs = [output for step in left for output in step.outputs]
+        return outputs + [mark_record(topic, place, step.letter, topics) for step in left for place in step.places]
+
+    def _deletions(self, places: Sequence[Place]) -> list[Output]:
+        """Tombstones of the marks of these places that there are."""
+        topic, topics = self._graph.replayed, self._reader.topics
+        return [deletion_record(topic, place, topics) for place in places if place in self.marks]
+
+    def _write(self, records: Callable[[], Sequence[Output]]) -> None:
+        """Writes a transaction, until that succeeds.
+
+        `records` returns what is left to write by the marks, which are read again with each new producer: the last
+        transaction may be committed, or another replay may have run since.
+        """
+        while True:
+            try:
+                if self._of_client.tainted:
+                    # a request that timed out may reach the broker late and end a later transaction of the same epoch
+                    self._renew()
+                if left := records():
+                    self._transact(left)
+            except Refused:
+                if not self._abort():
+                    self._renew()
+                raise
+            except (Retriable, Abortable, OutcomeUnknown) as error:
+                self._attempts.failed(error, "going back to the marks")
+                if isinstance(error, OutcomeUnknown) or not self._abort():
+                    self._renew()
+            except Fenced as error:
+                raise self._replaced(error) from None
+            else:
+                self._attempts.committed()
+                return
+
+    def end(self) -> None:
+        """Aborts a transaction that is open, and drops the producer."""
+        if self._open:
+            with suppress(KStreamsError):  # what ends the replay is raised already
+                self._abort()
+        if self._producer is not None:
+            self._producer.drop()
+            self._producer = None
+
+    def _renew(self) -> None:
+        """Starts a new producer, which ends the transaction of the one before, and reads the marks."""
+        while True:
+            if self._producer is not None:
+                self._producer.drop()
+            self._producer, self._open = None, False
+            self._attempts.next_producer()
+            try:
+                self._producer = self._cluster.producer(TRANSACTIONAL, self._id, self._batch_bytes)
+                self._attempts.call(self._producer.init_transactions)
+                self._read_marks()
+            except Fenced as error:
+                raise self._replaced(error) from None
+            except Refused as refused:
+                raise refused.mistake from None
+            except (Retriable, Abortable, OutcomeUnknown) as error:
+                self._attempts.producer_failed(error)
+                continue
+            self._attempts.producer_started()
+            return
+
+    def _read_marks(self) -> None:
+        """Reads the marks, once a record that was written after all of them can be read.
+
+        A transaction that hangs in the partition would hide them, and what they mark would be replayed twice.
+        """
+        token, tp = uuid.uuid4().hex.encode(), TopicPartition(self._graph.replayed, 0)
+        self._transact([begin_record(tp.topic, token)])
+        deadline = self._environment.clock() + self._environment.settings.request_timeout_ms / 1000
+        while (newest := self._cluster.newest(tp)) is None or newest.value() != token:
+            if self._environment.clock() > deadline:
+                find = find_command_at(self._environment.settings.bootstrap_servers, [tp.topic])
+                raise BrokerUnavailable(
+                    f"{tp}: what was just committed cannot be read: a transaction hangs there and hides which letters "
+                    f"are replayed: `{find}` prints the command that ends it; then start again"
+                )
+            self._environment.sleep(0.01)
+        self.marks = self._reader.marks()
+
+    def _transact(self, outputs: Sequence[Output]) -> None:
+        producer = self._of_client
+        self._attempts.call(producer.begin_transaction)
+        self._open = True
+        queue = list(outputs)  # `write` removes what it has queued, also when it raises
+        self._attempts.call(lambda: producer.write(queue))
+        producer.commit_transaction()
+        self._open = False
+
+    def _abort(self) -> bool:
+        """Aborts; False if the producer has to be replaced."""
+        self._open = False
+        try:
+            self._of_client.abort_transaction()
+        except Fenced as error:
+            raise self._replaced(error) from None
+        except ClientError as error:
+            logger.info("%s: %s; a new producer will do", self._id, error)
+            return False
+        return True
+
+    @property
+    def _of_client(self) -> Producer:
+        assert self._producer is not None, "the replay was not started"
+        return self._producer
+
+    def _replaced(self, error: Fenced) -> Replaced:
+        with suppress(KStreamsError):
+            if self._producer is not None:
+                self._producer.drop()
+        self._producer, self._open = None, False
+        return Replaced(
+            f"another replay of graph {self._graph.name!r} has begun, or a transaction took longer than "
+            f"transaction_timeout_ms ({error}): what is committed is marked; start again for the rest"
+        )

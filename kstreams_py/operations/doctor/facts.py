@@ -1,0 +1,141 @@
+"""Collects the facts of a diagnosis; what this user may not see is named, and the rest is seen."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, TypeVar
+
+from kstreams_py.errors import BrokerUnavailable, KStreamsError
+from kstreams_py.kafka.administration import GroupAdmin
+from kstreams_py.kafka.cluster_admin import ClusterAdmin
+from kstreams_py.kafka.contracts import TopicInfo
+from kstreams_py.kafka.described_cluster import ClusterDescription, GroupPositions, Logs
+from kstreams_py.kafka.errors import TESTED_CLIENTS, client_version
+from kstreams_py.kafka.groups import POSITIONS_TOPIC, GroupInfo
+from kstreams_py.kafka.transaction_admin import TRANSACTIONS_TOPIC, TransactionAdmin
+from kstreams_py.operations.doctor.findings import Examined, Facts
+from kstreams_py.operations.transactions.abort import Findings, Transactions
+from kstreams_py.operations.transactions.hanging import Found, clusters_of, topics_of
+from kstreams_py.processing.beginning import Begun, read_begun
+from kstreams_py.processing.environment import Environment
+from kstreams_py.records import TopicPartition
+from kstreams_py.settings import Settings
+
+T = TypeVar("T")
+
+POSITIONS: Final = "positions of the groups"
+
+OPEN_SECONDS: Final = 60.0
+"""Age from which on an open transaction holds readers back for long."""
+
+
+class Examination:
+    """Collects facts of a cluster, and of a graph on it."""
+
+    def __init__(self, environment: Environment, examined: Examined | None) -> None:
+        """Makes no request."""
+        self._environment = environment
+        self._examined = examined
+        self._unseen: dict[str, str] = {}
+
+    def collect(self) -> Facts:
+        """The facts. Raises BrokerUnavailable if the cluster itself cannot be described."""
+        settings, examined = self._environment.settings, self._examined
+        admin, groups = ClusterAdmin(settings), GroupAdmin(settings)
+        own = {POSITIONS_TOPIC, TRANSACTIONS_TOPIC}
+        topics = own if examined is None else own | topics_of(examined.graph)
+        cluster, now = admin.describe(topics), time.time()
+        names = [] if examined is None else [examined.group(each) for each in examined.graph.processors]
+        described: Mapping[str, GroupInfo] = {}
+        positions: GroupPositions = {}
+        logs: Logs = {}
+        if names:
+            described = self._look("groups", lambda: groups.describe(names), {})
+            positions = self._look(POSITIONS, lambda: admin.positions(names), {})
+            logs = self._look("the ends of inputs", lambda: self._logs(admin, cluster, positions, now), {})
+        others, away = self._others()
+        found = self._find(settings, cluster, self._unseen)
+        return Facts(
+            cluster=cluster,
+            now=now,
+            logs=logs,
+            groups=described,
+            positions=positions,
+            expired=self._expired(cluster, positions),
+            found=found,
+            client=client_version(),
+            tested_clients=TESTED_CLIENTS,
+            unseen=self._unseen,
+            others=others,
+            away=away,
+        )
+
+    def _others(self) -> tuple[list[Facts], dict[str, str]]:
+        """The facts of the other clusters of the graph; and why some of them do not answer."""
+        found, away = list[Facts](), dict[str, str]()
+        if self._examined is None:
+            return found, away
+        graph = self._examined.graph
+        for name in clusters_of(graph)[1:]:
+            settings, unseen = self._environment.settings.of_cluster(name), dict[str, str]()
+            try:
+                cluster = ClusterAdmin(settings).describe({TRANSACTIONS_TOPIC, *topics_of(graph, name)})
+            except BrokerUnavailable as error:
+                away[name] = str(error)
+                continue
+            transactions, now = self._find(settings, cluster, unseen), time.time()
+            found.append(Facts(cluster=cluster, now=now, found=transactions, unseen=unseen, name=name))
+        return found, away
+
+    def _find(self, settings: Settings, cluster: ClusterDescription, unseen: dict[str, str]) -> Sequence[Found]:
+        """Transactions that hang or are open for long; notes in `unseen` where they could not be looked for."""
+        looked = [name for name in cluster.topics if name != TRANSACTIONS_TOPIC]
+        transactions = Transactions(TransactionAdmin(settings))
+        found = _look("transactions", lambda: transactions.find(looked, OPEN_SECONDS), Findings([], {}), unseen)
+        for tp, reason in found.refused.items():
+            unseen[f"transactions of topic {tp.topic}"] = str(reason)
+        return found.found
+
+    def _look(self, subject: str, ask: Callable[[], T], otherwise: T) -> T:
+        return _look(subject, ask, otherwise, self._unseen)
+
+    def _logs(self, admin: ClusterAdmin, cluster: ClusterDescription, positions: GroupPositions, now: float) -> Logs:
+        """The logs of the partitions that have a position and a leader, with what retention.ms leaves of them."""
+        wanted: dict[TopicPartition, tuple[int, ...]] = {}
+        for tp in {tp for each in positions.values() for tp in each}:
+            topic = cluster.topics.get(tp.topic)
+            if topic is None or tp.partition >= len(topic.partitions) or topic.partitions[tp.partition].leader < 0:
+                continue
+            kept = int(topic.settings.get("retention.ms", -1))
+            wanted[tp] = tuple(int(now * 1000) - kept // part for part in (1, 2)) if kept >= 0 else ()
+        bounded = {name for name, each in cluster.topics.items() if int(each.settings.get("retention.bytes", -1)) >= 0}
+        return admin.logs(wanted, bounded & {tp.topic for tp in wanted})
+
+    def _expired(self, cluster: ClusterDescription, positions: GroupPositions) -> dict[str, list[TopicPartition]]:
+        """Input partitions that were begun and have no position, by processor."""
+        examined, asked = self._examined, self._environment.cluster
+        if examined is None or examined.graph.beginnings not in cluster.topics or POSITIONS in self._unseen:
+            return {}
+        no_topics: dict[str, TopicInfo] = {}
+        none_begun: dict[Begun, int] = {}
+        topics = self._look("the ids of topics", lambda: asked.topics(list(examined.graph.topics)), no_topics)
+        begun = self._look("beginnings", lambda: read_begun(asked, examined.graph.beginnings)[0], none_begun)
+        found: dict[str, list[TopicPartition]] = {}
+        for processor in examined.graph.processors:
+            committed = positions.get(examined.group(processor), {})
+            ids = {topic.name: topics[topic.name].topic_id for topic in processor.inputs if topic.name in topics}
+            for each in begun:
+                tp = TopicPartition(each.topic, each.partition)
+                if each.processor == processor.id and ids.get(tp.topic) == each.topic_id and tp not in committed:
+                    found.setdefault(processor.id, []).append(tp)
+        return found
+
+
+def _look(subject: str, ask: Callable[[], T], otherwise: T, unseen: dict[str, str]) -> T:
+    """An answer; `otherwise`, and a note of what is missing, where this user may not ask."""
+    try:
+        return ask()
+    except KStreamsError as error:
+        unseen[subject] = str(error)
+        return otherwise

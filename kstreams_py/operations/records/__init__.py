@@ -1,0 +1,10 @@
+"""`kstreams send` and `kstreams tail`: records as lines of JSON.
+
+In reading order:
+
+lines        acts  a record as a line of JSON, and a line of JSON as a record
+topic        acts  finds the topic that a command names
+send         acts  sends records to a topic, and reports which were sent
+uncommitted  acts  reads the records of open and aborted transactions too, and reports which they are
+tail         acts  reads the records of a topic, and follows it
+"""

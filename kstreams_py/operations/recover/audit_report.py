@@ -1,0 +1,91 @@
+"""What an audit found of a processor: as text and as JSON."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from kstreams_py.graph.anomalies import TOLERATED, Kind
+from kstreams_py.graph.guarantees import Guarantee
+from kstreams_py.operations.recover.comparison import Found
+from kstreams_py.printable import join_lines
+
+
+@dataclass(slots=True)
+class Report:
+    """What an audit found of one processor.
+
+    - `skipped`: why it was not audited; "" if it was.
+    - `inputs`: those before the committed positions; `unanswered`: those of them without output or dead letter, 0 where
+      no outputs are judged.
+    - `unjudged`: outputs and dead letters whose inputs are deleted, not committed yet, or not asked for.
+    - `counts`: anomalies by kind; `shown`: the first of them.
+    - `notes`: what was not judged, and why.
+    """
+
+    processor: str
+    guarantee: Guarantee
+    skipped: str = ""
+    inputs: int = 0
+    unanswered: int = 0
+    outputs: int = 0
+    letters: int = 0
+    unjudged: int = 0
+    counts: Counter[Kind] = field(default_factory=Counter)
+    shown: list[Found] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def is_clean(self) -> bool:
+        """No anomaly was found that the guarantee does not tolerate."""
+        return self.counts.keys() <= TOLERATED[self.guarantee]
+
+
+def describe(report: Report) -> str:
+    """The report as lines."""
+    if report.skipped:
+        return f"{report.processor}: not audited: {report.skipped}"
+    found = ", ".join(f"{number:,} {kind}" for kind, number in sorted(report.counts.items())) or "clean"
+    read = f"{report.inputs:,} inputs, {report.outputs:,} outputs, {report.letters:,} dead letters"
+    lines = [f"{report.processor}: {read}: {found}{_allowed(report)}"]
+    if report.unanswered and Kind.LOST not in report.counts:
+        lines.append(f"  {report.unanswered:,} inputs have no output and no dead letter")
+    if report.unjudged:
+        lines.append(f"  {report.unjudged:,} records not judged: their inputs are not in the range that was read")
+    lines += [f"  {note}" for note in report.notes]
+    lines += [f"  {each}" for each in report.shown]
+    if more := report.counts.total() - len(report.shown):
+        lines.append(f"  and {more:,} more")
+    return join_lines(lines)
+
+
+def _allowed(report: Report) -> str:
+    return f", which {report.guarantee} allows" if report.counts and report.is_clean else ""
+
+
+def as_fields(report: Report) -> dict[str, Any]:
+    """The report as a JSON object."""
+    return {
+        "processor": report.processor,
+        "guarantee": report.guarantee,
+        "skipped": report.skipped,
+        "inputs": report.inputs,
+        "unanswered": report.unanswered,
+        "outputs": report.outputs,
+        "dead_letters": report.letters,
+        "not_judged": report.unjudged,
+        "clean": report.is_clean,
+        "counts": dict(sorted(report.counts.items())),
+        "notes": report.notes,
+        "anomalies": [
+            {
+                "kind": each.kind,
+                "topic": each.place.topic,
+                "partition": each.place.partition,
+                "offset": each.place.offset,
+                "sentence": each.sentence,
+            }
+            for each in report.shown
+        ],
+    }

@@ -1,0 +1,171 @@
+"""Reads where the tasks of a graph stand, and decides as a worker would what their next start does; changes nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterator, Mapping
+
+from kstreams_py.errors import InputLost, KStreamsError, RecoveryUndecidable, Retriable, TopicError
+from kstreams_py.graph.declarations import Processor
+from kstreams_py.graph.topology import Graph
+from kstreams_py.kafka.administration import GroupAdmin
+from kstreams_py.kafka.contracts import Cluster, TopicInfo
+from kstreams_py.kafka.groups import GroupInfo
+from kstreams_py.kafka.transactions import OpenTransaction, find_command_at
+from kstreams_py.operations.committed import CommittedReader, find_all_topics
+from kstreams_py.operations.recover.positions import partitions_of
+from kstreams_py.operations.recover.task_status import Tail, TaskStatus, plan_of
+from kstreams_py.processing.beginning import Beginning
+from kstreams_py.processing.choices_journal import ChoicesJournal
+from kstreams_py.processing.committers import open_journal
+from kstreams_py.processing.environment import Environment
+from kstreams_py.processing.journal.deliveries import DeliveryJournal
+from kstreams_py.processing.journal.records import type_of
+from kstreams_py.processing.journal.recovery import Recovery, show
+from kstreams_py.records import Positions, TopicPartition
+
+REFUSALS = (InputLost, RecoveryUndecidable, TopicError)
+"""The errors by which a start ends that finds positions, journals or topics that it cannot go on with."""
+
+FIRST = "ends or waits for a transaction, then decides: "
+"""A worker ends those of its own slot, which died, and waits for all others."""
+
+
+def read_status(graph: Graph, environment: Environment, admin: GroupAdmin) -> Iterator[TaskStatus]:
+    """Yields the status of each task, in the order of the graph. Raises UserMistake if a topic is missing."""
+    found = find_all_topics(graph, environment.cluster)
+    groups = admin.describe([f"{graph.name}.{each.id}" for each in graph.processors])
+    for processor in graph.processors:
+        yield from _Tasks(graph, processor, environment, found, groups[f"{graph.name}.{processor.id}"]).read()
+
+
+class _Tasks:
+    """The tasks of one processor."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        processor: Processor,
+        environment: Environment,
+        topics: Mapping[str, TopicInfo],
+        group: GroupInfo,
+    ) -> None:
+        self._cluster = environment.cluster
+        self._find = find_command_at(environment.settings.bootstrap_servers)
+        self._committed = CommittedReader(graph, environment)
+        self._processor = processor
+        self._name, self._group = f"{graph.name}.{processor.id}", group
+        self._inputs = {topic.name: topics[topic.name] for topic in processor.inputs}
+        self._partitions = partitions_of(processor, topics)
+        self._beginning = Beginning(environment, graph, processor, self._inputs)
+        self._journal = open_journal(graph, processor, environment, topics, "")
+        self._backing = graph.journal(processor) or ""
+        existing = self._cluster.topics([graph.beginnings, *([self._backing] if self._backing else [])])
+        self._was_started = graph.beginnings in existing
+        self._journaled = existing[self._backing].partitions if self._backing in existing else 0
+        """Tasks that have a journal: the next start creates and grows it."""
+        self._outputs = [TopicPartition(name, n) for name in processor.written for n in range(topics[name].partitions)]
+        if (delivered := graph.delivered(processor)) is not None:
+            self._outputs += [TopicPartition(delivered, number) for number in range(self._journaled)]
+
+    def read(self) -> Iterator[TaskStatus]:
+        pending = self._cluster.pending(self._name, self._partitions)
+        committed = self._committed.read(
+            self._processor, [tp for tp in self._partitions if tp not in pending.partitions]
+        )
+        starts, ends = self._cluster.starts(self._partitions), self._cluster.ends(self._partitions)
+        on_outputs = self._describe_writers()
+        for number in sorted({tp.partition for tp in self._partitions}):
+            mine = [tp for tp in self._partitions if tp.partition == number]
+            at = {tp: committed[tp] for tp in mine if tp in committed}
+            journal = [TopicPartition(self._backing, number)] if number < self._journaled else []
+            tail, branch, refused = self._tail(journal), "", False
+            try:
+                if any(tp in pending.partitions for tp in mine):
+                    plan = FIRST + pending.describe(time.time(), self._find)
+                else:
+                    plan, branch = self._plan(number, mine, at, starts)
+            except Retriable as error:
+                plan = FIRST + str(error)
+            except REFUSALS as error:
+                plan, refused = f"ends with {type(error).__name__}: {error}", True
+            yield TaskStatus(
+                self._processor.id,
+                number,
+                {tp.topic: offset for tp, offset in at.items()},
+                sum(max(0, ends[tp] - at[tp]) for tp in mine) if len(at) == len(mine) else None,
+                self._holder(number),
+                (*self._describe_open([*mine, *journal]), *on_outputs),
+                plan,
+                tail,
+                branch,
+                refused,
+            )
+
+    def _tail(self, journal: Collection[TopicPartition]) -> Tail | None:
+        for tp in journal:
+            if (m := self._cluster.newest(tp)) is not None:
+                return Tail(type_of(m), m.offset())
+        return None
+
+    def _plan(self, number: int, mine: list[TopicPartition], at: Positions, starts: Positions) -> tuple[str, str]:
+        """What the next start does with a task, and the branch of its journal. Raises Retriable, and REFUSALS."""
+        if lost := [tp for tp, offset in at.items() if offset < starts[tp]]:
+            (tp, *_) = lost
+            raise InputLost(
+                f"{tp} begins at offset {starts[tp]}, and its committed offset is {at[tp]}: set it (`kstreams recover "
+                "reset`)"
+            )
+        missing = [tp for tp in mine if tp not in at]
+        look = self._beginning.plan if self._was_started else self._beginning.first
+        positions = at | (look(missing) if missing else {})
+        offsets = {tp.topic: offset for tp, offset in positions.items()}
+        begins = "" if not missing else f"begins at {show({tp.topic: positions[tp] for tp in missing})}; "
+        if self._processor.stores_offsets:
+            return f"goes on at the offsets that {self._processor.target} has, whatever is committed", ""
+        if isinstance(self._journal, DeliveryJournal):
+            recovery = self._journal.look(number, offsets) if number < self._journaled else Recovery("1a")
+            moved = {topic: max(offset, recovery.offsets.get(topic, 0)) for topic, offset in offsets.items()}
+            return begins + plan_of(recovery, moved), recovery.branch
+        if isinstance(self._journal, ChoicesJournal) and number < self._journaled:
+            left = self._journal.newest(number).after(offsets)
+            if left.runs:
+                order = ", ".join(f"{topic} through {last}" for topic, last in left.runs)
+                return f"{begins}goes on at {show(offsets)}, first in the recorded order: {order}", ""
+        return begins.removesuffix("; ") if missing and not at else f"{begins}goes on at {show(offsets)}", ""
+
+    def _holder(self, number: int) -> str:
+        for member in self._group.members:
+            if any(tp.partition == number and tp.topic in self._inputs for tp in member.partitions):
+                return f"{member.instance or member.client_id} on {member.host}"
+        return ""
+
+    def _describe_open(self, partitions: Collection[TopicPartition]) -> Iterator[str]:
+        """A line for each of these partitions on which transactions are open."""
+        for tp, end in _find_hidden(self._cluster, partitions).items():
+            try:
+                found = "; ".join(each.describe(time.time()) for each in self._cluster.open_transactions(tp))
+            except KStreamsError as error:
+                found = f"which ones is not known: {error}"
+            yield f"transactions are open on {tp}, and hide what is behind offset {end}: {found}"
+
+    def _describe_writers(self) -> list[str]:
+        """A line for each transaction that is open on outputs: a worker writes to many of their partitions in one."""
+        cluster = self._cluster.named(self._processor.cluster)
+        found: dict[tuple[int, int], tuple[OpenTransaction, list[TopicPartition]]] = {}
+        try:
+            for tp in _find_hidden(cluster, self._outputs):
+                for each in cluster.open_transactions(tp):
+                    found.setdefault((each.producer_id, each.epoch), (each, []))[1].append(tp)
+        except KStreamsError as error:
+            return [f"which transactions are open on its outputs is not known: {error}"]
+        return [
+            f"a transaction is open on {', '.join(map(str, partitions))}: {each.describe(time.time())}"
+            for each, partitions in found.values()
+        ]
+
+
+def _find_hidden(cluster: Cluster, partitions: Collection[TopicPartition]) -> Positions:
+    """The partitions on which transactions are open, with their last stable offsets."""
+    ends, highs = cluster.ends(partitions), cluster.ends(partitions, committed=False)
+    return {tp: ends[tp] for tp in partitions if ends[tp] < highs[tp]}

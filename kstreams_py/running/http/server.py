@@ -1,0 +1,178 @@
+"""The HTTP server of a run: a thread that answers while the workers run.
+
+A connection costs a thread and a descriptor, which the run needs to start workers: their number, their time and the
+size of a request are bounded.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import re
+import socket
+import socketserver
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler
+from typing import Any, Final
+
+from kstreams_py.errors import SettingsError
+from kstreams_py.running.http.endpoints import Answer
+
+logger = logging.getLogger(__name__)
+
+CONNECTION_SECONDS: Final = 5.0
+"""Seconds for which a connection may last, from its start to the end of the answer."""
+
+CONNECTIONS_MAX: Final = 64
+"""Connections at once. One more ends the oldest: a probe is answered at once, who holds connections waits."""
+
+REQUEST_MAX: Final = 1 << 14
+"""Bytes of a request with its headers."""
+
+_IP_ADDRESS: Final = re.compile(r"\d{1,3}(\.\d{1,3}){3}|\[[0-9a-fA-F:.]+\]", re.ASCII)
+
+
+@contextmanager
+def serving(address: str, answer: Callable[[str], Answer], hosts: str = "") -> Iterator[str]:
+    """Answers GET and HEAD at `address` (host:port; port 0 for any that is free) inside the block; gives the URL.
+
+    - `hosts`: names by which it may be asked for, with commas between them: see `is_own_host`.
+
+    Raises SettingsError if the address cannot be taken.
+    """
+    host, _, port = address.rpartition(":")
+    own = {host.lower(), socket.gethostname().lower(), *(each.strip().lower() for each in hosts.split(","))}
+    try:
+        server = _open(host.strip("[]"), int(port), answer, own)
+    except OSError as error:
+        raise SettingsError(
+            f"http: {address} cannot be served: {error.strerror or error}: choose another address with --http or "
+            "KSTREAMS_HTTP"
+        ) from None
+    with server:
+        url = f"http://{host}:{server.server_address[1]}"
+        thread = threading.Thread(target=server.serve_forever, args=(0.1,), name="http", daemon=True)
+        thread.start()
+        logger.info("serving the page /, /metrics, /livez, /readyz and /status at %s", url)
+        try:
+            yield url
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def is_own_host(header: str, own: set[str]) -> bool:
+    """Whether a Host header names this server: by an address of IP, as localhost, or by one of `own` ("*": any).
+
+    A page of another site reaches a server on the loopback by a name of its own whose address it changes (DNS
+    rebinding): then its browser sends that name.
+    """
+    host = re.sub(r":\d*\Z", "", header.strip().lower(), flags=re.ASCII)
+    return "*" in own or host in {"localhost", *own} - {""} or bool(_IP_ADDRESS.fullmatch(host))
+
+
+class _Server(socketserver.ThreadingTCPServer):
+    """A thread for each connection. http.server's own class asks the name service first, which may hang."""
+
+    allow_reuse_address = True
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 64
+
+    def __init__(self, *arguments: Any) -> None:
+        self._lock = threading.Lock()
+        self._connections: dict[socket.socket, float] = {}
+        """Those that are open, the oldest first, each with its start in monotonic seconds."""
+        super().__init__(*arguments)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._lock:
+            self._connections[request] = time.monotonic()
+            if len(self._connections) > CONNECTIONS_MAX:
+                self._end(next(iter(self._connections)))
+        try:
+            super().process_request(request, client_address)
+        except RuntimeError:  # the machine gives no more threads
+            self.shutdown_request(request)
+
+    def service_actions(self) -> None:
+        """Ends connections that are too old: a time-out of each read alone lets one last by a byte now and then."""
+        limit = time.monotonic() - CONNECTION_SECONDS
+        with self._lock:
+            for each in [each for each, begun in self._connections.items() if begun < limit]:
+                self._end(each)
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._lock:
+            self._connections.pop(request, None)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: object, client_address: object) -> None:  # noqa: ARG002, of its base class
+        logger.debug("a connection of %s failed", client_address, exc_info=True)
+
+    def _end(self, connection: socket.socket) -> None:
+        """Lets the thread of a connection find its end, and close it."""
+        del self._connections[connection]
+        with suppress(OSError):
+            connection.shutdown(socket.SHUT_RDWR)
+
+
+class _Server6(_Server):
+    address_family = socket.AF_INET6
+
+
+def _open(host: str, port: int, answer: Callable[[str], Answer], own: set[str]) -> _Server:
+    """Binds and listens. Raises OSError."""
+
+    class Handler(BaseHTTPRequestHandler):
+        timeout = CONNECTION_SECONDS
+        server_version = "kstreams"
+        sys_version = ""
+
+        def setup(self) -> None:
+            super().setup()
+            self.rfile = io.BytesIO(_head(self.rfile))
+
+        def do_GET(self) -> None:
+            found = answer(self.path) if self._is_for_this() else _MISDIRECTED
+            self.send_response(found.status)
+            self.send_header("Content-Type", found.content_type)
+            self.send_header("Content-Length", str(len(found.body)))
+            self.send_header("Cache-Control", "no-store")
+            self.send_header("Content-Security-Policy", found.policy)
+            self.send_header("X-Content-Type-Options", "nosniff")
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(found.body)
+
+        do_HEAD = do_GET  # noqa: N815, likewise
+
+        def _is_for_this(self) -> bool:
+            """Whether all Host headers name this server; a program may send none, a browser does not."""
+            return all(is_own_host(each, own) for each in self.headers.get_all("Host", []))
+
+        def log_message(self, format: str, *values: object) -> None:  # noqa: A002, its parameter
+            logger.debug(format, *values)
+
+    family, *_, bound = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    return (_Server6 if family is socket.AF_INET6 else _Server)((str(bound[0]), port), Handler)
+
+
+_MISDIRECTED: Final = Answer(
+    421,
+    "text/plain; charset=utf-8",
+    b"this is no host of this run: add its name to http_hosts (KSTREAMS_HTTP_HOSTS), or ask by the address\n",
+)
+
+
+def _head(reading: io.BufferedIOBase) -> bytes:
+    """A request up to its empty line, or its first REQUEST_MAX bytes."""
+    head = b""
+    while len(head) < REQUEST_MAX and (line := reading.readline(REQUEST_MAX - len(head))):
+        head += line
+        if line in (b"\r\n", b"\n"):
+            break
+    return head

@@ -1,0 +1,246 @@
+"""The command's log: its level and format, what each line is about, lines folded where many are alike."""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextvars import ContextVar
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from kstreams_py.errors import MissingSoftware, SettingsError
+from kstreams_py.log_fields import FOLD, repeated
+from kstreams_py.printable import clean_line, escape, indent_rest
+from kstreams_py.running.output import STDERR
+from kstreams_py.running.pipe import REPORT_FD
+from kstreams_py.running.terminal.folding import Folded, Outage, Repeats, named
+from kstreams_py.running.terminal.lines import is_json, prefixed
+
+LEVELS: Final = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+
+FORMATS: Final = ("text", "json")
+
+LEVEL_VARIABLE: Final = "KSTREAMS_LOG_LEVEL"
+FORMAT_VARIABLE: Final = "KSTREAMS_LOG_FORMAT"
+
+FIELDS: Final = ("graph", "processor", "slot", "partition")
+"""What a line is about; of each line those that are known."""
+
+OTEL_MAX: Final = 200
+"""Characters that are shown of a line of OpenTelemetry, which may quote a whole header of a record."""
+
+OTEL_HEADERS: Final = "opentelemetry.util.re"
+"""The logger that quotes what is no header in OTEL_EXPORTER_OTLP_HEADERS: a secret, often."""
+
+TICK: Final = 1.0
+"""Seconds between two looks whether a line is due that stands for others."""
+
+_context: ContextVar[dict[str, object]] = ContextVar("context", default={})  # noqa: B039, it is never changed
+
+
+def set_context(**fields: object) -> None:
+    """Sets what the lines of this thread are about from now on, those of users' functions too: see FIELDS."""
+    _context.set(fields)
+
+
+def log_format() -> str:
+    """The format of KSTREAMS_LOG_FORMAT, text by default. Raises SettingsError."""
+    return _chosen(FORMAT_VARIABLE, "text", FORMATS, str.lower)
+
+
+def _chosen(variable: str, default: str, among: tuple[str, ...], case: Callable[[str], str]) -> str:
+    value = os.environ.get(variable, default)
+    if case(value) not in among:
+        kind = variable.removeprefix("KSTREAMS_").lower().replace("_", " ")
+        raise SettingsError(f"{variable}={value} is not a {kind}: use one of {', '.join(among)}")
+    return case(value)
+
+
+def configure() -> None:
+    """Makes the log on standard error as the two variables say; may be called again.
+
+    Raises SettingsError for a value that is none of theirs, MissingSoftware for json without its library.
+    """
+    level = _chosen(LEVEL_VARIABLE, "INFO", LEVELS, str.upper)
+    is_terminal = sys.stderr.isatty()
+    target: logging.Handler
+    if log_format() == "json":
+        target = logging.StreamHandler()
+        target.setFormatter(_json_formatter())
+    elif is_terminal:
+        # Rich takes an eighth of the start of a process, and workers have no terminal
+        from rich.logging import RichHandler  # noqa: PLC0415
+
+        from kstreams_py.running.terminal.progress import terminal  # noqa: PLC0415
+
+        target = RichHandler(console=terminal(), show_path=False)
+        target.setFormatter(_Named("%(message)s"))
+    else:
+        target = logging.StreamHandler()
+        target.setFormatter(_Named("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    handler = target if level == "DEBUG" else Folding(target)
+    handler.addFilter(_add_context)
+    handler.addFilter(tame)
+    logging.basicConfig(level=level, handlers=[handler], force=True)
+    # at DEBUG it logs the bytes of each request, the password of SASL among them; its errors are raised as well
+    logging.getLogger("kafka").setLevel(logging.INFO if level == "DEBUG" else logging.CRITICAL)
+
+
+def _json_formatter() -> logging.Formatter:
+    try:
+        from pythonjsonlogger.core import RESERVED_ATTRS  # noqa: PLC0415
+        from pythonjsonlogger.json import JsonFormatter  # noqa: PLC0415
+    except ImportError:
+        raise MissingSoftware("the json log format needs python-json-logger: pip install 'kstreams_py[logs]'") from None
+    return JsonFormatter(
+        "%(levelname)s %(name)s %(message)s",
+        rename_fields={"levelname": "level", "name": "logger"},
+        reserved_attrs=[*RESERVED_ATTRS, FOLD],
+        timestamp=True,
+    )
+
+
+def _add_context(record: logging.LogRecord) -> bool:
+    for name, value in _context.get().items():
+        if not hasattr(record, name):
+            setattr(record, name, value)
+    return True
+
+
+def tame(record: logging.LogRecord) -> bool:
+    """Lets the lines of OpenTelemetry be folded, each shortened and without secrets; passes on all.
+
+    It writes one for each record with an odd header, for each attempt to reach a collector, and for each lost span.
+    """
+    if record.name.startswith("opentelemetry."):
+        if record.name == OTEL_HEADERS:
+            text = "a header in an OTEL_* variable is left out: write name=value,name=value"
+        else:
+            text = _shortened(record)
+        record.msg, record.args = text, ()
+        vars(record).update(repeated(f"lines of {record.name}", text))
+    return True
+
+
+def _shortened(record: logging.LogRecord) -> str:
+    try:
+        text = record.getMessage()
+    except Exception:  # logging shows what a handler raises; what a filter raises would end a user's function
+        text = str(record.msg)
+    return escape(text[:OTEL_MAX]) + "..." * (len(text) > OTEL_MAX)
+
+
+class _Named(logging.Formatter):
+    """Text with what it is about in front; a supervisor writes the slot itself. Only the first line begins a record."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return indent_rest(super().format(record))
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802, of logging
+        wanted = [name for name in FIELDS if name != "slot" or REPORT_FD not in os.environ]
+        fields = {name: value for name in wanted if (value := getattr(record, name, None)) is not None}
+        record.message = named(record.message, fields)
+        return super().formatMessage(record)
+
+
+class Folding(logging.Handler):
+    """Passes records on to another handler, and folds those that say how (log_fields)."""
+
+    def __init__(self, target: logging.Handler, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock` is in monotonic seconds."""
+        super().__init__()
+        self._target = target
+        self._clock = clock
+        self._outage = Outage()
+        self._repeats = Repeats()
+        self._samples: dict[str, logging.LogRecord] = {}
+        """The newest record of each kind: a line that stands for others has its fields."""
+        self._ticker: threading.Thread | None = None
+        self._closed = threading.Event()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        fold: tuple[Any, ...] | None = getattr(record, FOLD, None)
+        if fold is None:
+            self._target.handle(record)
+            return
+        now = self._clock()
+        match fold:
+            case ("away", who):
+                self._samples[""] = record
+                is_written = self._outage.failed(who, record.levelno, record.getMessage(), now)
+            case ("answers", who):
+                is_written = False
+                self._write(self._outage.answered(who, now))
+            case (_, what, newest):
+                self._samples[what] = record
+                is_written = self._repeats.take(what, newest, record.levelno, now)
+            case _:
+                is_written = True
+        if is_written:
+            self._target.handle(record)
+        if self._ticker is None:
+            self._ticker = threading.Thread(target=self._tick, name="log", daemon=True)
+            self._ticker.start()
+
+    def write_due(self) -> None:
+        """Writes the lines that are due."""
+        with self.lock or threading.RLock():
+            self._write(self._outage.due(self._clock()), *self._repeats.due(self._clock()))
+
+    def flush(self) -> None:
+        """Writes all counts, at the end of the process."""
+        with self.lock or threading.RLock():
+            self._write(self._outage.finish(self._clock()), *self._repeats.finish(self._clock()))
+            self._target.flush()
+
+    def _write(self, *lines: Folded | None) -> None:
+        for line in lines:
+            if line is not None:
+                record = copy.copy(self._samples[line.what])
+                record.msg, record.args, record.levelno = line.text, (), line.level
+                record.levelname, record.created = logging.getLevelName(line.level), time.time()
+                if not line.what:  # it is about all that tried, not about one of them
+                    record.processor = None
+                self._target.handle(record)
+
+    def close(self) -> None:
+        """Ends the thread that writes the lines that are due."""
+        self._closed.set()
+        super().close()
+
+    def _tick(self) -> None:
+        while not self._closed.wait(TICK):
+            self.write_due()
+
+
+def finish() -> None:
+    """Writes what is still counted: call it before the process ends without Python's own end."""
+    for handler in logging.getLogger().handlers:
+        handler.flush()
+
+
+def dress(output: int, slot: str, line: bytes) -> bytes:
+    """A line of a worker as its supervisor writes it: with its slot, unless it is a line of JSON, which has it.
+
+    In the json format each line of standard error becomes JSON.
+    """
+    if log_format() != "json":
+        return prefixed(slot, line)
+    if is_json(line):
+        return clean_line(line)
+    if output != STDERR:
+        return prefixed(slot, line)
+    fields = {
+        "level": "INFO",
+        "logger": "stderr",
+        "message": line.decode(errors="backslashreplace"),
+        "slot": int(slot) if slot.isdigit() else slot,
+        "timestamp": datetime.now(UTC).isoformat(),
+    }
+    return json.dumps(fields).encode()

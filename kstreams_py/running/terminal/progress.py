@@ -1,0 +1,235 @@
+"""Shows progress: a live table in a terminal, with the workers' output above it; plain lines elsewhere."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from types import TracebackType
+from typing import Final, Self
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from kstreams_py.metrics import Rate
+from kstreams_py.printable import clean_line
+from kstreams_py.running.output import STDERR, STDOUT, write_lines
+from kstreams_py.running.status import RunStatus
+from kstreams_py.running.terminal.dashboard import (
+    PROCESSORS,
+    SLOTS,
+    Rows,
+    processor_rows,
+    processor_totals,
+    shown,
+    slot_rows,
+)
+from kstreams_py.running.terminal.lines import prefixed
+
+logger = logging.getLogger(__name__)
+
+LINES_EVERY: Final = 5.0
+"""Seconds between two plain lines."""
+
+IDLE_LINES_EVERY: Final = 60.0
+"""Seconds between two plain lines about a processor whose counts have not changed."""
+
+DRAWN_EVERY: Final = 0.25
+"""Seconds between two drawings."""
+
+Dress = Callable[[int, str, bytes], bytes]
+"""Turns the output, the slot and a line of a worker into the line that is written."""
+
+
+class LockedConsole(Console):
+    """A console whose writes are not mixed between threads.
+
+    Rich moves the cursor up by the height of a drawing that another thread may have changed since.
+    """
+
+    def __init__(self, *, stderr: bool = True) -> None:
+        """Writes to standard error, or else to standard output."""
+        self.whole = threading.RLock()
+        super().__init__(stderr=stderr)
+
+    def __enter__(self) -> Self:
+        self.whole.acquire()
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        try:
+            super().__exit__(*error)
+        finally:
+            self.whole.release()
+
+
+@cache
+def terminal() -> LockedConsole:
+    """The console of this process's table and log: another one would write into the table."""
+    return LockedConsole()
+
+
+class Display:
+    """A context manager that redraws in place in a terminal, and elsewhere writes plain lines at intervals."""
+
+    def __init__(
+        self,
+        console: Console,
+        *,
+        live: bool = True,
+        transient: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+        dress: Dress = lambda _, slot, line: prefixed(slot, line),
+    ) -> None:
+        """Starts nothing yet.
+
+        - `live`: False for plain lines in a terminal too.
+        - `transient`: erase the drawing at the end.
+        - `clock`: monotonic seconds.
+        - `dress`: gives the lines of workers their slot.
+        """
+        self._clock = clock
+        self._dress = dress
+        self._entered_at = self._written_at = clock()
+        self._whole = console.whole if isinstance(console, LockedConsole) else threading.RLock()
+        is_drawn = live and console.is_terminal
+        self._above = {STDERR, STDOUT} if sys.stdout.isatty() else {STDERR}
+        """The outputs that are the terminal of the drawing."""
+        self._live = (
+            Live(
+                console=console,
+                auto_refresh=False,  # by a thread that takes Rich's locks in another order
+                transient=transient,
+                redirect_stdout=STDOUT in self._above,
+            )
+            if is_drawn
+            else None
+        )
+
+    def __enter__(self) -> Self:
+        self._entered_at = self._written_at = self._clock()
+        if self._live is not None:
+            with self._whole:
+                self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            with self._whole:
+                self._live.stop()
+
+    def refresh(self, draw: Callable[[], RenderableType], write: Callable[[], None]) -> None:
+        """Draws in a terminal; elsewhere writes, if the last lines are LINES_EVERY seconds old."""
+        if self._live is not None:
+            with self._whole:
+                self._live.update(draw(), refresh=True)
+        elif self._clock() - self._written_at >= LINES_EVERY:
+            self._written_at = self._clock()
+            write()
+
+    def write(self, output: int, slot: str, lines: Sequence[bytes]) -> None:
+        """Writes lines of a worker: above the drawing if there is one, elsewhere as they are. From any thread."""
+        dressed = [self._dress(output, slot, line) for line in lines]
+        with self._whole:
+            if self._live is not None and self._live.is_started and output in self._above:
+                self._live.console.print(Text("\n").join(map(_text, dressed)), soft_wrap=True, highlight=False)
+            else:
+                write_lines(output, dressed)
+
+
+def _text(line: bytes) -> Text:
+    """A line with its colours."""
+    plain = clean_line(line).decode()
+    return Text.from_ansi(plain) if "\x1b" in plain else Text(plain)
+
+
+class Progress(Display):
+    """Shows the newest status of a run. A context manager: call `show` inside."""
+
+    def __init__(
+        self,
+        console: Console | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        live: bool = True,
+        dress: Dress = lambda _, slot, line: prefixed(slot, line),
+    ) -> None:
+        """`console` is standard error by default."""
+        super().__init__(console or terminal(), live=live, clock=clock, dress=dress)
+        self._rates: defaultdict[tuple[str, str], Rate] = defaultdict(Rate)
+        self._shown_at = -DRAWN_EVERY
+        self._newest: RunStatus | None = None
+        self._logged: dict[str, tuple[float, Mapping[str, int]]] = {}
+        """By processor, when a line was written last, and the counts then."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._newest is not None and self._live is not None:
+            self._show(self._newest)
+        super().__exit__(kind, error, trace)
+
+    def show(self, status: RunStatus) -> None:
+        """Draws the newest status in a terminal; elsewhere logs it, once every LINES_EVERY seconds."""
+        self._newest = status
+        now = self._clock()
+        if now - self._shown_at >= DRAWN_EVERY:
+            self._shown_at = now
+            self._show(status)
+
+    def _show(self, status: RunStatus) -> None:
+        rows = self.rows(status)
+        self.refresh(lambda: tables(rows, slot_rows(status)), lambda: self._log(status, rows))
+
+    def rows(self, status: RunStatus) -> Rows:
+        """The cells of the table by processor, one for each of PROCESSORS."""
+        now, rates = self._clock(), {}
+        for processor, total in processor_totals(status).items():
+            records, commits = (
+                self._rates[processor, name].of(total.counters[name], now) for name in ("records_in", "commits")
+            )
+            rates[processor] = (records, commits)
+        return processor_rows(status, rates)
+
+    def _log(self, status: RunStatus, rows: Rows) -> None:
+        """Writes a line for each processor; for one whose counts have not changed, once every IDLE_LINES_EVERY s."""
+        now = self._clock()
+        for processor, total in processor_totals(status).items():
+            at, counts = self._logged.get(processor, (0.0, None))
+            if counts == total.counters and now - at < IDLE_LINES_EVERY:
+                continue
+            self._logged[processor] = (now, total.counters)
+            state, held, *values = rows[processor]
+            counted = ", ".join(f"{v} {c}" for c, v in zip(PROCESSORS[2:], values, strict=True))
+            logger.info("%s: %s, %s partitions, %s", processor, counted, held, state, extra={"processor": processor})
+
+
+class _Fitting:
+    """A table of those columns for which the terminal has space."""
+
+    def __init__(self, name: str, columns: Sequence[str], rows: Rows) -> None:
+        self._name, self._columns, self._rows = name, columns, rows
+
+    def __rich_console__(self, _: Console, options: ConsoleOptions) -> RenderResult:
+        kept = shown(self._columns, self._rows, self._name, options.max_width)
+        drawn = Table(box=None, pad_edge=False, header_style="bold")
+        drawn.add_column(self._name, no_wrap=True)
+        for column in kept:
+            drawn.add_column(column, justify="left" if column == "state" else "right", no_wrap=True)
+        for name, cells in self._rows.items():
+            drawn.add_row(Text(name), *(cells[self._columns.index(column)] for column in kept))
+        yield drawn
+
+
+def tables(processors: Rows, slots: Rows) -> RenderableType:
+    """Lays out the rows of the processors and of the slots."""
+    return Group(_Fitting("processor", PROCESSORS, processors), _Fitting("slot", SLOTS, slots))

@@ -1,0 +1,260 @@
+"""A table of Delta Lake as the table of a pipeline: a run is the metadata of the commit that has its rows.
+
+A write that has the number of a run (Delta's idempotent writes, `txnAppId` and `txnVersion`) is refused or left out by
+Delta if that number was committed meanwhile: of two runs at the same time one is published.
+https://docs.delta.io/latest/delta-batch.html#idempotent-table-writes-in-foreachbatch
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, Final
+
+from kstreams_py.errors import MissingSoftware, SettingsError, SinkUnavailable, StaleWriter
+from kstreams_py.graph.pipelines import Mode, Pipeline
+from kstreams_py.sinks import Delta
+from kstreams_py.spark.pipelines.frames import UNTAKEN, check_key, compute, find_cause, quote
+from kstreams_py.spark.pipelines.runs import Published, check_owner, decode_published
+from kstreams_py.spark.private_api import open_path
+
+with suppress(ImportError):  # whoever has a session has PySpark
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+    from pyspark.errors import PySparkException
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, Row, SparkSession
+
+_HARMLESS: Final = ("OPTIMIZE", "VACUUM START", "VACUUM END", "SET TBLPROPERTIES", "UNSET TBLPROPERTIES", "REORG")
+"""Operations of others that change no rows."""
+
+_UNUSUAL: Final = re.compile(r"[ ,;{}()\n\t=]")
+"""In the names of columns that Delta takes with column mapping only, which older readers do not have."""
+
+_LOG: Final = "_delta_log"
+
+_BROKEN: Final = re.compile(
+    r"DELTA_VERSIONS_NOT_CONTIGUOUS|DELTA_TRUNCATED_TRANSACTION_LOG|JsonParse|_delta_log/\S+json"
+)
+"""In the errors of a log that lacks a commit, or has one that is no JSON."""
+
+_NEWEST: Final = 10
+"""The commits that are looked at first: a run is mostly the newest one."""
+
+_CONF: Final = "spark.databricks.delta."
+
+
+class DeltaLakeTable:
+    """A table of Delta Lake: see Target."""
+
+    def __init__(self, pipeline: Pipeline, target: Delta, session: Callable[[], SparkSession]) -> None:
+        """`session`: opens a SparkSession that has Delta, which reading needs, too."""
+        try:
+            from delta.tables import DeltaTable  # noqa: PLC0415 an extra
+        except ImportError:
+            raise MissingSoftware("a table of Delta Lake needs delta-spark: pip install 'kstreams_py[delta]'") from None
+        self._tables = DeltaTable
+        self._pipeline, self._path, self._session = pipeline, target.path, session
+
+    def read(self) -> Published | None:
+        """What the newest commit has. Raises SettingsError for a table that others have made, or that was changed."""
+        published = self._published()
+        if published is not None:
+            self._check_files()
+        return published
+
+    def _published(self) -> Published | None:
+        published, others = self._find()
+        if others:
+            raise SettingsError(
+                f"version {others[0].version} of {self._path}, a {others[0].operation}, is not of {self._pipeline}: "
+                "name another table, or begin again with `kstreams pipeline reset`"
+            )
+        return published
+
+    def publish(self, rows: DataFrame, previous: Published | None, finish: Callable[[int], Published]) -> Published:
+        """Counts the rows, then commits them with what `finish` makes of their number."""
+        made = compute(rows)
+        count = made.count()
+        if self._pipeline.mode is not Mode.APPEND:
+            check_key(str(self._pipeline), made, self._pipeline.key)
+        published = finish(count)
+        if self._published() != previous:
+            raise self._overtaken()
+        spark = rows.sparkSession
+        with self._reported(), _committing(spark, published):
+            self._write(spark, made, is_new=previous is None)
+        if self._published() != published:
+            raise self._overtaken()
+        return published
+
+    def table(self, spark: SparkSession) -> DataFrame:
+        """The published rows."""
+        if self.read() is None:
+            raise SettingsError(f"{self._pipeline} has not run yet: run it first")
+        return spark.read.format("delta").load(self._path)
+
+    def reset(self) -> None:
+        """Deletes the directory."""
+        published, others = self._find()
+        if published is None and others:
+            raise SettingsError(f"{self._path} is a table that no pipeline has made: name another one")
+        check_owner(self._pipeline, published)
+        files, path = self._files(self._session(), "")
+        if files.exists(path) and not files.delete(path, True):
+            raise SinkUnavailable(f"{self._path} was not deleted as a whole: delete it by hand")
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    @property
+    def _literally(self) -> str:
+        """The path where Hadoop expects a pattern."""
+        return re.sub(r"([][{}*?\\])", r"\\\1", self._path)
+
+    def _files(self, spark: SparkSession, name: str) -> tuple[Any, Any]:
+        """Hadoop's file system of the table, and a path in it."""
+        return open_path(spark, f"{self._path}/{name}")
+
+    def _has_log(self, spark: SparkSession) -> bool:
+        """Whether there is a table; isDeltaTable() denies one whose log could not be read the last time.
+
+        A first run that died before its commit has left an empty log, and files of rows.
+        """
+        files, log = self._files(spark, "_delta_log")
+        is_there = files.exists(log)
+        if is_there and (self._any(spark, "_delta_log/*.json") or not files.getFileStatus(log).isDirectory()):
+            return True
+        if self._any(spark, "_delta_log/[0-9_]*.*" if is_there else "*.parquet"):
+            raise SettingsError(
+                f"the log of {self._path}, {_LOG}, was removed by hand: restore it, or move the directory away: then "
+                f"{self._pipeline} begins again"
+            )
+        return False
+
+    def _any(self, spark: SparkSession, names: str) -> bool:
+        """Whether there are files of such names."""
+        files, pattern = open_path(spark, f"{self._literally}/{names}")
+        return len(files.globStatus(pattern) or ()) > 0
+
+    def _check_files(self) -> None:
+        """Raises SettingsError if files of the newest version are missing, or have other sizes than in the log."""
+        spark = self._session()
+        with self._reported():
+            found = self._find_damage(spark)
+            if found and found == self._find_damage(spark):  # otherwise another version was committed meanwhile
+                raise SettingsError(
+                    f"{self._path}: {found}: the directory was changed by hand: restore it, or begin again with "
+                    "`kstreams pipeline reset`"
+                )
+
+    def _find_damage(self, spark: SparkSession) -> str:
+        """What differs between the log and the files; "" for nothing. Spark lists the files, on any file system."""
+        table = self._tables.forPath(spark, self._path)
+        (total,) = table.detail().select("sizeInBytes").head() or (0,)
+        wanted = {_name(path) for path in table.toDF().inputFiles()}
+        listing = spark.read.format("binaryFile").options(recursiveFileLookup="true", pathGlobFilter="*.parquet")
+        there = {_name(path): size for path, size in listing.load(self._literally).select("path", "length").collect()}
+        if missing := sorted(wanted - there.keys()):
+            return f"its file {missing[0]} is missing"
+        size = sum(there[name] for name in wanted)
+        if size == total:
+            return ""
+        adds = spark.read.schema("add STRUCT<path STRING, size BIGINT>").json(f"{self._literally}/{_LOG}/*.json")
+        logged = {_name(path): size for path, size in adds.where("add IS NOT NULL").select("add.*").collect()}
+        changed = sorted(name for name in wanted & logged.keys() if there[name] != logged[name])
+        what = f"its file {changed[0]} has" if changed else "its files have"
+        return f"{what} another size than in its log"
+
+    def _find(self) -> tuple[Published | None, list[Row]]:
+        """The newest commit of a pipeline, and the commits of others since."""
+        spark = self._session()
+        with self._reported():
+            if not self._has_log(spark):
+                return None, []
+            table = self._tables.forPath(spark, self._path)
+            for limit in (_NEWEST, None):  # each commit has all the runs of its time
+                history = table.history() if limit is None else table.history(limit)
+                commits = history.select("version", "operation", "userMetadata").collect()
+                published, others = _newest(commits)
+                if published is not None or len(commits) != limit:
+                    break
+        if published is None:
+            others = others or commits[:1]  # a log without a run is nobody's of ours, whatever is in it
+        return published, others
+
+    def _write(self, spark: SparkSession, rows: DataFrame, *, is_new: bool) -> None:
+        mode, key = self._pipeline.mode, self._pipeline.key
+        writer = rows.write.format("delta")
+        if any(_UNUSUAL.search(name) for name in rows.columns):
+            writer = writer.option("delta.columnMapping.mode", "name")
+        if mode is Mode.COMPLETE:
+            writer.mode("overwrite").option("overwriteSchema", "true").save(self._path)
+        elif mode is Mode.APPEND or is_new:
+            writer.mode("append").save(self._path)
+        else:
+            same = " AND ".join(f"old.{quote(name)} = new.{quote(name)}" for name in key)
+            merge = self._tables.forPath(spark, self._path).alias("old").merge(rows.alias("new"), same)
+            values: Any = {quote(name): f"new.{quote(name)}" for name in rows.columns}
+            merge.whenMatchedUpdate(set=values).whenNotMatchedInsert(values=values).execute()
+
+    def _overtaken(self) -> StaleWriter:
+        return StaleWriter(f"{self._pipeline}: another run was published meanwhile: run it again")
+
+    @contextmanager
+    def _reported(self) -> Iterator[None]:
+        """Raises StaleWriter, MissingSoftware or SinkUnavailable in place of the errors of Delta."""
+        try:
+            yield
+        except (PySparkException, Py4JError) as error:
+            text = str(error)
+            if "Concurrent" in type(error).__name__ or "DELTA_CONCURRENT" in text:
+                raise self._overtaken() from error
+            if "DELTA_CONFIGURE_SPARK_SESSION" in text or "DATA_SOURCE_NOT_FOUND" in text:
+                raise MissingSoftware(
+                    "this SparkSession has no Delta Lake: make it with spark.session(**spark.delta_conf())"
+                ) from error
+            if _BROKEN.search(text):
+                raise SettingsError(
+                    f"the log of {self._path}, {_LOG}, was changed by hand: restore it, or move the directory away: "
+                    f"then {self._pipeline} begins again: {find_cause(text)}"
+                ) from error
+            if "DELTA_" in text and not UNTAKEN.search(text):  # which reported() tells
+                raise SinkUnavailable(f"{self._pipeline}: {self._path}: {find_cause(text)}") from error
+            raise
+
+
+def _newest(commits: Sequence[Row]) -> tuple[Published | None, list[Row]]:
+    """The newest commit of a pipeline, and the commits of others since; without one, all that may change rows."""
+    others: list[Row] = []
+    for commit in commits:
+        if commit.operation in _HARMLESS:  # one that follows a run by itself has the metadata of the run
+            continue
+        with suppress(ValueError):
+            return decode_published(json.loads(commit.userMetadata or "")), others
+        others.append(commit)
+    return None, others
+
+
+def _name(path: str) -> str:
+    """The name of a file, which no other of the table has."""
+    return path.rpartition("/")[2]
+
+
+@contextmanager
+def _committing(spark: SparkSession, published: Published) -> Iterator[None]:
+    """Gives the next commit its metadata, and its number."""
+    conf = {
+        f"{_CONF}commitInfo.userMetadata": json.dumps(published.as_content()),
+        f"{_CONF}write.txnAppId": published.owner,
+        f"{_CONF}write.txnVersion": str(published.last.number),
+    }
+    try:
+        for name, value in conf.items():
+            spark.conf.set(name, value)
+        yield
+    finally:
+        for name in conf:
+            spark.conf.unset(name)

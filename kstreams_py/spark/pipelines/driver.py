@@ -1,0 +1,148 @@
+"""Runs several pipelines: those of batches one after the other, and streams beside them."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import Any, Final
+
+from kstreams_py.errors import BrokerUnavailable, Retriable, SettingsError, SinkUnavailable
+from kstreams_py.graph.pipelines import Pipeline
+from kstreams_py.graph.topology import Graph
+from kstreams_py.settings import Settings
+from kstreams_py.spark import private_api
+from kstreams_py.spark.cuts import Cut
+from kstreams_py.spark.pipelines.runner import follow, run_once
+from kstreams_py.spark.pipelines.runs import Run
+from kstreams_py.spark.pipelines.streaming import Streaming
+
+logger = logging.getLogger(__name__)
+
+AWAY: Final = (BrokerUnavailable, Retriable, SinkUnavailable)
+"""What is raised while brokers, or the target of a pipeline, do not answer."""
+
+Show = Callable[[Pipeline, Run | None], None]
+"""Gets each run that was published; None for a pipeline that has found nothing new. Threads may call it."""
+
+
+def run_all(
+    pipelines: Sequence[Pipeline], graph: Graph, session: Any, settings: Settings, show: Show, given: Cut | None
+) -> None:
+    """Runs each pipeline once, a stream until it has read what there was.
+
+    Raises SettingsError for a cut and a stream, MissingSoftware for another PySpark; otherwise as `run_once` and
+    `Streaming` do.
+    """
+    if given is not None and (stream := next((each for each in pipelines if each.checkpoint is not None), None)):
+        raise SettingsError(f"{stream} is a stream, and runs at no cut: name the other pipelines")
+    private_api.require(session)
+    for pipeline in pipelines:
+        if pipeline.checkpoint is None:
+            show(pipeline, run_once(pipeline, graph, session, settings, given=given))
+        else:
+            _run_stream(pipeline, session, settings, show)
+
+
+def _run_stream(pipeline: Pipeline, session: Any, settings: Settings, show: Show) -> None:
+    runs: list[Run] = []
+    Streaming(pipeline, session, settings, runs.append, follows=False).join()
+    for run in runs or (None,):
+        show(pipeline, run)
+
+
+def follow_all(
+    pipelines: Sequence[Pipeline],
+    graph: Graph,
+    session: Any,
+    settings: Settings,
+    show: Show,
+    is_stopped: Callable[[], bool],
+) -> None:
+    """Runs pipelines at their intervals until they are stopped, or one has failed.
+
+    What is being stored when they are stopped is stored before. While no broker answers, they are tried again at their
+    intervals, each time with a warning; but the first run and the first start of a stream raise BrokerUnavailable: the
+    address may be wrong. So does a broker that refuses the credentials. Raises otherwise as `run_once` and `Streaming`
+    do.
+    """
+    private_api.require(session)
+    begun: dict[str, float] = {}
+
+    def run_batch(pipeline: Pipeline) -> None:
+        now = time.time()
+        try:
+            run = run_once(pipeline, graph, session, settings, since=begun.get(pipeline.id))
+        except AWAY as error:
+            if not begun or not _may_return(error):
+                raise
+            _warn_of_absence(pipeline, error)
+            return
+        begun[pipeline.id] = now
+        if run is not None:
+            show(pipeline, run)
+
+    streams = list[_FollowedStream]()
+    with ExitStack() as stack:
+        for pipeline in pipelines:
+            if pipeline.checkpoint is not None:
+                open_stream = partial(Streaming, pipeline, session, settings, partial(show, pipeline), follows=True)
+                streams.append(_FollowedStream(pipeline, open_stream))
+                stack.callback(streams[-1].stop)
+        batches = [each for each in pipelines if each.checkpoint is None]
+        follow(batches, run_batch, lambda: is_stopped() or not all(each.is_running() for each in streams))
+    for each in streams:
+        each.join()
+
+
+class _FollowedStream:
+    """A stream that is started again after brokers did not answer: Spark ends it then."""
+
+    def __init__(self, pipeline: Pipeline, open_stream: Callable[[], Streaming]) -> None:
+        """Starts it. Raises what `open_stream` raises."""
+        self._pipeline, self._open = pipeline, open_stream
+        self._stream: Streaming | None = open_stream()
+        self._due = 0.0
+
+    def is_running(self) -> bool:
+        """Whether it runs, or will be started again. Raises what it has failed with."""
+        try:
+            if self._stream is None and time.monotonic() > self._due:
+                self._stream = self._open()
+            if self._stream is None or self._stream.is_running():
+                return True
+            self._stream.join()
+        except AWAY as error:
+            if not _may_return(error):
+                raise
+            _warn_of_absence(self._pipeline, error)
+            self._stream, self._due = None, time.monotonic() + self._pipeline.every
+            return True
+        return False
+
+    def stop(self) -> None:
+        """Stops it once the batch that is being stored is."""
+        if self._stream is not None:
+            self._stream.stop()
+
+    def join(self) -> None:
+        """Waits for its end. Raises what it has failed with, unless brokers did not answer."""
+        if self._stream is not None:
+            try:
+                self._stream.join()
+            except AWAY as error:
+                if not _may_return(error):
+                    raise
+
+
+def _may_return(error: Exception) -> bool:
+    """Whether another attempt may succeed without anybody's help."""
+    return not isinstance(error, BrokerUnavailable | SinkUnavailable) or error.may_return
+
+
+def _warn_of_absence(pipeline: Pipeline, error: Exception) -> None:
+    logger.warning(
+        "%s: %s; the last published table stays, and it is tried again every %g s", pipeline, error, pipeline.every
+    )
