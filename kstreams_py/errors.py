@@ -20,7 +20,7 @@
     ├── Replaced                     another worker holds this slot: stop, and do not come back   (exit status 4)
     ├── InputLost                    records or the committed offset were deleted: decide, then reset   (exit status 5)
     │   └── RecoveryUndecidable      a journal contradicts what was committed: decide, then reset
-    ├── ClientError                  a client call failed: the leaf names the next action (processing/states.py)
+    ├── ClientError                  a client call failed: the leaf names the next action (processing/commits/states.py)
     │   ├── Retriable                call again; where a start gives up, start again later   (exit status 3)
     │   │   ├── SinkAway             a sink's target is away: keep the rows, and write them again
     │   │   └── NotRestored          a part of a state is restored: go on with the next, once the group was heard

@@ -52,8 +52,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import kstreams_py as ks
-from kstreams_py.processing.choices import Choices
 from kstreams_py.processing.journal.deliveries import DeliveryJournal
+from kstreams_py.processing.tasks.choices import Choices
 from kstreams_py.processing.worker import Worker
 from kstreams_py.records import Positions, Step, TopicPartition
 

@@ -27,7 +27,7 @@ LAYERS = (
     {"demo", "development"},
     {"running", "operations", "testing", "deployment"},
     {"processing", "jobs", "spark"},
-    {"ordering"},
+    {"ordering", "steps", "windowing"},
     {"sinks", "state"},
     {"kafka", "graph"},
     {"formats", "embedded", "reports"},

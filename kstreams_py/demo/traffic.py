@@ -23,7 +23,7 @@ from kstreams_py.graph.declarations import Processor
 from kstreams_py.graph.guarantees import Durability, Guarantee
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import Cluster, Consumer, Output
-from kstreams_py.processing.guarantees import producer_mode
+from kstreams_py.processing.commits.guarantees import producer_mode
 from kstreams_py.records import HASH_HEADER, Message, Positions, TopicPartition, readable_headers
 
 TICK: Final = 0.05

@@ -9,7 +9,7 @@ from kstreams_py.errors import BrokerUnavailable, Retriable, UserMistake
 from kstreams_py.graph.declarations import Processor
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import Cluster, Consumer, TopicInfo
-from kstreams_py.processing.attempts import Attempts
+from kstreams_py.processing.commits.attempts import Attempts
 from kstreams_py.processing.environment import Environment
 from kstreams_py.processing.topics import find_topics
 from kstreams_py.records import Positions, TopicPartition

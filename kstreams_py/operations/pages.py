@@ -7,7 +7,7 @@ from typing import Any, Final, Protocol
 
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import Cluster
-from kstreams_py.processing.attempts import Attempts
+from kstreams_py.processing.commits.attempts import Attempts
 from kstreams_py.records import Message, TopicPartition
 
 PAGE: Final = 200

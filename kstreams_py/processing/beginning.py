@@ -24,7 +24,7 @@ from kstreams_py.graph.declarations import Processor
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import Cluster, Output, TopicInfo
 from kstreams_py.kafka.foreign_records import foreign, is_deletion, is_offset, parse_json
-from kstreams_py.processing.committer import Committer
+from kstreams_py.processing.commits.committer import Committer
 from kstreams_py.processing.environment import Environment
 from kstreams_py.records import Message, Positions, TopicPartition
 

@@ -12,9 +12,9 @@ from typing import Any, Final
 from kstreams_py.formats.registry import Registry
 from kstreams_py.graph.sink import Sink, SinkConnection
 from kstreams_py.kafka.contracts import Cluster
-from kstreams_py.processing.calls import OpenCalls, open_calls
-from kstreams_py.processing.tracing import OpenTracing
 from kstreams_py.settings import Settings
+from kstreams_py.steps.calls import OpenCalls, open_calls
+from kstreams_py.steps.tracing import OpenTracing
 
 OUTPUTS_HELD: Final = 500
 """Outputs that wait for their commit, so that a small transaction sends its offsets before them (ARCHITECTURE.md).
@@ -55,6 +55,6 @@ def open_tracing(settings: Settings, provider: Any = None) -> OpenTracing | None
     """
     if not settings.tracing:
         return None
-    from kstreams_py.processing.otel import WorkerTracing  # noqa: PLC0415, only who traces pays for OpenTelemetry
+    from kstreams_py.steps.otel import WorkerTracing  # noqa: PLC0415, only who traces pays for OpenTelemetry
 
     return partial(WorkerTracing, provider=provider)

@@ -29,22 +29,21 @@ from kstreams_py.kafka.sizes import batch_bytes, fetched_bytes
 from kstreams_py.log_fields import repeated
 from kstreams_py.metrics import Counters, WorkerState, estimate
 from kstreams_py.processing.beginning import Beginning
-from kstreams_py.processing.committed import CommittedOffsets
-from kstreams_py.processing.committer import Context
-from kstreams_py.processing.committers import committer_of, open_journal, partitions_written
+from kstreams_py.processing.commits.committer import Context
+from kstreams_py.processing.commits.opening import committer_of, open_journal, partitions_written
 from kstreams_py.processing.environment import Environment
-from kstreams_py.processing.growth import Growth
-from kstreams_py.processing.ledger import Ledger
-from kstreams_py.processing.overlapping_runner import OverlappingRunner
-from kstreams_py.processing.pace import Pace
-from kstreams_py.processing.plan import Intake, Plan
-from kstreams_py.processing.runners import open_runner
-from kstreams_py.processing.search import Search
-from kstreams_py.processing.tasks import Tasks
-from kstreams_py.processing.topics import find_topics_of
-from kstreams_py.processing.tracing import Tracing
-from kstreams_py.processing.waits import Waits
+from kstreams_py.processing.pace import Pace, Search
+from kstreams_py.processing.runners.opening import open_runner
+from kstreams_py.processing.runners.overlapping import OverlappingRunner
+from kstreams_py.processing.tasks.committed import CommittedOffsets
+from kstreams_py.processing.tasks.intake import Taken
+from kstreams_py.processing.tasks.ledger import Ledger
+from kstreams_py.processing.tasks.tasks import Tasks
+from kstreams_py.processing.tasks.waits import Waits
+from kstreams_py.processing.topics import Growth, find_topics_of
 from kstreams_py.records import Positions, TopicPartition
+from kstreams_py.steps.plan import Intake, Plan
+from kstreams_py.steps.tracing import Tracing
 
 logger = logging.getLogger(__name__)
 
@@ -144,7 +143,7 @@ class Worker:
         """Rebalances that the loop has not acted on: a new assignment, or None where the membership was lost."""
         self._must_rewind = False
         """The committed offsets have to be read before the next record is taken."""
-        self._taken: Intake | None = None
+        self._taken: Taken | None = None
         """Taken from the tasks and not run yet; prepared again where the commit of its offsets found no answer."""
         self._last: Intake | None = None
         """The intake that was run last."""
@@ -408,7 +407,7 @@ class Worker:
             if self.overlapping is not None and self.tasks.rest is not None:  # calls are under way meanwhile
                 return
 
-    def _take(self) -> Intake | None:
+    def _take(self) -> Taken | None:
         """Takes the next intake, unless one is waiting to be prepared; None if no step is ready."""
         if self._taken is None:
             limit = min(self.pace.take, self.committer.steps_max)
@@ -561,7 +560,7 @@ class Worker:
         self._must_rewind, self._owed = False, {}
         self.committer.attempts.answered()
 
-    def _still_saved(self, positions: Positions) -> Intake | None:
+    def _still_saved(self, positions: Positions) -> Taken | None:
         """At most once, the intake that was taken, if its offsets are committed: no other worker would run it.
 
         Under the other guarantees another worker has delivered it then.

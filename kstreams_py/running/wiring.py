@@ -21,7 +21,6 @@ from kstreams_py.kafka.cluster import KafkaCluster
 from kstreams_py.processing.environment import Environment, open_tracing
 from kstreams_py.processing.topics import check_topics, describe_idle_slots
 from kstreams_py.processing.topics import create_topics as create_graph_topics
-from kstreams_py.processing.tracing import Tracing
 from kstreams_py.running.pipe import report_drained, report_writer
 from kstreams_py.running.reports import Report
 from kstreams_py.running.slot import Slot
@@ -30,6 +29,7 @@ from kstreams_py.running.supervisor import Supervisor
 from kstreams_py.running.terminal import logs
 from kstreams_py.running.watch import Watch
 from kstreams_py.settings import Settings
+from kstreams_py.steps.tracing import Tracing
 
 if TYPE_CHECKING:
     from kstreams_py.running.terminal.progress import Progress

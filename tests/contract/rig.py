@@ -12,7 +12,7 @@ from kstreams_py.errors import Retriable
 from kstreams_py.graph.guarantees import Durability, Guarantee
 from kstreams_py.kafka.consumer import KafkaConsumer
 from kstreams_py.kafka.contracts import Cluster, Consumer, Output, Producer
-from kstreams_py.processing.guarantees import producer_mode
+from kstreams_py.processing.commits.guarantees import producer_mode
 from kstreams_py.records import Message, Positions, TopicPartition
 from kstreams_py.settings import ClientSettings, Settings
 from kstreams_py.testing import MemoryCluster

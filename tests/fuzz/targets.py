@@ -22,7 +22,6 @@ from kstreams_py.ordering.chain import decode_state, encode_state
 from kstreams_py.ordering.decisions import CONTROL_HEADER, Decision, Verb, decision_of, decision_record
 from kstreams_py.ordering.events import place_of
 from kstreams_py.processing.beginning import _decode as decode_beginning
-from kstreams_py.processing.choices import Choices
 from kstreams_py.processing.journal.records import (
     RecordType,
     attempt_record,
@@ -30,6 +29,7 @@ from kstreams_py.processing.journal.records import (
     newest_unit,
     snapshot_record,
 )
+from kstreams_py.processing.tasks.choices import Choices
 from kstreams_py.records import Headers, KeptRecord, Message
 from kstreams_py.spark.cuts import Cut, CutTopic, Span
 from kstreams_py.spark.pipelines.kafka import _decode as decode_runs

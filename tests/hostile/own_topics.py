@@ -24,9 +24,8 @@ from kstreams_py.operations.dead_letters.reader import LetterReader
 from kstreams_py.operations.order import find_objects
 from kstreams_py.ordering.events import ID_HEADER, PREV_HEADER
 from kstreams_py.processing.beginning import Begun, begun_record, read_begun
-from kstreams_py.processing.choices import Choices, Start
-from kstreams_py.processing.choices_journal import ChoicesJournal
 from kstreams_py.processing.environment import Environment
+from kstreams_py.processing.journal.choices_journal import ChoicesJournal
 from kstreams_py.processing.journal.deliveries import DeliveryJournal
 from kstreams_py.processing.journal.records import (
     CHOICES_ALONE,
@@ -38,6 +37,7 @@ from kstreams_py.processing.journal.records import (
     choices_record,
     snapshot_record,
 )
+from kstreams_py.processing.tasks.choices import Choices, Start
 from kstreams_py.processing.topics import DELIVERED_SETTINGS, JOURNAL_SETTINGS, check_topics
 from kstreams_py.records import Headers, Message, TopicPartition, Unreadable, undecompressed
 from kstreams_py.spark.pipelines.kafka import KafkaTable

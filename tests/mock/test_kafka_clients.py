@@ -17,7 +17,7 @@ from kstreams_py.kafka.cluster import KafkaCluster
 from kstreams_py.kafka.consumer import PATIENCE_SECONDS, KafkaConsumer
 from kstreams_py.kafka.contracts import Output, ProducerMode
 from kstreams_py.kafka.producer import KafkaProducer
-from kstreams_py.processing.guarantees import producer_mode
+from kstreams_py.processing.commits.guarantees import producer_mode
 from kstreams_py.records import TopicPartition
 from kstreams_py.settings import ClientSettings
 from tests import waiting

@@ -53,7 +53,8 @@ from kstreams_py.errors import (
 from kstreams_py.graph.guarantees import Guarantee
 from kstreams_py.kafka import consumer, producer, silence
 from kstreams_py.kafka.errors import classify as classify_error
-from kstreams_py.processing import attempts, worker
+from kstreams_py.processing import worker
+from kstreams_py.processing.commits import attempts
 from kstreams_py.processing.pace import Pace
 from tests.mock.cluster import Api
 from tests.mock.session import INPUT, OUTPUT, Cell, Lines, Run, Seen, is_rejoining

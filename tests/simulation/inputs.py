@@ -7,7 +7,7 @@ from random import Random
 
 from kstreams_py.errors import ClientError
 from kstreams_py.graph.guarantees import Durability
-from kstreams_py.processing.guarantees import producer_mode
+from kstreams_py.processing.commits.guarantees import producer_mode
 from kstreams_py.records import TopicPartition
 from kstreams_py.testing import MemoryCluster
 from tests.simulation.plan import EO, FAILS, GHOST, HALTS, PARTITIONS, REFUSED, SKIPS, STOPS, Plan

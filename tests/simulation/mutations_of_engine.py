@@ -12,15 +12,17 @@ from kstreams_py.graph.guarantees import Durability
 from kstreams_py.graph.hashes import hash_prefix
 from kstreams_py.kafka.leftovers import Leftovers
 from kstreams_py.kafka.membership import Membership, Owner
-from kstreams_py.processing import states, tasks
-from kstreams_py.processing.committer import Committer
-from kstreams_py.processing.guarantees import AtMostOnce, ExactlyOnce, producer_mode
-from kstreams_py.processing.plan import Intake, Plan
-from kstreams_py.processing.session import Session
-from kstreams_py.processing.states import State
-from kstreams_py.processing.tasks import Tasks
+from kstreams_py.processing.commits import states
+from kstreams_py.processing.commits.committer import Committer
+from kstreams_py.processing.commits.guarantees import AtMostOnce, ExactlyOnce, producer_mode
+from kstreams_py.processing.commits.session import Session
+from kstreams_py.processing.commits.states import State
+from kstreams_py.processing.tasks import tasks
+from kstreams_py.processing.tasks.intake import Taken
+from kstreams_py.processing.tasks.tasks import Tasks
 from kstreams_py.processing.worker import Worker
 from kstreams_py.records import Positions
+from kstreams_py.steps.plan import Plan
 from kstreams_py.testing.events import Isolation
 from kstreams_py.testing.memory_broker import Broker, GroupMetadata, Partition
 from kstreams_py.testing.memory_clients import MemoryConsumer, MemoryProducer
@@ -229,8 +231,8 @@ def choices_not_journaled(patch: pytest.MonkeyPatch) -> None:
 @MUTATIONS.add("choices", kinds=[Kind.ALTS], struck=[(Fault.FROZEN, "add_partition"), (Fault.DIES, "returned")])
 def choices_journaled_without_asking_the_group(patch: pytest.MonkeyPatch) -> None:
     """A zombie that has lost its partitions can then overwrite the choices of their new owner."""
-    starts = Intake.starts
-    patch.setattr(Intake, "starts", lambda self: {} if self.choices else starts(self))
+    starts = Taken.starts
+    patch.setattr(Taken, "starts", lambda self: {} if self.choices else starts(self))
 
 
 # The other guarantees.
@@ -248,6 +250,7 @@ def positions_after_the_functions(patch: pytest.MonkeyPatch) -> None:
 
     def write_then_save(self: AtMostOnce, plan: Plan) -> None:
         write(self, plan)
+        assert isinstance(plan.intake, Taken)
         prepare(self, plan.intake)
 
     patch.setattr(AtMostOnce, "prepare", lambda self, intake: None)

@@ -10,16 +10,16 @@ import pytest
 
 from kstreams_py.errors import ClientError, Retriable
 from kstreams_py.processing.beginning import Beginning
-from kstreams_py.processing.choices import Choices
-from kstreams_py.processing.committer import Committer
-from kstreams_py.processing.growth import Growth
-from kstreams_py.processing.guarantees import AtLeastOnce, AtMostOnce
-from kstreams_py.processing.plan import Plan
-from kstreams_py.processing.search import Search
-from kstreams_py.processing.task import Queue
-from kstreams_py.processing.tasks import Tasks
+from kstreams_py.processing.commits.committer import Committer
+from kstreams_py.processing.commits.guarantees import AtLeastOnce, AtMostOnce
+from kstreams_py.processing.pace import Search
+from kstreams_py.processing.tasks.choices import Choices
+from kstreams_py.processing.tasks.task import Queue
+from kstreams_py.processing.tasks.tasks import Tasks
+from kstreams_py.processing.topics import Growth
 from kstreams_py.processing.worker import Worker
 from kstreams_py.records import Positions, TopicPartition
+from kstreams_py.steps.plan import Plan
 from kstreams_py.testing.memory_broker import Partition
 from kstreams_py.testing.memory_clients import MemoryConsumer
 from tests.simulation.mutation import Mutations

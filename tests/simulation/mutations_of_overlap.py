@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from kstreams_py.graph.declarations import Order
-from kstreams_py.processing.chains import Chains
-from kstreams_py.processing.overlapping_runner import OverlappingRunner
-from kstreams_py.processing.plan import Intake, Plan
-from kstreams_py.processing.tasks import Tasks
+from kstreams_py.processing.runners.overlapping import OverlappingRunner
+from kstreams_py.processing.tasks.intake import Taken
+from kstreams_py.processing.tasks.tasks import Tasks
 from kstreams_py.processing.worker import Worker
+from kstreams_py.steps.chains import Chains
+from kstreams_py.steps.plan import Plan
 from tests.simulation.mutation import Mutations
 from tests.simulation.plan import ALO, AMO, Kind
 
@@ -95,10 +96,10 @@ def at_most_once_forgets_the_rest_of_an_intake(patch: pytest.MonkeyPatch) -> Non
 
 @MUTATIONS.add("order broken", "torn transaction", away=True, order=Order.NONE)
 def rest_comes_after_what_is_ready(patch: pytest.MonkeyPatch) -> None:
-    def refill(self: Tasks, rest: Intake, limit: int, *, fills: bool) -> Intake:
+    def refill(self: Tasks, rest: Taken, limit: int, *, fills: bool) -> Taken:
         again = self._repeated.popleft() if self._repeated else ()
         new = self._ready.take(max(0, limit - len(rest.steps) - len(again)))
-        return Intake([*new, *rest.steps, *again], repeated=bool(again))
+        return Taken([*new, *rest.steps, *again], repeated=bool(again))
 
     patch.setattr(Tasks, "_refill", refill)
 
@@ -107,7 +108,7 @@ def rest_comes_after_what_is_ready(patch: pytest.MonkeyPatch) -> None:
 def refused_output_is_blamed_on_the_first_step_of_the_intake(patch: pytest.MonkeyPatch) -> None:
     run = OverlappingRunner.run
 
-    def run_whole(self: OverlappingRunner, intake: Intake) -> Plan:
+    def run_whole(self: OverlappingRunner, intake: Taken) -> Plan:
         plan = run(self, intake)
         plan.intake = intake
         return plan

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import pytest
 
-from kstreams_py.processing.choices import Choices
+from kstreams_py.processing.commits.journaled import Journaled
 from kstreams_py.processing.journal import deliveries, recovery
 from kstreams_py.processing.journal.deliveries import DeliveryJournal
-from kstreams_py.processing.journal.journaled import Journaled
 from kstreams_py.processing.journal.recovery import Found
-from kstreams_py.processing.plan import Intake
+from kstreams_py.processing.tasks.choices import Choices
+from kstreams_py.processing.tasks.intake import Taken
 from kstreams_py.processing.worker import Worker
 from kstreams_py.records import Positions
 from tests.simulation.mutation import Mutations
@@ -54,7 +54,7 @@ def no_pin(patch: pytest.MonkeyPatch) -> None:
 def intake_kept_that_another_has_delivered(patch: pytest.MonkeyPatch) -> None:
     """As at most once."""
 
-    def keep(self: Worker, positions: Positions) -> Intake | None:
+    def keep(self: Worker, positions: Positions) -> Taken | None:
         taken = self._taken
         if taken is None or not taken.positions().items() <= positions.items():
             return None
@@ -130,7 +130,7 @@ def records_choices_only_with_a_new_snapshot(patch: pytest.MonkeyPatch) -> None:
     unrecorded, in_force = Journaled._unrecorded, set[int]()
     prepare = Journaled.prepare
 
-    def prepare_noting(self: Journaled, intake: Intake) -> None:
+    def prepare_noting(self: Journaled, intake: Taken) -> None:
         in_force.clear()
         in_force.update(self._deliveries.snapshots)
         prepare(self, intake)

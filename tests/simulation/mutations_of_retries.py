@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from kstreams_py.processing.guarantees import AtMostOnce
-from kstreams_py.processing.plan import Intake
-from kstreams_py.processing.retries import Retries
-from kstreams_py.processing.runner import Runner
-from kstreams_py.processing.tasks import Tasks
+from kstreams_py.processing.commits.guarantees import AtMostOnce
+from kstreams_py.processing.runners.runner import Runner
+from kstreams_py.processing.tasks.intake import Taken
+from kstreams_py.processing.tasks.tasks import Tasks
 from kstreams_py.processing.worker import Worker
+from kstreams_py.steps.retries import Retries
 from tests.simulation.mutation import Mutations
 from tests.simulation.plan import ALO, AMO, Fault
 
@@ -24,7 +24,7 @@ def _pass_the_waiting_step(patch: pytest.MonkeyPatch) -> None:
     hold_back = Tasks.hold_back
 
     def hold_and_pass(self: Tasks, failed: Sequence[Any], left: Sequence[Any]) -> list[Any]:
-        self.ledger.advance(Intake(failed).positions())
+        self.ledger.advance(Taken(failed).positions())
         return hold_back(self, failed, left)
 
     patch.setattr(Tasks, "hold_back", hold_and_pass)
@@ -83,7 +83,7 @@ def at_most_once_gives_back_though_a_commit_may_come_late(patch: pytest.MonkeyPa
 def each_attempt_has_its_own_hash(patch: pytest.MonkeyPatch) -> None:
     run, attempts = Runner.run, iter(range(10**9))
 
-    def run_with_another_prefix(self: Runner, intake: Intake) -> Any:
+    def run_with_another_prefix(self: Runner, intake: Taken) -> Any:
         if intake.repeated:
             for task in self._tasks.by_partition.values():
                 number = next(attempts).to_bytes(8, "big")

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from kstreams_py.graph.sink import Evidence, Row
-from kstreams_py.processing import rows
-from kstreams_py.processing.guarantees import AtLeastOnce, ExactlyOnce
-from kstreams_py.processing.storing import AtLeastOnceRows, ExactlyOnceRows, StoredOffsets
-from kstreams_py.processing.target import Target
+from kstreams_py.processing.commits.guarantees import AtLeastOnce, ExactlyOnce
+from kstreams_py.processing.commits.storing import AtLeastOnceRows, ExactlyOnceRows, StoredOffsets
 from kstreams_py.records import Positions, TopicPartition
+from kstreams_py.steps import rows
+from kstreams_py.steps.target import Target
 from kstreams_py.testing import MemoryTarget
 from tests.simulation.mutation import Mutations
 from tests.simulation.plan import ALO, Fault, Kind

@@ -7,8 +7,8 @@ from random import Random
 from typing import Any
 
 from kstreams_py.graph.declarations import Processor
-from kstreams_py.processing.calls import Call, Ended
-from kstreams_py.processing.chains import Chains
+from kstreams_py.steps.calls import Call, Ended
+from kstreams_py.steps.chains import Chains
 
 
 class SimulatedCalls:

@@ -6,8 +6,8 @@ import pytest
 
 from kstreams_py.graph.declarations import Order
 from kstreams_py.graph.guarantees import Guarantee
-from kstreams_py.processing.overlapping_runner import OverlappingRunner
-from kstreams_py.processing.plan import Plan as Outcome
+from kstreams_py.processing.runners.overlapping import OverlappingRunner
+from kstreams_py.steps.plan import Plan as Outcome
 from tests.simulation.plan import Kind, orders
 from tests.simulation.suite import crash_everywhere, overlapping, run, seeds_of
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from kstreams_py.graph.guarantees import Guarantee
-from kstreams_py.processing.plan import Again
-from kstreams_py.processing.waits import Waits
+from kstreams_py.processing.tasks.waits import Waits
+from kstreams_py.steps.plan import Again
 from tests.simulation.plan import AMO, Fault, Kind, Plan, Strike
 from tests.simulation.suite import crash_everywhere, failing, run, run_all, seeds_of
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from kstreams_py.errors import ClientError, Refused
 from kstreams_py.graph.sink import Evidence
-from kstreams_py.processing.guarantees import AtMostOnce
+from kstreams_py.processing.commits.guarantees import AtMostOnce
 from kstreams_py.processing.worker import Worker
 from kstreams_py.records import Message, Positions, TopicPartition
 from kstreams_py.testing import MemoryCluster

@@ -344,7 +344,8 @@ def test_delta_without_its_settings_in_the_session_is_named(shop: Shop) -> None:
         f"graph.pipeline(graph.topic('{shop.name}.orders', value=ks.String()), to=ks.Delta('{shop.directory}/delta'), "
         "id='other')(lambda df: df.select('value'))\n"
         "if __name__ == '__main__':\n"
-        "    from kstreams_py.spark import runner, session\n"
+        "    from kstreams_py.spark import session\n"
+        "    from kstreams_py.spark.pipelines import runner\n"
         f"    settings = ks.Settings(bootstrap_servers={shop.cluster.bootstrap_servers!r})\n"
         "    runner.run_once(graph.pipelines[0], graph, session(), settings)\n"
     )

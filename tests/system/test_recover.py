@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kstreams_py.processing.choices import Choices, Start
+from kstreams_py.processing.tasks.choices import Choices, Start
 from tests.system.command import Finished
 from tests.system.harness import Cluster, WorkerProcess, wait_until
 from tests.system.operated import ALTS, JOIN, JOURNALED, MAP, Site

@@ -46,9 +46,8 @@ from kstreams_py.operations.recover.reset import BEGINNING, GraphPositions, Targ
 from kstreams_py.operations.recover.status import read_status
 from kstreams_py.ordering.decisions import Verb
 from kstreams_py.ordering.events import ID_HEADER, PREV_HEADER
-from kstreams_py.processing import choices_journal
 from kstreams_py.processing.environment import Environment
-from kstreams_py.processing.journal import deliveries
+from kstreams_py.processing.journal import choices_journal, deliveries
 from kstreams_py.sinks import SQLite
 from kstreams_py.spark.pipelines.driver import run_all
 from kstreams_py.spark.pipelines.runs import Run

@@ -18,17 +18,18 @@ from kstreams_py.errors import (
 from kstreams_py.graph.guarantees import Guarantee
 from kstreams_py.graph.topology import Graph
 from kstreams_py.metrics import Counters
-from kstreams_py.processing.choices import Choices, Start
-from kstreams_py.processing.choices_journal import ChoicesJournal
-from kstreams_py.processing.committed import CommittedOffsets
-from kstreams_py.processing.committer import Committer, Context
+from kstreams_py.processing.commits.committer import Committer, Context
+from kstreams_py.processing.commits.guarantees import COMMITTERS
+from kstreams_py.processing.commits.states import State
 from kstreams_py.processing.environment import Environment
-from kstreams_py.processing.guarantees import COMMITTERS
-from kstreams_py.processing.ledger import Ledger
-from kstreams_py.processing.plan import Intake, Plan
-from kstreams_py.processing.states import State
+from kstreams_py.processing.journal.choices_journal import ChoicesJournal
+from kstreams_py.processing.tasks.choices import Choices, Start
+from kstreams_py.processing.tasks.committed import CommittedOffsets
+from kstreams_py.processing.tasks.intake import Taken
+from kstreams_py.processing.tasks.ledger import Ledger
 from kstreams_py.records import Positions, TopicPartition
 from kstreams_py.settings import Settings
+from kstreams_py.steps.plan import Plan
 from kstreams_py.testing import ManualClock, MemoryCluster, MemoryRegistry
 from tests.unit.fakes import Read
 
@@ -165,9 +166,9 @@ def plan(value: bytes = b"1") -> Plan:
     return Plan(outputs=[("x", value, None, 0, None, None, 0, None)], steps=1)
 
 
-def choosing(*runs: tuple[str, int], partition: int = 0) -> Intake:
+def choosing(*runs: tuple[str, int], partition: int = 0) -> Taken:
     steps = [Read(topic, offset, partition=partition) for topic, offset in runs]
-    return Intake(steps, {partition: chosen(*runs)})
+    return Taken(steps, {partition: chosen(*runs)})
 
 
 def chosen(*runs: tuple[str, int]) -> Choices:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from kstreams_py.graph.declarations import Processor
-from kstreams_py.processing.calls import Call, Ended
-from kstreams_py.processing.chains import Chains
+from kstreams_py.steps.calls import Call, Ended
+from kstreams_py.steps.chains import Chains
 
 
 class HeldCalls:

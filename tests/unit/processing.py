@@ -6,14 +6,15 @@ import time
 
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.sizes import RecordLimits
-from kstreams_py.processing.dead_letters import DeadLetters
-from kstreams_py.processing.ledger import Ledger
-from kstreams_py.processing.outputs import encoder
-from kstreams_py.processing.plan import Intake, Plan
-from kstreams_py.processing.runner import Runner
-from kstreams_py.processing.tasks import Tasks
-from kstreams_py.processing.tracing import Tracing
+from kstreams_py.processing.runners.runner import Runner
+from kstreams_py.processing.tasks.intake import Taken
+from kstreams_py.processing.tasks.ledger import Ledger
+from kstreams_py.processing.tasks.tasks import Tasks
 from kstreams_py.records import Message, Positions, TopicPartition
+from kstreams_py.steps.dead_letters import DeadLetters
+from kstreams_py.steps.outputs import encoder
+from kstreams_py.steps.plan import Plan
+from kstreams_py.steps.tracing import Tracing
 from kstreams_py.testing import MemoryRegistry
 
 A0, A1 = TopicPartition("a", 0), TopicPartition("a", 1)
@@ -53,12 +54,12 @@ class Processing:
         )
         self.tasks.assign(START if start is None else start, {})
 
-    def intake(self, *messages: Message) -> Intake:
+    def intake(self, *messages: Message) -> Taken:
         """Adds messages, and takes all steps that are ready."""
         self.tasks.add(messages)
         return self.take(1_000_000)
 
-    def take(self, limit: int) -> Intake:
+    def take(self, limit: int) -> Taken:
         """Takes up to `limit` steps, at least one."""
         taken = self.tasks.take(limit)
         assert taken is not None

@@ -25,13 +25,13 @@ from kstreams_py.errors import (
 )
 from kstreams_py.graph.guarantees import Guarantee
 from kstreams_py.graph.hashes import hash_prefix, pack_offset
-from kstreams_py.processing import outputs
-from kstreams_py.processing.attempts import CALLS_MAX
-from kstreams_py.processing.guarantees import AtMostOnce
-from kstreams_py.processing.plan import Plan
+from kstreams_py.processing.commits.attempts import CALLS_MAX
+from kstreams_py.processing.commits.guarantees import AtMostOnce
 from kstreams_py.processing.worker import Worker
 from kstreams_py.records import HASH_HEADER
 from kstreams_py.settings import Settings
+from kstreams_py.steps import outputs
+from kstreams_py.steps.plan import Plan
 from kstreams_py.testing.memory_clients import MemoryConsumer
 from tests.unit.plant import (
     A0,

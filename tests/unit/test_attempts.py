@@ -19,9 +19,9 @@ from kstreams_py.errors import (
     Retriable,
 )
 from kstreams_py.metrics import WorkerState
-from kstreams_py.processing.attempts import CALLS_MAX, FAILURES_MAX, FAILURES_WARNED, PRODUCERS_MAX, WAIT_MAX
-from kstreams_py.processing.session import MEMBERSHIP_ASKED_MAX
-from kstreams_py.processing.states import State
+from kstreams_py.processing.commits.attempts import CALLS_MAX, FAILURES_MAX, FAILURES_WARNED, PRODUCERS_MAX, WAIT_MAX
+from kstreams_py.processing.commits.session import MEMBERSHIP_ASKED_MAX
+from kstreams_py.processing.commits.states import State
 from tests.unit.guarantee import A0, ALO, EO, Bench
 
 

@@ -13,10 +13,10 @@ from kstreams_py.graph.guarantees import Guarantee
 from kstreams_py.graph.topology import Graph
 from kstreams_py.metrics import Counters
 from kstreams_py.processing.beginning import Beginning
-from kstreams_py.processing.committer import Committer, Context
+from kstreams_py.processing.commits.committer import Committer, Context
+from kstreams_py.processing.commits.guarantees import COMMITTERS
 from kstreams_py.processing.environment import Environment
-from kstreams_py.processing.guarantees import COMMITTERS
-from kstreams_py.processing.ledger import Ledger
+from kstreams_py.processing.tasks.ledger import Ledger
 from kstreams_py.processing.topics import BEGINNINGS_SETTINGS
 from kstreams_py.records import Positions, TopicPartition
 from kstreams_py.settings import Settings

@@ -14,7 +14,7 @@ import pytest
 
 import kstreams_py as ks
 from kstreams_py.graph.declarations import Processor
-from kstreams_py.processing.calls import Call, Calls, Ended, event_loop, open_calls, wait_for_each
+from kstreams_py.steps.calls import Call, Calls, Ended, event_loop, open_calls, wait_for_each
 from tests.waiting import wait_until
 
 SECONDS = 20.0

@@ -1,10 +1,10 @@
-"""processing/choices.py: how the choices of an alts are encoded, and which of them are still valid."""
+"""processing/tasks/choices.py: how the choices of an alts are encoded, and which of them are still valid."""
 
 from __future__ import annotations
 
 import pytest
 
-from kstreams_py.processing.choices import Choices, Start
+from kstreams_py.processing.tasks.choices import Choices, Start
 
 
 def test_choices_decode_as_encoded_and_refuse_unknown_versions() -> None:

@@ -1,4 +1,4 @@
-"""processing/choices_journal.py: the choices of an alts are committed before its functions run."""
+"""processing/journal/choices_journal.py: the choices of an alts are committed before its functions run."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import pytest
 import kstreams_py as ks
 from kstreams_py.errors import Abortable, OutcomeUnknown, TopicError
 from kstreams_py.graph.guarantees import Durability
-from kstreams_py.processing import choices_journal
-from kstreams_py.processing.choices import Choices
-from kstreams_py.processing.guarantees import producer_mode
-from kstreams_py.processing.plan import Intake
-from kstreams_py.processing.states import State
+from kstreams_py.processing.commits.guarantees import producer_mode
+from kstreams_py.processing.commits.states import State
+from kstreams_py.processing.journal import choices_journal
+from kstreams_py.processing.tasks.choices import Choices
+from kstreams_py.processing.tasks.intake import Taken
 from kstreams_py.records import TopicPartition
 from kstreams_py.testing import TestDriver
 from tests.unit.fakes import Read
@@ -96,7 +96,7 @@ def test_alts_choices_are_journaled_after_the_open_transaction_is_committed() ->
 def test_alts_choices_of_several_partitions_are_journaled_in_one_transaction() -> None:
     bench = Bench(alts=True)
     first, second = choosing(("a", 1)), choosing(("b", 2), partition=1)
-    both = Intake([*first.steps, *second.steps], first.choices | second.choices)
+    both = Taken([*first.steps, *second.steps], first.choices | second.choices)
     bench.guarantee.prepare(both)
     assert choices_of(bench) == [(0, chosen(("a", 1))), (1, chosen(("b", 2)))]
     assert bench.take_requests() == ["produce", "produce", "send_offsets", "commit_transaction"]
@@ -105,7 +105,7 @@ def test_alts_choices_of_several_partitions_are_journaled_in_one_transaction() -
 def test_alts_that_follows_saved_choices_journals_nothing() -> None:
     bench = Bench(alts=True)
     bench.write()
-    bench.guarantee.prepare(Intake([Read("a", 0)]))
+    bench.guarantee.prepare(Taken([Read("a", 0)]))
     assert (bench.take_requests(), bench.guarantee.busy) == (["produce"], True)
 
 

@@ -1,4 +1,4 @@
-"""processing/committed.py: the committed offsets of a group, and the log of offsets that stay pending."""
+"""processing/tasks/committed.py: the committed offsets of a group, and the log of offsets that stay pending."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""processing/dead_letters.py: a dead letter that is too large for its topic is cut, and names what was cut."""
+"""steps/dead_letters.py: a dead letter that is too large for its topic is cut, and names what was cut."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kstreams_py.formats.serdes import bind
 from kstreams_py.graph.declarations import dead_letters
 from kstreams_py.kafka.contracts import Output
 from kstreams_py.kafka.sizes import RecordLimits
-from kstreams_py.processing.dead_letters import DeadLetters, Failure, record_size
+from kstreams_py.steps.dead_letters import DeadLetters, Failure, record_size
 from kstreams_py.testing import MemoryRegistry
 from tests.unit.fakes import Read
 

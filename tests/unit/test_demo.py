@@ -32,8 +32,8 @@ from kstreams_py.graph.guarantees import Durability, Guarantee
 from kstreams_py.graph.hashes import hash_prefix, pack_offset
 from kstreams_py.kafka.contracts import Producer
 from kstreams_py.operations.dead_letters.text import Describer
+from kstreams_py.processing.commits.guarantees import producer_mode
 from kstreams_py.processing.environment import Environment
-from kstreams_py.processing.guarantees import producer_mode
 from kstreams_py.processing.topics import check_topics, create_topics
 from kstreams_py.processing.worker import open_worker
 from kstreams_py.records import Message, TopicPartition

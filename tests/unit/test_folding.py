@@ -235,7 +235,12 @@ def test_lines_of_workers_have_their_slot_and_lines_of_json_are_unchanged(monkey
 # What folds.
 
 PACKAGE = Path(kstreams_py.__file__).parent
-REPEATS = ("processing/session.py", "processing/waits.py", "processing/attempts.py", "processing/committed.py")
+REPEATS = (
+    "processing/commits/session.py",
+    "processing/tasks/waits.py",
+    "processing/commits/attempts.py",
+    "processing/tasks/committed.py",
+)
 ONCE = {"%s: its transaction is left to its time-out: %s", "%s: %s; looking for the record"}
 """Lines that a worker writes once, at its end, or a few times while it looks for a record that is refused."""
 

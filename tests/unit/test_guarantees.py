@@ -1,4 +1,4 @@
-"""processing/guarantees.py: what each guarantee commits and when, after an error and at a rebalance too."""
+"""processing/commits/guarantees.py: what each guarantee commits and when, after an error and at a rebalance too."""
 
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ from kstreams_py.errors import (
 )
 from kstreams_py.graph.guarantees import Durability, Guarantee
 from kstreams_py.kafka.contracts import Output
-from kstreams_py.processing import guarantees
-from kstreams_py.processing.attempts import CALLS_MAX, FAILURES_MAX, FAILURES_WARNED, WAIT_MAX
-from kstreams_py.processing.dead_letters import Failure
-from kstreams_py.processing.guarantees import LAST_DELIVERY_SECONDS, producer_mode
-from kstreams_py.processing.plan import Intake, Plan
-from kstreams_py.processing.states import State
+from kstreams_py.processing.commits import guarantees
+from kstreams_py.processing.commits.attempts import CALLS_MAX, FAILURES_MAX, FAILURES_WARNED, WAIT_MAX
+from kstreams_py.processing.commits.guarantees import LAST_DELIVERY_SECONDS, producer_mode
+from kstreams_py.processing.commits.states import State
+from kstreams_py.processing.tasks.intake import Taken
 from kstreams_py.records import Positions
+from kstreams_py.steps.dead_letters import Failure
+from kstreams_py.steps.plan import Plan
 from tests.unit.fakes import Read
 from tests.unit.guarantee import A0, ALO, AMO, B0, EO, Bench, end, nothing, plan
 
@@ -56,7 +57,7 @@ def test_producer_mode_of_each_guarantee_and_durability() -> None:
 @pytest.mark.parametrize("outputs_held", [0, 1, 9])
 def test_exactly_once_commit_makes_outputs_and_offsets_visible_together(outputs_held: int) -> None:
     bench = Bench(outputs_held=outputs_held)
-    bench.guarantee.prepare(Intake([Read("a", 0)]))
+    bench.guarantee.prepare(Taken([Read("a", 0)]))
     bench.write(b"1", 1)
     bench.write(b"2", 2)
     assert (bench.visible, bench.saved, bench.guarantee.busy) == ([], {}, True)
@@ -74,7 +75,7 @@ def test_exactly_once_commit_makes_outputs_and_offsets_visible_together(outputs_
 )
 def test_guarantees_write_outputs_and_commit_offsets_in_their_own_order(guarantee: Guarantee, order: list[str]) -> None:
     bench = Bench(guarantee, linger=0.0 if guarantee is EO else 9.0)
-    bench.guarantee.prepare(Intake([Read("a", 0)]))
+    bench.guarantee.prepare(Taken([Read("a", 0)]))
     bench.write(b"1", 1)
     bench.guarantee.commit()
     assert (bench.take_requests(), bench.visible, bench.saved) == (order, [b"1"], {A0: 1})
@@ -117,7 +118,7 @@ def test_exactly_once_outputs_beyond_the_held_bytes_are_written(monkeypatch: pyt
 @pytest.mark.parametrize("guarantee", [ALO, AMO])
 def test_outputs_without_a_transaction_are_not_held(guarantee: Guarantee) -> None:
     bench = Bench(guarantee, outputs_held=9)
-    bench.guarantee.prepare(Intake([Read("a", 0)]))
+    bench.guarantee.prepare(Taken([Read("a", 0)]))
     bench.take_requests()
     bench.write()
     assert bench.take_requests() == ["produce"]
@@ -150,12 +151,12 @@ def test_exactly_once_held_outputs_survive_a_producer_replacement() -> None:
 
 def test_at_most_once_offsets_of_the_intake_are_committed_before_its_functions_run() -> None:
     bench = Bench(AMO)
-    bench.guarantee.prepare(Intake([(Read("a", 3), Read("b", 4)), (Read("a", 4), Read("b", 7))]))
+    bench.guarantee.prepare(Taken([(Read("a", 3), Read("b", 4)), (Read("a", 4), Read("b", 7))]))
     assert (bench.saved, bench.guarantee.busy) == ({A0: 5, B0: 8}, False)
 
 
 def test_at_most_once_offsets_of_steps_that_did_not_run_are_given_back() -> None:
-    intake = Intake([(Read("a", 3), Read("b", 4)), (Read("a", 4), Read("b", 7))])
+    intake = Taken([(Read("a", 3), Read("b", 4)), (Read("a", 4), Read("b", 7))])
     bench = Bench(AMO)
     bench.guarantee.prepare(intake)
     bench.run(Plan(steps=1, intake=intake, interrupt=Stop()), {A0: 4, B0: 5})
@@ -484,7 +485,7 @@ def drop_answers(bench: Bench, *, applied: bool = False, times: int = CALLS_MAX)
 @pytest.mark.parametrize("guarantee", [ALO, AMO])
 def test_flush_without_progress_keeps_the_outputs_and_the_commit_is_repeated(guarantee: Guarantee) -> None:
     bench = Bench(guarantee, linger=9.0)
-    bench.guarantee.prepare(Intake([Read("a", 0)]))
+    bench.guarantee.prepare(Taken([Read("a", 0)]))
     bench.write(b"1", 1)
     stall(bench, 2)
     producer = bench.session._producer
@@ -514,7 +515,7 @@ def test_at_least_once_commit_without_an_answer_is_repeated_by_the_next_commit(a
 
 @pytest.mark.parametrize("applied", [True, False], ids=["carried out", "lost"])
 def test_at_most_once_intake_whose_commit_has_no_answer_is_prepared_again(applied: bool) -> None:
-    bench, intake = Bench(AMO), Intake([(Read("a", 3), Read("b", 4))])
+    bench, intake = Bench(AMO), Taken([(Read("a", 3), Read("b", 4))])
     bench.write(b"before", 3)
     drop_answers(bench, applied=applied)
     with pytest.raises(Retriable, match="no answer") as caught:
@@ -529,7 +530,7 @@ def test_at_most_once_intake_whose_commit_has_no_answer_is_prepared_again(applie
 def test_at_most_once_older_offsets_do_not_replace_newer_committed_ones() -> None:
     bench = Bench(AMO)
     bench.ledger.advance({A0: 3, B0: 9})
-    bench.guarantee.prepare(Intake([(Read("a", 3), Read("b", 9))]))
+    bench.guarantee.prepare(Taken([(Read("a", 3), Read("b", 9))]))
     bench.guarantee.commit()
     assert (bench.saved, bench.take_requests()) == ({A0: 4, B0: 10}, ["commit"])
 
@@ -636,7 +637,7 @@ def test_exactly_once_revocation_commits_nothing_and_requires_an_abort() -> None
 @pytest.mark.parametrize("guarantee", [ALO, AMO])
 def test_revocation_without_transactions_commits_what_is_open(guarantee: Guarantee) -> None:
     bench = Bench(guarantee, linger=9.0)
-    bench.guarantee.prepare(Intake([Read("a", 0)]))
+    bench.guarantee.prepare(Taken([Read("a", 0)]))
     bench.write(b"1", 1)
     bench.guarantee.revoked(nothing)
     assert (bench.visible, bench.saved, bench.guarantee.busy) == ([b"1"], {A0: 1}, False)
@@ -663,7 +664,7 @@ def test_at_most_once_outputs_not_flushed_before_a_revocation_are_dropped(
 ) -> None:
     """Another member may be past them: the client would write them behind its outputs."""
     bench = Bench(AMO, linger=9.0)
-    bench.guarantee.prepare(Intake([Read("a", 0)]))
+    bench.guarantee.prepare(Taken([Read("a", 0)]))
     bench.write(b"1", 1)
     stall(bench)
     bench.guarantee.revoked(nothing)
@@ -688,7 +689,7 @@ def test_at_most_once_outputs_that_no_client_has_taken_wait_for_what_the_group_s
     positions: Positions, written: list[bytes], caplog: pytest.LogCaptureFixture
 ) -> None:
     bench = Bench(AMO)
-    bench.guarantee.prepare(Intake([Read("a", 0)]))
+    bench.guarantee.prepare(Taken([Read("a", 0)]))
     refuse_writes(bench, 1)
     with pytest.raises(Retriable):
         bench.write(b"1", 1)
@@ -706,7 +707,7 @@ def test_at_most_once_outputs_that_no_client_has_taken_wait_for_what_the_group_s
 @pytest.mark.parametrize("error", [Retriable, Abortable])
 def test_at_most_once_outputs_survive_a_recovery(error: type[ClientError]) -> None:
     bench = Bench(AMO, linger=9.0)
-    bench.guarantee.prepare(Intake([Read("a", 0)]))
+    bench.guarantee.prepare(Taken([Read("a", 0)]))
     bench.write(b"1", 1)
     assert bench.guarantee.recover(error("reading"))
     assert bench.session.state is State.READY

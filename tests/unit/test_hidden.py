@@ -12,7 +12,7 @@ from kstreams_py.graph.guarantees import Durability, Guarantee
 from kstreams_py.kafka.contracts import Producer
 from kstreams_py.kafka.transactions import OpenTransaction
 from kstreams_py.log_fields import FOLD
-from kstreams_py.processing.guarantees import producer_mode
+from kstreams_py.processing.commits.guarantees import producer_mode
 from kstreams_py.records import TopicPartition
 from kstreams_py.running.hidden import ASKED_SECONDS, HIDDEN_SECONDS, Hidden, HiddenRecords
 from kstreams_py.running.http.remedies import HIDDEN_SECONDS as HIDDEN_TOO_LONG

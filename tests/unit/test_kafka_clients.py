@@ -16,7 +16,7 @@ from kstreams_py.graph.guarantees import Durability, Guarantee
 from kstreams_py.kafka import clients, consumer, group_description, producer, reader, topic_admin
 from kstreams_py.kafka.clients import LazyClient
 from kstreams_py.kafka.cluster import KafkaCluster
-from kstreams_py.processing.guarantees import producer_mode
+from kstreams_py.processing.commits.guarantees import producer_mode
 from kstreams_py.records import TopicPartition
 from kstreams_py.settings import Settings
 from tests.waiting import WAIT, wait_until

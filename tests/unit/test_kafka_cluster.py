@@ -42,7 +42,7 @@ from kstreams_py.kafka.group_description import GroupReader
 from kstreams_py.kafka.groups import Pending
 from kstreams_py.kafka.membership import Holder
 from kstreams_py.kafka.topic_admin import TopicAdmin
-from kstreams_py.processing.guarantees import producer_mode
+from kstreams_py.processing.commits.guarantees import producer_mode
 from kstreams_py.records import TopicPartition
 from kstreams_py.settings import Settings
 from tests.clusters import open_cluster

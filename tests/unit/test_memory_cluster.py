@@ -12,7 +12,7 @@ from kstreams_py.graph.guarantees import Durability, Guarantee
 from kstreams_py.kafka.contracts import Output
 from kstreams_py.kafka.membership import Membership, Owner
 from kstreams_py.kafka.partitioner import murmur2
-from kstreams_py.processing.guarantees import producer_mode
+from kstreams_py.processing.commits.guarantees import producer_mode
 from kstreams_py.records import Message, TopicPartition
 from kstreams_py.testing import Isolation, ManualClock, MemoryCluster
 from kstreams_py.testing.memory_broker import Partition, Stamp

@@ -19,14 +19,15 @@ from kstreams_py.errors import Refused, Replaced, Retriable, WorkersFailed
 from kstreams_py.kafka import errors, producer
 from kstreams_py.kafka.consumer import KafkaConsumer
 from kstreams_py.kafka.producer import KafkaProducer
-from kstreams_py.processing import dead_letters as dead_letter
-from kstreams_py.processing import runner, task
-from kstreams_py.processing.committed import CommittedOffsets
-from kstreams_py.processing.guarantees import AtMostOnce
+from kstreams_py.processing.commits.guarantees import AtMostOnce
+from kstreams_py.processing.runners import runner
+from kstreams_py.processing.tasks import task
+from kstreams_py.processing.tasks.committed import CommittedOffsets
 from kstreams_py.running.slot import Slot
 from kstreams_py.running.supervised import SupervisedSlot
 from kstreams_py.running.supervisor import Supervisor
 from kstreams_py.running.watch import Watch
+from kstreams_py.steps import dead_letters as dead_letter
 from tests.unit import (
     test_at_most_once,
     test_committed,

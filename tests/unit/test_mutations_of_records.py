@@ -8,8 +8,8 @@ import pytest
 
 from kstreams_py.graph.guarantees import Guarantee
 from kstreams_py.operations.dead_letters.originals import Originals
-from kstreams_py.processing.dead_letters import DeadLetters
 from kstreams_py.records import KeptRecord, Message, Unreadable
+from kstreams_py.steps.dead_letters import DeadLetters
 from kstreams_py.testing import memory_records
 from tests.hostile import records
 from tests.unit import test_dead_letters, test_operations

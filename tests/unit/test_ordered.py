@@ -15,7 +15,7 @@ import kstreams_py as ks
 from kstreams_py.errors import GraphError, InputLost, Unavailable
 from kstreams_py.formats.serdes import Json, String
 from kstreams_py.ordering.events import ID_HEADER, PREV_HEADER
-from kstreams_py.processing.dead_letters import DeadLetters
+from kstreams_py.steps.dead_letters import DeadLetters
 from kstreams_py.testing import TestDriver
 
 Sent = tuple[str, int, int | None, Any]

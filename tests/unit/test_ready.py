@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from kstreams_py.processing.ready import Ready, ReadyByPartition
-from kstreams_py.processing.task import RECORD_BYTES
+from kstreams_py.processing.tasks.ready import Ready, ReadyByPartition
+from kstreams_py.processing.tasks.task import RECORD_BYTES
 from tests.unit.fakes import Read
 
 

@@ -13,8 +13,8 @@ import pytest
 import kstreams_py as ks
 from kstreams_py.errors import DecodeError, DrainTimeout, OutcomeUnknown, Retriable
 from kstreams_py.graph.guarantees import Guarantee
-from kstreams_py.processing import tasks
-from kstreams_py.processing.attempts import CALLS_MAX
+from kstreams_py.processing.commits.attempts import CALLS_MAX
+from kstreams_py.processing.tasks import tasks
 from kstreams_py.processing.worker import Worker
 from kstreams_py.records import TopicPartition
 from kstreams_py.running.terminal.logs import Folding

@@ -16,7 +16,7 @@ from kstreams_py.cli import main as command
 from kstreams_py.errors import GraphError, SettingsError
 from kstreams_py.graph.guarantees import Guarantee
 from kstreams_py.operations.acls import CREATE, NOTES, Role, rights_of
-from kstreams_py.processing.committers import committer_of
+from kstreams_py.processing.commits.opening import committer_of
 from kstreams_py.processing.topics import create_own_topics, create_topics, find_topics
 from kstreams_py.testing import MemoryCluster
 

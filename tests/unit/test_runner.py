@@ -13,11 +13,12 @@ from kstreams_py.graph.declarations import Topic
 from kstreams_py.graph.hashes import hash_prefix, joined_hash, pack_offset
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import Output
-from kstreams_py.processing import outputs
-from kstreams_py.processing.choices import Choices, Start
-from kstreams_py.processing.plan import Intake, Plan
-from kstreams_py.processing.tasks import BUFFER_LIMIT, Tasks
+from kstreams_py.processing.tasks.choices import Choices, Start
+from kstreams_py.processing.tasks.intake import Taken
+from kstreams_py.processing.tasks.tasks import BUFFER_LIMIT, Tasks
 from kstreams_py.records import Headers, Message, Out, Positions, Step, TopicPartition
+from kstreams_py.steps import outputs
+from kstreams_py.steps.plan import Plan
 from kstreams_py.testing import MemoryRegistry
 from tests.tables import each_case
 from tests.unit.fakes import Read
@@ -555,7 +556,7 @@ def test_generator_outputs_over_the_limit_end_the_plan_and_the_rest_is_run_later
     rig.tasks.advance({other: 9})
     assert (rig.tasks.ready, rig.ledger.positions[other]) == (True, 1)
     left = rig.tasks.take(1)
-    assert (left, rig.tasks.rest) == (Intake(rest, prepared=True), None)
+    assert (left, rig.tasks.rest) == (Taken(rest, prepared=True), None)
     assert left is not None
     plan = rig.runner.run(left)
     assert (outputs_of(plan), plan.steps, rig.ledger.uncommitted[most]) == (parts(b"2"), 2, 4)
@@ -952,7 +953,7 @@ def chosen(*runs: tuple[str, int], **starts: int) -> Choices:
 def test_alts_choices_are_the_runs_of_each_partition() -> None:
     rig = Bench().alts(lambda value: None)
     m = [Read("a", 4), Read("a", 7), Read("b", 0, partition=1), Read("b", 0), Read("a", 8), Read("a", 2, partition=1)]
-    assert rig.intake(*m) == Intake(m, {0: chosen(("a", 7), ("b", 0), ("a", 8)), 1: chosen(("b", 0), ("a", 2))})
+    assert rig.intake(*m) == Taken(m, {0: chosen(("a", 7), ("b", 0), ("a", 8)), 1: chosen(("b", 0), ("a", 2))})
 
 
 def test_alts_choices_cover_what_is_ready_and_not_yet_taken() -> None:

@@ -20,9 +20,9 @@ from kstreams_py.errors import (
     Unavailable,
 )
 from kstreams_py.graph.guarantees import Durability, Guarantee
-from kstreams_py.processing.guarantees import producer_mode
-from kstreams_py.processing.session import MEMBERSHIP_ASKED_MAX
-from kstreams_py.processing.states import FAILURES, TRANSITIONS, State
+from kstreams_py.processing.commits.guarantees import producer_mode
+from kstreams_py.processing.commits.session import MEMBERSHIP_ASKED_MAX
+from kstreams_py.processing.commits.states import FAILURES, TRANSITIONS, State
 from kstreams_py.records import TopicPartition
 from tests.tables import each_case
 from tests.unit.guarantee import A0, ALO, AMO, B0, EO, ERRORS, Bench

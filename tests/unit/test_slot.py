@@ -18,8 +18,8 @@ from kstreams_py.errors import BrokerUnavailable, DrainTimeout, FunctionExited, 
 from kstreams_py.graph.guarantees import Durability, Guarantee
 from kstreams_py.graph.topology import Graph
 from kstreams_py.metrics import WorkerState
+from kstreams_py.processing.commits.guarantees import producer_mode
 from kstreams_py.processing.environment import Environment
-from kstreams_py.processing.guarantees import producer_mode
 from kstreams_py.processing.worker import Worker
 from kstreams_py.records import TopicPartition
 from kstreams_py.running import slot as module

@@ -372,7 +372,7 @@ def test_value_that_an_exporter_refuses_is_one_message(monkeypatch: pytest.Monke
 
 
 def test_propagator_that_is_not_there_is_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    importlib.import_module("kstreams_py.processing.otel")
+    importlib.import_module("kstreams_py.steps.otel")
     for package, name in (("kstreams_py.processing", "otel"), ("opentelemetry", "propagate")):  # imported again
         monkeypatch.delattr(f"{package}.{name}")
         monkeypatch.delitem(sys.modules, f"{package}.{name}")

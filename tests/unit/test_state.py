@@ -38,7 +38,7 @@ from kstreams_py.operations.recover.positions import describe
 from kstreams_py.operations.recover.reset import GraphPositions, Target
 from kstreams_py.ordering.events import ID_HEADER, PREV_HEADER
 from kstreams_py.processing.beginning import Beginning
-from kstreams_py.processing.guarantees import ExactlyOnce
+from kstreams_py.processing.commits.guarantees import ExactlyOnce
 from kstreams_py.processing.topics import check_topics, create_own_topics
 from kstreams_py.records import TopicPartition
 from kstreams_py.state import rocks, stores

@@ -21,14 +21,13 @@ from kstreams_py.graph import picture
 from kstreams_py.graph.sink import Evidence, Row, SinkConnection
 from kstreams_py.graph.topology import Graph
 from kstreams_py.metrics import WorkerState
-from kstreams_py.processing.environment import Environment
-from kstreams_py.processing.rows import ROWS, Rows, Stored, row_hash, split
-from kstreams_py.processing.target import ROWS_FIRST, ROWS_MAX, Target
 from kstreams_py.records import Step, TopicPartition
 from kstreams_py.running.http.overview import overview
 from kstreams_py.running.http.picture import live_svg
 from kstreams_py.settings import Settings
-from kstreams_py.testing import ManualClock, MemoryCluster, MemoryRegistry, TestDriver
+from kstreams_py.steps.rows import ROWS, Rows, Stored, row_hash, split
+from kstreams_py.steps.target import ROWS_FIRST, ROWS_MAX, Target
+from kstreams_py.testing import ManualClock, TestDriver
 from tests.tables import each_case
 
 A0 = TopicPartition("a", 0)
@@ -488,10 +487,7 @@ class Slow:
 def test_writes_are_as_large_as_the_target_is_fast(seconds: float, rows_max: int) -> None:
     clock = ManualClock()
     connection: Any = Slow(clock, seconds)
-    environment = Environment(
-        MemoryCluster(clock), MemoryRegistry(), Settings(), clock, open_sink=lambda *_: connection
-    )
-    target = Target(Table(), "g.p", {}, environment)
+    target = Target(Table(), "g.p", {}, lambda *_: connection, clock)
     target.store([Row(DIGEST, ("a", 1))] * 500, {}, {})
     assert target.rows_max == rows_max
     for _ in range(10):

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from kstreams_py.graph.topology import Graph
-from kstreams_py.processing.choices import Choices
-from kstreams_py.processing.task import RECORD_BYTES
-from kstreams_py.processing.tasks import BUFFER_BYTES, BUFFER_LIMIT, TAKEN_AT_LEAST
+from kstreams_py.processing.tasks.choices import Choices
+from kstreams_py.processing.tasks.task import RECORD_BYTES
+from kstreams_py.processing.tasks.tasks import BUFFER_BYTES, BUFFER_LIMIT, TAKEN_AT_LEAST
 from kstreams_py.records import Message, TopicPartition
 from tests.unit.fakes import Read
 from tests.unit.processing import Processing
@@ -177,8 +177,8 @@ def waiting_bytes(rig: Processing) -> int:
 def test_join_of_records_of_any_size_completes_within_its_bounds(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A consumer reads partitions that are not paused, in any order, three records at a time."""
     limit = 20_000
-    monkeypatch.setattr("kstreams_py.processing.tasks.BUFFER_BYTES", limit)
-    monkeypatch.setattr("kstreams_py.processing.tasks.BUFFER_LIMIT", 10)
+    monkeypatch.setattr("kstreams_py.processing.tasks.tasks.BUFFER_BYTES", limit)
+    monkeypatch.setattr("kstreams_py.processing.tasks.tasks.BUFFER_LIMIT", 10)
     random = Random(seed)
     topics, partitions, count = "abc"[: random.choice((2, 3))], random.choice((1, 3, 8)), 40
     left = {

@@ -11,10 +11,10 @@ from kstreams_py.cli import options
 from kstreams_py.cli import topics as command
 from kstreams_py.errors import GraphError, KStreamsError, TopicError
 from kstreams_py.graph.topology import Graph
-from kstreams_py.processing.growth import Growth
 from kstreams_py.processing.topics import (
     BEGINNINGS_SETTINGS,
     JOURNAL_SETTINGS,
+    Growth,
     check_topics,
     create_topics,
     describe_idle_slots,

@@ -24,12 +24,12 @@ import kstreams_py as ks
 from kstreams_py.errors import Abortable, Retriable
 from kstreams_py.graph.declarations import dead_letters
 from kstreams_py.kafka.sizes import RecordLimits
-from kstreams_py.processing import otel, outputs
-from kstreams_py.processing.attempts import CALLS_MAX
-from kstreams_py.processing.dead_letters import DeadLetters, Failure, record_size
-from kstreams_py.processing.outputs import encoder
+from kstreams_py.processing.commits.attempts import CALLS_MAX
 from kstreams_py.records import Headers
 from kstreams_py.settings import Settings
+from kstreams_py.steps import otel, outputs
+from kstreams_py.steps.dead_letters import DeadLetters, Failure, record_size
+from kstreams_py.steps.outputs import encoder
 from kstreams_py.testing import MemoryRegistry, TestDriver
 from tests.unit.fakes import Read, raise_error
 from tests.unit.processing import Processing

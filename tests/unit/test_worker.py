@@ -31,17 +31,18 @@ from kstreams_py.graph.hashes import hash_prefix, pack_offset
 from kstreams_py.graph.retry import Retry
 from kstreams_py.kafka.contracts import Output
 from kstreams_py.metrics import WorkerState
-from kstreams_py.processing import outputs, task, tasks
-from kstreams_py.processing.attempts import CALLS_MAX
-from kstreams_py.processing.choices import Choices, Start
-from kstreams_py.processing.guarantees import producer_mode
-from kstreams_py.processing.pace import Pace
-from kstreams_py.processing.plan import Intake, Plan
-from kstreams_py.processing.search import Search
-from kstreams_py.processing.states import State
+from kstreams_py.processing.commits.attempts import CALLS_MAX
+from kstreams_py.processing.commits.guarantees import producer_mode
+from kstreams_py.processing.commits.states import State
+from kstreams_py.processing.pace import Pace, Search
+from kstreams_py.processing.tasks import task, tasks
+from kstreams_py.processing.tasks.choices import Choices, Start
+from kstreams_py.processing.tasks.intake import Taken
 from kstreams_py.processing.worker import IDLE_WAIT, Worker
 from kstreams_py.records import HASH_HEADER, Positions, TopicPartition
 from kstreams_py.settings import ClientSettings, Settings
+from kstreams_py.steps import outputs
+from kstreams_py.steps.plan import Plan
 from kstreams_py.testing.memory_clients import MemoryConsumer
 from tests.tables import each_case
 from tests.unit.plant import (
@@ -274,7 +275,7 @@ def test_outputs_of_a_generator_are_written_before_too_many_are_held(
         written.append(len(plan.outputs))
         write(plan)
 
-    def keep(intake: Intake) -> None:
+    def keep(intake: Taken) -> None:
         saved.append(intake.positions())
         prepare(intake)
 

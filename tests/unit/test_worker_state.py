@@ -7,7 +7,7 @@ import pytest
 from kstreams_py.errors import Abortable, ClientError, Fenced, OutcomeUnknown, Retriable
 from kstreams_py.graph.guarantees import Guarantee
 from kstreams_py.metrics import RENEWALS, WorkerState
-from kstreams_py.processing import session
+from kstreams_py.processing.commits import session
 from tests.unit.guarantee import Bench
 from tests.unit.plant import Plant
 

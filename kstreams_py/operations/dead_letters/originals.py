@@ -17,7 +17,7 @@ from kstreams_py.graph.topology import Graph
 from kstreams_py.operations.committed import CommittedReader
 from kstreams_py.operations.dead_letters.letters import Input, Letter
 from kstreams_py.operations.pages import open_pages
-from kstreams_py.processing.attempts import Attempts
+from kstreams_py.processing.commits.attempts import Attempts
 from kstreams_py.processing.environment import Environment
 from kstreams_py.records import Inputs, Message, Positions, TopicPartition, too_large
 

@@ -16,7 +16,7 @@ from kstreams_py.kafka.transactions import find_command_at
 from kstreams_py.operations.dead_letters.letters import Letter, Place, Selection, parse
 from kstreams_py.operations.dead_letters.marks import check_mark, marked_place
 from kstreams_py.operations.pages import open_pages
-from kstreams_py.processing.attempts import Attempts
+from kstreams_py.processing.commits.attempts import Attempts
 from kstreams_py.processing.environment import Environment
 from kstreams_py.processing.topics import ask_clusters, find_topics
 from kstreams_py.records import TopicPartition

@@ -55,11 +55,11 @@ from kstreams_py.operations.dead_letters.reader import LetterReader
 from kstreams_py.operations.dead_letters.row_writer import RowWriter
 from kstreams_py.operations.dead_letters.steps import Steps
 from kstreams_py.operations.dead_letters.transactions import Done, Transactions
-from kstreams_py.processing.dead_letters import Failure
 from kstreams_py.processing.environment import Environment
-from kstreams_py.processing.outputs import are_many, value_bytes
-from kstreams_py.processing.rows import split
 from kstreams_py.records import Inputs
+from kstreams_py.steps.dead_letters import Failure
+from kstreams_py.steps.outputs import are_many, value_bytes
+from kstreams_py.steps.rows import split
 
 logger = logging.getLogger(__name__)
 

@@ -14,15 +14,15 @@ from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import Output
 from kstreams_py.operations.dead_letters.letters import Letter
 from kstreams_py.operations.dead_letters.originals import Originals
-from kstreams_py.processing.calls import open_calls
-from kstreams_py.processing.dead_letters import Failure
 from kstreams_py.processing.environment import Environment
-from kstreams_py.processing.ledger import Ledger
-from kstreams_py.processing.plan import Intake
-from kstreams_py.processing.runner import Runner
-from kstreams_py.processing.runners import make_runner
-from kstreams_py.processing.tasks import Tasks
+from kstreams_py.processing.runners.opening import make_runner
+from kstreams_py.processing.runners.runner import Runner
+from kstreams_py.processing.tasks.intake import Taken
+from kstreams_py.processing.tasks.ledger import Ledger
+from kstreams_py.processing.tasks.tasks import Tasks
 from kstreams_py.records import Inputs, TopicPartition
+from kstreams_py.steps.calls import open_calls
+from kstreams_py.steps.dead_letters import Failure
 
 REFUSED: Final = frozenset(f"{each.__module__}.{each.__qualname__}" for each in (RecordRefused, RecordTooLarge))
 """The classes of dead letters whose function did not raise: a topic refused an output of the step."""
@@ -93,7 +93,7 @@ class Steps:
         processor = self._processors[letter.processor_id]
         runner, tasks = self._load(processor)
         tasks.load(inputs, letter.delivery_hash)
-        plan = runner.run(Intake([inputs] if processor.joins else list(inputs)))
+        plan = runner.run(Taken([inputs] if processor.joins else list(inputs)))
         if plan.interrupt is not None:
             raise plan.interrupt
         return plan.failures[0] if plan.failures else plan.outputs

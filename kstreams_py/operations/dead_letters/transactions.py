@@ -34,7 +34,7 @@ from kstreams_py.kafka.transactions import find_command_at
 from kstreams_py.operations.dead_letters.letters import Letter, Place
 from kstreams_py.operations.dead_letters.marks import MARKS_SETTINGS, begin_record, deletion_record, mark_record
 from kstreams_py.operations.dead_letters.reader import LetterReader
-from kstreams_py.processing.attempts import Attempts
+from kstreams_py.processing.commits.attempts import Attempts
 from kstreams_py.processing.environment import Environment
 from kstreams_py.records import TopicPartition
 

@@ -8,7 +8,7 @@ from typing import Final, Self
 from kstreams_py.errors import BrokerUnavailable, ClientError, KStreamsError, Refused, UserMistake
 from kstreams_py.kafka.contracts import Output, ProducerMode, TopicInfo
 from kstreams_py.operations.records.topic import check_partition
-from kstreams_py.processing.attempts import Attempts
+from kstreams_py.processing.commits.attempts import Attempts
 from kstreams_py.processing.environment import Environment
 
 NAME: Final = "kstreams-send"

@@ -13,7 +13,7 @@ from kstreams_py.kafka.contracts import TopicInfo
 from kstreams_py.operations.pages import Pages
 from kstreams_py.operations.records.topic import check_partition
 from kstreams_py.operations.records.uncommitted import Fate, Uncommitted
-from kstreams_py.processing.attempts import Attempts
+from kstreams_py.processing.commits.attempts import Attempts
 from kstreams_py.processing.environment import Environment
 from kstreams_py.records import Message, Positions, TopicPartition
 

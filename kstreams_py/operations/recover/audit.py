@@ -21,8 +21,8 @@ from kstreams_py.operations.pages import open_pages
 from kstreams_py.operations.recover.audit_report import Report
 from kstreams_py.operations.recover.comparison import Audit, Found, JoinedSteps, SingleSteps, Steps
 from kstreams_py.operations.recover.positions import partitions_of, select
-from kstreams_py.processing.attempts import Attempts
-from kstreams_py.processing.committers import open_journal
+from kstreams_py.processing.commits.attempts import Attempts
+from kstreams_py.processing.commits.opening import open_journal
 from kstreams_py.processing.environment import Environment
 from kstreams_py.processing.journal.deliveries import DeliveryJournal
 from kstreams_py.processing.topics import ask_clusters

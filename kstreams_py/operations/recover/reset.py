@@ -33,12 +33,12 @@ from kstreams_py.operations.recover.positions import (
     select,
 )
 from kstreams_py.operations.transactions.abort import UNCHANGED
-from kstreams_py.processing.attempts import Attempts
 from kstreams_py.processing.beginning import Begun, begun_record, forgotten_state, read_begun, states_begun
-from kstreams_py.processing.choices import Choices, Start
-from kstreams_py.processing.choices_journal import ChoicesJournal
+from kstreams_py.processing.commits.attempts import Attempts
 from kstreams_py.processing.environment import Environment
+from kstreams_py.processing.journal.choices_journal import ChoicesJournal
 from kstreams_py.processing.journal.records import Snapshot, forgotten_record, snapshot_record
+from kstreams_py.processing.tasks.choices import Choices, Start
 from kstreams_py.processing.topics import check_topics
 from kstreams_py.records import Positions, TopicPartition
 

@@ -16,9 +16,9 @@ from kstreams_py.operations.committed import CommittedReader, find_all_topics
 from kstreams_py.operations.recover.positions import partitions_of
 from kstreams_py.operations.recover.task_status import Tail, TaskStatus, plan_of
 from kstreams_py.processing.beginning import Beginning
-from kstreams_py.processing.choices_journal import ChoicesJournal
-from kstreams_py.processing.committers import open_journal
+from kstreams_py.processing.commits.opening import open_journal
 from kstreams_py.processing.environment import Environment
+from kstreams_py.processing.journal.choices_journal import ChoicesJournal
 from kstreams_py.processing.journal.deliveries import DeliveryJournal
 from kstreams_py.processing.journal.records import type_of
 from kstreams_py.processing.journal.recovery import Recovery, show

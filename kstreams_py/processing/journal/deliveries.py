@@ -11,7 +11,6 @@ from kstreams_py.errors import BrokerUnavailable, DecodeError, Fatal, RecoveryUn
 from kstreams_py.graph.declarations import Processor
 from kstreams_py.kafka.contracts import TRANSACTIONAL, TopicInfo
 from kstreams_py.kafka.foreign_records import foreign
-from kstreams_py.processing.choices import Choices
 from kstreams_py.processing.environment import Environment
 from kstreams_py.processing.journal.hidden import Hidden
 from kstreams_py.processing.journal.records import (
@@ -27,6 +26,7 @@ from kstreams_py.processing.journal.records import (
     type_of,
 )
 from kstreams_py.processing.journal.recovery import Found, Recovery, recover, show
+from kstreams_py.processing.tasks.choices import Choices
 from kstreams_py.records import HASH_HEADER, Message, Positions, TopicPartition, readable_headers
 
 logger = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from kstreams_py.formats.schema_files import shipped_schema
 from kstreams_py.graph.hashes import snapshot_hash
 from kstreams_py.kafka.contracts import Output
 from kstreams_py.kafka.foreign_records import foreign
-from kstreams_py.processing.choices import Choices, Start, decode_versioned, encode_versioned
+from kstreams_py.processing.tasks.choices import Choices, Start, decode_versioned, encode_versioned
 from kstreams_py.records import Message, readable_headers
 
 TYPE_HEADER: Final = "ks-type"

@@ -17,8 +17,8 @@ from enum import StrEnum
 from typing import Final
 
 from kstreams_py.errors import RecoveryUndecidable
-from kstreams_py.processing.choices import Choices
 from kstreams_py.processing.journal.records import Attempt, Place, RecordType, Snapshot, Unit
+from kstreams_py.processing.tasks.choices import Choices
 
 
 class Found(StrEnum):

@@ -20,7 +20,7 @@ import kstreams_py as ks
 from kstreams_py import Settings
 from kstreams_py.graph.guarantees import Durability, Guarantee
 from kstreams_py.kafka.contracts import Output
-from kstreams_py.processing.guarantees import producer_mode
+from kstreams_py.processing.commits.guarantees import producer_mode
 from kstreams_py.testing import Anomaly, Expected, Kind, check, explain
 from tests.clusters import open_cluster
 from tests.system.harness import Cluster, running, wait_until

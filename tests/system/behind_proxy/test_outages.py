@@ -23,7 +23,7 @@ from kstreams_py.errors import Replaced
 from kstreams_py.kafka import membership
 from kstreams_py.kafka.consumer import KafkaConsumer
 from kstreams_py.metrics import WorkerState
-from kstreams_py.processing import attempts, session
+from kstreams_py.processing.commits import attempts, session
 from tests.system.harness import Cluster, RunningSlot, wait_until
 from tests.system.proxy import Proxy
 

@@ -19,7 +19,7 @@ from kstreams_py.embedded import EmbeddedKafka
 from kstreams_py.errors import Abortable, Fenced, Refused, Replaced
 from kstreams_py.graph.guarantees import Durability, Guarantee
 from kstreams_py.kafka.consumer import KafkaConsumer
-from kstreams_py.processing.guarantees import producer_mode
+from kstreams_py.processing.commits.guarantees import producer_mode
 from kstreams_py.records import TopicPartition
 from tests.clusters import open_cluster
 from tests.system.app import MakeSettings

@@ -17,7 +17,7 @@ from kstreams_py.embedded.nodes import HOST
 from kstreams_py.errors import BrokerUnavailable, ClientError, Retriable
 from kstreams_py.graph.guarantees import Durability, Guarantee
 from kstreams_py.kafka.contracts import Output
-from kstreams_py.processing.guarantees import producer_mode
+from kstreams_py.processing.commits.guarantees import producer_mode
 from kstreams_py.records import Positions, TopicPartition
 from kstreams_py.testing import Expected
 from tests.clusters import open_cluster

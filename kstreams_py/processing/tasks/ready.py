@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
-from kstreams_py.processing.plan import partition_of
-from kstreams_py.processing.task import step_bytes
+from kstreams_py.processing.tasks.task import step_bytes
+from kstreams_py.steps.plan import partition_of
 
 
 class Ready:

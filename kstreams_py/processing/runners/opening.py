@@ -11,22 +11,22 @@ from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import TopicInfo
 from kstreams_py.kafka.sizes import record_limits
 from kstreams_py.kafka.transactions import find_command_at
-from kstreams_py.processing.calls import wait_for_each
-from kstreams_py.processing.committers import committer_of
-from kstreams_py.processing.dead_letters import DeadLetters
+from kstreams_py.processing.commits.opening import committer_of
 from kstreams_py.processing.environment import Environment
-from kstreams_py.processing.ordered_runner import OrderedRunner
-from kstreams_py.processing.outputs import encoder
-from kstreams_py.processing.overlapping_runner import OverlappingRunner
-from kstreams_py.processing.runner import Runner
-from kstreams_py.processing.tasks import Tasks
-from kstreams_py.processing.tracing import Tracing
+from kstreams_py.processing.runners.ordered import OrderedRunner
+from kstreams_py.processing.runners.overlapping import OverlappingRunner
+from kstreams_py.processing.runners.runner import Runner
+from kstreams_py.processing.tasks.tasks import Tasks
 from kstreams_py.state.changelog import Changelog
 from kstreams_py.state.keyed import KeyedStore
 from kstreams_py.state.memory import MemoryBase
 from kstreams_py.state.reading import bind_state
 from kstreams_py.state.rocks import RocksBase
 from kstreams_py.state.stores import Stores
+from kstreams_py.steps.calls import wait_for_each
+from kstreams_py.steps.dead_letters import DeadLetters
+from kstreams_py.steps.outputs import encoder
+from kstreams_py.steps.tracing import Tracing
 
 
 def make_runner(

@@ -7,8 +7,8 @@ from typing import Any
 
 from kstreams_py.errors import DecodeError, UserMistake
 from kstreams_py.graph.retry import Retry, Then
-from kstreams_py.processing.plan import read_by
 from kstreams_py.records import Positions, TopicPartition
+from kstreams_py.steps.plan import read_by
 
 
 class Retries:

@@ -10,9 +10,9 @@ from typing import Final
 
 from kstreams_py.errors import MissingSoftware, SettingsError, Stop
 from kstreams_py.graph.declarations import Processor
-from kstreams_py.processing.dead_letters import format_error, format_traceback
-from kstreams_py.processing.plan import Plan
 from kstreams_py.records import Headers, Inputs, Message, Unreadable, readable_headers
+from kstreams_py.steps.dead_letters import format_error, format_traceback
+from kstreams_py.steps.plan import Plan
 
 try:
     from opentelemetry import context as contexts

@@ -8,34 +8,15 @@ from itertools import chain
 from typing import Any
 
 from kstreams_py.kafka.contracts import Output
-from kstreams_py.processing.choices import Choices
-from kstreams_py.processing.dead_letters import Failure
 from kstreams_py.records import Inputs, Message, Positions, TopicPartition
+from kstreams_py.steps.dead_letters import Failure
 
 
 @dataclass(slots=True)
 class Intake:
-    """Records to process: one record a step, or of a join one from each input.
-
-    - `choices`: for each alts task, what it reads from here on; to be saved before the functions run.
-    - `prepared`: this is the rest of an intake for which everything is saved.
-    - `saved`: the offsets after this intake are committed, or may be: no other worker would run it.
-    - `repeated`: its steps failed before; the partitions have waited, and the tasks hold what follows.
-    """
+    """Records to process: one record a step, or of a join one from each input."""
 
     steps: Sequence[Message] | Sequence[Inputs]
-    choices: dict[int, Choices] = field(default_factory=dict)
-    prepared: bool = False
-    saved: bool = False
-    repeated: bool = False
-
-    def starts(self) -> Positions:
-        """The offsets at which the inputs of the choices stand before this intake."""
-        return {
-            TopicPartition(start.topic, partition): start.offset
-            for partition, chosen in self.choices.items()
-            for start in chosen.starts
-        }
 
     def positions(self) -> Positions:
         """The next offsets after this intake."""

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from kstreams_py.processing.ledger import Cursor
+from kstreams_py.processing.tasks.ledger import Cursor
 from kstreams_py.records import Message, Positions, TopicPartition, Unreadable
 
 RECORD_BYTES: Final = 300

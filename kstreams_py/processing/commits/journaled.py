@@ -25,9 +25,10 @@ from kstreams_py.graph.guarantees import Durability
 from kstreams_py.kafka.contracts import Output, ProducerMode
 from kstreams_py.kafka.leftovers import Leftovers
 from kstreams_py.kafka.transactions import place_options
-from kstreams_py.processing.choices import Choices, Start
-from kstreams_py.processing.committer import Context
-from kstreams_py.processing.guarantees import ExactlyOnce
+from kstreams_py.processing.commits.committer import Context
+from kstreams_py.processing.commits.guarantees import ExactlyOnce
+from kstreams_py.processing.commits.session import Session
+from kstreams_py.processing.commits.states import State
 from kstreams_py.processing.journal.deliveries import DeliveryJournal
 from kstreams_py.processing.journal.records import (
     NEWEST,
@@ -39,10 +40,10 @@ from kstreams_py.processing.journal.records import (
     choices_record,
     snapshot_record,
 )
-from kstreams_py.processing.plan import Intake, Part, Plan, partition_of
-from kstreams_py.processing.session import Session
-from kstreams_py.processing.states import State
+from kstreams_py.processing.tasks.choices import Choices, Start
+from kstreams_py.processing.tasks.intake import Taken
 from kstreams_py.records import HASH_HEADER, Message, Positions
+from kstreams_py.steps.plan import Part, Plan, partition_of
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +100,7 @@ class Journaled(ExactlyOnce):
         """Each unit is committed by itself."""
         return self._since is not None
 
-    def prepare(self, intake: Intake) -> None:
+    def prepare(self, intake: Taken) -> None:
         if self.busy:
             self.commit()
         numbers = dict.fromkeys(map(partition_of, intake.steps))

@@ -28,15 +28,16 @@ from kstreams_py.kafka.contracts import Output, Producer, ProducerMode
 from kstreams_py.kafka.leftovers import Leftovers
 from kstreams_py.kafka.transactions import place_options
 from kstreams_py.log_fields import repeated
-from kstreams_py.processing.choices_journal import ChoicesJournal
-from kstreams_py.processing.committer import Committer, Context
-from kstreams_py.processing.outputs import value_bytes
-from kstreams_py.processing.plan import Intake, Plan
-from kstreams_py.processing.refused_outputs import RefusedOutputs
-from kstreams_py.processing.session import Session
-from kstreams_py.processing.states import State
+from kstreams_py.processing.commits.committer import Committer, Context
+from kstreams_py.processing.commits.refused_outputs import RefusedOutputs
+from kstreams_py.processing.commits.session import Session
+from kstreams_py.processing.commits.states import State
+from kstreams_py.processing.journal.choices_journal import ChoicesJournal
+from kstreams_py.processing.tasks.intake import Taken
 from kstreams_py.records import Positions, TopicPartition
 from kstreams_py.state.keyed import CHANGES_BYTES
+from kstreams_py.steps.outputs import value_bytes
+from kstreams_py.steps.plan import Plan
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +72,7 @@ class ExactlyOnce(Committer):
             Leftovers(cluster.named(name), options, context.transactional_id, context.written, "" if name else group)
         )
 
-    def prepare(self, intake: Intake) -> None:
+    def prepare(self, intake: Taken) -> None:
         if self._journal is not None and intake.choices:
             # a store is at the offsets of the last commit: markers that were passed since are committed with it
             if self.busy or (self.stores is not None and self._ledger.uncommitted):
@@ -253,7 +254,7 @@ class _WithoutTransactions(Committer):
 class AtLeastOnce(_WithoutTransactions):
     """Offsets after the acknowledgement of the outputs: a crash between the two repeats steps."""
 
-    def prepare(self, intake: Intake) -> None:
+    def prepare(self, intake: Taken) -> None:
         """Nothing is committed before the functions run."""
 
     def give_back(self, partitions: Collection[int] | None = None) -> None:
@@ -311,7 +312,7 @@ class AtMostOnce(_WithoutTransactions):
     def mistake(self) -> RecordRefused | None:
         return self._refused.mistake
 
-    def prepare(self, intake: Intake) -> None:
+    def prepare(self, intake: Taken) -> None:
         positions = intake.positions()
 
         def may_be_saved() -> None:

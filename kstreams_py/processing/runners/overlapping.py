@@ -13,16 +13,17 @@ from typing import Any, Final
 
 from kstreams_py.graph.declarations import Order, Processor
 from kstreams_py.kafka.contracts import Output
-from kstreams_py.processing.calls import Call
-from kstreams_py.processing.dead_letters import DeadLetters
 from kstreams_py.processing.environment import Environment
-from kstreams_py.processing.outputs import are_many, value_bytes
-from kstreams_py.processing.plan import Again, Intake, Plan, partition_of, read_by
-from kstreams_py.processing.runner import Refusal, Runner
-from kstreams_py.processing.task import step_bytes
-from kstreams_py.processing.tasks import Tasks
-from kstreams_py.processing.tracing import Tracing, put_in_trace
+from kstreams_py.processing.runners.runner import Refusal, Runner
+from kstreams_py.processing.tasks.intake import Taken
+from kstreams_py.processing.tasks.task import step_bytes
+from kstreams_py.processing.tasks.tasks import Tasks
 from kstreams_py.records import Headers, Inputs, Positions, Step
+from kstreams_py.steps.calls import Call
+from kstreams_py.steps.dead_letters import DeadLetters
+from kstreams_py.steps.outputs import are_many, value_bytes
+from kstreams_py.steps.plan import Again, Intake, Plan, partition_of, read_by
+from kstreams_py.steps.tracing import Tracing, put_in_trace
 
 WINDOW_BYTES: Final = 32 << 20
 """Bytes of the inputs of open steps, and of their outputs that wait for an earlier step; one step is open at least."""
@@ -96,7 +97,7 @@ class OverlappingRunner(Runner):
         """Steps that this run has settled."""
         self._is_finishing = False
 
-    def run(self, intake: Intake) -> Plan:
+    def run(self, intake: Taken) -> Plan:
         """Opens the steps, waits for a while, and settles those that are done.
 
         A step that stops the worker drops the calls that have not started, and waits for the others.
@@ -108,7 +109,7 @@ class OverlappingRunner(Runner):
         left = self._settle(intake.steps, plan)
         if plan.interrupt is not None:
             self._settle_others(left, plan)
-        self._put_back(plan, left)
+        self._put_back(intake, plan, left)
         plan.intake = replace(intake, steps=self._done)
         return plan
 

@@ -8,12 +8,13 @@ from typing import Any, Final
 
 from kstreams_py.graph.declarations import Processor
 from kstreams_py.graph.hashes import hash_prefix, joined_hash, pack_offset
-from kstreams_py.processing.choices import Choices, Start
-from kstreams_py.processing.ledger import Ledger
-from kstreams_py.processing.plan import Intake, partition_of, partitions_of
-from kstreams_py.processing.ready import Ready, ReadyByPartition
-from kstreams_py.processing.task import Task
+from kstreams_py.processing.tasks.choices import Choices, Start
+from kstreams_py.processing.tasks.intake import Taken
+from kstreams_py.processing.tasks.ledger import Ledger
+from kstreams_py.processing.tasks.ready import Ready, ReadyByPartition
+from kstreams_py.processing.tasks.task import Task
 from kstreams_py.records import Inputs, Message, Positions, TopicPartition
+from kstreams_py.steps.plan import partition_of, partitions_of
 
 BUFFER_LIMIT: Final = 10_000
 """Records of one partition that may wait before their partition is paused."""
@@ -33,7 +34,7 @@ TAKEN_AT_LEAST: Final = 10
 
 
 class Tasks:
-    """Routes: records go in with `add`, and come out as an `Intake` with `take`."""
+    """Routes: records go in with `add`, and come out as an `Taken` with `take`."""
 
     def __init__(
         self,
@@ -51,7 +52,7 @@ class Tasks:
         - `refills`: `take` adds steps to the rest of an intake, as nothing has to be prepared for it.
         """
         self.by_partition: dict[int, Task] = {}
-        self.rest: Intake | None = None
+        self.rest: Taken | None = None
         """The steps of an intake that were not run with the others: `take` gives them next.
 
         Their offsets may be committed already: they must be run, or given back, before the worker stops.
@@ -227,7 +228,7 @@ class Tasks:
         held = task.prefixes.get(topic) if task else None
         return (held or hash_prefix(self.name, topic, self._topic_ids[topic], number)) + pack_offset(m.offset())
 
-    def take(self, limit: int, *, fills: bool = True) -> Intake | None:
+    def take(self, limit: int, *, fills: bool = True) -> Taken | None:
         """Up to `limit` ready steps, all the rest of those taken before, or all that are run again; None if none is.
 
         With `fills`, a rest may grow to twice the limit, so that a partition whose steps fill it keeps none waiting.
@@ -237,11 +238,11 @@ class Tasks:
             return self._refill(rest, limit, fills=fills) if self.can_refill else rest
         if self._repeated:
             again = self._repeated.popleft()
-            return Intake(again, self._choices(again) if self._alts else {}, repeated=True)
+            return Taken(again, self._choices(again) if self._alts else {}, repeated=True)
         if not self._ready:
             return None
         steps = self._take_unit(limit) if self._journal else self._ready.take(limit)
-        return Intake(steps, self._choices(steps) if self._alts else {})
+        return Taken(steps, self._choices(steps) if self._alts else {})
 
     def _take_unit(self, limit: int) -> list[Any]:
         """Steps that are delivered together: a batch of each task, within the limit."""
@@ -252,7 +253,7 @@ class Tasks:
         share = min(journal.batch, max(1, limit // len(numbers)))
         return [step for number in numbers for step in ready.take_of(number, share)]
 
-    def _refill(self, rest: Intake, limit: int, *, fills: bool) -> Intake:
+    def _refill(self, rest: Taken, limit: int, *, fills: bool) -> Taken:
         """The rest of an intake with the steps of a wait that is over, and with others that are ready."""
         again = self._repeated.popleft() if self._repeated else ()
         steps: list[Any] = [*rest.steps, *again]
@@ -262,7 +263,7 @@ class Tasks:
             share = limit // len(counts.keys() | set(ready.partitions))
             for number in ready.partitions:
                 steps += ready.take_of(number, share - counts[number])
-        return Intake(steps, repeated=bool(again))
+        return Taken(steps, repeated=bool(again))
 
     # Partitions that wait before a step is run again.
 

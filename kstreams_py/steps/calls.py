@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any, Final, NamedTuple, Protocol
 
 from kstreams_py.graph.declarations import Processor
-from kstreams_py.processing.chains import Chains
+from kstreams_py.steps.chains import Chains
 
 logger = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ from kstreams_py.formats.registry import Registry
 from kstreams_py.formats.serdes import Bytes, Json, Serde, String, bind
 from kstreams_py.graph.declarations import Processor
 from kstreams_py.kafka.contracts import Output
-from kstreams_py.processing.rows import Rows, size_of
 from kstreams_py.records import HASH_HEADER, KEEP, NO_TIMESTAMP, PLACE_HEADER, Headers, Inputs, Message, Out
+from kstreams_py.steps.rows import Rows, size_of
 
 OWN_HEADERS: Final = frozenset({HASH_HEADER, PLACE_HEADER, "ks-type", "ks-proc", "ks-error", "ks-attempts"})
 """Headers that say something of the step that wrote the record; they are not passed through."""

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from kstreams_py.errors import KStreamsError, RecordRefused, Refused
 from kstreams_py.kafka.contracts import Output
-from kstreams_py.processing.plan import Plan
 from kstreams_py.records import HASH_HEADER
+from kstreams_py.steps.plan import Plan
 
 Replacement = Callable[[Output, Plan, RecordRefused], Output | None]
 """The dead letter to write in place of a refused output; None if it is no output of a step of the plan."""

@@ -8,13 +8,13 @@ from kstreams_py.graph.declarations import Processor, changelog_of
 from kstreams_py.graph.guarantees import Guarantee
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import TopicInfo
-from kstreams_py.processing.choices_journal import ChoicesJournal
-from kstreams_py.processing.committer import Committer
+from kstreams_py.processing.commits.committer import Committer
+from kstreams_py.processing.commits.guarantees import COMMITTERS
+from kstreams_py.processing.commits.journaled import Journaled
+from kstreams_py.processing.commits.storing import AtLeastOnceRows, ExactlyOnceRows, StoredOffsets
 from kstreams_py.processing.environment import Environment
-from kstreams_py.processing.guarantees import COMMITTERS
+from kstreams_py.processing.journal.choices_journal import ChoicesJournal
 from kstreams_py.processing.journal.deliveries import DeliveryJournal
-from kstreams_py.processing.journal.journaled import Journaled
-from kstreams_py.processing.storing import AtLeastOnceRows, ExactlyOnceRows, StoredOffsets
 from kstreams_py.records import TopicPartition
 
 

@@ -8,8 +8,8 @@ from typing import Final
 from kstreams_py.errors import DecodeError, TopicError
 from kstreams_py.kafka.contracts import Cluster, Output
 from kstreams_py.kafka.foreign_records import foreign
-from kstreams_py.processing.choices import Choices
 from kstreams_py.processing.journal.records import CHOICES_ALONE, choices_record, decode, type_of
+from kstreams_py.processing.tasks.choices import Choices
 from kstreams_py.records import Positions, TopicPartition
 
 JOURNAL_TRUNCATED_EVERY: Final = 1_000

@@ -16,14 +16,15 @@ from kstreams_py.graph.hashes import pack_offset
 from kstreams_py.graph.retry import Then
 from kstreams_py.kafka.contracts import Output
 from kstreams_py.metrics import EventCounts
-from kstreams_py.processing.dead_letters import DeadLetters, Failure
-from kstreams_py.processing.outputs import Outputs, are_many, decoder, is_same, value_bytes
-from kstreams_py.processing.plan import Again, Intake, Part, Plan, partition_of, partitions_of, read_by
-from kstreams_py.processing.retries import Retries
-from kstreams_py.processing.tasks import Tasks
-from kstreams_py.processing.tracing import Run, Tracing, traced
+from kstreams_py.processing.tasks.intake import Taken
+from kstreams_py.processing.tasks.tasks import Tasks
 from kstreams_py.records import HASH_HEADER, Inputs, Message, Out, Step, TopicPartition
 from kstreams_py.state.keyed import KeyedStore
+from kstreams_py.steps.dead_letters import DeadLetters, Failure
+from kstreams_py.steps.outputs import Outputs, are_many, decoder, is_same, value_bytes
+from kstreams_py.steps.plan import Again, Intake, Part, Plan, partition_of, partitions_of, read_by
+from kstreams_py.steps.retries import Retries
+from kstreams_py.steps.tracing import Run, Tracing, traced
 
 Read = tuple[tuple[str, int, int], ...]
 """Topic, partition and offset of each input of a step."""
@@ -82,8 +83,8 @@ class Runner:
         self._run_refused: Run = self._give_dead_letters
         self._tracing = tracing
         if tracing is not None:
-            self._run = traced(self._run, tracing, tasks, processor)
-            self._run_refused = traced(self._run_refused, tracing, tasks, processor)
+            self._run = traced(self._run, tracing, processor, tasks.delivery_hash)
+            self._run_refused = traced(self._run_refused, tracing, processor, tasks.delivery_hash)
 
     def _loop(self) -> Run:
         """The loop over the steps of this kind of processor."""
@@ -93,7 +94,7 @@ class Runner:
             return self._run_counted
         return self._run_records if self._processor.state is None else self._run_with_state
 
-    def run(self, intake: Intake) -> Plan:
+    def run(self, intake: Taken) -> Plan:
         """Calls the function for each step.
 
         Once the outputs are many (OUTPUTS_MAX, OUTPUT_BYTES), the other steps go back to the tasks; so they do where a
@@ -101,7 +102,7 @@ class Runner:
         """
         plan = self._run_by_task(intake.steps) if self._by_task else self._run_steps(intake)
         plan.intake = intake
-        self._put_back(plan, intake.steps[plan.steps :])
+        self._put_back(intake, plan, intake.steps[plan.steps :])
         return plan
 
     def _run_steps(self, intake: Intake) -> Plan:
@@ -123,17 +124,17 @@ class Runner:
                 break
         return whole
 
-    def _put_back(self, plan: Plan, left: Sequence[Any]) -> None:
+    def _put_back(self, intake: Taken, plan: Plan, left: Sequence[Any]) -> None:
         """Gives the tasks the steps that are not done; those to be run again come first."""
-        if plan.intake.repeated:
+        if intake.repeated:
             self._tasks.resume(partitions_of(plan.intake.steps))
         if plan.interrupt is None and left:
             if plan.again is not None:
                 left = self._tasks.hold_back(plan.again.steps, left)
             if left:
                 # a journal has a snapshot of what is left only once this is committed
-                choices = plan.intake.choices if self._journaled else {}
-                self._tasks.rest = Intake(left, choices, prepared=not self._journaled, saved=plan.intake.saved)
+                choices = intake.choices if self._journaled else {}
+                self._tasks.rest = Taken(left, choices, prepared=not self._journaled, saved=intake.saved)
 
     def _run_together(self, intake: Intake) -> Plan:
         plan = Plan(intake=intake)

@@ -7,7 +7,6 @@ from typing import Final, TypeVar
 
 from kstreams_py.errors import Abortable, Refused, RowRefused, SinkAway, SinkUnavailable, StaleWriter
 from kstreams_py.graph.sink import Row, Sink, SinkConnection
-from kstreams_py.processing.environment import Environment
 from kstreams_py.records import Positions, TopicPartition
 
 ROWS_MAX: Final = 50_000
@@ -30,15 +29,28 @@ class Target:
     SettingsError if its table has other columns.
     """
 
-    def __init__(self, sink: Sink, consumer: str, topic_ids: Mapping[str, str], environment: Environment) -> None:
-        """`consumer`: the processor with its graph, which owns the stored offsets; `topic_ids`: of its inputs."""
+    def __init__(
+        self,
+        sink: Sink,
+        consumer: str,
+        topic_ids: Mapping[str, str],
+        open_sink: Callable[[Sink, str], SinkConnection],
+        clock: Callable[[], float],
+    ) -> None:
+        """Makes no request.
+
+        - `consumer`: the processor with its graph, which owns the stored offsets.
+        - `topic_ids`: the ids of its input topics.
+        - `open_sink`: connects to the target of a sink, for a consumer.
+        - `clock`: returns seconds that only grow.
+        """
         self.rows_max = ROWS_FIRST
         """How many rows to write at once: so many as take WRITE_SECONDS."""
         self._sink = sink
         self._consumer = consumer
         self._topic_ids = topic_ids
-        self._open = environment.open_sink
-        self._clock = environment.clock
+        self._open = open_sink
+        self._clock = clock
         self._connection: SinkConnection | None = None
 
     def open(self) -> None:

@@ -26,20 +26,21 @@ from kstreams_py.kafka.contracts import Consumer, Output, Producer, ProducerMode
 from kstreams_py.kafka.leftovers import Leftovers
 from kstreams_py.log_fields import repeated
 from kstreams_py.metrics import Counters, estimate
-from kstreams_py.processing.attempts import Attempts
-from kstreams_py.processing.choices_journal import ChoicesJournal
-from kstreams_py.processing.dead_letters import format_error
+from kstreams_py.processing.commits.attempts import Attempts
+from kstreams_py.processing.commits.refused_outputs import Replacement
+from kstreams_py.processing.commits.session import Session
+from kstreams_py.processing.commits.states import State
 from kstreams_py.processing.environment import Environment
+from kstreams_py.processing.journal.choices_journal import ChoicesJournal
 from kstreams_py.processing.journal.deliveries import DeliveryJournal
-from kstreams_py.processing.ledger import Ledger
-from kstreams_py.processing.outputs import value_bytes
-from kstreams_py.processing.plan import Intake, Plan
-from kstreams_py.processing.refused_outputs import Replacement
-from kstreams_py.processing.session import Session
-from kstreams_py.processing.states import State
-from kstreams_py.processing.tracing import Tracing
+from kstreams_py.processing.tasks.intake import Taken
+from kstreams_py.processing.tasks.ledger import Ledger
 from kstreams_py.records import Positions, TopicPartition
 from kstreams_py.state.stores import Stores
+from kstreams_py.steps.dead_letters import format_error
+from kstreams_py.steps.outputs import value_bytes
+from kstreams_py.steps.plan import Plan
+from kstreams_py.steps.tracing import Tracing
 
 logger = logging.getLogger(__name__)
 
@@ -173,7 +174,7 @@ class Committer(ABC):
         self.session.start()
 
     @abstractmethod
-    def prepare(self, intake: Intake) -> None:
+    def prepare(self, intake: Taken) -> None:
         """Saves what has to be saved before the functions run.
 
         Raises Retriable without an answer; the same intake must then be prepared again, for it may have been saved.

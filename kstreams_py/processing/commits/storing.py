@@ -20,13 +20,13 @@ from kstreams_py.errors import ClientError, SinkAway
 from kstreams_py.graph.sink import Row
 from kstreams_py.kafka.contracts import Output
 from kstreams_py.metrics import estimate
-from kstreams_py.processing.committer import Committer, Context
-from kstreams_py.processing.guarantees import HELD_BYTES, AtLeastOnce, ExactlyOnce
-from kstreams_py.processing.outputs import OUTPUT_BYTES, value_bytes
-from kstreams_py.processing.plan import Plan
-from kstreams_py.processing.rows import split
-from kstreams_py.processing.target import Target
+from kstreams_py.processing.commits.committer import Committer, Context
+from kstreams_py.processing.commits.guarantees import HELD_BYTES, AtLeastOnce, ExactlyOnce
 from kstreams_py.records import HASH_HEADER, Positions, TopicPartition
+from kstreams_py.steps.outputs import OUTPUT_BYTES, value_bytes
+from kstreams_py.steps.plan import Plan
+from kstreams_py.steps.rows import split
+from kstreams_py.steps.target import Target
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +38,8 @@ class _Storing(Committer):
         super().__init__(context)
         sink = context.processor.target
         assert sink is not None, "this processor has no target"
-        self._target = Target(sink, context.name, context.topic_ids, context.environment)
+        environment = context.environment
+        self._target = Target(sink, context.name, context.topic_ids, environment.open_sink, environment.clock)
         self._rows: list[Row] = []
         self._row_bytes = 0
         restore = self.resume  # of a state, which comes first

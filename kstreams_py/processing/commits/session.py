@@ -19,9 +19,9 @@ from kstreams_py.kafka.contracts import Consumer, Producer, ProducerMode
 from kstreams_py.kafka.membership import Owner, replaced
 from kstreams_py.log_fields import repeated
 from kstreams_py.metrics import Counters
-from kstreams_py.processing.attempts import Attempts
+from kstreams_py.processing.commits.attempts import Attempts
+from kstreams_py.processing.commits.states import FAILURES, STATE_OF, TRANSITIONS, State
 from kstreams_py.processing.environment import Environment
-from kstreams_py.processing.states import FAILURES, STATE_OF, TRANSITIONS, State
 
 logger = logging.getLogger(__name__)
 

@@ -23,14 +23,14 @@ from kstreams_py.ordering import held
 from kstreams_py.ordering.chain import EventChains, Fault, Held, Kind, Outcome, Reason
 from kstreams_py.ordering.decisions import Decision, Verb, decision_of, event_headers
 from kstreams_py.ordering.events import place_of
-from kstreams_py.processing.dead_letters import DeadLetters, Failure
-from kstreams_py.processing.plan import Intake, Plan, read_by
-from kstreams_py.processing.runner import Read, Refusal, Runner, next_refusal
-from kstreams_py.processing.tasks import Tasks
-from kstreams_py.processing.tracing import Run, Tracing
+from kstreams_py.processing.runners.runner import Read, Refusal, Runner, next_refusal
+from kstreams_py.processing.tasks.tasks import Tasks
 from kstreams_py.records import HASH_HEADER, PLACE_HEADER, Inputs, KeptRecord, Message, TopicPartition
 from kstreams_py.state.changelog import unreadable_value
 from kstreams_py.state.keyed import KeyedStore
+from kstreams_py.steps.dead_letters import DeadLetters, Failure
+from kstreams_py.steps.plan import Intake, Plan, read_by
+from kstreams_py.steps.tracing import Run, Tracing
 
 logger = logging.getLogger(__name__)
 

@@ -9,11 +9,10 @@ from typing import Any, Protocol
 
 from kstreams_py.graph.declarations import Processor
 from kstreams_py.kafka.contracts import Output
-from kstreams_py.processing.outputs import are_many, value_bytes
-from kstreams_py.processing.plan import Intake, Plan
-from kstreams_py.processing.rows import ROWS
-from kstreams_py.processing.tasks import Tasks
 from kstreams_py.records import Headers, Inputs, readable_headers
+from kstreams_py.steps.outputs import are_many, value_bytes
+from kstreams_py.steps.plan import Intake, Plan
+from kstreams_py.steps.rows import ROWS
 
 Run = Callable[[Any, Plan], None]
 """Runs steps, and adds what they come to to a plan."""
@@ -50,12 +49,12 @@ OpenTracing = Callable[[str, Processor, int], Tracing]
 """Makes the tracing of the worker of a graph's name, a processor and a slot."""
 
 
-def traced(run: Run, tracing: Tracing, tasks: Tasks, processor: Processor) -> Run:
-    """`run` with a span around each step, or around each batch. Ends once the outputs are many, as `run` does."""
+def traced(run: Run, tracing: Tracing, processor: Processor, delivery_hash: Callable[[Inputs], bytes]) -> Run:
+    """Returns `run` with a span around each step or batch; it ends once the outputs are many, as `run` does."""
 
     def run_together(steps: Sequence[Any], plan: Plan) -> None:
         read: Sequence[Inputs] = steps if processor.joins else [(m,) for m in steps]
-        digest = tasks.delivery_hash(read[0]) if len(read) == 1 else b""
+        digest = delivery_hash(read[0]) if len(read) == 1 else b""
         with tracing.steps(read, digest) as note:
             run(steps, plan)
             note(plan)
