@@ -9,6 +9,7 @@ import typer
 from kstreams_py.cli.options import Bootstrap, Config, Target
 from kstreams_py.cli.streams import echo, echo_lines
 from kstreams_py.graph.loading import load
+from kstreams_py.graph.names import group_of
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.administration import GroupAdmin
 from kstreams_py.kafka.groups import GroupInfo, describe_slots, members_of, slot_of
@@ -52,4 +53,4 @@ def release(
 def _groups(graph: Graph, admin: GroupAdmin) -> dict[str, GroupInfo]:
     """The consumer groups of a graph's processors."""
     graph.validate()
-    return admin.describe([f"{graph.name}.{processor.id}" for processor in graph.processors])
+    return admin.describe([group_of(graph.name, processor.id) for processor in graph.processors])

@@ -7,7 +7,8 @@ import typer
 from kstreams_py.cli.options import Bootstrap, Config, Partitions, Target, open_graph
 from kstreams_py.cli.streams import echo_lines
 from kstreams_py.graph.declarations import DEFAULT_PARTITIONS, Topic
-from kstreams_py.graph.pipelines import RUNS_SETTINGS, runs_topic
+from kstreams_py.graph.names import runs_topic
+from kstreams_py.graph.pipelines import RUNS_SETTINGS
 from kstreams_py.kafka.own_topics import ensure_topics
 from kstreams_py.operations.dead_letters.marks import MARKS_SETTINGS
 from kstreams_py.printable import join_lines
@@ -34,7 +35,9 @@ def create(
         if any(processor.errors for processor in graph.processors):
             created += ensure_topics(cluster, {graph.replayed: (1, MARKS_SETTINGS)})
         runs = {
-            runs_topic(each.target): (1, RUNS_SETTINGS) for each in graph.pipelines if isinstance(each.target, Topic)
+            runs_topic(each.target.name): (1, RUNS_SETTINGS)
+            for each in graph.pipelines
+            if isinstance(each.target, Topic)
         }
         created += ensure_topics(cluster, runs)
     echo_lines(join_lines(f"created {name}" for name in created) or "all topics exist")

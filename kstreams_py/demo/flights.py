@@ -29,6 +29,7 @@ from kstreams_py.embedded.jars import spark_jars
 from kstreams_py.errors import ClientError, PipelineFailed
 from kstreams_py.formats.registries import open_registry
 from kstreams_py.graph.hashes import hash_prefix
+from kstreams_py.graph.names import group_of
 from kstreams_py.kafka.cluster import KafkaCluster
 from kstreams_py.kafka.contracts import TopicInfo
 from kstreams_py.operations.dead_letters.text import Describer
@@ -203,7 +204,7 @@ def _sources(topics: dict[str, TopicInfo]) -> Callable[[str, TopicPartition], by
 
     @cache
     def source(processor: str, tp: TopicPartition) -> bytes:
-        return hash_prefix(f"{graph.name}.{processor}", tp.topic, topics[tp.topic].topic_id, tp.partition)
+        return hash_prefix(group_of(graph.name, processor), tp.topic, topics[tp.topic].topic_id, tp.partition)
 
     return source
 

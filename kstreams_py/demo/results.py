@@ -13,6 +13,7 @@ from kstreams_py.errors import Unavailable
 from kstreams_py.formats.registry import Registry
 from kstreams_py.formats.serdes import bind
 from kstreams_py.graph.hashes import hash_prefix
+from kstreams_py.graph.names import group_of
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import Cluster, TopicInfo
 from kstreams_py.operations.dead_letters.letters import Letter, parse
@@ -38,7 +39,9 @@ class Results:
         self._flight = self._decoder(graph, registry, graph.name)
         self._dead_letter = self._decoder(graph, registry, f"{graph.name}.errors")
         self._readers = {
-            topic.name: f"{graph.name}.{processor.id}" for processor in graph.processors for topic in processor.inputs
+            topic.name: group_of(graph.name, processor.id)
+            for processor in graph.processors
+            for topic in processor.inputs
         }
         self._source = cache(self._source_of)
 

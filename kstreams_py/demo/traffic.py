@@ -21,6 +21,7 @@ from kstreams_py.formats.registry import Registry
 from kstreams_py.formats.serdes import bind
 from kstreams_py.graph.declarations import Processor
 from kstreams_py.graph.guarantees import Durability, Guarantee
+from kstreams_py.graph.names import group_of
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import Cluster, Consumer, Output
 from kstreams_py.processing.commits.guarantees import producer_mode
@@ -186,7 +187,7 @@ class Progress:
         self._watch = watch
         self._partitions = sorted(partitions)
         self._groups: list[tuple[Processor, Consumer]] = [
-            (processor, cluster.consumer(f"{graph.name}.{processor.id}", f"{graph.name}.demo.progress"))
+            (processor, cluster.consumer(group_of(graph.name, processor.id), f"{graph.name}.demo.progress"))
             for processor in graph.processors
         ]
 

@@ -9,6 +9,7 @@ persistence   rule     Journal: deliveries that are recorded in a topic of their
 sink          rule     Sink: the protocol of a table elsewhere that stores each row once
 ordered       rule     Ordered: a processor that applies events in order
 state         rule     a keyed store of a processor
+names         rule     the names of what a graph owns: groups, members, transactional ids, topics
 declarations  rule     Topic, Processor and their kinds: what is declared
 pipelines     rule     Pipeline: a function of Spark DataFrames over topics, whose table is kept in a target
 hashes        rule     the delivery hash of a step, and its place

@@ -14,6 +14,7 @@ from kstreams_py.formats.avro import Avro
 from kstreams_py.formats.schema_files import shipped_schema
 from kstreams_py.formats.serdes import Serde
 from kstreams_py.graph.guarantees import Durability, Guarantee
+from kstreams_py.graph.names import changelog_topic
 from kstreams_py.graph.ordered import Ordered
 from kstreams_py.graph.persistence import Journal
 from kstreams_py.graph.retry import Retry
@@ -26,9 +27,6 @@ Value = TypeVar("Value")
 Rest = ParamSpec("Rest")
 Result = TypeVar("Result")
 Classes = type[BaseException] | Iterable[type[BaseException]]
-
-RESERVED: Final = "__"
-"""Prefix of the internal topics of Kafka and kstreams_py; processors can neither read nor write them."""
 
 
 DEFAULT_PARTITIONS: Final = 4
@@ -171,7 +169,7 @@ class Processor:
 
 def changelog_of(graph: str, processor: Processor) -> str | None:
     """The topic of the changes of a processor's state, in the graph of a name; None if it has none."""
-    return None if processor.state is None else f"{RESERVED}ks.{graph}.{processor.state.name}.changelog"
+    return None if processor.state is None else changelog_topic(graph, processor.state.name)
 
 
 End = Topic | str

@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Any, Final, Protocol, TypedDict, cast
 
 from kstreams_py.errors import GraphError, did_you_mean
-from kstreams_py.graph.declarations import RESERVED, Topic
+from kstreams_py.graph.declarations import Topic
 
 _UNITS: Final = {"second": 1, "minute": 60, "hour": 3600, "day": 86_400}
 _INTERVAL: Final = re.compile(rf"([1-9]\d*) ({'|'.join(_UNITS)})s?")
@@ -40,11 +40,6 @@ TOPIC_MODES: Final = (Mode.APPEND, Mode.UPSERT)
 
 
 RUNS_SETTINGS: Final = {"cleanup.policy": "compact"}
-
-
-def runs_topic(target: Topic) -> str:
-    """The topic, of one partition, that has the runs of the pipeline into a topic."""
-    return f"{RESERVED}ks.{target}.runs"
 
 
 class Table(Protocol):

@@ -36,7 +36,6 @@ from kstreams_py.graph.checks import (
 )
 from kstreams_py.graph.declarations import (
     DEFAULT_PARTITIONS,
-    RESERVED,
     Classes,
     End,
     Kind,
@@ -53,6 +52,7 @@ from kstreams_py.graph.declarations import (
 )
 from kstreams_py.graph.functions import is_asynchronous, is_generator, wants_step
 from kstreams_py.graph.guarantees import RULES, Durability, Guarantee
+from kstreams_py.graph.names import beginnings_topic, delivered_topic, journal_topic, replayed_topic
 from kstreams_py.graph.ordered import HELD_BYTES_MAX, HELD_MAX, Ordered, Start
 from kstreams_py.graph.pipelines import Pipeline, PipelineOptions, Table, make_pipeline
 from kstreams_py.graph.retry import Retry
@@ -88,9 +88,9 @@ class Graph:
         retry: Retry | None = None,
     ) -> None:
         self.name = name
-        self.beginnings = f"{RESERVED}ks.{name}.beginnings"
+        self.beginnings = beginnings_topic(name)
         """The topic that records which partitions the processors have begun to read."""
-        self.replayed = f"{RESERVED}ks.{name}.replayed"
+        self.replayed = replayed_topic(name)
         """The topic that marks the dead letters whose step was replayed: operations/dead_letters/marks.py."""
         self._topics: dict[str, Topic] = {}
         self._dead_letters: dict[str, Topic | str] = {}
@@ -450,12 +450,12 @@ class Graph:
         None if the processor needs none.
         """
         if processor.journal is not None or (processor.kind.is_alts and RULES[processor.guarantee].journals_choices):
-            return f"{RESERVED}ks.{self.name}.{processor.id}.journal"
+            return journal_topic(self.name, processor.id)
         return None
 
     def delivered(self, processor: Processor) -> str | None:
         """The topic, beside outputs on another cluster, that records which attempt was committed; None without such."""
-        return f"{RESERVED}ks.{self.name}.{processor.id}.delivered" if processor.cluster else None
+        return delivered_topic(self.name, processor.id) if processor.cluster else None
 
     def validate(self, *, needs_processors: bool = True) -> None:
         """Checks what no single declaration shows, before anything starts. Raises GraphError.

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from kstreams_py.graph.declarations import Processor, Topic, changelog_of
 from kstreams_py.graph.guarantees import Guarantee
-from kstreams_py.graph.pipelines import runs_topic
+from kstreams_py.graph.names import group_of, recover_id, replay_id, runs_topic
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.groups import POSITIONS_TOPIC
 from kstreams_py.operations.doctor.findings import TRANSACTIONS_TOPIC
@@ -116,7 +116,7 @@ class _Rights:
         """
         if processor.guarantee is Guarantee.EXACTLY_ONCE:
             for cluster in {"", processor.cluster}:
-                prefix = f"{group_of(self._graph, processor)}."
+                prefix = f"{group_of(self._graph.name, processor.id)}."
                 self.add(Resource.TRANSACTIONAL_ID, prefix, *operations, cluster=cluster, is_prefix=True)
 
     def all(self) -> list[Right]:
@@ -127,11 +127,6 @@ class _Rights:
             found.append(Right(cluster, resource, name, is_prefix, tuple(each for each in Operation if each in needed)))
         kinds = list(Resource)
         return sorted(found, key=lambda each: (each.cluster, kinds.index(each.resource), each.name))
-
-
-def group_of(graph: Graph, processor: Processor) -> str:
-    """The group of a processor."""
-    return f"{graph.name}.{processor.id}"
 
 
 def rights_of(graph: Graph, role: Role) -> list[Right]:
@@ -153,7 +148,7 @@ def _collect_worker(graph: Graph, found: _Rights) -> None:
         found.topic(name, DESCRIBE)
     found.own(graph.beginnings, READ, WRITE, CREATE)
     for processor in graph.processors:
-        found.add(Resource.GROUP, group_of(graph, processor), READ)
+        found.add(Resource.GROUP, group_of(graph.name, processor.id), READ)
         found.ids_of_workers(processor, WRITE)
         for topic in processor.inputs:
             found.topic(topic.name, READ)
@@ -174,9 +169,9 @@ def _collect_operator(graph: Graph, found: _Rights) -> None:
     found.own(POSITIONS_TOPIC, READ)
     if graph.processors:
         found.own(graph.beginnings, READ, WRITE, CREATE)
-        found.add(Resource.TRANSACTIONAL_ID, f"{graph.name}.recover", WRITE)
+        found.add(Resource.TRANSACTIONAL_ID, recover_id(graph.name), WRITE)
     for processor in graph.processors:
-        found.add(Resource.GROUP, group_of(graph, processor), READ)
+        found.add(Resource.GROUP, group_of(graph.name, processor.id), READ)
         found.ids_of_workers(processor, DESCRIBE)
         found.own(graph.journal(processor), READ, WRITE, CREATE, ALTER)
         found.own(changelog_of(graph.name, processor), READ, CREATE)
@@ -185,14 +180,14 @@ def _collect_operator(graph: Graph, found: _Rights) -> None:
             _add_replay(graph, processor, found)
     for pipeline in graph.pipelines:
         if isinstance(pipeline.target, Topic):
-            found.own(runs_topic(pipeline.target), READ)
-            found.add(Resource.TRANSACTIONAL_ID, runs_topic(pipeline.target), DESCRIBE)
+            found.own(runs_topic(pipeline.target.name), READ)
+            found.add(Resource.TRANSACTIONAL_ID, runs_topic(pipeline.target.name), DESCRIBE)
 
 
 def _add_replay(graph: Graph, processor: Processor, found: _Rights) -> None:
     """What a replay of dead letters, and a decision of `kstreams order`, writes."""
     found.own(graph.replayed, READ, WRITE, CREATE)
-    found.add(Resource.TRANSACTIONAL_ID, f"{graph.name}.dead-letters", WRITE)
+    found.add(Resource.TRANSACTIONAL_ID, replay_id(graph.name), WRITE)
     if processor.ordered is not None:
         found.topic(processor.inputs[0].name, WRITE)
     elif not processor.cluster and processor.state is None:  # else a dead letter cannot be replayed
@@ -221,11 +216,11 @@ def _collect_pipeline(graph: Graph, found: _Rights) -> None:
             found.topic(name, READ)
         for processor in graph.processors:
             if not read.isdisjoint(processor.written) and processor.guarantee is Guarantee.EXACTLY_ONCE:
-                found.add(Resource.GROUP, group_of(graph, processor), DESCRIBE)
+                found.add(Resource.GROUP, group_of(graph.name, processor.id), DESCRIBE)
                 for topic in processor.inputs:
                     found.topic(topic.name, DESCRIBE)
         if isinstance(pipeline.target, Topic):
-            runs = runs_topic(pipeline.target)
+            runs = runs_topic(pipeline.target.name)
             found.topic(pipeline.target.name, READ, WRITE, DELETE)
             found.own(runs, READ, WRITE, CREATE)
             found.add(Resource.GROUP, pipeline.owner, READ)

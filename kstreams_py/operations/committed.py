@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 from kstreams_py.errors import BrokerUnavailable, Retriable, UserMistake
 from kstreams_py.graph.declarations import Processor
+from kstreams_py.graph.names import group_of, recover_id
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import Cluster, Consumer, TopicInfo
 from kstreams_py.processing.commits.attempts import Attempts
@@ -32,12 +33,12 @@ class CommittedReader:
         """Makes no request."""
         self._graph = graph
         self._cluster = environment.cluster
-        self._id = f"{graph.name}.recover"
+        self._id = recover_id(graph.name)
         self._attempts = Attempts(self._id, self._id, environment.sleep)
 
     def group(self, processor: Processor) -> str:
         """The group of a processor."""
-        return f"{self._graph.name}.{processor.id}"
+        return group_of(self._graph.name, processor.id)
 
     def read(self, processor: Processor, partitions: Collection[TopicPartition]) -> Positions:
         """The committed offsets of these partitions, of those that have one. Raises BrokerUnavailable."""

@@ -19,6 +19,7 @@ from typing import Final, NamedTuple
 
 from kstreams_py.errors import DecodeError, EventFault, TopicError, UserMistake
 from kstreams_py.graph.declarations import Processor, changelog_of
+from kstreams_py.graph.names import group_of
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import Output
 from kstreams_py.operations.committed import CommittedReader
@@ -146,7 +147,7 @@ class Operator:
         self._graph = graph
         self._processor = processor
         self._environment = environment
-        self._group = f"{graph.name}.{processor.id}"
+        self._group = group_of(graph.name, processor.id)
         self._name = name
         self.object = self._read()
         self._input = TopicPartition(processor.inputs[0].name, self.object.partition)

@@ -23,6 +23,7 @@ from kstreams_py.errors import (
     UserMistake,
 )
 from kstreams_py.graph.declarations import Processor
+from kstreams_py.graph.names import group_of, member_of
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import TopicInfo
 from kstreams_py.kafka.sizes import batch_bytes, fetched_bytes
@@ -80,8 +81,8 @@ class Worker:
         Raises GraphError if inputs that are read in step differ in partitions.
         """
         self.processor = processor
-        self.name = f"{graph.name}.{processor.id}"
-        self.instance_id = f"{self.name}.{slot}"
+        self.name = group_of(graph.name, processor.id)
+        self.instance_id = member_of(self.name, slot)
         self.counters = Counters()
         self.turned_at = environment.clock()
         committer = committer_of(processor)

@@ -17,7 +17,7 @@ from kstreams_py.errors import SettingsError, UserMistake, did_you_mean
 from kstreams_py.graph.declarations import Processor, Topic
 from kstreams_py.graph.guarantees import Guarantee
 from kstreams_py.graph.hashes import hash_prefix, pack_offset
-from kstreams_py.graph.pipelines import runs_topic
+from kstreams_py.graph.names import runs_topic
 from kstreams_py.graph.topology import Graph
 
 FORMAT: Final = "kstreams_py cut 1"
@@ -208,7 +208,7 @@ def _all_writers(graph: Graph) -> list[Writer]:
         if isinstance(pipeline.target, Topic):
             reads = frozenset(topic.name for topic in pipeline.inputs)
             outputs = frozenset({pipeline.target.name})
-            found.append(Writer(pipeline.id, (runs_topic(pipeline.target),), outputs, reads))
+            found.append(Writer(pipeline.id, (runs_topic(pipeline.target.name),), outputs, reads))
     return found
 
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from kstreams_py.errors import BrokerUnavailable, Retriable, TopicError, UserMistake
+from kstreams_py.graph.names import group_of
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.cluster import KafkaCluster
 from kstreams_py.kafka.contracts import Cluster, TopicInfo
@@ -141,7 +142,7 @@ class Cutting:
     def _read_writer(self, writer: Writer, topics: Mapping[str, TopicInfo], deadline: float) -> CutWriter:
         numbers = {name: range(topics[name].partitions) for name in writer.inputs}
         partitions = [TopicPartition(name, n) for name, each in numbers.items() for n in each]
-        committed = self._read_decided(f"{self._graph.name}.{writer.id}", partitions, deadline)
+        committed = self._read_decided(group_of(self._graph.name, writer.id), partitions, deadline)
         inputs = (
             CutInput(name, topics[name].topic_id, tuple(committed.get(TopicPartition(name, n), 0) for n in each))
             for name, each in numbers.items()

@@ -10,6 +10,7 @@ from kstreams_py.errors import DecodeError, GraphError, did_you_mean
 from kstreams_py.formats.registry import Registry
 from kstreams_py.formats.serdes import Serde, bind
 from kstreams_py.graph.declarations import Processor, Topic
+from kstreams_py.graph.names import group_of
 from kstreams_py.graph.sink import Sink, SinkConnection
 from kstreams_py.graph.topology import Graph
 from kstreams_py.records import HASH_HEADER, PLACE_HEADER, Headers, Message, Positions, readable_headers
@@ -125,7 +126,7 @@ class Contents:
         return processors[name]
 
     def _consumer(self, processor: Processor) -> str:
-        return f"{self._graph.name}.{processor.id}"
+        return group_of(self._graph.name, processor.id)
 
     def _open_sink(self, sink: Sink, consumer: str) -> SinkConnection:
         return self._targets.setdefault(consumer, self.cluster.target(sink.evidence)).connect(consumer)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 
+from kstreams_py.graph.names import group_of
 from kstreams_py.graph.sink import Row, SinkConnection
 from kstreams_py.graph.topology import Graph
 from kstreams_py.operations.dead_letters.transactions import Done
@@ -40,6 +41,6 @@ class RowWriter:
 
     def _connection(self, processor: str) -> SinkConnection:
         if processor not in self._connections:
-            consumer = f"{self._graph.name}.{processor}"
+            consumer = group_of(self._graph.name, processor)
             self._connections[processor] = self._open(self._targets[processor], consumer)
         return self._connections[processor]

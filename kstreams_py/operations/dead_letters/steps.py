@@ -10,6 +10,7 @@ from kstreams_py.errors import RecordRefused, RecordTooLarge
 from kstreams_py.graph.declarations import Processor
 from kstreams_py.graph.guarantees import Guarantee
 from kstreams_py.graph.hashes import pack_offset
+from kstreams_py.graph.names import group_of
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import Output
 from kstreams_py.operations.dead_letters.letters import Letter
@@ -103,7 +104,7 @@ class Steps:
             tasks = _OneStep(
                 processor,
                 Ledger(),
-                name=f"{self._graph.name}.{processor.id}",
+                name=group_of(self._graph.name, processor.id),
                 topic_ids={topic.name: "" for topic in processor.inputs},
             )
             # without dead letters and retries: a step that fails again keeps the letter that it has

@@ -25,6 +25,7 @@ from kstreams_py.errors import (
     Replaced,
     Retriable,
 )
+from kstreams_py.graph.names import replay_id
 from kstreams_py.graph.sink import Row
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import TRANSACTIONAL, Output, Producer
@@ -60,7 +61,7 @@ class Transactions:
     def __init__(self, graph: Graph, reader: LetterReader, environment: Environment) -> None:
         """Makes no request."""
         self._graph = graph
-        self._id = f"{graph.name}.dead-letters"
+        self._id = replay_id(graph.name)
         self._reader = reader
         self._environment = environment
         self._cluster = environment.cluster

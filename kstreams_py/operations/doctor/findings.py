@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from kstreams_py.graph.declarations import Processor
+from kstreams_py.graph.names import group_of
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.described_cluster import ClusterDescription, GroupPositions, LogInfo, Logs, TopicDescription
 from kstreams_py.kafka.groups import POSITIONS_TOPIC, GroupInfo, slot_of
@@ -91,7 +92,7 @@ class Examined:
     transaction_timeout_ms: int
 
     def group(self, processor: Processor) -> str:
-        return f"{self.graph.name}.{processor.id}"
+        return group_of(self.graph.name, processor.id)
 
     @property
     def journals(self) -> list[str]:

@@ -16,6 +16,7 @@ from typing import Final
 
 from kstreams_py.errors import BrokerUnavailable, ClientError, KStreamsError, OutcomeUnknown, UserMistake
 from kstreams_py.graph.declarations import Processor, changelog_of
+from kstreams_py.graph.names import recover_id
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.administration import GroupAdmin
 from kstreams_py.kafka.contracts import TRANSACTIONAL, Output, Producer, TopicInfo
@@ -70,7 +71,7 @@ class GraphPositions:
         """
         self._graph = graph
         self._name = name
-        self._id = f"{graph.name}.recover"
+        self._id = recover_id(graph.name)
         self._environment = environment
         self._cluster = environment.cluster
         self._admin = admin

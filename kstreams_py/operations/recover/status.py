@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 
 from kstreams_py.errors import InputLost, KStreamsError, RecoveryUndecidable, Retriable, TopicError
 from kstreams_py.graph.declarations import Processor
+from kstreams_py.graph.names import group_of
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.administration import GroupAdmin
 from kstreams_py.kafka.contracts import Cluster, TopicInfo
@@ -34,9 +35,9 @@ FIRST = "ends or waits for a transaction, then decides: "
 def read_status(graph: Graph, environment: Environment, admin: GroupAdmin) -> Iterator[TaskStatus]:
     """Yields the status of each task, in the order of the graph. Raises UserMistake if a topic is missing."""
     found = find_all_topics(graph, environment.cluster)
-    groups = admin.describe([f"{graph.name}.{each.id}" for each in graph.processors])
+    groups = admin.describe([group_of(graph.name, each.id) for each in graph.processors])
     for processor in graph.processors:
-        yield from _Tasks(graph, processor, environment, found, groups[f"{graph.name}.{processor.id}"]).read()
+        yield from _Tasks(graph, processor, environment, found, groups[group_of(graph.name, processor.id)]).read()
 
 
 class _Tasks:
@@ -54,7 +55,7 @@ class _Tasks:
         self._find = find_command_at(environment.settings.bootstrap_servers)
         self._committed = CommittedReader(graph, environment)
         self._processor = processor
-        self._name, self._group = f"{graph.name}.{processor.id}", group
+        self._name, self._group = group_of(graph.name, processor.id), group
         self._inputs = {topic.name: topics[topic.name] for topic in processor.inputs}
         self._partitions = partitions_of(processor, topics)
         self._beginning = Beginning(environment, graph, processor, self._inputs)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from kstreams_py.graph.declarations import Topic, changelog_of
-from kstreams_py.graph.pipelines import runs_topic
+from kstreams_py.graph.names import runs_topic
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.groups import POSITIONS_TOPIC
 from kstreams_py.kafka.log_batches import Log, Prepared, committed_offsets
@@ -77,7 +77,7 @@ def topics_of(graph: Graph, cluster: str = "") -> set[str]:
     if not cluster:
         own |= {graph.journal(processor) for processor in graph.processors}
         own |= {changelog_of(graph.name, processor) for processor in graph.processors}
-        own |= {runs_topic(each.target) for each in graph.pipelines if isinstance(each.target, Topic)}
+        own |= {runs_topic(each.target.name) for each in graph.pipelines if isinstance(each.target, Topic)}
         own |= {graph.beginnings, graph.replayed, POSITIONS_TOPIC}
     return {topic for topic in own if topic is not None}
 

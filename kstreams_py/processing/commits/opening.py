@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from kstreams_py.graph.declarations import Processor, changelog_of
 from kstreams_py.graph.guarantees import Guarantee
+from kstreams_py.graph.names import group_of
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import TopicInfo
 from kstreams_py.processing.commits.committer import Committer
@@ -41,7 +42,7 @@ def open_journal(
         return None
     if processor.journal is None:
         return ChoicesJournal(topic, environment.cluster)
-    group, delivered = f"{graph.name}.{processor.id}", graph.delivered(processor)
+    group, delivered = group_of(graph.name, processor.id), graph.delivered(processor)
     return DeliveryJournal(topic, processor, environment, topics, group, writer, delivered)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from kstreams_py.graph.declarations import Processor, changelog_of
+from kstreams_py.graph.names import group_of
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import TopicInfo
 from kstreams_py.kafka.sizes import record_limits
@@ -110,4 +111,4 @@ def open_dead_letters(
     encode = encoder(topic.value, environment.registry, f"{topic.name}-value")
     limits = record_limits(topics.get(topic.name), environment.settings.kafka)
     trace = tracing.headers if tracing else None
-    return DeadLetters(f"{graph.name}.{processor.id}", topic.name, encode, time.time, limits, trace)
+    return DeadLetters(group_of(graph.name, processor.id), topic.name, encode, time.time, limits, trace)

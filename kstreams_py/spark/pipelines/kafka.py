@@ -33,7 +33,8 @@ from kstreams_py.errors import (
 from kstreams_py.formats.registries import open_registry
 from kstreams_py.graph.declarations import Topic
 from kstreams_py.graph.hashes import hash_prefix, pack_offset
-from kstreams_py.graph.pipelines import RUNS_SETTINGS, Mode, Pipeline, runs_topic
+from kstreams_py.graph.names import runs_topic
+from kstreams_py.graph.pipelines import RUNS_SETTINGS, Mode, Pipeline
 from kstreams_py.kafka.cluster import KafkaCluster
 from kstreams_py.kafka.contracts import TRANSACTIONAL, Output, Producer
 from kstreams_py.kafka.foreign_records import foreign, parse_json
@@ -89,7 +90,7 @@ class KafkaTable:
         self._settings = settings.model_copy(update={"transaction_timeout_ms": limit})
         self._pipeline, self._topic = pipeline, topic
         self._cluster = KafkaCluster(self._settings, patient=True)
-        self._runs = TopicPartition(runs_topic(topic), 0)
+        self._runs = TopicPartition(runs_topic(topic.name), 0)
         self._registry = open_registry(
             settings.schema_registry_url, settings.schema_directory, settings.schema_registry
         )
