@@ -35,7 +35,6 @@ from kstreams_py.processing.commits.opening import committer_of, open_journal, p
 from kstreams_py.processing.environment import Environment
 from kstreams_py.processing.pace import Pace, Search
 from kstreams_py.processing.runners.opening import open_runner
-from kstreams_py.processing.runners.overlapping import OverlappingRunner
 from kstreams_py.processing.tasks.committed import CommittedOffsets
 from kstreams_py.processing.tasks.intake import Taken
 from kstreams_py.processing.tasks.ledger import Ledger
@@ -98,8 +97,6 @@ class Worker:
         self.tasks = Tasks(processor, self.ledger, name=self.name, topic_ids=topic_ids, refills=refills)
         tracing = environment.tracing(graph.name, processor, slot) if environment.tracing else None
         self.runner, stores = open_runner(graph, processor, slot, self.tasks, environment, topics, tracing)
-        self.overlapping = self.runner if isinstance(self.runner, OverlappingRunner) else None
-        """The runner, where calls overlap."""
         least = 2 * processor.concurrency if processor.overlaps and not committer.commits_each_intake else 1
         limit = batch_bytes(topics[topic] for topic in processor.written if topic in topics)
         context = self._context(environment, topic_ids, limit, tracing)
@@ -249,7 +246,7 @@ class Worker:
         self._rejoin_to_give_back(deadline)
         while True:
             try:
-                self._run_saved() if self.overlapping is None else self._finish_calls(deadline)
+                self._finish_steps(deadline)
                 self._commit()
                 self.committer.give_back()
             except ClientError as error:
@@ -277,24 +274,31 @@ class Worker:
         """Clock time until which a drain that begins now may wait."""
         return self._clock() + self._drain_seconds * DRAIN_SHARE
 
+    def _finish_steps(self, deadline: float) -> None:
+        """Runs what is saved; where calls overlap, finishes those under way."""
+        if self.runner.overlaps:
+            self._finish_calls(deadline)
+        else:
+            self._run_saved()
+
     def _finish_calls(self, deadline: float) -> None:
         """Makes no more calls, and waits for those under way; the other steps are run again, or given back.
 
         At most once, committed steps are run first, for half of the time; one whose call does not end counts as done.
         """
-        overlapping, must_finish, failure = self.overlapping, self.committer.must_finish, None
-        if overlapping is None or (self._must_rewind and not must_finish):
+        runner, must_finish, failure = self.runner, self.committer.must_finish, None
+        if not runner.overlaps or (self._must_rewind and not must_finish):
             return
         half = self._clock() + (deadline - self._clock()) / 2
         while self.tasks.rest is not None and self._taken is None and self._clock() < deadline:
             if not must_finish or self._clock() >= half:
-                overlapping.finish()
-                if not (overlapping.has_open if must_finish else overlapping.is_calling):
+                runner.finish()
+                if not (runner.has_open if must_finish else runner.is_calling):
                     break
             self._take()
             failure = self._run_past_failures() or failure
-        overlapping.finish()
-        left = overlapping.under_way()
+        runner.finish()
+        left = runner.under_way()
         if must_finish:
             self.ledger.advance(left)
             self._taken = self.tasks.rest = None
@@ -320,7 +324,7 @@ class Worker:
         """At most once: joins again if a late commit could undo what is given back, and waits for the assignment."""
         if self.consumer.tainted and self.ledger.unprocessed:
             try:
-                self._run_saved() if self.overlapping is None else self._finish_calls(deadline)
+                self._finish_steps(deadline)
                 self._commit()
             except ClientError as error:
                 self._recover(error)
@@ -342,8 +346,7 @@ class Worker:
 
     def close(self) -> None:
         """Ends producer and consumer without a commit; at most once, waits for outputs that are on their way."""
-        if self.overlapping is not None:
-            self.overlapping.close()
+        self.runner.close()
         self.committer.end()
         self.consumer.close()
 
@@ -405,14 +408,14 @@ class Worker:
             # overtaken by the next one: the group is heard between them
             if (failed and not intake.repeated) or (self.committer.commits_each_intake and self.tasks.rest is None):
                 return
-            if self.overlapping is not None and self.tasks.rest is not None:  # calls are under way meanwhile
+            if self.runner.overlaps and self.tasks.rest is not None:  # calls are under way meanwhile
                 return
 
     def _take(self) -> Taken | None:
         """Takes the next intake, unless one is waiting to be prepared; None if no step is ready."""
         if self._taken is None:
             limit = min(self.pace.take, self.committer.steps_max)
-            if self.overlapping is not None:  # at least one of each partition, or these would not overlap
+            if self.runner.overlaps:  # at least one of each partition, or these would not overlap
                 limit = max(limit, len(self.tasks.by_partition))
             self._taken = self.tasks.take(min(limit, self.search.limit), fills=not self.search.searching)
         return self._taken
@@ -544,8 +547,7 @@ class Worker:
         if missing := partitions - positions.keys():
             positions |= self._beginning.start(missing, self.committer)
         self._beginning.record_missing(positions.keys(), self.committer)
-        if self.overlapping is not None:
-            self.overlapping.abandon()
+        self.runner.abandon()
         delivered, choices = self._journal.recover(positions) if self._journal else (positions, {})
         starts = self._start_at(positions, owed) if owed else delivered
         for reason in self.tasks.assign(starts, choices):
@@ -596,8 +598,8 @@ class Worker:
             self._follow_group()
             if self._owed:
                 self._give_owed_back()
-            overlaps = self.overlapping is not None and self.committer.must_finish
-            self.committer.revoked(partial(self._finish_calls, self._last_moment) if overlaps else self._run_saved)
+            finish = partial(self._finish_steps, self._last_moment) if self.committer.must_finish else self._run_saved
+            self.committer.revoked(finish)
         except Exception as error:
             self._failure = error
         self._let_go()
@@ -624,9 +626,9 @@ class Worker:
         At most once, committed steps that were not run are run if the partitions come back before that; calls that are
         under way count as done.
         """
-        if self.overlapping is not None and self.committer.must_finish:
-            self.overlapping.finish()
-            if under_way := self.overlapping.under_way():
+        if self.committer.must_finish:
+            self.runner.finish()
+            if under_way := self.runner.under_way():
                 logger.error("%s: at most once: calls under way are given up: outputs are lost", self.processor.id)
                 self.ledger.advance(under_way)
         owed = self._owed | self._owing({tp.partition for tp in self.ledger.unprocessed})
@@ -639,6 +641,5 @@ class Worker:
         self._assigned = set()
         self._taken = None
         self._owed, self._given = {}, {}
-        if self.overlapping is not None:
-            self.overlapping.abandon()
+        self.runner.abandon()
         self.tasks.clear()

@@ -68,7 +68,7 @@ class _Loop:
             self._stillness = Stillness()
             return 0.0, ""
         # one turn may run many slow steps: a loop that begins the next one is not stuck
-        call = self.worker.overlapping.oldest if self.worker.overlapping else None
+        call = self.worker.runner.oldest
         mark = (self.worker.turned_at, self.worker.ledger.positions) if call is None else call[0]
         seconds = self._stillness.look(mark, time.monotonic())
         if not seconds:

@@ -329,8 +329,7 @@ class TestDriver(Contents):
     def _kill(self, slot: int) -> None:
         """Drops the workers of a process that dies, with the calls under way."""
         for worker in self._workers.pop(slot, []):
-            if worker.overlapping is not None:
-                worker.overlapping.close()
+            worker.runner.close()
             if worker.committer.stores is not None:
                 worker.committer.stores.close()  # the system frees what a process had open
 

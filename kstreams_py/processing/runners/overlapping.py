@@ -65,6 +65,8 @@ class OverlappingRunner(Runner):
     settled goes back to the tasks, and comes again with the next intake.
     """
 
+    overlaps = True
+
     def __init__(
         self,
         processor: Processor,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import groupby
-from typing import Any, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 from kstreams_py.errors import DecodeError, FunctionExited, GraphError, KStreamsError, RecordRefused, Refused, Stop
 from kstreams_py.formats.registry import Registry
@@ -18,7 +18,7 @@ from kstreams_py.kafka.contracts import Output
 from kstreams_py.metrics import EventCounts
 from kstreams_py.processing.tasks.intake import Taken
 from kstreams_py.processing.tasks.tasks import Tasks
-from kstreams_py.records import HASH_HEADER, Inputs, Message, Out, Step, TopicPartition
+from kstreams_py.records import HASH_HEADER, Inputs, Message, Out, Positions, Step, TopicPartition
 from kstreams_py.state.keyed import KeyedStore
 from kstreams_py.steps.dead_letters import DeadLetters, Failure
 from kstreams_py.steps.outputs import Outputs, are_many, decoder, is_same, value_bytes
@@ -43,6 +43,9 @@ UNDECODED: Final = object()
 
 class Runner:
     """Runs the steps of one processor, and advances the ledger past those that are done."""
+
+    overlaps: ClassVar[bool] = False
+    """Calls may be under way when `run` returns."""
 
     def __init__(
         self,
@@ -457,6 +460,36 @@ class Runner:
         for step in steps:
             self._add_dead_letter(step if self._joins else (step,), self._refused[read_by(step)].mistake, plan)
             plan.steps += 1
+
+    # Calls that overlap: see OverlappingRunner. Here each call has ended when `run` returns.
+
+    @property
+    def oldest(self) -> tuple[float, Callable[[], Any]] | None:
+        """Since when the oldest call has been under way (see Calls); None where calls do not overlap."""
+        return None
+
+    @property
+    def is_calling(self) -> bool:
+        """Calls are under way, or about to be made."""
+        return False
+
+    @property
+    def has_open(self) -> bool:
+        """Steps are open: their calls are under way, or have ended and are not settled."""
+        return False
+
+    def finish(self) -> None:
+        """Makes no more calls; those under way go on, and `run` settles them."""
+
+    def under_way(self) -> Positions:
+        """Returns the next offsets after the steps that have begun, have not failed, and are not settled."""
+        return {}
+
+    def abandon(self) -> None:
+        """Forgets all open steps: they are run again, here or by another worker."""
+
+    def close(self) -> None:
+        """Ends what makes the calls."""
 
     def assigned(self) -> None:
         """The tasks are those of a new assignment, or are rewound."""
