@@ -147,8 +147,21 @@ Report = Callable[[Any, Message], None]
 """Called with an error, or None, and with the record, which has its partition and offset."""
 
 Output = tuple[str, bytes | None, bytes | None, int, Report | None, None, int, Headers | None]
-"""Topic, value, key, partition (-1: by key), callback of the delivery (of a producer that reports), its unused alias,
-timestamp (0: now), headers: the client's order."""
+"""A record to write, in the order of the client's arguments: a tuple, because one is made for each record.
+
+The fields are those below; between the report and the timestamp is its alias, which is None.
+"""
+
+TOPIC: Final = 0
+VALUE: Final = 1
+KEY: Final = 2
+PARTITION: Final = 3
+"""-1: chosen by the key."""
+REPORT: Final = 4
+"""The callback of the delivery, for a producer that reports."""
+TIMESTAMP: Final = 6
+"""Milliseconds; 0: now."""
+HEADERS: Final = 7
 
 
 @dataclass(frozen=True, slots=True)

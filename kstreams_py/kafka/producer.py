@@ -25,6 +25,7 @@ from kstreams_py.forks import leave_to_this_process
 from kstreams_py.kafka import contracts
 from kstreams_py.kafka.clients import Caller, end, new_client
 from kstreams_py.kafka.consumer import PATIENCE_SECONDS, KafkaConsumer, partitions_of
+from kstreams_py.kafka.contracts import KEY, PARTITION, REPORT, TOPIC, VALUE
 from kstreams_py.kafka.errors import (
     REFUSED,
     UNREACHABLE,
@@ -120,7 +121,7 @@ class KafkaProducer:
     def _output_delivered(self, output: contracts.Output, error: ck.KafkaError | None, _: Any) -> None:
         # the message of a delivery report has neither headers nor timestamp (measured)
         if error is not None:
-            self._failed.append((error, output[0], output))
+            self._failed.append((error, output[TOPIC], output))
 
     def _reported(self, report: contracts.Report, error: ck.KafkaError | None, message: Any) -> None:
         self._delivered(error, message)
@@ -135,7 +136,7 @@ class KafkaProducer:
         return self._log.tainted
 
     def write(self, outputs: list[contracts.Output]) -> None:
-        self._written |= {output[0] for output in outputs}
+        self._written |= {output[TOPIC] for output in outputs}
         if self._idempotent:
             self._queue(outputs)
             return
@@ -145,7 +146,7 @@ class KafkaProducer:
             self._acknowledge()
             size, chunk = 0, list[contracts.Output]()
             for output in outputs[:CHUNK_RECORDS]:
-                size += len(output[1] or b"") + len(output[2] or b"") + 100
+                size += len(output[VALUE] or b"") + len(output[KEY] or b"") + 100
                 if chunk and size > CHUNK_BYTES:
                     break
                 chunk.append(output)
@@ -211,7 +212,7 @@ class KafkaProducer:
     def _produce_reported(self, *output: Any) -> None:
         # librdkafka calls an output's own callback in place of the client's, which notes what has failed
         produce: Callable[..., None] = self._producer.produce
-        report = None if output[4] is None else partial(self._reported, output[4])
+        report = None if output[REPORT] is None else partial(self._reported, output[REPORT])
         produce(*output[:4], report, None, *output[6:])
 
     def _await_space(self) -> None:
@@ -225,16 +226,18 @@ class KafkaProducer:
 
     def _classify_refusal(self, error: ck.KafkaError, output: contracts.Output) -> Exception:
         if error.code() in REFUSED:
-            return Refused(record_refused(error, output[0]), [output])
+            return Refused(record_refused(error, output[TOPIC]), [output])
         if error.code() in MISSING:
-            found = describe_topic(self._producer, output[0], self._limit)
-            if found is not None and found.error is None and output[3] in found.partitions:
-                return Retriable(f"writing to {output[0]}[{output[3]}]: the client did not know the partition yet")
+            found = describe_topic(self._producer, output[TOPIC], self._limit)
+            if found is not None and found.error is None and output[PARTITION] in found.partitions:
+                return Retriable(
+                    f"writing to {output[TOPIC]}[{output[PARTITION]}]: the client did not know the partition yet"
+                )
             if is_missing(found):
-                return no_such_topic(output[0])
+                return no_such_topic(output[TOPIC])
         if error.code() in MISSING | {E.TOPIC_EXCEPTION}:  # as in `_take_failure`: a report may have it instead
-            return Abortable(f"writing to {output[0]}: {error.str()} ({error.name()})")
-        return classify(error, f"writing to topic {output[0]!r}")
+            return Abortable(f"writing to {output[TOPIC]}: {error.str()} ({error.name()})")
+        return classify(error, f"writing to topic {output[TOPIC]!r}")
 
     def init_transactions(self) -> None:
         # measured: librdkafka asks again only after 500 ms, both without a coordinator and while the coordinator ends

@@ -11,7 +11,7 @@ from kstreams_py.formats.avro import Avro
 from kstreams_py.formats.registry import Registry
 from kstreams_py.formats.serdes import Bytes, Json, Serde, String, bind
 from kstreams_py.graph.declarations import Processor
-from kstreams_py.kafka.contracts import Output
+from kstreams_py.kafka.contracts import HEADERS, TIMESTAMP, Output
 from kstreams_py.records import HASH_HEADER, KEEP, NO_TIMESTAMP, PLACE_HEADER, Headers, Inputs, Message, Out
 from kstreams_py.steps.rows import Rows, size_of
 
@@ -171,12 +171,17 @@ def value_bytes(outputs: Sequence[Output]) -> int:
         return sum(map(size_of, map(_VALUE, outputs)))
 
 
+def delivery_hash_of(output: Output) -> bytes | None:
+    """The delivery hash in the headers of an output; None if it has none."""
+    return dict(output[HEADERS] or ()).get(HASH_HEADER)
+
+
 def is_same(one: Output, other: Output) -> bool:
     """Whether two outputs are the same record; a client that gives one back has chosen its partition and timestamp."""
-    at, other_at = one[6], other[6]
+    at, other_at = one[TIMESTAMP], other[TIMESTAMP]
     return (
         one[:3] == other[:3]
-        and list(one[7] or ()) == list(other[7] or ())
+        and list(one[HEADERS] or ()) == list(other[HEADERS] or ())
         and (at == other_at or not (at and other_at))
     )
 

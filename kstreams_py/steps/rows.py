@@ -8,7 +8,7 @@ from typing import Any, Final, cast
 
 from kstreams_py.errors import GraphError, did_you_mean
 from kstreams_py.graph.sink import Row
-from kstreams_py.kafka.contracts import Output
+from kstreams_py.kafka.contracts import TOPIC, VALUE, Output
 
 ROWS: Final = ""
 """In place of an output's topic: its value is a Stored, which goes to the target."""
@@ -86,8 +86,8 @@ def split(outputs: Iterable[Output]) -> tuple[list[Row], list[Output]]:
     rows: list[Row] = []
     others: list[Output] = []
     for output in outputs:
-        if output[0] == ROWS:
-            rows.append(cast(Stored, output[1]).row)
+        if output[TOPIC] == ROWS:
+            rows.append(cast(Stored, output[VALUE]).row)
         else:
             others.append(output)
     return rows, others

@@ -8,7 +8,7 @@ from itertools import chain
 from typing import Any, Protocol
 
 from kstreams_py.graph.declarations import Processor
-from kstreams_py.kafka.contracts import Output
+from kstreams_py.kafka.contracts import HEADERS, TOPIC, Output
 from kstreams_py.records import Headers, Inputs, readable_headers
 from kstreams_py.steps.outputs import are_many, value_bytes
 from kstreams_py.steps.plan import Intake, Plan
@@ -91,12 +91,12 @@ def _in_trace(
 
     A context that the function has set itself, such as that of a span of its own, stays.
     """
-    if output[0] == ROWS:
+    if output[TOPIC] == ROWS:
         return output
     kept = []
-    for header in output[7] or ():
+    for header in output[HEADERS] or ():
         if header[0] not in fields:
             kept.append(header)
         elif header not in carried:
             return output
-    return (*output[:7], [*kept, *context])
+    return (*output[:HEADERS], [*kept, *context])

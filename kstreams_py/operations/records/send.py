@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Self
 
 from kstreams_py.errors import BrokerUnavailable, ClientError, KStreamsError, Refused, UserMistake
-from kstreams_py.kafka.contracts import Output, ProducerMode, TopicInfo
+from kstreams_py.kafka.contracts import PARTITION, Output, ProducerMode, TopicInfo
 from kstreams_py.operations.records.topic import check_partition
 from kstreams_py.processing.commits.attempts import Attempts
 from kstreams_py.processing.environment import Environment
@@ -61,7 +61,7 @@ class Sender:
                 continue
             try:
                 output = parse(line)
-                check_partition(self._topic, output[3])
+                check_partition(self._topic, output[PARTITION])
             except UserMistake as error:
                 self.confirm()
                 raise type(error)(
@@ -72,7 +72,7 @@ class Sender:
 
     def send_one(self, output: Output) -> None:
         """Sends one record, and returns once it is acknowledged. Raises what `send` raises."""
-        check_partition(self._topic, output[3])
+        check_partition(self._topic, output[PARTITION])
         self._write(ALONE, output)
         self.confirm()
 

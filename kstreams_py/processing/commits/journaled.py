@@ -22,7 +22,7 @@ from functools import partial
 
 from kstreams_py.errors import ClientError
 from kstreams_py.graph.guarantees import Durability
-from kstreams_py.kafka.contracts import Output, ProducerMode
+from kstreams_py.kafka.contracts import TOPIC, Output, ProducerMode
 from kstreams_py.kafka.leftovers import Leftovers
 from kstreams_py.kafka.transactions import place_options
 from kstreams_py.processing.commits.committer import Context
@@ -185,7 +185,7 @@ class Journaled(ExactlyOnce):
 
     def _ask_for_places(self, number: int, outputs: list[Output], within: range) -> None:
         """Lets the client report where the last output to each topic is written."""
-        last = {outputs[at][0]: at for at in within}
+        last = {outputs[at][TOPIC]: at for at in within}
         for at in last.values():
             topic, value, key, partition, _, _, timestamp, headers = outputs[at]
             digest = dict(headers or ())[HASH_HEADER] or b""

@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Callable
 
 from kstreams_py.errors import KStreamsError, RecordRefused, Refused
-from kstreams_py.kafka.contracts import Output
-from kstreams_py.records import HASH_HEADER
+from kstreams_py.kafka.contracts import TOPIC, Output
+from kstreams_py.steps.outputs import delivery_hash_of
 from kstreams_py.steps.plan import Plan
 
 Replacement = Callable[[Output, Plan, RecordRefused], Output | None]
@@ -58,8 +58,8 @@ class RefusedOutputs:
         """Sets the dead letter of a refused output apart, to be written in its place."""
         for plan in self._plans:
             if (dead := self._replacement(output, plan, mistake)) is not None:
-                step = dict(dead[7] or ()).get(HASH_HEADER)
-                replaced = self._least if output[0] == dead[0] else self._replaced
+                step = delivery_hash_of(dead)
+                replaced = self._least if output[TOPIC] == dead[TOPIC] else self._replaced
                 if step not in replaced:
                     replaced.add(step)
                     self.apart.append(dead)

@@ -18,12 +18,11 @@ from dataclasses import replace
 
 from kstreams_py.errors import ClientError, SinkAway
 from kstreams_py.graph.sink import Row
-from kstreams_py.kafka.contracts import Output
 from kstreams_py.metrics import estimate
 from kstreams_py.processing.commits.committer import Committer, Context
 from kstreams_py.processing.commits.guarantees import HELD_BYTES, AtLeastOnce, ExactlyOnce
-from kstreams_py.records import HASH_HEADER, Positions, TopicPartition
-from kstreams_py.steps.outputs import OUTPUT_BYTES, value_bytes
+from kstreams_py.records import Positions, TopicPartition
+from kstreams_py.steps.outputs import OUTPUT_BYTES, delivery_hash_of, value_bytes
 from kstreams_py.steps.plan import Plan
 from kstreams_py.steps.rows import split
 from kstreams_py.steps.target import Target
@@ -132,8 +131,8 @@ class StoredOffsets(_Storing, ExactlyOnce):
 
     def _commit(self) -> None:
         positions = self._ledger.uncommitted
-        letters = {_step_of(output) for output in self._outputs}
-        if left := [output for output in self._outputs if _step_of(output) not in self._delivered]:
+        letters = {delivery_hash_of(output) for output in self._outputs}
+        if left := [output for output in self._outputs if delivery_hash_of(output) not in self._delivered]:
             self._transact({}, left)
         self._delivered |= letters
         self._store(positions, {tp: self._stored[tp] for tp in positions if tp in self._stored})
@@ -141,8 +140,3 @@ class StoredOffsets(_Storing, ExactlyOnce):
         self._delivered -= letters
         self._transact(positions, [])
         self._ledger.commit(positions)
-
-
-def _step_of(letter: Output) -> bytes | None:
-    """The delivery hash of a dead letter's step."""
-    return dict(letter[7] or ()).get(HASH_HEADER)

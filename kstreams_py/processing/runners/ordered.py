@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple, cast
 from kstreams_py.errors import DecodeError, EventFault, InputLost, Refused, TopicError
 from kstreams_py.formats.registry import Registry
 from kstreams_py.graph.declarations import Processor, changelog_of
+from kstreams_py.kafka.contracts import HEADERS
 from kstreams_py.log_fields import repeated
 from kstreams_py.metrics import EventCounts, LongestHeld
 from kstreams_py.ordering import held
@@ -25,10 +26,11 @@ from kstreams_py.ordering.decisions import Decision, Verb, decision_of, event_he
 from kstreams_py.ordering.events import place_of
 from kstreams_py.processing.runners.runner import Read, Refusal, Runner, next_refusal
 from kstreams_py.processing.tasks.tasks import Tasks
-from kstreams_py.records import HASH_HEADER, PLACE_HEADER, Inputs, KeptRecord, Message, TopicPartition
+from kstreams_py.records import PLACE_HEADER, Inputs, KeptRecord, Message, TopicPartition
 from kstreams_py.state.changelog import unreadable_value
 from kstreams_py.state.keyed import KeyedStore
 from kstreams_py.steps.dead_letters import DeadLetters, Failure
+from kstreams_py.steps.outputs import delivery_hash_of
 from kstreams_py.steps.plan import Intake, Plan, read_by
 from kstreams_py.steps.tracing import Run, Tracing
 
@@ -123,7 +125,7 @@ class OrderedRunner(Runner):
         if read not in self._refused:
             super().refuse(intake, error)
             return
-        digest = dict(error.outputs[0][7] or ()).get(HASH_HEADER, _ALL) if error.outputs else _ALL
+        digest = (delivery_hash_of(error.outputs[0]) or _ALL) if error.outputs else _ALL
         refused = self._refused_events.setdefault(read, {})
         digest = _ALL if _ALL in refused else digest
         refused[digest] = next_refusal(refused.get(digest), error)
@@ -236,7 +238,7 @@ class OrderedRunner(Runner):
             outputs = self._outputs.of(result, inputs, digest)
             if m is not self._running and self._processor.hash_header:
                 place = (PLACE_HEADER, self._place_of_step())
-                outputs = [(*each[:7], [*(each[7] or ()), place]) for each in outputs]
+                outputs = [(*each[:HEADERS], [*(each[HEADERS] or ()), place]) for each in outputs]
             plan.outputs += outputs
             self._counts.applied += 1
         except BaseException as error:

@@ -14,14 +14,14 @@ from kstreams_py.graph.declarations import Processor
 from kstreams_py.graph.guarantees import Guarantee
 from kstreams_py.graph.hashes import pack_offset
 from kstreams_py.graph.retry import Then
-from kstreams_py.kafka.contracts import Output
+from kstreams_py.kafka.contracts import HEADERS, TOPIC, Output
 from kstreams_py.metrics import EventCounts
 from kstreams_py.processing.tasks.intake import Taken
 from kstreams_py.processing.tasks.tasks import Tasks
-from kstreams_py.records import HASH_HEADER, Inputs, Message, Out, Positions, Step, TopicPartition
+from kstreams_py.records import Inputs, Message, Out, Positions, Step, TopicPartition
 from kstreams_py.state.keyed import KeyedStore
 from kstreams_py.steps.dead_letters import DeadLetters, Failure
-from kstreams_py.steps.outputs import Outputs, are_many, decoder, is_same, value_bytes
+from kstreams_py.steps.outputs import Outputs, are_many, decoder, delivery_hash_of, is_same, value_bytes
 from kstreams_py.steps.plan import Again, Intake, Part, Plan, partition_of, partitions_of, read_by
 from kstreams_py.steps.retries import Retries
 from kstreams_py.steps.tracing import Run, Tracing, traced
@@ -513,22 +513,22 @@ class Runner:
         """
         if self._dead_letters is None or (owner := self._owner(output, plan)) is None:
             return None
-        failure, least = self._failure(owner, mistake), output[0] == self._dead_letters.topic
+        failure, least = self._failure(owner, mistake), output[TOPIC] == self._dead_letters.topic
         if self._tracing is None:
             return self._dead_letters.of(failure, least=least)
-        with self._tracing.resume(output[7] or ()):
+        with self._tracing.resume(output[HEADERS] or ()):
             return self._dead_letters.of(failure, least=least)
 
     def _owner(self, output: Output, plan: Plan) -> Inputs | None:
         """The inputs of an output's step; of equal outputs that have no delivery hash, another one at each call."""
         assert self._dead_letters is not None
-        if self._owned and output[0] != self._dead_letters.topic:  # a dead letter always has the hash
+        if self._owned and output[TOPIC] != self._dead_letters.topic:  # a dead letter always has the hash
             for at, (owner, each) in enumerate(zip(plan.owners, plan.outputs, strict=True)):
                 if owner is not None and is_same(each, output):
                     plan.owners[at] = None
                     return owner
             return None
-        digest = dict(output[7] or ()).get(HASH_HEADER)
+        digest = delivery_hash_of(output)
         steps: Sequence[Any] = plan.intake.steps
         read: Iterable[Inputs] = steps if self._joins else ((m,) for m in steps)
         return next((inputs for inputs in read if self._tasks.delivery_hash(inputs) == digest), None)
