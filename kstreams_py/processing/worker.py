@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from threading import Event
@@ -32,6 +32,7 @@ from kstreams_py.metrics import Counters, WorkerState, estimate
 from kstreams_py.processing.beginning import Beginning
 from kstreams_py.processing.commits.committer import Context
 from kstreams_py.processing.commits.opening import committer_of, open_journal, partitions_written
+from kstreams_py.processing.commits.owed import Debts, Owed
 from kstreams_py.processing.environment import Environment
 from kstreams_py.processing.pace import Pace, Search
 from kstreams_py.processing.runners.opening import open_runner
@@ -107,6 +108,7 @@ class Worker:
         retries = self.runner.retries
         self._waits = Waits(processor.id, retries, self.tasks, environment, self.counters) if retries else None
         self._committed = CommittedOffsets(self.name, self.instance_id, self.consumer, environment)
+        self._owed = Owed(processor.id, self.tasks, self.committer, self.consumer, self._committed)
         self._inputs = {topic.name: topics[topic.name] for topic in processor.inputs}
         self._beginning = Beginning(environment, graph, processor, self._inputs)
         self._growth = Growth(graph, processor, environment.cluster, topics)
@@ -145,10 +147,6 @@ class Worker:
         """Taken from the tasks and not run yet; prepared again where the commit of its offsets found no answer."""
         self._last: Intake | None = None
         """The intake that was run last."""
-        self._owed: dict[TopicPartition, tuple[int, int]] = {}
-        """At most once, over a `rejoin`: what `_owing` returned before it."""
-        self._given: dict[TopicPartition, tuple[int, int]] = {}
-        """What `_owing` returned before it was given back, until `consume` tells that no late commit undoes that."""
         self._has_repeated = False
         """The last turn ran steps whose wait was over."""
         self._interrupt: BaseException | None = None
@@ -180,7 +178,7 @@ class Worker:
     @property
     def is_retrying(self) -> bool:
         """A partition waits before a step is run again. Any thread may ask."""
-        return bool(self.tasks.held or self._owed)
+        return bool(self.tasks.held or self._owed.over_rejoin)
 
     def run(self) -> None:
         """Starts, runs turns until `stopping` is set, and commits what is processed by then."""
@@ -329,8 +327,8 @@ class Worker:
             except ClientError as error:
                 self._recover(error)
             else:
-                self._rejoin(self._owing({tp.partition for tp in self.ledger.unprocessed}))
-        while self._owed:
+                self._rejoin(self._owed.unprocessed())
+        while self._owed.over_rejoin:
             if self._clock() >= deadline:
                 raise DrainTimeout(
                     f"{self.processor.id}: at most once: steps that wait are lost: the group gave no assignment in "
@@ -374,9 +372,9 @@ class Worker:
             self._run_saved()
             self._commit()
             if self.consumer.tainted and not self._stopping.is_set():
-                self._rejoin(self._given | self._owing())
+                self._rejoin(self._owed.undone())
                 return
-        self._given = {}
+        self._owed.heard()
         self._run_ready()
         # steps that raised or are not run are not processed; a commit that may come late must not be overtaken
         if not records and self._interrupt is None and self._taken is None and not self.consumer.tainted:
@@ -393,8 +391,8 @@ class Worker:
     def _run_ready(self) -> None:
         """Runs the steps that are ready, and those whose wait is over, of one wait in a turn."""
         if self._waits is not None:
-            if self._owing():
-                self._give_held_back()  # only the next `consume` tells whether this commit may come late
+            if self._owed.waiting():
+                self._owed.give_held_back()  # only the next `consume` tells whether this commit may come late
             elif not (self._has_repeated and self.tasks.ready):  # in turn, so that neither keeps the other waiting
                 self._waits.release()
         self._has_repeated = False
@@ -403,7 +401,7 @@ class Worker:
             self._has_repeated |= intake.repeated
             if failed:  # what is done before the step that waits is committed first
                 self._commit()
-                self._give_held_back()
+                self._owed.give_held_back()
             # calls that fail may be slow, in each partition, and a commit of offsets that comes late must not be
             # overtaken by the next one: the group is heard between them
             if (failed and not intake.repeated) or (self.committer.commits_each_intake and self.tasks.rest is None):
@@ -452,43 +450,9 @@ class Worker:
             self._commit()
         return plan.again is not None
 
-    def _give_held_back(self) -> None:
-        """At most once: commits the offsets before the steps that wait, so that a crash does not lose them."""
-        if self.tasks.held and not self.consumer.tainted:  # else a late commit would undo this: `rejoin` comes first
-            self._given |= self._owing()
-            self.committer.give_back(self.tasks.held.keys())
-
-    def _owing(self, partitions: Collection[int] | None = None) -> dict[TopicPartition, tuple[int, int]]:
-        """At most once: the next and the committed offset of steps to be given back, by default of those that wait."""
-        held, cursors = self.tasks.held if partitions is None else partitions, self.ledger.cursors
-        return {
-            tp: (at.next, at.committed) for tp, at in cursors.items() if tp.partition in held and at.next < at.committed
-        }
-
-    def _give_owed_back(self) -> None:
-        """Commits the offsets before what is owed: the partitions are revoked before they could be started there."""
-
-        def give_back() -> None:
-            if back := self._back(self._committed.read(self._owed.keys() & self._assigned), self._owed):
-                self.consumer.commit(back)
-
-        try:
-            self.committer.attempts.call(give_back)
-        except ClientError as error:
-            logger.error("%s: at most once: steps that wait may be lost: %s", self.processor.id, error)
-
-    def _back(self, positions: Positions, owed: Mapping[TopicPartition, tuple[int, int]]) -> Positions:
-        """The next offsets of what is owed, where the group still is at the offsets after it; logs what is lost."""
-        if lost := [tp for tp, (at, committed) in owed.items() if positions.get(tp, committed + 1) > committed]:
-            logger.error(
-                "%s: at most once: steps that waited are lost: another worker has %s, or had it meanwhile",
-                self.processor.id, ", ".join(map(str, sorted(lost))),
-            )  # fmt: skip
-        return {tp: at for tp, (at, committed) in owed.items() if positions.get(tp) == committed}
-
-    def _start_at(self, positions: Positions, owed: Mapping[TopicPartition, tuple[int, int]]) -> Positions:
+    def _start_at(self, positions: Positions, owed: Debts) -> Positions:
         """The offsets to start at: the committed ones, but where a step waits that no other worker would run."""
-        back = self._back(positions, owed)
+        back = self._owed.starts(positions, owed)
         if self._taken is not None and not self._taken.positions().keys().isdisjoint(back):
             self._taken = None  # it is read again
         return positions | back
@@ -536,9 +500,11 @@ class Worker:
         for left in self.committer.leftovers:  # before the functions: they would be called again
             left.require_none()
         self._run_rest()
-        if self._interrupt is not None and not self._owed:  # it ends: the ledger still has what is to be given back
+        if (
+            self._interrupt is not None and not self._owed.over_rejoin
+        ):  # it ends: the ledger still has what is to be given back
             return
-        owed = self._owed or self._owing()
+        owed = self._owed.over_rejoin or self._owed.waiting()
         self._growth.check(partitions)
         self._beginning.read()
         positions = self.committer.resume(self._committed.read(partitions), partitions)
@@ -560,7 +526,7 @@ class Worker:
             self._waits.restore()
         if positions:  # without any nothing is fetched, and a fenced client refuses the call
             self.consumer.assign(dict(sorted(starts.items())))  # in one order in every process
-        self._must_rewind, self._owed = False, {}
+        self._must_rewind, self._owed.over_rejoin = False, {}
         self.committer.attempts.answered()
 
     def _still_saved(self, positions: Positions) -> Taken | None:
@@ -574,14 +540,14 @@ class Worker:
         taken.saved = True
         return taken
 
-    def _rejoin(self, owed: dict[TopicPartition, tuple[int, int]]) -> None:
+    def _rejoin(self, owed: Debts) -> None:
         """Joins with a new member id: the broker then refuses what the old one has on its way. Nothing is open."""
         logger.warning(
             "%s: a commit of offsets may reach the broker late: joining again", self.processor.id,
             extra=repeated(f"commits of offsets of processor {self.processor.id} that may come late"),
         )  # fmt: skip
         self._let_go()
-        self._owed = owed
+        self._owed.over_rejoin = owed
         self.consumer.rejoin()
 
     # The consumer's callbacks record; only what has to be done before partitions are revoked is done at once.
@@ -596,8 +562,8 @@ class Worker:
         # once this returns another member may start at the committed positions (librdkafka joins again by itself)
         try:
             self._follow_group()
-            if self._owed:
-                self._give_owed_back()
+            if self._owed.over_rejoin:
+                self._owed.give_back_unstarted(self._assigned)
             finish = partial(self._finish_steps, self._last_moment) if self.committer.must_finish else self._run_saved
             self.committer.revoked(finish)
         except Exception as error:
@@ -631,15 +597,15 @@ class Worker:
             if under_way := self.runner.under_way():
                 logger.error("%s: at most once: calls under way are given up: outputs are lost", self.processor.id)
                 self.ledger.advance(under_way)
-        owed = self._owed | self._owing({tp.partition for tp in self.ledger.unprocessed})
+        owed = self._owed.over_rejoin | self._owed.unprocessed()
         self.committer.lost()
         self._let_go()
-        self._owed = owed
+        self._owed.over_rejoin = owed
 
     def _let_go(self) -> None:
         self._has_joined = False
         self._assigned = set()
         self._taken = None
-        self._owed, self._given = {}, {}
+        self._owed.clear()
         self.runner.abandon()
         self.tasks.clear()

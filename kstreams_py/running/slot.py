@@ -44,7 +44,7 @@ PLACE_AFTER: Final = 1.0
 Reading the frames of a running thread has crashed a worker (SIGSEGV in Python 3.11.7).
 """
 
-_PROCESSING = str(Path(runner.__file__).parent) + os.sep
+_ENGINE = tuple(f"{directory}{os.sep}" for directory in (Path(runner.__file__).parents[1], Path(calls.__file__).parent))
 
 
 class _Loop:
@@ -82,7 +82,7 @@ class _Loop:
 def _place_of(find_frame: Callable[[], FrameType | None]) -> str:
     """The function, file and line where a thread or a call stands still: in the user's function, or in this package."""
     called, frame = None, find_frame()
-    while frame is not None and not frame.f_code.co_filename.startswith(_PROCESSING):
+    while frame is not None and not frame.f_code.co_filename.startswith(_ENGINE):
         called, frame = frame, frame.f_back
     of_user = frame is None or frame.f_code.co_filename in (runner.__file__, calls.__file__)
     shown = called if called is not None and of_user else frame

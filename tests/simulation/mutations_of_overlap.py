@@ -86,7 +86,7 @@ def runner_that_finishes_never_begins_again(patch: pytest.MonkeyPatch) -> None:
 
 @MUTATIONS.add("lost", "stuck", "positions", order=Order.PARTITION)
 def steps_that_are_not_done_are_dropped(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(OverlappingRunner, "_put_back", lambda self, plan, left: None)
+    patch.setattr(OverlappingRunner, "_put_back", lambda self, intake, plan, left: None)
 
 
 @MUTATIONS.add("lost", "torn transaction", guarantee=AMO, order=Order.PARTITION)

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from kstreams_py.processing.commits.guarantees import AtMostOnce
+from kstreams_py.processing.commits.owed import Owed
 from kstreams_py.processing.runners.runner import Runner
 from kstreams_py.processing.tasks.intake import Taken
 from kstreams_py.processing.tasks.tasks import Tasks
-from kstreams_py.processing.worker import Worker
 from kstreams_py.steps.retries import Retries
 from tests.simulation.mutation import Mutations
 from tests.simulation.plan import ALO, AMO, Fault
@@ -72,11 +72,11 @@ def at_most_once_gives_nothing_back(patch: pytest.MonkeyPatch) -> None:
 
 @MUTATIONS.add("lost", guarantee=AMO, away=True, struck=[(Fault.DOUBLED, "commit")])
 def at_most_once_gives_back_though_a_commit_may_come_late(patch: pytest.MonkeyPatch) -> None:
-    def give_back(self: Worker) -> None:
-        if self.tasks.held:
-            self.committer.give_back(self.tasks.held.keys())
+    def give_back(self: Owed) -> None:
+        if self._tasks.held:
+            self._committer.give_back(self._tasks.held.keys())
 
-    patch.setattr(Worker, "_give_held_back", give_back)
+    patch.setattr(Owed, "give_held_back", give_back)
 
 
 @MUTATIONS.add("hash", away=True)

@@ -544,7 +544,7 @@ def test_run_serves_the_status_that_it_notes(caplog: pytest.LogCaptureFixture) -
 
 
 def test_missing_prometheus_client_is_named_with_the_extra_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in sys.modules if name.endswith(("running.exposition", "running.endpoints"))]:
+    for name in [name for name in sys.modules if name.endswith(("http.exposition", "http.endpoints"))]:
         monkeypatch.delitem(sys.modules, name)
     real: Callable[..., Any] = builtins.__import__
 

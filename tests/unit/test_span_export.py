@@ -373,7 +373,7 @@ def test_value_that_an_exporter_refuses_is_one_message(monkeypatch: pytest.Monke
 
 def test_propagator_that_is_not_there_is_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
     importlib.import_module("kstreams_py.steps.otel")
-    for package, name in (("kstreams_py.processing", "otel"), ("opentelemetry", "propagate")):  # imported again
+    for package, name in (("kstreams_py.steps", "otel"), ("opentelemetry", "propagate")):  # imported again
         monkeypatch.delattr(f"{package}.{name}")
         monkeypatch.delitem(sys.modules, f"{package}.{name}")
     monkeypatch.setenv("OTEL_PROPAGATORS", "foo")
@@ -386,7 +386,7 @@ def test_propagator_that_is_not_there_is_one_message(monkeypatch: pytest.MonkeyP
 
 
 def test_missing_opentelemetry_is_named_with_the_extra_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in sys.modules if name.endswith(("processing.otel", "running.span_export"))]:
+    for name in [name for name in sys.modules if name.endswith(("steps.otel", "running.span_export"))]:
         monkeypatch.delitem(sys.modules, name)
     real: Callable[..., Any] = builtins.__import__
 

@@ -10,5 +10,6 @@ committer        acts  what the guarantees share: uncommitted steps, and how an 
 guarantees       acts  exactly once, at least once, at most once, side by side
 journaled        acts  exactly once with a journal: snapshot, choices, attempt and outputs, each durable before the next
 storing          acts  the guarantees of processors whose rows are stored in a target
+owed             acts  what a worker owes at most once: steps that are committed and were not run
 opening          acts  which guarantee a processor has, its journal, what it writes, and where its rows are stored
 """
