@@ -108,8 +108,6 @@ class Committer(ABC):
         """A flush or an offset commit found no answer: nothing is lost, and `commit` is called again first."""
         self.steps_max = sys.maxsize
         """How many steps to run before the next look whether a commit is due."""
-        self.resume: Callable[[Positions, Collection[TopicPartition]], Positions] = lambda positions, _: positions
-        """Returns where to start in partitions, of which the group has committed some offsets. Raises ClientError."""
         self.newest_failure = ""
         """The newest step that failed, as text."""
         self.leftovers: list[Leftovers] = []
@@ -179,6 +177,13 @@ class Committer(ABC):
 
         Raises Retriable without an answer; the same intake must then be prepared again, for it may have been saved.
         """
+
+    def resume(self, positions: Positions, partitions: Collection[TopicPartition]) -> Positions:  # noqa: ARG002
+        """Returns the offsets to start at in these partitions, of which the group has committed `positions`.
+
+        Raises ClientError.
+        """
+        return positions
 
     @abstractmethod
     def commit_start(self, starts: Positions, named: list[Output], begun: list[Output]) -> None:

@@ -64,8 +64,6 @@ class ExactlyOnce(Committer):
         self._journal = context.journal if isinstance(context.journal, ChoicesJournal) else None
         self._recorder = self.session
         """The producer of the transactions that have no outputs of steps."""
-        if self.stores is not None:
-            self.resume = self._restore
         cluster, name, group = context.environment.cluster, context.processor.cluster, context.name
         options = place_options(context.environment.settings.bootstrap_servers, name)
         self.leftovers.append(
@@ -91,9 +89,9 @@ class ExactlyOnce(Committer):
         self._transact(positions, [*begun, *stores.records(positions)])
         stores.committed(positions)
 
-    def _restore(self, positions: Positions, partitions: Collection[TopicPartition]) -> Positions:
-        assert self.stores is not None
-        self.stores.restore(positions, partitions)
+    def resume(self, positions: Positions, partitions: Collection[TopicPartition]) -> Positions:
+        if self.stores is not None:
+            self.stores.restore(positions, partitions)
         return positions
 
     @property
@@ -301,7 +299,6 @@ class AtMostOnce(_WithoutTransactions):
     def __init__(self, context: Context) -> None:
         super().__init__(context)
         self._refused = RefusedOutputs(context.replacement)
-        self.resume = self._resume
         self._lost_at: Positions | None = None
         """The committed offsets of partitions that were lost with outputs on their way; None if none were."""
         self._heard = self._clock()
@@ -399,7 +396,7 @@ class AtMostOnce(_WithoutTransactions):
             self.session.end()
         self._ledger.reset()
 
-    def _resume(self, positions: Positions, partitions: Collection[TopicPartition]) -> Positions:  # noqa: ARG002
+    def resume(self, positions: Positions, partitions: Collection[TopicPartition]) -> Positions:  # noqa: ARG002
         """Lets outputs that wait be written, unless the group is past where this worker has left it."""
         left = self._ledger.committed if self._lost_at is None else self._lost_at
         if (self._outputs or self._refused.apart) and not left.items() <= positions.items():

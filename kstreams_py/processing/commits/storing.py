@@ -41,8 +41,6 @@ class _Storing(Committer):
         self._target = Target(sink, context.name, context.topic_ids, environment.open_sink, environment.clock)
         self._rows: list[Row] = []
         self._row_bytes = 0
-        restore = self.resume  # of a state, which comes first
-        self.resume = lambda positions, partitions: self._resume(restore(positions, partitions), partitions)
         self.steps_max = self._target.rows_max
 
     @property
@@ -53,8 +51,9 @@ class _Storing(Committer):
             or value_bytes(self._outputs) >= HELD_BYTES
         )
 
-    def _resume(self, positions: Positions, partitions: Collection[TopicPartition]) -> Positions:  # noqa: ARG002
-        """Connects, so that a mistake is found before a function is called."""
+    def resume(self, positions: Positions, partitions: Collection[TopicPartition]) -> Positions:
+        """Restores a state, then connects, so that a mistake is found before a function is called."""
+        positions = super().resume(positions, partitions)
         self._target.open()
         return positions
 
@@ -116,8 +115,9 @@ class StoredOffsets(_Storing, ExactlyOnce):
         self._delivered: set[bytes | None] = set()
         """Delivery hashes of steps with a committed dead letter whose offsets the target does not have yet."""
 
-    def _resume(self, positions: Positions, partitions: Collection[TopicPartition]) -> Positions:
-        """The offsets of the target, where it has some; those of the group are set to them."""
+    def resume(self, positions: Positions, partitions: Collection[TopicPartition]) -> Positions:
+        """Returns the offsets of the target, where it has some; those of the group are set to them."""
+        positions = super().resume(positions, partitions)
         self._stored = self._target.positions(partitions)
         if differing := {tp: at for tp, at in self._stored.items() if positions.get(tp) != at}:
             is_ahead = any(positions.get(tp, at) > at for tp, at in differing.items())
