@@ -160,7 +160,7 @@ def _collect_worker(graph: Graph, found: _Rights) -> None:
 
 
 def _collect_operator(graph: Graph, found: _Rights) -> None:
-    """Collects the rights of the tools: dead-letters, order, recover, slots, state, transactions find-hanging, doctor."""
+    """Collects the rights for dead-letters, order, recover, slots, state, transactions find-hanging and doctor."""
     for name in graph.topics:
         found.topic(name, READ)
     for cluster in clusters_of(graph):

@@ -500,10 +500,10 @@ PLACES: Final = [
     ),
     place(
         "marks that cannot be decompressed",
-        f"{MARKS}[0]@{{0}} is no mark of a replayed dead letter: {{why}}: {remedy(MARKS)}: marks may be among them, and "
-        "their dead letters would be sent twice: delete the replayed dead letters, then the records of "
-        f"{MARKS}[0] before "
-        "offset {1} (`kafka-delete-records`): the remaining dead letters then count as not replayed",
+        f"{MARKS}[0]@{{0}} is no mark of a replayed dead letter: {{why}}: {remedy(MARKS)}: marks may be among them, "
+        "and their dead letters would be sent twice: delete the replayed dead letters, then the records of "
+        f"{MARKS}[0] before offset {{1}} (`kafka-delete-records`): the remaining dead letters then count as not "
+        "replayed",
         REFUSED,
         enter_mark,
         {"a batch that cannot be decompressed": (Junk(UNREAD), UNREAD_WHY)},

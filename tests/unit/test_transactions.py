@@ -295,7 +295,7 @@ WILL_NOT_END = "its coordinator (CompleteCommit) will not end it: it never ends 
             LIVING,
             [
                 f"out[3]: {HEAD}, 160 s old: its coordinator will end it",
-                "  do not end it: start its producer again, which ends it, or wait for the time-out of the transaction",
+                "  do not end it: start its producer again, which ends it, or wait for the timeout of the transaction",
             ],
         ),
     ],

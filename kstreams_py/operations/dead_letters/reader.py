@@ -130,7 +130,7 @@ class LetterReader:
         return self._no_letters.described() + self._no_marks.described()
 
     def marks(self) -> set[Place]:
-        """Returns the places of the dead letters that are marked as replayed. Raises TopicError if marks may be missing."""
+        """Returns the places of dead letters that are marked as replayed. Raises TopicError if marks may be missing."""
         self._no_marks = _Foreign()
         if not self._has_marks:
             return set()

@@ -110,7 +110,7 @@ class Summary:
 def plan_replay(
     graph: Graph, environment: Environment, selection: Selection, report: Report, *, unverified: bool = False
 ) -> Summary:
-    """Reports what a replay would run. It runs, writes and fences nothing. Parameters and exceptions as for `replay`."""
+    """Reports what a replay would run; runs, writes and fences nothing. Parameters and exceptions as for `replay`."""
     reader = LetterReader(graph, environment)
     steps, summary = Steps(graph, environment, Originals(graph, environment, unverified=unverified)), Summary()
     chosen = reader.waiting(selection, reader.marks())
