@@ -226,8 +226,8 @@ def test_reset_whose_other_cluster_is_away_is_to_be_run_again() -> None:
         with pytest.raises(BrokerUnavailable) as raised:
             reset(graph, driver.cluster, {TopicPartition("in", 0): 0})
         assert str(raised.value) == (
-            "the positions are set, but cluster 'west' keeps the records of earlier deliveries (no broker answers): run the "
-            "command again"
+            "the positions are set, but cluster 'west' keeps the records of earlier deliveries (no broker answers): "
+            "run the command again"
         )
         (found,) = read(graph, driver.cluster)
         assert found.is_refused, "nothing is written twice unless the command is run again"
