@@ -97,7 +97,7 @@ class Running:
             logger.error("the workers were stopped by %s: %s", type(failure).__name__, failure)
 
     def stop(self) -> None:
-        """Lets the workers commit what they have processed, then end; returns at once. Any thread, any number of calls."""
+        """Lets the workers commit what they have processed, then end. Returns at once. Any thread; may be repeated."""
         if not self._is_elsewhere():
             self._run.stop()
 

@@ -279,7 +279,7 @@ def test_status_without_an_answer_is_said_with_the_time_since_when_until_one_com
     assert browser.ask("find('silent').hidden") is True
     browser.lose()
     assert browser.ask("[find('silent').hidden, document.body.className]") == [False, "stale"]
-    assert f"All below is of that time. {REMEDIES['no_answer']}" in browser.text("silent")
+    assert f"Everything below is from that time. {REMEDIES['no_answer']}" in browser.text("silent")
     browser.show(make_status())
     assert browser.ask("[find('silent').hidden, document.body.className]") == [True, ""]
 
