@@ -41,6 +41,6 @@ def doctor(
     for finding in findings:
         echo_lines(json.dumps(as_fields(finding)) if as_json else describe(finding))
     if not findings and not as_json:
-        echo("nothing was found")
+        echo("no problems found")
     if not is_well(findings):
         raise typer.Exit(1)

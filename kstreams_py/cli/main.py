@@ -171,7 +171,7 @@ def _show(error: KStreamsError) -> None:
 
 def _end_without_output(reason: str) -> NoReturn:
     streams.discard(sys.stdout)
-    _show(Unavailable(f"standard output cannot be written: {reason}: what was printed is not complete"))
+    _show(Unavailable(f"standard output cannot be written: {reason}: the printed output is incomplete"))
     _exit(Unavailable.exit_status)
 
 

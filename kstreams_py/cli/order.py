@@ -134,8 +134,8 @@ def takeover(
                 "--store or --prefix"
             )
         held = ", ".join(sorted(set(known[name].objects.values()))) or "nothing"
-        echo(f"worker {name} was heard of {known[name].seconds:.0f} s ago, and holds: {held}")
-        if not yes and not is_confirmed("End it if it is alive, send what it has taken, and give its objects back?"):
+        echo(f"worker {name} was last heard from {known[name].seconds:.0f} s ago, and holds: {held}")
+        if not yes and not is_confirmed("End it if it is alive, send its events, and release its objects?"):
             raise typer.Exit(1)
         with _open_sender(events, name, bootstrap_servers, config) as sender:
             check_topic(

@@ -73,7 +73,7 @@ def resume(
                 f"object {name!r} is not stopped, it waits for event {operator.object.held[0].prev}: if that is lost, "
                 "`kstreams order accept` lets it go on without it"
             )
-        echo(f"{_describe(operator.object, time.time())}; {len(missed):,} of its events are to be sent again")
+        echo(f"{_describe(operator.object, time.time())}; {len(missed):,} of its events will be sent again")
         if not yes and not is_confirmed("Let it go on with the event that follows, and send these events again?"):
             raise typer.Exit(1)
         _finish(operator.decide(Verb.RESUME, 0, seconds), operator, name)
@@ -105,7 +105,7 @@ def accept(
             raise UserMistake(f"object {name!r} goes on: `kstreams order stopped` shows those that do not")
         event = operator.choose()
         missed = operator.missed(event)
-        echo(f"{_describe(operator.object, time.time())}; {len(missed):,} of its events are to be sent again")
+        echo(f"{_describe(operator.object, time.time())}; {len(missed):,} of its events will be sent again")
         question = f"Apply event {event} after event {operator.object.newest}, and give up what may be between them?"
         if not yes and not is_confirmed(question):
             raise typer.Exit(1)
@@ -124,7 +124,7 @@ def _finish(decided: Decided | None, operator: Operator, name: str) -> None:
     if decided is None:
         echo(
             f"the decision on {name!r} is written, and the processor's workers have not read it yet: once they run, "
-            "`kstreams order resume` sends again what the object has missed"
+            "`kstreams order resume` sends again the events that the object has missed"
         )
         raise typer.Exit(1)
     if not decided.is_done:

@@ -185,7 +185,7 @@ def _goal(to_offset: list[str] | None, to_time: str | None, to_beginning: bool, 
 def _move(positions: GraphPositions, moves: list[Move], options: tuple[bool, bool, bool]) -> None:
     dry_run, yes, as_json = options
     if not as_json:
-        echo_lines(join_lines(describe(moves)) or "the positions are there already")
+        echo_lines(join_lines(describe(moves)) or "the positions are already set")
     if moves and not dry_run:
         if not yes and not is_confirmed("set these positions?"):
             echo(UNCHANGED)

@@ -149,7 +149,7 @@ class Supervisor:
         if undone:
             slots, why = ", ".join(map(str, undone)), "was ended at once" if self._killing else "did not drain"
             status = 130 if self._killing else max(1, *undone.values())  # 130: the status of a shell after Ctrl-C
-            raise WorkersFailed(f"slot {slots} {why}: what was not committed is done again at the next start", status)
+            raise WorkersFailed(f"slot {slots} {why}: uncommitted work is done again at the next start", status)
 
     def _catch_up(self) -> None:
         """If this process itself was stopped, discards the reports in the pipes: they are old."""

@@ -51,7 +51,7 @@ def test_reset_map_asks_first_and_the_next_run_reads_again_exactly_what_it_said(
     answered = here.reset(*goal, typed="y\n")
     assert (answered.status, answered.out) == (0, plan + "set these positions? [y/N]: set\n"), answered
     assert here.positions() == {here.topic("in"): {0: 4}}
-    assert here.reset(*goal, "--yes") == Finished(0, "the positions are there already\n", "")
+    assert here.reset(*goal, "--yes") == Finished(0, "the positions are already set\n", "")
     assert here.run_until(16) == digits(0, 10) + digits(4, 10)
     hashes = [dict(m.headers())["ks-hash"] for m in here.cluster.read(here.topic("out"))]
     assert hashes[10:] == hashes[4:10]

@@ -267,7 +267,7 @@ WILL_NOT_END = "its coordinator (CompleteCommit) will not end it: it never ends 
             ON_OUTPUT,
             [
                 f"out[3]: {HEAD}, 60 s old: {WILL_NOT_END}",
-                "  its coordinator has committed it: 1 record of its own can be read then",
+                "  its coordinator has committed it: a commit makes 1 record of its own visible",
                 "  1,234 records of other, committed transactions wait behind it",
                 "  kstreams transactions commit --topic out --partition 3 --start-offset 120 -b x",
             ],

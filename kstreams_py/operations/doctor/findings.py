@@ -136,7 +136,7 @@ def find_transactions(facts: Facts) -> Iterator[Finding]:
                 "open_transaction",
                 str(place),
                 f"{headline(each, facts.now)}; readers of committed records wait for it",
-                "look why its producer does not end it; a shorter transaction_timeout_ms ends it earlier",
+                "find out why its producer does not end it; a shorter transaction_timeout_ms ends it earlier",
             )
         else:
             yield Finding(
@@ -156,7 +156,7 @@ def find_replication(facts: Facts) -> Iterator[Finding]:
             Severity.WARNING,
             "broker_away",
             f"broker {number}",
-            f"no connection to {address} can be made: what it leads is offline, and its replicas are not in sync",
+            f"no connection to {address} can be made: its partitions are offline, and its replicas are not in sync",
             "start it, or make it reachable from this machine",
         )
     for topic in facts.cluster.topics.values():
@@ -289,7 +289,7 @@ def find_unseen(facts: Facts) -> Iterator[Finding]:
 
 
 def _unseen(subject: str, remedy: str) -> Finding:
-    return Finding(Severity.NOTE, "not_seen", subject, "not seen: what is wrong there is not found", remedy)
+    return Finding(Severity.NOTE, "not_seen", subject, "not seen: problems there are not found", remedy)
 
 
 # Rules of a graph.
@@ -515,7 +515,7 @@ def find_members(facts: Facts, examined: Examined) -> Iterator[Finding]:
                 Severity.NOTE,
                 "stopped",
                 group,
-                f"it has no members: its positions are kept for {kept} from its stop on",
+                f"it has no members: its positions are kept for {kept} after it has stopped",
                 f"start it before, or kstreams recover export {examined.name} > FILE",
             )
 

@@ -143,7 +143,7 @@ class Transactions:
                 f"of it, so {UNCHANGED}; `{other}` completes it"
             )
         raise UserMistake(
-            f"it is not known that the transaction on {found.partition} was committed "
+            f"the transaction on {found.partition} is not known to be committed "
             f"({found.decision.why or 'its coordinator has aborted it'}): {UNCHANGED}; `{other}` discards it"
         )
 

@@ -175,7 +175,7 @@ def consequences(found: Found) -> Iterator[str]:
         return
     more = "" if held.is_complete else "at least "
     if found.decision.is_committed:
-        yield f"its coordinator has committed it: {more}{_records(held.records)} of its own can be read then"
+        yield f"its coordinator has committed it: a commit makes {more}{_records(held.records)} of its own visible"
     else:
         known = "its coordinator did not commit it"
         if found.decision.is_committed is None:

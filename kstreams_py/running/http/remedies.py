@@ -26,7 +26,7 @@ REMEDIES: Final[Mapping[str, str]] = {
     "sink_away": "Repair its sink, as its error says: the worker then continues by itself.",
     "replaced": "Nothing is lost: another process runs it. Give each its own --slot; to run it here, start it again.",
     "spare": "Nothing is wrong: it takes over if a worker ends. To use it now, add partitions to the inputs.",
-    "open_transaction": "Check what its function waits for: until then, committed readers see nothing newer.",
+    "open_transaction": "Check what its function waits for: readers of committed records see nothing newer until then.",
     "hidden": "Check why that producer does not end its transaction: readers wait. If it is dead, see the runbook.",
     "held": "Find the missing event (`kstreams order stopped`); if it is lost, `kstreams order accept` the next one.",
     "stopped": "See `kstreams order stopped`, find who sent the event, then `kstreams order resume` or `accept`.",
@@ -231,7 +231,7 @@ def _waiting(slot: SlotStatus, report: Report) -> Iterator[Finding]:
         what = f"slot {number}: {held} of {name} held, the first for {_time(events['held_seconds'])}"
         yield Finding("warning", "held", number, name, what)
     if events["stopped"]:
-        what = f"slot {number}: {_count(int(events['stopped']), 'object')} of {name} stopped by a fault of the order"
+        what = f"slot {number}: {_count(int(events['stopped']), 'object')} of {name} stopped by an ordering fault"
         yield Finding("warning", "stopped", number, name, what)
 
 
