@@ -38,7 +38,7 @@ Partitions = Annotated[
     ),
 ]
 Config = Annotated[
-    Path | None, typer.Option("--config", help="a TOML file of settings, with those of librdkafka under [kafka]")
+    Path | None, typer.Option("--config", help="a TOML file of settings, with librdkafka's under [kafka]")
 ]
 Slot = Annotated[
     int | None,

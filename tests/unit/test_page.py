@@ -273,7 +273,7 @@ def test_run_that_has_not_started_is_said_to_start() -> None:
 def test_status_without_an_answer_is_said_with_the_time_since_when_until_one_comes() -> None:
     browser = Browser()
     assert re.match(
-        r"No answer from /status since \d\d:\d\d:\d\d \(0 s\): it cannot be reached\. Look", browser.text("silent")
+        r"No answer from /status since \d\d:\d\d:\d\d \(0 s\): it cannot be reached\. Check", browser.text("silent")
     )
     browser.show(make_status())
     assert browser.ask("find('silent').hidden") is True
