@@ -19,7 +19,8 @@ app = typer.Typer(help="A real Kafka on this machine's loopback, for first steps
 def start(
     brokers: Annotated[int, typer.Option(help="1, or 3 for replication", min=1, max=9)] = 1,
     data_dir: Annotated[
-        Path | None, typer.Option(help="keep the data in this directory; by default it is deleted when the cluster stops")
+        Path | None,
+        typer.Option(help="keep the data in this directory; by default it is deleted at the end"),
     ] = None,
     port: Annotated[
         int | None, typer.Option(help="port of the first broker; a free port by default", min=1, max=65_535)
