@@ -164,8 +164,8 @@ def test_broker_to_which_no_connection_can_be_made_is_found_with_its_address() -
     described = cluster(*topics, silent={1: "b:9092"})
     (found,) = (each for each in shown(Facts(described, now=100)) if "broker 1" in each)
     assert found == (
-        "warning: broker 1: no connection to b:9092 can be made: its partitions are offline, and its replicas are not in "
-        "sync\n  start it, or make it reachable from this machine"
+        "warning: broker 1: no connection to b:9092 can be made: its partitions are offline, and its replicas are not "
+        "in sync\n  start it, or make it reachable from this machine"
     )
 
 
