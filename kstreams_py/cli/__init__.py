@@ -1,9 +1,9 @@
-"""The command `kstreams`: a file for each group of its commands.
+"""The command `kstreams`: a file for each group of commands.
 
 In reading order:
 
-main          adapter  the command with all its groups, the log on stderr, errors as one message and an exit status
-streams       adapter  the standard streams: closed ones, encodings that lack characters, outputs that cannot be written
+main          adapter  the command with its groups; logs to stderr, and turns errors into a message and an exit status
+streams       adapter  repairs the standard streams: closed ones, missing characters, outputs that cannot be written
 options       adapter  arguments and options that several commands share
 run           adapter  kstreams run
 new           adapter  kstreams new

@@ -1,4 +1,4 @@
-"""`kstreams acls`: the rights that a graph needs, by role, as commands for `kafka-acls`."""
+"""`kstreams acls`: prints the rights that a graph needs, by role, as commands for `kafka-acls`."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from kstreams_py.settings import Settings
 
 def acls(
     target: Target,
-    role: Annotated[Role | None, typer.Option("--role", help="only this one; by default all of them")] = None,
+    role: Annotated[Role | None, typer.Option("--role", help="only this role; all by default")] = None,
     principal: Annotated[
         str | None,
-        typer.Option("--principal", metavar="TYPE:NAME", help="who gets the rights; by default User:GRAPH-ROLE"),
+        typer.Option("--principal", metavar="TYPE:NAME", help="who gets the rights; User:GRAPH-ROLE by default"),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="a JSON object a line")] = False,
     bootstrap_servers: Bootstrap = None,
     config: Config = None,
 ) -> None:
-    """Print the ACLs that a graph needs as commands for `kafka-acls`, by role and cluster; asks no broker.
+    """Print the ACLs that a graph needs as commands for `kafka-acls`, by role and cluster. Connects to no broker.
 
     - worker: `kstreams run`.
     - operator: `kstreams dead-letters`, `order`, `recover`, `slots`, `state`, `transactions find-hanging`, `doctor`.
     - reader: consumers of outputs and dead letters, `kstreams tail`.
     - pipeline: `kstreams pipeline`, and its Spark.
 
-    `kafka-acls` finds the credentials of an administrator in the file of --command-config.
+    `kafka-acls` reads the credentials of an administrator from the file of --command-config.
     """
     if principal is not None and not all(principal.partition(":")):
         raise SettingsError(f"--principal {principal!r}: write its type and its name, such as User:alice")
@@ -48,7 +48,7 @@ def acls(
                 echo(json.dumps(as_fields(right, each, whose)))
             continue
         if not rights and role is not None:
-            echo(f"# graph {graph.name} has nothing for a {each} to do: it needs no right")
+            echo(f"# graph {graph.name} has no work for a {each}: it needs no rights")
         for cluster, granted in groupby(rights, key=lambda right: right.cluster):
             where = settings.of_cluster(cluster) if cluster else settings
             echo(f"# {each} of graph {graph.name}{f', on cluster {cluster}' if cluster else ''}: {NOTES[each]}")

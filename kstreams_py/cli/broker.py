@@ -19,10 +19,11 @@ app = typer.Typer(help="A real Kafka on this machine's loopback, for first steps
 def start(
     brokers: Annotated[int, typer.Option(help="1, or 3 for replication", min=1, max=9)] = 1,
     data_dir: Annotated[
-        Path | None, typer.Option(help="keep the data in this directory; by default it is deleted at the stop")
+        Path | None,
+        typer.Option(help="keep the data in this directory; by default it is deleted at the end"),
     ] = None,
     port: Annotated[
-        int | None, typer.Option(help="port of the first broker; by default a free one", min=1, max=65_535)
+        int | None, typer.Option(help="port of the first broker; a free port by default", min=1, max=65_535)
     ] = None,
 ) -> None:
     """Start a cluster in the background, and print its address once it is ready."""
@@ -34,14 +35,14 @@ def start(
 
 @app.command()
 def stop() -> None:
-    """Stop the cluster that `start` has started, and nothing else."""
+    """Stop the cluster that `start` has started, and no other."""
     stopped = detached.stop()
     echo("no broker was running" if stopped is None else f"stopped {stopped.bootstrap_servers}")
 
 
 @app.command()
 def status() -> None:
-    """Print the address and the state of the cluster; exit status 1 if it does not run."""
+    """Print the address and the state of the cluster. Exit status 1 if it does not run."""
     found = detached.status()
     if found is None or not found.running:
         echo("not running" + (f": {found.full_disk}" if found is not None and found.full_disk else ""))

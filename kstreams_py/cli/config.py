@@ -1,4 +1,4 @@
-"""`kstreams config`: the settings that a command with the same options and environment has."""
+"""`kstreams config`: shows the settings that a command with the same options and environment uses."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ app = typer.Typer(help="The settings.", no_args_is_help=True)
 
 @app.command()
 def show(bootstrap_servers: Bootstrap = None, config: Config = None) -> None:
-    """Print each setting, its value and where it comes from; secrets are shown as ***."""
+    """Print each setting, its value and its origin. Secrets are shown as ***."""
     shown = explain(config, bootstrap_servers=bootstrap_servers)
     name, value = (max(len(each[column]) for each in shown) for column in (0, 1))
     for each in shown:

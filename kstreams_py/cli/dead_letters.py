@@ -21,16 +21,16 @@ from kstreams_py.operations.dead_letters.text import Describer, group_as_json, g
 app = typer.Typer(help="The dead letters of a graph: list, show and replay them.", no_args_is_help=True)
 
 Error = Annotated[
-    str | None, typer.Option("--error", help="only of this class of exceptions, such as KeyError or shop.TooExpensive")
+    str | None, typer.Option("--error", help="only this exception class, such as KeyError or shop.TooExpensive")
 ]
 Since = Annotated[
     str | None,
-    typer.Option("--since", help="only records from then on (their own timestamps): 30m, 1h, 2d, or 2026-05-01T12:00"),
+    typer.Option("--since", help="only records since then (by timestamp): 30m, 1h, 2d, or 2026-05-01T12:00"),
 ]
-OfProcessor = Annotated[str | None, typer.Option("--processor", help="only of this processor, by its id")]
+OfProcessor = Annotated[str | None, typer.Option("--processor", help="only this processor, by its id")]
 OfTopic = Annotated[str | None, typer.Option("--topic", help="only from this topic of dead letters")]
 OfPartition = Annotated[int | None, typer.Option("--partition", help="only from this partition", min=0)]
-AtOffset = Annotated[int | None, typer.Option("--offset", help="only the letter at this offset", min=0)]
+AtOffset = Annotated[int | None, typer.Option("--offset", help="only the dead letter at this offset", min=0)]
 AsJson = Annotated[bool, typer.Option("--json", help="a JSON object a line")]
 
 
@@ -45,7 +45,7 @@ def list_letters(
     bootstrap_servers: Bootstrap = None,
     config: Config = None,
 ) -> None:
-    """Count the dead letters by processor and class of the exception, with the newest message of each."""
+    """Count the dead letters by processor and exception class, each with its newest message."""
     selection = Selection(processor, error, parse_since(since, time.time()), topic)
     with open_graph(target, bootstrap_servers, config) as (graph, environment):
         reader = LetterReader(graph, environment)
@@ -68,13 +68,13 @@ def show(
     topic: OfTopic = None,
     partition: OfPartition = None,
     offset: AtOffset = None,
-    count: Annotated[int, typer.Option("-n", help="the newest ones of each partition", min=1)] = 10,
-    replayed: Annotated[bool, typer.Option("--replayed", help="those that are replayed, too")] = False,
+    count: Annotated[int, typer.Option("-n", help="how many of each partition, the newest ones", min=1)] = 10,
+    replayed: Annotated[bool, typer.Option("--replayed", help="also those that are replayed")] = False,
     as_json: AsJson = False,
     bootstrap_servers: Bootstrap = None,
     config: Config = None,
 ) -> None:
-    """Print dead letters with their inputs decoded: what was read, the exception, the traceback."""
+    """Print dead letters with their decoded inputs, the exception and the traceback."""
     selection = _select(processor, error, since, topic, partition, offset)
     with open_graph(target, bootstrap_servers, config) as (graph, environment):
         reader = LetterReader(graph, environment)
@@ -103,18 +103,19 @@ def replay(
     partition: OfPartition = None,
     offset: AtOffset = None,
     unverified: Annotated[
-        bool, typer.Option("--unverified", help="letters whose inputs are deleted, too, as nobody else writes letters")
+        bool, typer.Option("--unverified", help="also dead letters with deleted inputs: nobody else may write them")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print what would be replayed, and run nothing")] = False,
     bootstrap_servers: Bootstrap = None,
     config: Config = None,
 ) -> None:
-    """Send the inputs of dead letters back through their processors; exit status 1 if one of the letters stays.
+    """Process the inputs of dead letters again. Exit status 1 if a dead letter could not be replayed.
 
-    Outputs are committed together with a mark of each letter: after a crash, run it again, and nothing is sent twice.
-    Other processors of the input topic are not disturbed, and the workers may run meanwhile. A letter that differs from
-    the record that it names stays. Needs the rights to read the dead letters and the inputs, to describe the groups, to
-    write the outputs and __ks.GRAPH.replayed, and to the transactional id GRAPH.dead-letters.
+    Outputs are committed together with a mark of each dead letter: after a crash, run the command again, and nothing is
+    sent twice. Other processors of the input topic are not affected, and the workers may run meanwhile. A dead letter
+    that differs from the record that it names is not replayed. Needs the rights to read the dead letters and the
+    inputs, to describe the groups, to write the outputs and __ks.GRAPH.replayed, and to use the transactional id
+    GRAPH.dead-letters.
     """
     selection = _select(processor, error, since, topic, partition, offset)
 
@@ -148,7 +149,7 @@ def _select(
     offset: int | None,
 ) -> Selection:
     if offset is not None and partition is None:
-        raise SettingsError("--offset names a letter together with its partition: add --partition")
+        raise SettingsError("--offset names a dead letter together with its partition: add --partition")
     return Selection(processor, error, parse_since(since, time.time()), topic, partition, offset)
 
 

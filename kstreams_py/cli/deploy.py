@@ -1,4 +1,4 @@
-"""`kstreams k8s` and `kstreams systemd`: what runs a graph elsewhere, printed for this graph and its settings."""
+"""`kstreams k8s` and `kstreams systemd`: print the files that run a graph elsewhere, with its settings."""
 
 from __future__ import annotations
 
@@ -24,42 +24,42 @@ from kstreams_py.settings import Settings
 from kstreams_py.sinks import Parquet, SQLite
 
 GRACE_SECONDS: Final = 10
-"""Seconds after drain_timeout_ms until the process is killed: a supervisor gives its workers five more."""
+"""Seconds from drain_timeout_ms until the process is killed: a supervisor gives its workers five more."""
 
 _LOCAL: Final = ("127.", "localhost:", "[::1]:", "::1:")
 
 Env = Annotated[
     list[str] | None,
-    typer.Option("--env", metavar="NAME=VALUE", help="an environment variable of the workers; any number of times"),
+    typer.Option("--env", metavar="NAME=VALUE", help="an environment variable of the workers; can be repeated"),
 ]
 
 
 def k8s(
     target: Target,
     image: Annotated[
-        str, typer.Option(help="an image with the graph, whose entry point is kstreams; docker/Dockerfile makes one")
+        str, typer.Option(help="an image with the graph; its entry point is kstreams; docker/Dockerfile builds one")
     ],
     replicas: Annotated[int, typer.Option(help="pods, one for each slot", min=1, max=1000)] = 1,
-    name: Annotated[str | None, typer.Option(help="of the objects; by default the graph's, with - for . and _")] = None,
-    namespace: Annotated[str | None, typer.Option(help="by default that of kubectl")] = None,
-    cpu: Annotated[str | None, typer.Option(help="requested for a pod, such as 500m")] = None,
-    memory: Annotated[str | None, typer.Option(help="requested for a pod, and its limit, such as 512Mi")] = None,
+    name: Annotated[str | None, typer.Option(help="name of the objects; the graph's by default, with -")] = None,
+    namespace: Annotated[str | None, typer.Option(help="the namespace; that of kubectl by default")] = None,
+    cpu: Annotated[str | None, typer.Option(help="CPU request of a pod, such as 500m")] = None,
+    memory: Annotated[str | None, typer.Option(help="memory request and limit of a pod, such as 512Mi")] = None,
     env: Env = None,
     secret: Annotated[
         str | None, typer.Option(help="a Secret whose keys are environment variables, such as KSTREAMS_KAFKA__...")
     ] = None,
-    http_port: Annotated[int, typer.Option(help="of /livez, /readyz and /metrics", min=1, max=65535)] = 8080,
+    http_port: Annotated[int, typer.Option(help="port of /livez, /readyz and /metrics", min=1, max=65535)] = 8080,
     create_topics: CreateTopics = False,
     bootstrap_servers: Bootstrap = None,
     config: Config = None,
 ) -> None:
     """Print a StatefulSet with a pod for each slot, a headless Service and a PodDisruptionBudget, as YAML.
 
-    The pods keep Pod Security "restricted": they run as user 10001, and write to /tmp and /data alone.
+    The pods comply with Pod Security "restricted": they run as user 10001, and write only to /tmp and /data.
 
-    The graph is loaded here, and has the same place in the image. The settings that differ from their defaults become
-    environment variables. Kubernetes restarts a pod whatever its
-    exit status: after 2 and 5 correct what its log names; 4 means that a worker elsewhere has its slot.
+    The graph is loaded here, and must have the same path in the image. Settings that differ from their defaults become
+    environment variables. Kubernetes restarts a pod whatever its exit status: after 2 and 5, correct what its log
+    names; 4 means that a worker elsewhere has its slot.
     """
     graph = load(target)
     graph.validate()
@@ -75,7 +75,7 @@ def k8s(
         image=image,
         arguments=arguments,
         replicas=replicas,
-        # states are where the pod may write; schemas are not: a volume of each pod would have other ones
+        # states go where the pod may write; schemas do not: each pod's volume would have different ones
         environment={
             "KSTREAMS_STATE_DIRECTORY": f"{DATA}/state",
             **variables,
@@ -94,12 +94,12 @@ def systemd(
     target: Target,
     workers: Annotated[int | None, typer.Option(help="worker processes, slots 0 to N-1", min=1)] = None,
     slots: Annotated[str | None, typer.Option(help="slots of this machine, such as 4-7, instead of --workers")] = None,
-    directory: Annotated[Path | None, typer.Option(help="where the graph starts; by default here")] = None,
-    user: Annotated[str | None, typer.Option(help="who runs it; by default you")] = None,
+    directory: Annotated[Path | None, typer.Option(help="working directory; the current one by default")] = None,
+    user: Annotated[str | None, typer.Option(help="user that runs the graph; you by default")] = None,
     env: Env = None,
     write: Annotated[
         list[Path] | None,
-        typer.Option(help="a directory that functions write to; any number. Those of the settings and sinks are known"),
+        typer.Option(help="a directory that functions write to, beside those of settings and sinks; can be repeated"),
     ] = None,
     environment_file: Annotated[
         Path | None, typer.Option(help="a file with more variables, NAME=VALUE each, such as passwords")
@@ -108,10 +108,10 @@ def systemd(
     bootstrap_servers: Bootstrap = None,
     config: Config = None,
 ) -> None:
-    """Print a unit of systemd that runs the graph's slots on this machine, with this Python.
+    """Print a systemd unit that runs the graph's slots on this machine, with this Python.
 
-    The settings that differ from their defaults become environment variables. What it runs has no rights but those of
-    its user, and writes only where it starts, to the directories of states, schemas and sinks, and to --write.
+    Settings that differ from their defaults become environment variables. The processes have only the rights of their
+    user. They write only to the working directory, the directories of states, schemas and sinks, and to --write.
     """
     graph = load(target)
     graph.validate()
@@ -139,7 +139,7 @@ def systemd(
 
 
 def _data_directories(settings: Settings, user: str) -> Iterator[Path]:
-    """Those of states and schemas, or where they will be made; by default they are below the home of the user."""
+    """Yields the directories of states and schemas, or their existing parents; by default below the user's home."""
     try:
         home = Path(f"~{user}").expanduser()
     except RuntimeError:  # a user of another machine
@@ -153,7 +153,7 @@ def _data_directories(settings: Settings, user: str) -> Iterator[Path]:
 
 
 def _target_directories(graph: Graph) -> Iterator[Path]:
-    """The directories that the workers' sinks write to."""
+    """Yields the directories that the workers' sinks write to."""
     for processor in graph.processors:
         if isinstance(processor.target, SQLite):
             yield processor.target.path.parent
@@ -166,12 +166,11 @@ def _grace_seconds(settings: Settings) -> int:
 
 
 def _variables(settings: Settings, given: Sequence[str], remedy: str, *, hidden: object) -> Mapping[str, str]:
-    """The variables to print: settings that differ from their defaults, and `--env`.
+    """Returns the variables to print: settings that differ from their defaults, and `--env`.
 
-    - `hidden`: where secrets are instead; None if nowhere.
+    - `hidden`: the place of secrets; None for none.
 
-    Raises SettingsError for a setting that is secret and has no such place, and for an `--env` that is secret or has no
-    name.
+    Raises SettingsError for a secret setting without such a place, and for an `--env` that is secret or has no name.
     """
     usual = {
         f"KSTREAMS_{name.upper()}"

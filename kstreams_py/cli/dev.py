@@ -1,4 +1,4 @@
-"""`kstreams dev`, and the hidden `kstreams dev-version`: a process with one version of a graph's code."""
+"""`kstreams dev`, and the hidden `kstreams dev-version`, which runs one version of a graph's code."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from kstreams_py.settings import Settings, explain
 logger = logging.getLogger(__name__)
 
 PORT: Final = 9092
-"""The port that every command has by default, so that `kstreams send` needs no --bootstrap-servers."""
+"""The default port of every command, so that `kstreams send` needs no --bootstrap-servers."""
 
 
 def dev(
@@ -39,18 +39,18 @@ def dev(
         str | None, typer.Option(help="serve a page (/), /metrics and the health of the workers at host:port")
     ] = None,
 ) -> None:
-    """Run a graph while you write it: a broker, its topics, its workers, and what it writes, until Ctrl-C.
+    """Run a graph while you write it: starts a broker, topics and workers, and prints outputs, until Ctrl-C.
 
-    A save of the graph's file, or of another Python file or Avro schema beside it or in the directories below, loads
-    the new code: missing topics are created, the old workers commit what is processed, and new ones go on from there,
-    so that no record is lost or doubled. Code that does not load is one message; the old workers go on, and the next
-    save tries again. A worker that ends by an exception stops the run, until the next save.
+    When you save the graph's file, or another Python file or Avro schema beside or below it, the new code is loaded:
+    missing topics are created, the old workers commit what they have processed, and new workers go on from there, so
+    that no record is lost or doubled. If the code does not load, one message says why; the old workers go on, and the
+    next save tries again. A worker that ends with an exception stops the run until the next save.
 
-    Outputs and dead letters are printed as they are committed, as lines of `kstreams tail` with their topic in front;
-    what workers print has their slot in front.
+    Outputs and dead letters are printed as they are committed, as lines of `kstreams tail` after their topic. Lines
+    that workers print follow their slot.
 
-    Without --bootstrap-servers (or its setting), a Kafka runs on this machine for as long as the command. Its data
-    stays in the directory .kstreams beside the graph: remove that to begin without it. Needs watchfiles: pip install
+    Without --bootstrap-servers (or its setting), a Kafka runs on this machine as long as the command. Its data stays in
+    the directory .kstreams beside the graph: remove it to start without data. Needs watchfiles: pip install
     'kstreams_py[broker,reload]'.
     """
     from kstreams_py.running.terminal.progress import Progress  # noqa: PLC0415, Rich is slow to import
@@ -63,7 +63,7 @@ def dev(
     with opened as address:
         environment = {**settings.as_environment(), "KSTREAMS_BOOTSTRAP_SERVERS": address}
         command = version_command(target, workers, partitions)
-        # the version has named its lines already
+        # the version has prefixed its lines already
         screen = Progress(live=False, dress=lambda _output, _slot, line: clean_line(line))
         what = f"{target}, {workers} worker{'s' if workers > 1 else ''},"
         Session(lambda report: Version(command, environment, report, screen.write), changes, what).run()
@@ -74,12 +74,12 @@ def dev_version(
     workers: Annotated[int, typer.Option(min=1)] = 1,
     partitions: Partitions = None,
 ) -> None:
-    """Check a version of a graph, then run it when standard input says so: `dev` starts such a process at a change."""
+    """Check a version of a graph, then run it when standard input says so. `dev` starts this process at a change."""
     run_version(target, workers, Settings.load(), partitions or DEFAULT_PARTITIONS)
 
 
 def _directory(target: str) -> Path:
-    """The directory whose files are watched: that of the graph's file, or of this process. Raises GraphError."""
+    """Returns the directory to watch: that of the graph's file, or the current one. Raises GraphError."""
     place = target.partition(":")[0]
     if not place.endswith(".py"):
         return Path.cwd()

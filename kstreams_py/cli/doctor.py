@@ -1,4 +1,4 @@
-"""`kstreams doctor`: everything that holds a reader back or endangers a promise, each with its remedy."""
+"""`kstreams doctor`: finds what holds readers back or endangers a promise, each with its remedy."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from kstreams_py.settings import Settings
 def doctor(
     target: Annotated[
         str | None,
-        typer.Argument(help="path/to/file.py or module; add :name if it has several graphs; without it, the cluster"),
+        typer.Argument(help="path/to/file.py or module; add :name if it has several graphs; without it: the cluster"),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="a JSON object a line")] = False,
     bootstrap_servers: Bootstrap = None,
     config: Config = None,
 ) -> None:
-    """Find what holds readers back or endangers a promise; exit status 0 for notes at most, 1 for warnings or errors.
+    """Find what holds readers back or endangers a promise. Exit status 0 for notes at most, 1 for warnings or errors.
 
-    Prints each finding with its severity (error, warning, note), what it means, and a remedy; changes nothing. What
-    this user may not see is a note. To see all: DESCRIBE and DESCRIBE_CONFIGS on the cluster and the topics, READ on
-    the topics, DESCRIBE on the groups and the transactional ids.
+    Prints each finding with its severity (error, warning, note), its meaning and a remedy; changes nothing. A note
+    names what this user may not see. To see everything, a user needs DESCRIBE and DESCRIBE_CONFIGS on the cluster and
+    the topics, READ on the topics, and DESCRIBE on the groups and the transactional ids.
     """
     settings = Settings.load(config, bootstrap_servers=bootstrap_servers)
     examined = None
@@ -41,6 +41,6 @@ def doctor(
     for finding in findings:
         echo_lines(json.dumps(as_fields(finding)) if as_json else describe(finding))
     if not findings and not as_json:
-        echo("nothing was found")
+        echo("no problems found")
     if not is_well(findings):
         raise typer.Exit(1)

@@ -1,4 +1,4 @@
-"""`kstreams graph`: a graph as text or as a picture."""
+"""`kstreams graph`: shows a graph as text or as a picture."""
 
 from __future__ import annotations
 

@@ -12,9 +12,9 @@ from kstreams_py.errors import KStreamsError
 
 
 def jars() -> None:
-    """Fetch the broker's jars, and Spark's if PySpark is installed; archive their classes for a faster start.
+    """Fetch the broker's jars, and Spark's if PySpark is installed, and archive their classes for a faster start.
 
-    They come from the Maven repository of KSTREAMS_MAVEN_REPOSITORY, or from Maven's own, and are checked.
+    The jars come from the Maven repository of KSTREAMS_MAVEN_REPOSITORY, or from Maven Central, and are verified.
     """
     kafka = kafka_classpath(print)
     if has_pyspark():

@@ -1,4 +1,4 @@
-"""The command with all its groups, the log on stderr, errors as one message and an exit status."""
+"""The command with its groups; logs to stderr, and turns errors into a message and an exit status."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from kstreams_py.settings import check_variables
 
 
 def _exit_statuses() -> str:
-    """A paragraph for each exit status, for --help."""
+    """Returns a paragraph for each exit status, for --help."""
     rows = (
         f"{'Other' if each.status is None else each.status}: {each.meaning}. {each.asks[0].upper()}{each.asks[1:]}."
         for each in EXIT_STATUSES
@@ -59,7 +59,7 @@ def _exit_statuses() -> str:
 app = typer.Typer(
     help="Exactly-once stream processing on Kafka in plain Python functions.",
     no_args_is_help=True,
-    rich_markup_mode="markdown",  # "rich" takes what is in brackets for a style, and leaves it out
+    rich_markup_mode="markdown",  # "rich" would take text in brackets for a style, and drop it
     pretty_exceptions_enable=False,
 )
 app.command(epilog=_exit_statuses())(run.run)
@@ -92,7 +92,7 @@ app.add_typer(demo.app, name="demo")
 logger = logging.getLogger("kstreams_py")
 
 INTERRUPTED: Final = 130
-"""The exit status after a Ctrl-C before anything runs, as shells have it."""
+"""The exit status after a Ctrl-C before anything runs, as in shells."""
 
 
 def _print_version(wanted: bool) -> None:
@@ -111,9 +111,9 @@ def options(
 
 
 def _reduce(app: typer.Typer, words: Sequence[str]) -> typer.Typer:
-    """The app with the command alone that the words begin with; the whole one if they begin with none.
+    """Returns the app with only the command that `words` begin with; the whole app if they begin with none.
 
-    Typer makes each command of the annotations of its function: all of them take an eighth of the CPU time of a start.
+    Typer builds each command from its function's annotations: all of them take an eighth of the CPU time of a start.
     """
     word = next(iter(words), "")
     commands = [each for each in app.registered_commands if _name(each) == word]
@@ -142,14 +142,14 @@ def main() -> None:
         if not pipe.report_error(error):
             _show(error)
         _exit(error.exit_status)
-    except (KeyboardInterrupt, SystemExit) as end:  # typer makes a SystemExit of a KeyboardInterrupt
+    except (KeyboardInterrupt, SystemExit) as end:  # typer turns a KeyboardInterrupt into a SystemExit
         if isinstance(end, SystemExit) and end.code != INTERRUPTED:
             if reason := streams.flush_output():
                 _end_without_output(reason)
             raise
         print("interrupted", file=sys.stderr)
         _exit(INTERRUPTED)
-    except BaseException as error:  # of a user's function: its traceback shows where it was raised
+    except BaseException as error:  # a user's function raised it: the traceback shows where
         if streams.is_of_output(error):
             _end_without_output(str(error))
         if _is_json():
@@ -171,7 +171,7 @@ def _show(error: KStreamsError) -> None:
 
 def _end_without_output(reason: str) -> NoReturn:
     streams.discard(sys.stdout)
-    _show(Unavailable(f"standard output cannot be written: {reason}: what was printed is not complete"))
+    _show(Unavailable(f"standard output cannot be written: {reason}: the printed output is incomplete"))
     _exit(Unavailable.exit_status)
 
 

@@ -16,9 +16,9 @@ def new(
 ) -> None:
     """Write a new project to the directory NAME: a graph with a fork, dead letters and a sink, and its tests.
 
-    With a pyproject.toml for pip, pytest and ruff, a Dockerfile and a compose.yaml for a broker and two workers in
-    containers, and a README that has the commands to test and to run it. Nothing is overwritten: a directory that
-    exists is refused.
+    The project has a pyproject.toml for pip, pytest and ruff, a Dockerfile and a compose.yaml for a broker and two
+    workers in containers, and a README with the commands to test and to run it. Nothing is overwritten: an existing
+    directory is refused.
     """
     for path in write_project(name, Path(name)):
         echo(path)

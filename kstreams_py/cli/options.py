@@ -1,4 +1,4 @@
-"""Arguments and options that several commands share, and the cluster that they name."""
+"""Arguments and options that several commands share; opens the cluster that they name."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Bootstrap = Annotated[str | None, typer.Option("--bootstrap-servers", "-b", help
 Partitions = Annotated[
     int | None,
     typer.Option(
-        help="partitions of new topics, where neither the graph nor existing topics decide; by default 4",
+        help="partitions of new topics, if neither the graph nor existing topics decide; 4 by default",
         min=1,
     ),
 ]
@@ -46,7 +46,7 @@ Slot = Annotated[
         "--slot",
         parser=lambda text: slot_number(text, os.environ, socket.gethostname()),
         metavar="NUMBER|auto",
-        help="run this one slot in this process, under your own supervisor; auto takes the number from KSTREAMS_SLOT, "
+        help="run only this slot in this process, under your own supervisor; auto takes the number from KSTREAMS_SLOT, "
         "or from the name of a StatefulSet's pod",
     ),
 ]
@@ -56,12 +56,12 @@ CreateTopics = Annotated[bool, typer.Option("--create-topics", help="create miss
 
 
 def parse_since(text: str | None, now: float) -> int | None:
-    """Milliseconds since 1970 of `--since`; see parse_time()."""
+    """Returns milliseconds since 1970 for `--since`; see parse_time()."""
     return parse_time("--since", text, now)
 
 
 def parse_time(option: str, text: str | None, now: float) -> int | None:
-    """Milliseconds since 1970 of the value of an option; `now` is in seconds. Raises SettingsError."""
+    """Returns milliseconds since 1970 for the value of an option. `now`: seconds since 1970. Raises SettingsError."""
     if text is None:
         return None
     if found := re.fullmatch(r"(\d+)([smhd])", text):
@@ -81,7 +81,7 @@ def check_json(*, dry_run: bool, yes: bool, as_json: bool) -> None:
 
 
 def is_confirmed(question: str) -> bool:
-    """Asks the question; the end of standard input, and Ctrl-C, are a no."""
+    """Asks the question, and returns whether the answer is yes; the end of standard input and Ctrl-C are a no."""
     try:
         return typer.confirm(escape(question))
     except typer.Abort:
@@ -93,7 +93,7 @@ def is_confirmed(question: str) -> bool:
 def open_graph(
     target: str, bootstrap_servers: str | None, config: Path | None, *, needs_processors: bool = True
 ) -> Iterator[tuple[Graph, Environment]]:
-    """The graph, and a real cluster to work in, closed at the end; `needs_processors` as of `Graph.validate`."""
+    """Gives the graph and a real cluster, closed at the end. `needs_processors`: see `Graph.validate`."""
     graph = load(target)
     graph.validate(needs_processors=needs_processors)
     with open_environment(Settings.load(config, bootstrap_servers=bootstrap_servers)) as environment:
@@ -102,7 +102,7 @@ def open_graph(
 
 @contextmanager
 def open_environment(settings: Settings) -> Iterator[Environment]:
-    """A real cluster to work in, closed at the end."""
+    """Gives a real cluster, closed at the end."""
     registry = open_registry(settings.schema_registry_url, settings.schema_directory, settings.schema_registry)
     cluster = KafkaCluster(settings)
     try:

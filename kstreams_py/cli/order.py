@@ -1,4 +1,4 @@
-"""`kstreams order`: a worker of event ordering; shows objects and workers, finishes what a dead worker holds."""
+"""`kstreams order`: runs a worker of event ordering, shows objects and workers, takes over from a dead worker."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ Prefix = Annotated[str, typer.Option("--prefix", help="the beginning of the keys
 AcceptPartitions = Annotated[
     bool,
     typer.Option(
-        "--accept-partitions", help="go on where the topic has another number of partitions: objects move to others"
+        "--accept-partitions", help="go on although the topic's number of partitions has changed: objects move"
     ),
 ]
 AcceptTopic = Annotated[
-    bool, typer.Option("--accept-topic", help="go on with another topic than the one that events were sent to")
+    bool, typer.Option("--accept-topic", help="go on with a topic other than the one that events were sent to")
 ]
 Topic = Annotated[
-    str | None, typer.Option("--topic", help="the topic of the events, which a worker needs; keys are names of objects")
+    str | None, typer.Option("--topic", help="the topic of the events; a worker needs it; keys are names of objects")
 ]
 
 
@@ -53,20 +53,20 @@ def order(
     topic: Topic = None,
     store: Store = "events.db",
     name: Annotated[
-        str, typer.Option("--name", help="of the worker: a restart under it goes on with what it holds")
+        str, typer.Option("--name", help="name of the worker: a restart under this name goes on with its objects")
     ] = "worker",
-    lanes: Annotated[int, typer.Option(help="objects that are in work at once", min=1)] = LANES,
-    batch: Annotated[int, typer.Option(help="events of an object that are sent in one step", min=1)] = BATCH,
+    lanes: Annotated[int, typer.Option(help="objects that are processed at once", min=1)] = LANES,
+    batch: Annotated[int, typer.Option(help="the most events of an object in one step", min=1)] = BATCH,
     prefix: Prefix = "",
     accept_partitions: AcceptPartitions = False,
     accept_topic: AcceptTopic = False,
     bootstrap_servers: Bootstrap = None,
     config: Config = None,
 ) -> None:
-    """Send queued events to a topic until Ctrl-C or SIGTERM, those of each object in one order.
+    """Send queued events to a topic until Ctrl-C or SIGTERM, the events of each object in one order.
 
-    Each event gets an id, and the id of its object's event before it. A worker that was killed goes on where it was
-    when it is started again under its name. Where another process takes its name, it ends with status 4.
+    Each event gets an id, and the id of the object's previous event. A killed worker goes on where it was when it is
+    started again under its name. If another process takes its name, it exits with status 4.
     """
     if context.invoked_subcommand is not None:
         _check_no_options(context)
@@ -86,7 +86,7 @@ def order(
         worker = OrderingWorker(storage, sender, name, lanes=lanes, batch=batch)
 
         def stop(signum: int, _: object) -> None:
-            signal.signal(signum, signal.SIG_DFL)  # a second one ends the process at once
+            signal.signal(signum, signal.SIG_DFL)  # a second signal ends the process at once
             worker.stop()
 
         for signum in (signal.SIGINT, signal.SIGTERM):
@@ -100,7 +100,7 @@ def status(
     prefix: Prefix = "",
     as_json: Annotated[bool, typer.Option("--json", help="a JSON object a line")] = False,
 ) -> None:
-    """Show objects with events, and workers with what they hold; exit status 1 if an object waits for a dead worker."""
+    """Show objects with events, and workers with their objects. Exit status 1 if an object waits for a dead worker."""
     with closing(_open_existing(store, prefix)) as storage:
         standing = Standing(storage.objects(), storage.workers())
     for line in map(json.dumps, standing.as_fields()) if as_json else standing.describe():
@@ -111,7 +111,7 @@ def status(
 
 @app.command()
 def takeover(
-    name: Annotated[str, typer.Argument(help="the worker, by its name")],
+    name: Annotated[str, typer.Argument(help="the name of the worker")],
     topic: Topic = None,
     store: Store = "events.db",
     prefix: Prefix = "",
@@ -121,9 +121,9 @@ def takeover(
     bootstrap_servers: Bootstrap = None,
     config: Config = None,
 ) -> None:
-    """Send the events that a dead worker has taken, and give its objects back for others.
+    """Send the events that a dead worker has taken, and release its objects to other workers.
 
-    A worker of this name that is alive ends with status 4.
+    If the worker of this name is alive, it exits with status 4.
     """
     events = _require(topic)
     with closing(_open_existing(store, prefix)) as storage:
@@ -134,8 +134,8 @@ def takeover(
                 "--store or --prefix"
             )
         held = ", ".join(sorted(set(known[name].objects.values()))) or "nothing"
-        echo(f"worker {name} was heard of {known[name].seconds:.0f} s ago, and holds: {held}")
-        if not yes and not is_confirmed("End it if it is alive, send what it has taken, and give its objects back?"):
+        echo(f"worker {name} was last heard from {known[name].seconds:.0f} s ago, and holds: {held}")
+        if not yes and not is_confirmed("End it if it is alive, send its events, and release its objects?"):
             raise typer.Exit(1)
         with _open_sender(events, name, bootstrap_servers, config) as sender:
             check_topic(
@@ -146,7 +146,7 @@ def takeover(
                 accepts_partitions=accept_partitions,
             )
             worker = OrderingWorker(storage, sender, name, lanes=1, batch=BATCH)
-            worker.stop()  # it takes nothing new
+            worker.stop()  # so that it takes no new objects
             worker.run()
     echo(f"worker {name} holds nothing now")
 
@@ -156,7 +156,7 @@ for _command in (order_objects.stopped, order_objects.resume, order_objects.acce
 
 
 def _check_no_options(context: typer.Context) -> None:
-    """Raises SettingsError for options before a subcommand, which would not take them."""
+    """Raises SettingsError for options before a subcommand, which would ignore them."""
     names = [each.opts[0] for each in context.command.params if each.name is not None]
     given = [
         option
@@ -164,11 +164,11 @@ def _check_no_options(context: typer.Context) -> None:
         if each.name is not None and str(context.get_parameter_source(each.name)).endswith("COMMANDLINE")
     ]
     if given:
-        raise SettingsError(f"write {', '.join(given)} behind `kstreams order {context.invoked_subcommand}`")
+        raise SettingsError(f"write {', '.join(given)} after `kstreams order {context.invoked_subcommand}`")
 
 
 def _open_existing(store: str, prefix: str) -> Storage:
-    """Opens a store. Raises SettingsError for a file that does not exist: to show it would create it."""
+    """Opens a store. Raises SettingsError for a file that does not exist, because opening would create it."""
     if "://" not in store and not Path(store).exists():
         raise SettingsError(f"the store {store} does not exist: correct --store")
     return open_storage(store, prefix)
@@ -182,7 +182,7 @@ def _require(topic: str | None) -> str:
 
 @contextmanager
 def _open_sender(topic: str, name: str, bootstrap_servers: str | None, config: Path | None) -> Iterator[KafkaSender]:
-    """What sends to an existing topic. Raises TopicError, BrokerUnavailable."""
+    """Gives a sender to an existing topic. Raises TopicError, BrokerUnavailable."""
     with open_environment(Settings.load(config, bootstrap_servers=bootstrap_servers)) as environment:
         found = find_topic(environment, topic)
         with closing(KafkaSender(environment.cluster, found, name, environment.sleep)) as sender:

@@ -1,4 +1,4 @@
-"""`kstreams order stopped`, `resume` and `accept`: objects that do not go on in a consumer, and decisions on them."""
+"""`kstreams order stopped`, `resume`, `accept`: show objects that stand still in a consumer, and decide on them."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ Seconds = Annotated[float, typer.Option("--wait", help="how many seconds to wait
 
 def stopped(
     target: Target,
-    processor: Annotated[str | None, typer.Option("--processor", help="only of this processor, by its id")] = None,
+    processor: Annotated[str | None, typer.Option("--processor", help="only this processor, by its id")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="a JSON object a line")] = False,
     bootstrap_servers: Bootstrap = None,
     config: Config = None,
 ) -> None:
-    """Show the objects that do not go on in the processors that apply events; exit status 1 if there is one.
+    """Show the objects that stand still in the processors that apply events. Exit status 1 if there is one.
 
-    An object is stopped after an event that contradicts its order, or waits for an event that has not come. Needs READ
-    on the changelog.
+    An object is stopped after an event that contradicts its order, or waits for an event that has not arrived. Needs
+    READ on the changelog.
     """
     with open_graph(target, bootstrap_servers, config) as (graph, environment):
         found = [
@@ -58,10 +58,10 @@ def resume(
     bootstrap_servers: Bootstrap = None,
     config: Config = None,
 ) -> None:
-    """Let a stopped object go on: the event that contradicts its order stays a dead letter, later ones are applied.
+    """Let a stopped object go on: the event that contradicts its order stays a dead letter, later events are applied.
 
-    The processor's workers have to run. The events that became dead letters because the object was stopped are sent to
-    its topic again.
+    The processor's workers must run. Events that became dead letters because the object was stopped are sent to the
+    topic again.
     """
     with open_graph(target, bootstrap_servers, config) as (graph, environment):
         operator = Operator(graph, _one(graph, processor), environment, name)
@@ -73,7 +73,7 @@ def resume(
                 f"object {name!r} is not stopped, it waits for event {operator.object.held[0].prev}: if that is lost, "
                 "`kstreams order accept` lets it go on without it"
             )
-        echo(f"{_describe(operator.object, time.time())}; {len(missed):,} of its events are to be sent again")
+        echo(f"{_describe(operator.object, time.time())}; {len(missed):,} of its events will be sent again")
         if not yes and not is_confirmed("Let it go on with the event that follows, and send these events again?"):
             raise typer.Exit(1)
         _finish(operator.decide(Verb.RESUME, 0, seconds), operator, name)
@@ -90,8 +90,8 @@ def accept(
 ) -> None:
     """Let an object go on without the event that it waits for, or with the one that contradicts its order.
 
-    The oldest event that waits, or that was refused, is applied after the newest applied one: what was between them is
-    lost. The processor's workers have to run. It is refused while `kstreams order resume` has events to send again.
+    The oldest event that waits or was refused is applied after the newest applied one: events between them are lost.
+    The processor's workers must run. The command is refused while `kstreams order resume` has events to send again.
     """
     with open_graph(target, bootstrap_servers, config) as (graph, environment):
         operator = Operator(graph, _one(graph, processor), environment, name)
@@ -105,7 +105,7 @@ def accept(
             raise UserMistake(f"object {name!r} goes on: `kstreams order stopped` shows those that do not")
         event = operator.choose()
         missed = operator.missed(event)
-        echo(f"{_describe(operator.object, time.time())}; {len(missed):,} of its events are to be sent again")
+        echo(f"{_describe(operator.object, time.time())}; {len(missed):,} of its events will be sent again")
         question = f"Apply event {event} after event {operator.object.newest}, and give up what may be between them?"
         if not yes and not is_confirmed(question):
             raise typer.Exit(1)
@@ -113,7 +113,7 @@ def accept(
 
 
 def _one(graph: Graph, named: str | None) -> Processor:
-    """The only processor that applies events, or that of an id. Raises UserMistake."""
+    """Returns the only processor that applies events, or the one with this id. Raises UserMistake."""
     found = ordered_processors(graph, named)
     if len(found) > 1:
         raise UserMistake(f"name one of {', '.join(each.id for each in found)} with --processor")
@@ -124,7 +124,7 @@ def _finish(decided: Decided | None, operator: Operator, name: str) -> None:
     if decided is None:
         echo(
             f"the decision on {name!r} is written, and the processor's workers have not read it yet: once they run, "
-            "`kstreams order resume` sends again what the object has missed"
+            "`kstreams order resume` sends again the events that the object has missed"
         )
         raise typer.Exit(1)
     if not decided.is_done:

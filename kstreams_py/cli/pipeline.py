@@ -1,4 +1,4 @@
-"""`kstreams pipeline`: runs the pipelines of a graph on Spark, shows their runs, and begins them again."""
+"""`kstreams pipeline`: runs the pipelines of a graph on Spark, shows their runs, and resets them."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ from kstreams_py.sinks import Delta
 if TYPE_CHECKING:
     from kstreams_py.spark.pipelines.runs import Published, Run
 
-# PySpark is optional, and slow to import: what needs it is imported in the commands.
+# PySpark is optional, and slow to import: the commands import the modules that need it.
 
-app = typer.Typer(help="The pipelines of a graph: tables that Spark makes of its topics.", no_args_is_help=True)
+app = typer.Typer(help="The pipelines of a graph: tables that Spark computes from its topics.", no_args_is_help=True)
 
-Names = Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="pipelines; by default all of the graph")]
+Names = Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="pipelines; all of the graph by default")]
 Master = Annotated[
     str | None,
     typer.Option("--master", help="Spark's master: local[*], spark://..., k8s://..., yarn; local[2] by default"),
 ]
 Conf = Annotated[
     list[str] | None,
-    typer.Option("--conf", metavar="NAME=VALUE", help="a setting of Spark, such as the image of executors; repeatable"),
+    typer.Option("--conf", metavar="NAME=VALUE", help="a setting of Spark, such as the executors' image; repeatable"),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="a JSON object a line")]
 
@@ -48,12 +48,12 @@ AsJson = Annotated[bool, typer.Option("--json", help="a JSON object a line")]
 def run(
     target: Target,
     names: Names = None,
-    once: Annotated[bool, typer.Option("--once", help="one run of each; the default")] = False,
+    once: Annotated[bool, typer.Option("--once", help="run each once; the default")] = False,
     follows: Annotated[
         bool, typer.Option("--follow", help="run each at its interval, until SIGTERM or Ctrl-C")
     ] = False,
     cut_file: Annotated[
-        Path | None, typer.Option("--cut", help="run at the cut in this file, which kstreams cut has written")
+        Path | None, typer.Option("--cut", help="run at the cut in this file, written by kstreams cut")
     ] = None,
     master: Master = None,
     conf: Conf = None,
@@ -61,9 +61,9 @@ def run(
     bootstrap_servers: Bootstrap = None,
     config: Config = None,
 ) -> None:
-    """Run pipelines: each run stores its rows, and the cut that they are made of, in one step.
+    """Run pipelines: each run stores its rows, and the cut that they were computed from, in one step.
 
-    A process that is killed at any moment loses and doubles nothing: the next run goes on at the cut in the target.
+    A process that is killed at any moment loses and doubles nothing: the next run continues from the cut in the target.
     """
     from kstreams_py.spark.cut_files import read_cut  # noqa: PLC0415
     from kstreams_py.spark.pipelines.driver import follow_all, run_all  # noqa: PLC0415
@@ -111,7 +111,7 @@ def status(
     names: Names = None,
     as_json: AsJson = False,
     detail: Annotated[
-        bool, typer.Option("--detail", help="also the cut of each run, and plans where they change")
+        bool, typer.Option("--detail", help="also the cut of each run, and each plan that differs")
     ] = False,
     html: Annotated[
         Path | None, typer.Option("--html", help="write a page with plots of lag and duration, the cuts and the plans")
@@ -119,10 +119,10 @@ def status(
     bootstrap_servers: Bootstrap = None,
     config: Config = None,
 ) -> None:
-    """Show the last runs that each target has: number, end, offsets, records, rows, seconds, lag, malformed.
+    """Show the last runs in each target: number, end, offsets, records, rows, seconds, lag, malformed.
 
-    Lag is the longest that a new record can have waited: from the cut before to the publication. With --json also the
-    cut of each run, and Spark's plan where it differs from that of the run after it.
+    Lag is the longest time that a new record can have waited: from the previous cut to the publication. With --json, it
+    also shows the cut of each run, and Spark's plan if it differs from that of the next run.
     """
     from kstreams_py.spark.pipelines.places import describe_cut  # noqa: PLC0415
     from kstreams_py.spark.pipelines.runner import read_published  # noqa: PLC0415
@@ -161,7 +161,7 @@ def reset(
     bootstrap_servers: Bootstrap = None,
     config: Config = None,
 ) -> None:
-    """Remove the table of a pipeline with its runs, so that the next run is the first; exit status 1 if answered no."""
+    """Remove the table of a pipeline and its runs: the next run is the first. Exit status 1 if the answer is no."""
     from kstreams_py.spark.pipelines.targets import open_target  # noqa: PLC0415
 
     graph, (pipeline,), settings = _chosen(target, [name], bootstrap_servers, config)
@@ -176,14 +176,14 @@ def reset(
 @app.command()
 def sql(
     target: Target,
-    query: Annotated[str, typer.Argument(help="a SELECT; a pipeline's table has the name of the pipeline")],
+    query: Annotated[str, typer.Argument(help="a SELECT; each table has the name of its pipeline")],
     limit: Annotated[int, typer.Option("--limit", help="rows to print", min=1)] = 100,
     master: Master = None,
     conf: Conf = None,
     bootstrap_servers: Bootstrap = None,
     config: Config = None,
 ) -> None:
-    """Print the rows of a query over the tables of a graph's pipelines, each as a JSON object."""
+    """Print the rows of a query over the tables of a graph's pipelines, each row as a JSON object."""
     from kstreams_py.spark.pipelines.frames import query_rows  # noqa: PLC0415
     from kstreams_py.spark.pipelines.runner import read_published  # noqa: PLC0415
     from kstreams_py.spark.pipelines.targets import open_target  # noqa: PLC0415
@@ -207,14 +207,14 @@ def submit(
     conf: Conf = None,
     follows: Annotated[bool, typer.Option("--follow", help="the job runs until it is stopped")] = False,
     runs: Annotated[
-        bool, typer.Option("--run", help="run the line, too, with the spark-submit and the jars of the installed Spark")
+        bool, typer.Option("--run", help="also run the line, with spark-submit and the jars of the installed Spark")
     ] = False,
     bootstrap_servers: Bootstrap = None,
     config: Config = None,
 ) -> None:
     """Print the spark-submit line that runs pipelines, with the packages of the installed Spark.
 
-    With --run its exit status is that of spark-submit; jars that `kstreams jars` has cached are not fetched again.
+    With --run, the exit status is that of spark-submit. Jars that `kstreams jars` has cached are not fetched again.
     """
     from kstreams_py.embedded.jars import cached, delta_artifacts, spark_artifacts  # noqa: PLC0415
     from kstreams_py.spark.sessions import coordinates, exec_spark_submit  # noqa: PLC0415
@@ -247,7 +247,7 @@ def _chosen(
 
 @contextmanager
 def _opening(graph: Graph, master: str | None = None, conf: Sequence[str] | None = None) -> Iterator[Callable[[], Any]]:
-    """Gives what opens a session for the graph's pipelines, at the first call; ends the session."""
+    """Gives a function that opens the session for the graph's pipelines at its first call; ends it afterwards."""
     from kstreams_py import spark  # noqa: PLC0415
 
     of_spark = _settings_of(conf)
@@ -269,7 +269,7 @@ def _opening(graph: Graph, master: str | None = None, conf: Sequence[str] | None
 
 
 def _settings_of(conf: Sequence[str] | None) -> dict[str, str]:
-    """The settings of Spark that --conf names. Raises SettingsError."""
+    """Returns the settings of Spark that --conf names. Raises SettingsError."""
     found = dict[str, str]()
     for each in conf or ():
         name, equals, value = each.partition("=")
@@ -296,7 +296,7 @@ def _write_page(path: Path, graph: Graph, histories: Sequence[tuple[Pipeline, Pu
 
 
 def _parsed(cut: str) -> Any:
-    """A cut, or its text if that is no JSON: somebody else has written it."""
+    """Returns a cut, or its text if it is no JSON: another program has written it."""
     try:
         return parse_json(cut)
     except ValueError:

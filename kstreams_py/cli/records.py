@@ -1,4 +1,4 @@
-"""`kstreams send` and `kstreams tail`: records of a topic as lines of JSON, in and out."""
+"""`kstreams send` and `kstreams tail`: write and read the records of a topic as lines of JSON."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from kstreams_py.records import Message, Positions, TopicPartition
 from kstreams_py.settings import Settings
 
 NEWEST: Final = 10
-"""Records that `tail` prints unless told."""
+"""The default number of records that `tail` prints."""
 
 CREATION_SECONDS: Final = 30.0
-"""Seconds that a topic of a graph is waited for: `kstreams run --create-topics` may have just begun."""
+"""The longest wait in seconds for a topic of a graph: `kstreams run --create-topics` may have just begun."""
 
 Name = Annotated[str, typer.Argument(metavar="TOPIC", help="the topic's name")]
 OfGraph = Annotated[
@@ -38,8 +38,8 @@ OfGraph = Annotated[
         "--graph",
         "-g",
         metavar="TARGET",
-        help="path/to/file.py or module of a graph, by whose serdes keys and values are read and written; without it "
-        "they are text",
+        help="path/to/file.py or module of a graph, whose serdes read and write keys and values; without it they are "
+        "text",
     ),
 ]
 
@@ -53,20 +53,20 @@ def send(
         list[str] | None, typer.Option("--header", help="a header of the record of --value, as name=value; repeatable")
     ] = None,
     partition: Annotated[
-        int | None, typer.Option(help="the partition of the record of --value; by default that of its key", min=0)
+        int | None, typer.Option(help="the partition of the record of --value; that of its key by default", min=0)
     ] = None,
     bootstrap_servers: Bootstrap = None,
     config: Config = None,
 ) -> None:
-    """Send records to a topic: one by --value and --key, or lines of JSON from standard input.
+    """Send records to a topic: one from --value and --key, or lines of JSON from standard input.
 
-    A line is an object: {"key": "order-1", "value": {"quantity": 2}}, and if wanted "headers" (an object, or a list of
-    [name, value]), "partition", and "timestamp" (milliseconds, or such as 2026-05-01T12:00:00Z). "value": null is a
-    tombstone. The lines of `kstreams tail` are such lines. For a topic of bytes, and without --graph, a string is sent
-    as its text, {"hex": "00ff"} as these bytes, and anything else as its JSON text.
+    A line is an object: {"key": "order-1", "value": {"quantity": 2}}, with optional "headers" (an object, or a list of
+    [name, value]), "partition", and "timestamp" (milliseconds, or a time such as 2026-05-01T12:00:00Z). "value": null
+    is a tombstone. `kstreams tail` prints such lines. For a topic of bytes, and without --graph, a string is sent as
+    its text, {"hex": "00ff"} as these bytes, and anything else as its JSON text.
 
-    Each record is acknowledged by all in-sync replicas, and written once though it is sent again. A line that is wrong
-    ends the command with status 2: the lines before it are sent, it and those after it are not.
+    Each record is acknowledged by all in-sync replicas, and written once even if a request is repeated. An invalid line
+    ends the command with status 2: the lines before it are sent, that line and those after it are not.
     """
     if value is None and (key is not None or header or partition is not None):
         raise SettingsError("--key, --header and --partition need --value: add it, or write them in the lines")
@@ -93,38 +93,38 @@ def tail(
         typer.Option(
             "--from",
             metavar="beginning|end|OFFSET|TIME",
-            help="print from there on: from an offset of each partition, or from a time (of the records): 30m, 1h, 2d, "
+            help="start there: at an offset of each partition, or at a time (of the records): 30m, 1h, 2d, "
             "or 2026-05-01T12:00",
         ),
     ] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="go on with new records, until Ctrl-C")] = False,
     count: Annotated[
         int | None,
-        typer.Option("-n", help=f"the newest ones, by default {NEWEST}; with --from the first ones from there", min=1),
+        typer.Option("-n", help=f"the newest N records, {NEWEST} by default; with --from, the first N", min=1),
     ] = None,
-    partition: Annotated[int | None, typer.Option(help="only of this partition", min=0)] = None,
+    partition: Annotated[int | None, typer.Option(help="only this partition", min=0)] = None,
     uncommitted: Annotated[
-        bool, typer.Option("--uncommitted", help="also records of transactions that are open or were aborted")
+        bool, typer.Option("--uncommitted", help="also records of open and aborted transactions")
     ] = False,
     bootstrap_servers: Bootstrap = None,
     config: Config = None,
 ) -> None:
     """Print records of a topic, a JSON object a line; without --from, the newest ones.
 
-    Prints committed records only, up to the last stable offset of each partition at the start, or on and on with
-    --follow. Records are in the order of their partition, and partitions are merged by the records' timestamps. What
-    --graph does not decode is printed as bytes, with the reason as "undecoded". Dead letters are printed with their
-    inputs decoded.
+    Prints only committed records, up to the last stable offset of each partition when the command starts; with
+    --follow, it goes on with new records. Records are in the order of their partition, and partitions are merged by the
+    records' timestamps. A key or value that --graph cannot decode is printed as bytes, with the reason as "undecoded".
+    Dead letters are printed with their inputs decoded.
 
-    With --uncommitted, all records are printed, up to the last offset of each partition. One that readers of committed
-    records do not see has a "fate": "pending" if its transaction is open, or one that began before it is (with --follow
-    it is printed once, as pending), and "aborted" if it was aborted; "unknown" if that cannot be told, as its topic is
-    compacted.
+    With --uncommitted, it prints all records, up to the last offset of each partition. A record that readers of
+    committed records do not see has a "fate": "pending" if its transaction or an earlier one is open (with --follow it
+    is printed once, as pending), "aborted" if its transaction was aborted, and "unknown" if that cannot be told because
+    its topic is compacted.
     """
     with _opened(graph, topic, bootstrap_servers, config) as (lines, environment):
         found = find_topic(environment, topic, 0.0 if graph is None else CREATION_SECONDS)
         reader = Tail(environment, found, partition, uncommitted=uncommitted)
-        goes_on = partial(streams.is_read, sys.stdout)  # `| head` ends: not only with the next record
+        goes_on = partial(streams.is_read, sys.stdout)  # notice the end of `| head` before the next record
         ends = reader.ends()
         if begin is None:
             newest = reader.newest(count or NEWEST, ends)
@@ -143,7 +143,7 @@ def tail(
 
 
 def _begin(text: str, reader: Tail, ends: Positions, *, follow: bool) -> Positions:
-    """The offsets that `--from` means. Raises SettingsError."""
+    """Returns the offsets that `--from` means. Raises SettingsError."""
     if text == "end":
         if not follow:
             raise SettingsError("--from end means records that are yet to come: add --follow, or leave it out")
@@ -163,7 +163,7 @@ def _begin(text: str, reader: Tail, ends: Positions, *, follow: bool) -> Positio
 
 
 def _offset(offset: int, starts: Positions, ends: Positions) -> Positions:
-    """The offset in each partition; says on standard error where there is none such."""
+    """Returns the offset in each partition; warns on standard error if a partition does not have it."""
     found = dict[TopicPartition, int]()
     for tp, start in starts.items():
         if offset < start:
@@ -184,7 +184,7 @@ def _input_lines() -> Iterable[bytes]:
 def _opened(
     target: str | None, topic: str, bootstrap_servers: str | None, config: Path | None
 ) -> Iterator[tuple[Lines, Environment]]:
-    """The lines of a topic, and a real cluster that has it."""
+    """Gives the lines of a topic, and a real cluster that has it."""
     graph = None if target is None else load(target)
     settings = Settings.load(config, bootstrap_servers=bootstrap_servers)
     with open_environment(settings) as environment:

@@ -1,4 +1,4 @@
-"""`kstreams recover`: shows tasks, audits outputs, and moves the positions of a graph's processors or restores them."""
+"""`kstreams recover`: shows tasks, audits outputs, and moves, exports and restores positions of a graph."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from kstreams_py.operations.transactions.abort import UNCHANGED
 from kstreams_py.printable import join_lines
 
 app = typer.Typer(
-    help="What a graph has processed: show its tasks, audit its outputs, move its positions, keep and restore them.",
+    help="What a graph has processed: show its tasks, audit its outputs, and move, export and restore its positions.",
     no_args_is_help=True,
 )
 
@@ -53,10 +53,10 @@ AsJson = Annotated[bool, typer.Option("--json", help="a JSON object a line; need
 def status(
     target: Target, as_json: AsJsonLines = False, bootstrap_servers: Bootstrap = None, config: Config = None
 ) -> None:
-    """Show where each task stands and what the next start does with it; exit status 1 if a start would be refused.
+    """Show where each task stands and what the next start does with it. Exit status 1 if a start would be refused.
 
-    A task is a processor on one partition number. Changes nothing, and fences nobody. Needs READ on the groups, the
-    topics and __ks.*.
+    A task is a processor on one partition number. The command changes nothing and fences no worker. Needs READ on the
+    groups, the topics and __ks.*.
     """
     refused = False
     with open_graph(target, bootstrap_servers, config) as (graph, environment):
@@ -74,7 +74,7 @@ def audit(
         list[str] | None, typer.Option("--processor", help="only this processor, by its id; can be repeated")
     ] = None,
     since: Annotated[
-        str | None, typer.Option("--since", help="only inputs from then on: 30m, 1h, 2d ago, or 2026-05-01T12:00")
+        str | None, typer.Option("--since", help="only inputs since then: 30m, 1h, 2d ago, or 2026-05-01T12:00")
     ] = None,
     until: Annotated[
         str | None, typer.Option("--until", help="only inputs before then: 30m, 1h, 2d ago, or 2026-05-01T12:00")
@@ -85,11 +85,11 @@ def audit(
     bootstrap_servers: Bootstrap = None,
     config: Config = None,
 ) -> None:
-    """Compare outputs with inputs by delivery hash; exit status 1 for what a processor's guarantee does not allow.
+    """Compare outputs with inputs by delivery hash. Exit status 1 for anomalies that a guarantee does not allow.
 
     Finds outputs that are duplicate, foreign or out of order, outputs of inputs that will be read again, journals that
-    a start refuses, and with --every inputs without output. Reads the topics whole; workers may run, a replay of dead
-    letters may not. Needs READ on the groups, the topics and __ks.*.
+    a start refuses and, with --every, inputs without output. Reads the whole topics. Workers may run meanwhile, a
+    replay of dead letters must not. Needs READ on the groups, the topics and __ks.*.
     """
     now = time.time()
     first, last = parse_since(since, now), parse_time("--until", until, now)
@@ -113,14 +113,14 @@ def reset(
         typer.Option(
             "--to-offset",
             metavar="TOPIC:PARTITION:OFFSET",
-            help="read this offset next; can be repeated, the other partitions stay",
+            help="read this offset next; can be repeated; other partitions stay",
         ),
     ] = None,
     to_time: Annotated[
         str | None,
-        typer.Option("--to-time", help="the first record of then or later: 30m, 1h, 2d ago, or 2026-05-01T12:00"),
+        typer.Option("--to-time", help="the first record since then: 30m, 1h, 2d ago, or 2026-05-01T12:00"),
     ] = None,
-    to_beginning: Annotated[bool, typer.Option("--to-beginning", help="the first record that there is")] = False,
+    to_beginning: Annotated[bool, typer.Option("--to-beginning", help="the first available record")] = False,
     to_end: Annotated[bool, typer.Option("--to-end", help="after the last committed record")] = False,
     dry_run: DryRun = False,
     yes: Yes = False,
@@ -128,10 +128,10 @@ def reset(
     bootstrap_servers: Bootstrap = None,
     config: Config = None,
 ) -> None:
-    """Move the positions of a processor, with its journal; exit status 1 if the answer is no.
+    """Move the positions of a processor and its journal. Exit status 1 if the answer is no.
 
-    Prints the old and the new position of each partition, and asks first. Refused while members are in its group. All
-    is set in one transaction. Needs READ on the group and the topics, and WRITE on __ks.* and on transactional id
+    Prints the old and the new position of each partition, and asks first. Refused while its group has members. One
+    transaction sets everything. Needs READ on the group and the topics, and WRITE on __ks.* and on the transactional id
     GRAPH.recover.
     """
     goal = _goal(to_offset, to_time, to_beginning, to_end)
@@ -142,9 +142,9 @@ def reset(
 
 @app.command()
 def export(target: Target, bootstrap_servers: Bootstrap = None, config: Config = None) -> None:
-    """Print the positions of all processors as JSON, with the ids of their topics: `> FILE` keeps them.
+    """Print the positions of all processors as JSON, with the ids of their topics: `> FILE` saves them.
 
-    Refused while members are in a group: the positions would move on.
+    Refused while a group has members: the positions would move on.
     """
     with _opened(target, bootstrap_servers, config) as positions:
         echo_lines(positions.export())
@@ -160,9 +160,9 @@ def restore(
     bootstrap_servers: Bootstrap = None,
     config: Config = None,
 ) -> None:
-    """Set the positions in a file, all or none; positions that it does not have stay. Exit status 1 if answered no.
+    """Set all positions in a file, or none; positions that are not in it stay. Exit status 1 if the answer is no.
 
-    Refused while members are in a group, and if a topic was deleted and created again since.
+    Refused while a group has members, and if a topic has been deleted and created again since.
     """
     check_json(dry_run=dry_run, yes=yes, as_json=as_json)
     try:
@@ -174,7 +174,7 @@ def restore(
 
 
 def _goal(to_offset: list[str] | None, to_time: str | None, to_beginning: bool, to_end: bool) -> Goal:
-    """Where the options say to go. Raises SettingsError unless one of them is there."""
+    """Returns where the options move the positions. Raises SettingsError unless exactly one of them is set."""
     if sum((bool(to_offset), to_time is not None, to_beginning, to_end)) != 1:
         raise SettingsError("write one of --to-offset (any number of them), --to-time, --to-beginning and --to-end")
     if to_offset:
@@ -185,7 +185,7 @@ def _goal(to_offset: list[str] | None, to_time: str | None, to_beginning: bool, 
 def _move(positions: GraphPositions, moves: list[Move], options: tuple[bool, bool, bool]) -> None:
     dry_run, yes, as_json = options
     if not as_json:
-        echo_lines(join_lines(describe(moves)) or "the positions are there already")
+        echo_lines(join_lines(describe(moves)) or "the positions are already set")
     if moves and not dry_run:
         if not yes and not is_confirmed("set these positions?"):
             echo(UNCHANGED)

@@ -1,4 +1,4 @@
-"""`kstreams run`, and the hidden `kstreams standby`: a process that replaces a worker which dies."""
+"""`kstreams run`, and the hidden `kstreams standby`, a process that replaces a worker that dies."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from kstreams_py.running.wiring import SlotRun, SupervisedRun, awaited_slot, che
 from kstreams_py.settings import Settings
 
 WORKERS_MAX: Final = 1_000
-"""Worker processes of one machine; each takes some 70 MB."""
+"""The most worker processes of one machine; each takes some 70 MB."""
 
 
 def run(
     target: Target,
     workers: Annotated[
         int | None,
-        typer.Option(help="worker processes, slots 0 to N-1; by default one", min=1, max=WORKERS_MAX),
+        typer.Option(help="worker processes, slots 0 to N-1; one by default", min=1, max=WORKERS_MAX),
     ] = None,
     slots: Annotated[str | None, typer.Option(help="slots of this machine, such as 4-7, instead of --workers")] = None,
     slot: Slot = None,
@@ -38,25 +38,25 @@ def run(
     log_format: Annotated[
         str | None,
         typer.Option(
-            help="text or json: an object a line, with graph, processor, slot and partition as fields; by default "
+            help="text or json: an object a line, with graph, processor, slot and partition as fields; default: "
             "KSTREAMS_LOG_FORMAT, or text"
         ),
     ] = None,
     verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="log everything, nothing folded, as by KSTREAMS_LOG_LEVEL=DEBUG")
+        bool, typer.Option("--verbose", "-v", help="log everything, fold nothing; same as KSTREAMS_LOG_LEVEL=DEBUG")
     ] = False,
     quiet: Annotated[
-        int, typer.Option("--quiet", "-q", count=True, help="log warnings and errors only; twice for errors only")
+        int, typer.Option("--quiet", "-q", count=True, help="log only warnings and errors; twice, only errors")
     ] = 0,
     leave: Annotated[
         bool,
         typer.Option(
             "--leave",
-            help="on stopping, leave the groups for good: partitions move at once instead of waiting for a restart",
+            help="leave the groups when it stops: partitions move at once instead of waiting for a restart",
         ),
     ] = False,
 ) -> None:
-    """Run a graph until Ctrl-C; a second Ctrl-C ends it at once."""
+    """Run a graph until Ctrl-C. A second Ctrl-C ends it at once."""
     chosen = [
         name for name, value in (("--slot", slot), ("--slots", slots), ("--workers", workers)) if value is not None
     ]
@@ -75,7 +75,7 @@ def run(
 
 
 def _configure_log(log_format: str | None, *, verbose: bool, quiet: int) -> None:
-    """Sets the variables of the log, which workers inherit. Raises SettingsError."""
+    """Sets the environment variables of the log, which workers inherit. Raises SettingsError."""
     if verbose and quiet:
         raise SettingsError("--verbose and --quiet exclude one another: choose one")
     if log_format is not None:
@@ -105,9 +105,9 @@ def parse_slots(text: str) -> list[int]:
 
 
 def standby(target: Target) -> None:
-    """Read a slot from standard input, then run it: `run` keeps such a process ready for a worker that dies."""
+    """Read a slot from standard input, then run it. `run` keeps such a process ready to replace a dead worker."""
     settings = Settings.load()
-    check_tracing(settings)  # what it imports is then there when the slot comes
+    check_tracing(settings)  # imports the libraries of tracing before the slot arrives
     slot = awaited_slot()
     if slot is not None:
         run_in_foreground(SlotRun(load(target), slot, settings))

@@ -1,4 +1,4 @@
-"""`kstreams slots`: lists the workers that hold the slots of a graph, and removes those that have ended for good."""
+"""`kstreams slots`: lists the workers that hold the slots of a graph, and releases slots of ended workers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ app = typer.Typer(
 
 @app.command("list")
 def list_slots(target: Target, bootstrap_servers: Bootstrap = None, config: Config = None) -> None:
-    """Print the group of each processor: its state, and for each slot the host, the partitions and the member."""
+    """Print the group of each processor: its state, and the host, partitions and member of each slot."""
     admin = GroupAdmin(Settings.load(config, bootstrap_servers=bootstrap_servers))
     echo_lines(describe_slots(_groups(load(target), admin)))
 
@@ -37,8 +37,8 @@ def release(
 ) -> None:
     """Remove the static members of these slots from every group of the graph, so that their partitions move at once.
 
-    For slots that no worker takes again. This does not end a worker that still runs: it joins its groups again, or
-    ends if it was in the middle of a commit.
+    Use it for slots that no worker takes again. It does not end a worker that still runs: such a worker joins its
+    groups again, or ends if it was in the middle of a commit.
     """
     graph = load(target)
     admin = GroupAdmin(Settings.load(config, bootstrap_servers=bootstrap_servers))
@@ -51,6 +51,6 @@ def release(
 
 
 def _groups(graph: Graph, admin: GroupAdmin) -> dict[str, GroupInfo]:
-    """The consumer groups of a graph's processors."""
+    """Returns the consumer groups of a graph's processors."""
     graph.validate()
     return admin.describe([group_of(graph.name, processor.id) for processor in graph.processors])

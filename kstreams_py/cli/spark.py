@@ -1,4 +1,4 @@
-"""`kstreams spark-options`, `kstreams cut`: what a Spark job needs to read committed topics."""
+"""`kstreams spark-options` and `kstreams cut`: print what a Spark job needs to read committed topics."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def spark_options(
     streaming: Annotated[bool, typer.Option("--streaming", help="for readStream instead of read")] = False,
     secrets: Annotated[bool, typer.Option("--secrets", help="show passwords instead of ***")] = False,
 ) -> None:
-    """Print the options by which any Spark job reads a topic's committed records."""
+    """Print the options with which any Spark job reads a topic's committed records."""
     from kstreams_py import spark  # noqa: PLC0415, PySpark is optional, and slow to import
 
     settings = Settings.load(config, bootstrap_servers=bootstrap_servers)
@@ -29,15 +29,15 @@ def spark_options(
 
 def cut(
     target: Target,
-    topic: Annotated[list[str] | None, typer.Option("--topic", help="a topic of the cut; by default all")] = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="the file; by default it is printed")] = None,
+    topic: Annotated[list[str] | None, typer.Option("--topic", help="a topic of the cut; all by default")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="a file instead of the terminal")] = None,
     bootstrap_servers: Bootstrap = None,
     config: Config = None,
 ) -> None:
-    """Make a cut of a graph's topics: each transaction is inside on all of them or on none.
+    """Make a cut of a graph's topics: each transaction is inside the cut on all topics, or on none.
 
-    Waits for transactions that are open; one that hangs is named. Changes nothing. Needs DESCRIBE on the groups and
-    READ on the topics.
+    Waits for open transactions, and names one that hangs. Changes nothing. Needs DESCRIBE on the groups and READ on the
+    topics.
     """
     from kstreams_py import spark  # noqa: PLC0415, PySpark is optional, and slow to import
 

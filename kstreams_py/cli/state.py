@@ -1,4 +1,4 @@
-"""`kstreams state`: what is committed of a processor's state."""
+"""`kstreams state`: shows the committed state of a processor."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def _group() -> None:
 def show(
     target: Target,
     store: Annotated[str, typer.Argument(metavar="STORE", help="The name of the state.")],
-    key: Annotated[str | None, typer.Argument(metavar="[KEY]", help="Only this key, as it is shown.")] = None,
+    key: Annotated[str | None, typer.Argument(metavar="[KEY]", help="Only this key, as the command shows it.")] = None,
     bootstrap_servers: Bootstrap = None,
     config: Config = None,
 ) -> None:
-    """Print what is committed of a state: a line for each key, as JSON."""
+    """Print the committed entries of a state, a line of JSON for each key."""
     with open_graph(target, bootstrap_servers, config) as (graph, environment):
         found = read_state(graph, find_owner(graph, store), environment.cluster, environment.registry)
     shown = {shown_key: each for each in found if (shown_key := str(_plain(each))) == key or key is None}
@@ -41,7 +41,7 @@ def show(
 
 
 def find_owner(graph: Graph, store: str) -> Processor:
-    """The processor that has a state of this name. Raises GraphError."""
+    """Returns the processor that has a state of this name. Raises GraphError."""
     owners = {each.state.name: each for each in graph.processors if each.state is not None}
     if store not in owners:
         close = did_you_mean(store, owners) or f"it has {', '.join(owners) or 'none'}"
@@ -50,5 +50,5 @@ def find_owner(graph: Graph, store: str) -> Processor:
 
 
 def _plain(value: Any) -> Any:
-    """Bytes as text."""
+    """Returns bytes as text, and other values as they are."""
     return value.decode(errors="backslashreplace") if isinstance(value, bytes) else value

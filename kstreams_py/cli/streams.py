@@ -1,4 +1,4 @@
-"""The standard streams of the command: closed ones, encodings that lack characters, outputs that cannot be written."""
+"""Repairs the standard streams: closed ones, encodings that lack characters, outputs that cannot be written."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Final, TextIO
 from kstreams_py.printable import escape
 
 ESCAPE: Final = "kstreams_escape"
-"""The error handler that writes a character which an encoding lacks as \\uXXXX, as JSON does."""
+"""The error handler that writes a character that an encoding lacks as \\uXXXX, as JSON does."""
 
 NAMES: Final = ("stdin", "stdout", "stderr")
 
@@ -21,9 +21,9 @@ PRINTING: Final = (["kstreams_py", "cli"], ["typer", "_click"], ["rich", "consol
 
 
 def repair() -> None:
-    """Opens closed streams on the null device, and lets the outputs take any character.
+    """Opens closed streams on the null device, and lets the outputs accept any character.
 
-    A file or socket that is opened while a standard stream is closed would take its place.
+    Otherwise the next file or socket would get the file descriptor of a closed stream.
     """
     codecs.register_error(ESCAPE, _escape)
     for fd, name in enumerate(NAMES):
@@ -43,19 +43,19 @@ def repair() -> None:
 
 
 def echo(text: object, *, file: TextIO | None = None, flush: bool = False) -> None:
-    """Prints one line, whatever is in it; a line of JSON stays the same."""
+    """Prints one line, with control characters escaped; a line of JSON stays the same."""
     print(escape(str(text)), file=file, flush=flush)
 
 
 def echo_lines(text: str, *, file: TextIO | None = None, flush: bool = False) -> None:
-    """Prints a text of join_lines() or indent_rest(), which has several lines."""
+    """Prints a text of several lines, made by join_lines() or indent_rest()."""
     print(escape(text, "\n\t"), file=file, flush=flush)
 
 
 def is_of_output(error: BaseException) -> bool:
-    """Whether an exception says that what a command printed could not be written, such as on a full disk.
+    """Returns whether an exception says that a command's output could not be written, such as on a full disk.
 
-    It is not that of a user's function: that has a frame of its own.
+    An exception of a user's function does not count: it has a frame of that function.
     """
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     printed = frames and frames[-1].f_globals.get("__name__", "").split(".")[:2] in PRINTING
@@ -63,7 +63,7 @@ def is_of_output(error: BaseException) -> bool:
 
 
 def flush_output() -> str:
-    """Writes what is printed and not written yet; returns why that failed, or "".
+    """Flushes standard output; returns why that failed, "" if it did not.
 
     A pipe whose reader has ended, such as `| head`, is no failure.
     """
@@ -77,16 +77,16 @@ def flush_output() -> str:
 
 
 def discard(stream: TextIO) -> None:
-    """Lets a stream that can take no more lose what it holds: Python's own flush at the end must not fail as well."""
+    """Discards the buffer of a stream that cannot be written, so that Python's flush at exit does not fail as well."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def is_read(stream: TextIO) -> bool:
-    """Whether somebody may still read what is written: not if it is a pipe whose reader has ended."""
+    """Returns whether the output may still be read; False for a pipe whose reader has ended."""
     poll = select.poll()
     try:
         poll.register(stream.fileno(), 0)
-    except OSError:  # no file of the system, as in a test
+    except OSError:  # the stream has no file descriptor, as in a test
         return True
     return not any(happened & select.POLLERR for _, happened in poll.poll(0))
 

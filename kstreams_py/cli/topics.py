@@ -1,4 +1,4 @@
-"""`kstreams topics`: create and check the topics of a graph."""
+"""`kstreams topics`: creates and checks the topics of a graph."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def create(
     config: Config = None,
     partitions: Partitions = None,
 ) -> None:
-    """Create the graph's missing topics, and those that the framework needs beside them (__ks.*).
+    """Create the graph's missing topics, and the framework's own topics (__ks.*).
 
-    Workers, and a replay of dead letters, then need no right to create topics.
+    Workers and a replay of dead letters then need no right to create topics.
     """
     with open_graph(target, bootstrap_servers, config, needs_processors=False) as (graph, environment):
         cluster = environment.cluster

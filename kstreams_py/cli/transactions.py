@@ -1,4 +1,4 @@
-"""`kstreams transactions`: lists and describes transactions, finds those that hang, and ends them."""
+"""`kstreams transactions`: lists and describes transactions, finds hanging ones, and ends them."""
 
 from __future__ import annotations
 
@@ -33,9 +33,7 @@ from kstreams_py.printable import join_lines
 from kstreams_py.records import TopicPartition
 from kstreams_py.settings import Settings
 
-app = typer.Typer(
-    help="Transactions: list and describe them, find those that hang, and end them.", no_args_is_help=True
-)
+app = typer.Typer(help="Transactions: list and describe them, find hanging ones, and end them.", no_args_is_help=True)
 
 AsJson = Annotated[bool, typer.Option("--json", help="a JSON object a line")]
 OnTopic = Annotated[str, typer.Option("--topic", help="the topic, as find-hanging prints it")]
@@ -100,12 +98,12 @@ def describe_transaction(
     config: Config = None,
     cluster: OnCluster = None,
 ) -> None:
-    """Print the newest transaction of a transactional id: state, epoch, time-out, start and partitions."""
+    """Print the newest transaction of a transactional id: state, epoch, timeout, start and partitions."""
     found = _admin(bootstrap_servers, config, cluster).described(transactional_id)
     if found is None:
         raise UserMistake(
             f"its coordinator does not know transactional id {transactional_id!r}: `kstreams transactions list` prints "
-            "those that are known"
+            "the known ones"
         )
     if as_json:
         echo(json.dumps(_fields(found)))
@@ -128,7 +126,7 @@ def find_hanging(
         str | None,
         typer.Option(
             "--older-than",
-            help="also those that are open for longer, such as 90s or 15m, even if they end by themselves; by default "
+            help="also those that are open for longer, such as 90s or 15m, even if they end by themselves; default: "
             "transaction.max.timeout.ms of the brokers, or 15m",
         ),
     ] = None,
@@ -137,12 +135,12 @@ def find_hanging(
     config: Config = None,
     cluster: OnCluster = None,
 ) -> None:
-    """Find transactions that never end by themselves, or are open for too long; exit status 0 for none, 1 for some.
+    """Find transactions that never end by themselves, or are open for too long. Exit status 0 for none, 1 for some.
 
-    All topics are looked at, with __consumer_offsets, where such a transaction pins the positions of groups. Prints for
-    each what it holds back, and the command that ends it, in the order in which they must be ended; stop the workers
-    of its transactional id before. Needs DESCRIBE on transactional ids and READ on the topics and __transaction_state.
-    Exit status 3 if a topic could not be looked at and nothing was found.
+    Looks at all topics, and at __consumer_offsets, where such a transaction pins the positions of groups. Prints what
+    each transaction holds back and the command that ends it, in the order in which they must be ended. Stop the workers
+    of its transactional id first. Needs DESCRIBE on transactional ids and READ on the topics and __transaction_state.
+    Exit status 3 if it could not look at a topic and found nothing.
     """
     limit = None if older_than is None else _seconds(older_than)
     places: dict[str, Collection[str]] = {cluster or "": topic or ()}
@@ -184,10 +182,10 @@ def abort(
     config: Config = None,
     cluster: OnCluster = None,
 ) -> None:
-    """Abort a hanging transaction on one partition: its records there are discarded, what waits behind it is visible.
+    """Abort a hanging transaction on one partition: discards its records there, and shows the records behind it.
 
-    Prints what becomes visible and what vanishes, and asks first; exit status 1 if the answer is no. Refuses a
-    transaction that ends by itself, and one that its coordinator has committed. Needs ALTER on the cluster.
+    Prints which records become visible and which are discarded, and asks first. Exit status 1 if the answer is no.
+    Refuses a transaction that ends by itself, and one that its coordinator has committed. Needs ALTER on the cluster.
     """
     place = TopicPartition(topic, partition)
     _end("abort", place, start_offset, (dry_run, yes, as_json), _admin(bootstrap_servers, config, cluster))
@@ -205,9 +203,9 @@ def commit(
     config: Config = None,
     cluster: OnCluster = None,
 ) -> None:
-    """Complete on one partition a transaction that its coordinator has committed, and that hangs there.
+    """Complete a transaction that hangs on one partition and that its coordinator has committed.
 
-    Prints what becomes visible, and asks first; exit status 1 if the answer is no. Refuses every other transaction.
+    Prints which records become visible, and asks first. Exit status 1 if the answer is no. Refuses other transactions.
     Needs ALTER on the cluster.
     """
     place = TopicPartition(topic, partition)
@@ -247,14 +245,14 @@ def _admin(bootstrap_servers: str | None, config: Path | None, cluster: str | No
 
 
 def _options(bootstrap_servers: str | None, config: Path | None, cluster: str | None) -> str:
-    """The options of a printed command that name the cluster, as they were given to this one."""
+    """Returns the options that name the cluster in a printed command, as they were given to this command."""
     options = {"--bootstrap-servers": bootstrap_servers, "--config": config}
     given = (f" {name} {shlex.quote(str(value))}" for name, value in options.items() if value is not None)
     return "".join(given) + cluster_option(cluster or "")
 
 
 def _seconds(text: str) -> float:
-    """The seconds of `--older-than`. Raises SettingsError."""
+    """Returns the seconds of `--older-than`. Raises SettingsError."""
     if found := re.fullmatch(r"(\d+)([smhd])", text):
         return int(found[1]) * UNITS[found[2]]
     raise SettingsError(f"--older-than {text!r}: write a number with s, m, h or d, such as 15m")

@@ -11,7 +11,7 @@ from typing import Final
 from kstreams_py.errors import SettingsError
 
 _NAME: Final = re.compile(r"[a-z]([-a-z0-9]{0,50}[a-z0-9])?")
-"""A label of RFC 1035. The label `controller-revision-hash` adds 11 characters to it, and may have 63."""
+"""A label of RFC 1035. The label `controller-revision-hash` adds 11 characters to it, and may have at most 63."""
 
 _NAMESPACE: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
@@ -23,7 +23,7 @@ _QUANTITY: Final = re.compile(r"(\d+(\.\d+)?|\.\d+)(m|k|M|G|T|Ki|Mi|Gi|Ti)?", re
 
 
 DATA: Final = "/data"
-"""Where the volume of a pod is, which goes with it: states are restored from their changelogs."""
+"""The mount path of a pod's volume, which is deleted with the pod: changelogs restore the states."""
 
 USER: Final = 10_001
 """The user and group of the workers in a pod."""
@@ -31,18 +31,18 @@ USER: Final = 10_001
 
 @dataclass(frozen=True)
 class Deployment:
-    """What the StatefulSet of a graph is made of.
+    """The parameters of a graph's StatefulSet.
 
-    - `name`: of the StatefulSet, the Service and the budget; see `kubernetes_name`.
+    - `name`: the name of the StatefulSet, the Service and the budget; see `kubernetes_name`.
     - `namespace`, `secret`, `cpu`, `memory`: None leaves them out. `secret` is a Secret of environment variables.
-    - `image`: its entry point is `kstreams`.
-    - `arguments`: those of the entry point.
-    - `replicas`: the number of slots, from 0.
-    - `environment`: variables of the worker, as they are: `$` has no meaning in them.
-    - `port`: where the worker answers `/livez` and `/readyz`.
-    - `grace_seconds`: from SIGTERM to SIGKILL.
+    - `image`: an image whose entry point is `kstreams`.
+    - `arguments`: the arguments of the entry point.
+    - `replicas`: the number of slots, numbered from 0.
+    - `environment`: variables of the worker, taken literally: `$` has no meaning in them.
+    - `port`: the port on which the worker answers `/livez` and `/readyz`.
+    - `grace_seconds`: seconds from SIGTERM to SIGKILL.
 
-    Raises SettingsError, which names the option whose value Kubernetes would refuse.
+    Raises SettingsError, which names the option, for a value that Kubernetes would refuse.
     """
 
     name: str
@@ -71,9 +71,9 @@ class Deployment:
 
 
 def kubernetes_name(graph: str) -> str:
-    """The name in Kubernetes of a graph: in lower case, with - for dots and underscores.
+    """Returns the name of a graph in Kubernetes: in lower case, with - for dots and underscores.
 
-    Raises SettingsError if no such name can be made from it.
+    Raises SettingsError if the result is no valid name.
     """
     name = re.sub(r"[._-]+", "-", graph.lower()).strip("-")
     if not _NAME.fullmatch(name):
@@ -173,7 +173,7 @@ spec:
 
 
 def manifest(wanted: Deployment) -> str:
-    """The YAML of the three objects, for `kubectl apply`."""
+    """Returns the YAML of the three objects, for `kubectl apply`."""
     resources = ""
     if wanted.cpu or wanted.memory:
         requests = [
@@ -205,10 +205,10 @@ def manifest(wanted: Deployment) -> str:
 
 
 def _quoted(text: str) -> str:
-    """A string of YAML, which takes those of JSON; `true`, `1` and `null` stay strings."""
+    """Returns a YAML string, written as in JSON, so that `true`, `1` and `null` stay strings."""
     return json.dumps(text, ensure_ascii=False)
 
 
 def _literal(text: str) -> str:
-    """A string in which Kubernetes replaces nothing: it reads `$$` as `$`, and `$(NAME)` as a variable."""
+    """Returns a string in which Kubernetes replaces nothing: it reads `$$` as `$`, and `$(NAME)` as a variable."""
     return _quoted(text.replace("$", "$$"))

@@ -1,4 +1,4 @@
-"""The slot number of `--slot`: a number, or the one that the place where the process runs has for it."""
+"""The slot number of `--slot`: a number, or `auto`, which takes it from the environment of the process."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ SLOT: Final = "KSTREAMS_SLOT"
 _NUMBER: Final = re.compile(r"\d{1,9}", re.ASCII)
 
 _POD: Final = re.compile(r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?-(?P<ordinal>0|[1-9]\d{0,3})", re.ASCII)
-"""The pod name of a StatefulSet, `name-3`. A Deployment's ends with five characters, which may all be digits."""
+"""The name of a StatefulSet's pod, `name-3`. A Deployment's ends with five characters, which may all be digits."""
 
 
 def slot_number(text: str, environment: Mapping[str, str], host: str) -> int:
-    """The slot that `--slot` names.
+    """Returns the slot that `--slot` names.
 
-    - `text`: a number, or `auto`: the number in KSTREAMS_SLOT, or else the ordinal of the pod, `name-3` for slot 3.
-    - `environment`: the environment variables of the process; HOSTNAME is preferred to `host`.
-    - `host`: the name of this host; in a pod, the pod's.
+    - `text`: a number, or `auto` for the number in KSTREAMS_SLOT, or else the ordinal of the pod: 3 for `name-3`.
+    - `environment`: the environment variables of the process; HOSTNAME takes precedence over `host`.
+    - `host`: the name of this host; in a pod, the name of the pod.
 
     Raises SettingsError if neither gives a number.
     """

@@ -1,4 +1,4 @@
-"""A unit of systemd that runs the slots of one machine."""
+"""A systemd unit that runs the slots of one machine."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Final
 from kstreams_py.errors import NOT_RESTARTED, RESTART_SECONDS
 
 # KillMode: only the supervisor gets SIGTERM, and drains its workers. OOMPolicy: it also restarts a worker that the
-# kernel ended. No WatchdogSec: nothing would answer it; stuck_timeout_ms watches the workers. Of what systemd can take
-# away, all is but MemoryDenyWriteExecute, ProcSubset and UMask: libraries compile, ask for the machine's memory, and
-# others read the files of sinks.
+# kernel killed. No WatchdogSec: nothing would answer it; stuck_timeout_ms watches the workers. All of systemd's
+# restrictions are set except MemoryDenyWriteExecute (libraries compile code), ProcSubset (libraries read the machine's
+# memory) and UMask (others read the files of sinks).
 _TEMPLATE: Final = """\
 [Unit]
 Description=kstreams: {graph}
@@ -60,15 +60,15 @@ WantedBy=multi-user.target
 
 @dataclass(frozen=True)
 class Unit:
-    """What a unit is made of.
+    """The parameters of a unit.
 
-    - `graph`: the graph's name.
-    - `command`: the command line, an absolute path first.
-    - `directory`: where it starts, an absolute path.
+    - `graph`: the name of the graph.
+    - `command`: the command line; its first word is an absolute path.
+    - `directory`: the working directory, an absolute path.
     - `environment`: variables that all users of the machine may read.
-    - `environment_file`: an absolute path of a file with the others, NAME=VALUE each; None for none.
-    - `grace_seconds`: from SIGTERM to SIGKILL.
-    - `written`: absolute paths that it may write, beside temporary files; those that are missing are left out.
+    - `environment_file`: the absolute path of a file with further variables, NAME=VALUE each; None for none.
+    - `grace_seconds`: seconds from SIGTERM to SIGKILL.
+    - `written`: absolute paths that the unit may write, beside temporary files; missing paths are ignored.
     """
 
     graph: str
@@ -82,7 +82,7 @@ class Unit:
 
 
 def unit(wanted: Unit) -> str:
-    """The text of a `.service` file."""
+    """Returns the text of a `.service` file."""
     lines = [f"Environment={_quoted(f'{name}={value}')}" for name, value in wanted.environment.items()]
     lines += [] if wanted.environment_file is None else [f"EnvironmentFile={_path(wanted.environment_file)}"]
     return _TEMPLATE.format(
@@ -99,11 +99,11 @@ def unit(wanted: Unit) -> str:
 
 
 def _path(text: str) -> str:
-    """A value of a whole line: only `%` has a meaning in it."""
+    """Escapes a value that takes a whole line: only `%` has a meaning in it."""
     return text.replace("%", "%%")
 
 
 def _quoted(text: str) -> str:
-    """One word of a line, in quotes where it needs them."""
+    """Escapes one word of a line, in quotes if it needs them."""
     escaped = _path(text).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     return escaped if escaped == text and text.isprintable() and not set(text) & set(" ';#") else f'"{escaped}"'

@@ -1,14 +1,14 @@
-"""Tools for topics: send and print records, replay dead letters, end transactions that hang, move groups, diagnose.
+"""Tools for topics: send and print records, replay dead letters, end hanging transactions, move groups, diagnose.
 
-A folder for each command, then what several of them use:
+A folder for each command, then the modules that several of them use:
 
 records/       `kstreams send` and `tail`
 dead_letters/  `kstreams dead-letters`
 recover/       `kstreams recover`
 transactions/  `kstreams transactions`
 doctor/        `kstreams doctor`
-order          acts  `kstreams order`: objects of event ordering that have stopped, and the operator's decision on each
-acls           rule  `kstreams acls`: the rights that a graph needs, by role, as commands that grant them
-pages          acts  reads the records between two offsets page by page, so that memory is bounded
-committed      acts  finds the topics of a graph, and reads the committed offsets of its processors
+order          acts  `kstreams order`: stopped objects of event ordering, and the operator's decision on each
+acls           rule  `kstreams acls`: the rights that a graph needs, by role, and the commands that grant them
+pages          acts  reads the records between two offsets in pages, so that memory is bounded
+committed      acts  finds the topics of a graph and reads the committed offsets of its processors
 """

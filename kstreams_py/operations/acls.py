@@ -1,6 +1,6 @@
-"""The rights of a graph by role: what Kafka has to allow the users of its processes and tools, and no more.
+"""The rights of a graph by role: exactly what the users of its processes and tools need from Kafka.
 
-READ, WRITE, DELETE and ALTER imply DESCRIBE (Kafka's `StandardAuthorizer`), which is left out beside them. An
+READ, WRITE, DELETE and ALTER imply DESCRIBE (Kafka's `StandardAuthorizer`), so DESCRIBE is left out beside them. An
 idempotent producer needs no right of its own since Kafka 2.8 (KIP-679).
 """
 
@@ -22,10 +22,10 @@ from kstreams_py.operations.transactions.hanging import clusters_of
 
 
 class Role(StrEnum):
-    """Who has rights.
+    """The user that has the rights.
 
     A pipeline is a role of its own: it runs in Spark, mostly elsewhere and as another user. A worker needs none of its
-    rights, and it must be no member of a worker's group.
+    rights, and a pipeline must not join a worker's group.
     """
 
     WORKER = "worker"
@@ -35,7 +35,7 @@ class Role(StrEnum):
 
 
 class Resource(StrEnum):
-    """What a right is for, as an option of `kafka-acls`."""
+    """The kind of resource that a right is for, named as the option of `kafka-acls`."""
 
     CLUSTER = "cluster"
     GROUP = "group"
@@ -44,7 +44,7 @@ class Resource(StrEnum):
 
 
 class Operation(StrEnum):
-    """What a right allows."""
+    """An operation that a right allows."""
 
     READ = "READ"
     WRITE = "WRITE"
@@ -70,15 +70,15 @@ NOTES: Final[Mapping[Role, str]] = {
     Role.PIPELINE: "CREATE is not needed once `kstreams topics create` has run, DELETE without `kstreams pipeline "
     "reset`",
 }
-"""What else to know of the rights of a role."""
+"""A remark on the rights of each role."""
 
 
 @dataclass(frozen=True, slots=True)
 class Right:
-    """What is allowed on one resource.
+    """The operations that are allowed on one resource.
 
-    - `cluster`: its name in the settings; "" for that of the graph.
-    - `is_prefix`: all resources whose names begin with `name`.
+    - `cluster`: the name of the cluster in the settings; "" for the cluster of the graph.
+    - `is_prefix`: the right is for all resources whose names begin with `name`.
     """
 
     cluster: str
@@ -101,18 +101,18 @@ class _Rights:
         self._found.setdefault((cluster, resource, name, is_prefix), set()).update(operations)
 
     def topic(self, name: str, *operations: Operation) -> None:
-        """Adds rights on a topic of the graph. Nothing uses a topic without a look at its settings."""
+        """Adds rights on a topic of the graph. Whatever uses a topic reads its settings first."""
         self.add(Resource.TOPIC, name, DESCRIBE_CONFIGS, *operations, cluster=self._graph.topics[name].cluster)
 
     def own(self, name: str | None, *operations: Operation, cluster: str = "") -> None:
-        """Adds rights on a topic of the framework, if it is needed."""
+        """Adds rights on a topic of the framework; nothing for None."""
         if name is not None:
             self.add(Resource.TOPIC, name, DESCRIBE_CONFIGS, *operations, cluster=cluster)
 
     def ids_of_workers(self, processor: Processor, *operations: Operation) -> None:
-        """Adds rights on the transactional ids of a processor's workers, whose ends are the numbers of slots.
+        """Adds rights on the transactional ids of a processor's workers, which end with the numbers of their slots.
 
-        Outputs on another cluster are written there, and the journal is on that of the graph.
+        Outputs may be on another cluster; the journal is on the cluster of the graph.
         """
         if processor.guarantee is Guarantee.EXACTLY_ONCE:
             for cluster in {"", processor.cluster}:
@@ -120,7 +120,7 @@ class _Rights:
                 self.add(Resource.TRANSACTIONAL_ID, prefix, *operations, cluster=cluster, is_prefix=True)
 
     def all(self) -> list[Right]:
-        """All rights, by cluster and resource."""
+        """Returns all rights, sorted by cluster and resource."""
         found = []
         for (cluster, resource, name, is_prefix), operations in self._found.items():
             needed = operations - {DESCRIBE} if operations & _IMPLY_DESCRIBE else operations
@@ -130,21 +130,21 @@ class _Rights:
 
 
 def rights_of(graph: Graph, role: Role) -> list[Right]:
-    """What a role needs to do its work on a graph; nothing if the graph has no work for it."""
+    """Returns the rights that a role needs for its work on a graph; none if the graph has no work for it."""
     found = _Rights(graph)
     _COLLECT[role](graph, found)
     return found.all()
 
 
 def _collect_worker(graph: Graph, found: _Rights) -> None:
-    """What `kstreams run` needs.
+    """Collects the rights that `kstreams run` needs.
 
-    Exactly once, READ on outputs shows transactions that hang there: without it, a worker could not tell them, and its
-    next commit would make them visible (docs/exactly-once.md). With a journal, a start reads outputs back.
+    Exactly once needs READ on outputs: without it a worker could not detect hanging transactions there, and its next
+    commit would make their records visible (docs/exactly-once.md). With a journal, a start reads outputs back.
     """
     if not graph.processors:
         return
-    for name in graph.topics:  # a start checks all of them
+    for name in graph.topics:  # a worker checks all of them when it starts
         found.topic(name, DESCRIBE)
     found.own(graph.beginnings, READ, WRITE, CREATE)
     for processor in graph.processors:
@@ -160,7 +160,7 @@ def _collect_worker(graph: Graph, found: _Rights) -> None:
 
 
 def _collect_operator(graph: Graph, found: _Rights) -> None:
-    """What the tools need: dead-letters, order, recover, slots, state, transactions find-hanging, doctor."""
+    """Collects the rights for dead-letters, order, recover, slots, state, transactions find-hanging and doctor."""
     for name in graph.topics:
         found.topic(name, READ)
     for cluster in clusters_of(graph):
@@ -185,18 +185,18 @@ def _collect_operator(graph: Graph, found: _Rights) -> None:
 
 
 def _add_replay(graph: Graph, processor: Processor, found: _Rights) -> None:
-    """What a replay of dead letters, and a decision of `kstreams order`, writes."""
+    """Adds the rights to write what a replay of dead letters and a decision of `kstreams order` write."""
     found.own(graph.replayed, READ, WRITE, CREATE)
     found.add(Resource.TRANSACTIONAL_ID, replay_id(graph.name), WRITE)
     if processor.ordered is not None:
         found.topic(processor.inputs[0].name, WRITE)
-    elif not processor.cluster and processor.state is None:  # else a dead letter cannot be replayed
+    elif not processor.cluster and processor.state is None:  # dead letters of others cannot be replayed
         for topic in processor.outputs:
             found.topic(topic.name, WRITE)
 
 
 def _collect_reader(graph: Graph, found: _Rights) -> None:
-    """What consumers of the results, and `kstreams tail`, need."""
+    """Collects the rights that consumers of the results and `kstreams tail` need."""
     for processor in graph.processors:
         for name in processor.written:
             found.topic(name, READ)
@@ -206,9 +206,10 @@ def _collect_reader(graph: Graph, found: _Rights) -> None:
 
 
 def _collect_pipeline(graph: Graph, found: _Rights) -> None:
-    """What `kstreams pipeline` and its Spark need: a run reads up to a cut, at which no writer's offset is pending.
+    """Collects the rights that `kstreams pipeline` and its Spark need.
 
-    Spark's consumers have groups of random names, and need no right to them: they join none and commit no offset.
+    A run reads up to a cut, at which no writer's offset is pending. Spark's consumers name random groups, and need no
+    right to them: they join no group and commit no offset.
     """
     for pipeline in graph.pipelines:
         read = {topic.name for topic in pipeline.inputs}
@@ -236,7 +237,9 @@ _COLLECT: Final[Mapping[Role, Callable[[Graph, _Rights], None]]] = {
 
 
 def commands(rights: Collection[Right], principal: str, servers: str) -> Iterator[str]:
-    """The commands that grant rights on one cluster, a line each; resources with the same operations are in one.
+    """Yields the commands that grant rights on one cluster, a line each.
+
+    Resources of one kind with the same operations share a command.
 
     - `servers`: bootstrap servers of the cluster.
     """
@@ -253,7 +256,7 @@ def commands(rights: Collection[Right], principal: str, servers: str) -> Iterato
 
 
 def as_fields(right: Right, role: Role, principal: str) -> dict[str, Any]:
-    """A right as JSON."""
+    """Returns a right as fields for JSON."""
     return {
         "role": role,
         "principal": principal,

@@ -1,4 +1,4 @@
-"""Finds the topics of a graph, and reads the committed offsets of its processors without joining their groups."""
+"""Finds the topics of a graph and reads the committed offsets of its processors, without joining their groups."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kstreams_py.records import Positions, TopicPartition
 
 
 def find_all_topics(graph: Graph, cluster: Cluster) -> dict[str, TopicInfo]:
-    """The topics of a graph by name. Raises UserMistake if one is missing."""
+    """Returns the topics of a graph by name. Raises UserMistake if one is missing."""
     found = find_topics(graph, cluster)
     if missing := [name for name in graph.topics if name not in found]:
         raise UserMistake(
@@ -37,14 +37,17 @@ class CommittedReader:
         self._attempts = Attempts(self._id, self._id, environment.sleep)
 
     def group(self, processor: Processor) -> str:
-        """The group of a processor."""
+        """Returns the name of the group of a processor."""
         return group_of(self._graph.name, processor.id)
 
     def read(self, processor: Processor, partitions: Collection[TopicPartition]) -> Positions:
-        """The committed offsets of these partitions, of those that have one. Raises BrokerUnavailable."""
+        """Returns the committed offsets of these partitions; a partition without one is left out.
+
+        Raises BrokerUnavailable.
+        """
         found: list[Positions] = []
         if partitions:
-            # the client below waits until its limit for a group that this user may not see; this names the right
+            # without the right to the group, the consumer below waits until its limit; this request names the right
             known = self._cluster.group_offsets(self.group(processor), partitions)
             if not known.pending:
                 return known.committed
@@ -57,7 +60,7 @@ class CommittedReader:
 
     @contextmanager
     def opened(self, processor: Processor) -> Iterator[Consumer]:
-        """A client of a processor's group."""
+        """Opens a consumer of a processor's group, and closes it at the end."""
         consumer = self._cluster.consumer(self.group(processor), self._id)
         try:
             yield consumer

@@ -1,13 +1,14 @@
-"""Objects of event ordering that do not go on, and what an operator decides of them.
+"""Objects of event ordering that have stopped, and an operator's decisions on them.
 
-An object is stopped after an event that contradicts its order, or waits for an event that has not come. A decision
-(ordering/decisions.py) is a record of the events' topic: the consumer's worker does it in the transaction of its
-position, while it runs. Once the group has read the decision, no more events of the object become dead letters; those
-that have, are sent again, each in one transaction with the mark that `dead-letters list` counts as replayed. They are
-brought along by decisions, so other groups go past them. So is an accepted event that is a dead letter.
+An object is stopped after an event that contradicts its order, or waits for an event that has not arrived. A decision
+(ordering/decisions.py) is a record in the topic of the events. A worker of the consuming group carries it out while it
+runs, in the transaction that commits the record's offset. Once the group has read the decision, no more events of the
+object become dead letters. Those that have become dead letters are sent again, each in one transaction with the mark
+that `dead-letters list` counts as replayed. Decisions carry these events, so other groups skip them. An accepted event
+that is a dead letter is sent in the same way.
 
-After a crash, run it again: a decision that is done already is for another state of the object then, and changes
-nothing; a dead letter is marked, or it is not sent.
+After a crash, run the command again. A decision that was carried out names an older state of the object, and changes
+nothing. A dead letter is either sent and marked, or not sent.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from kstreams_py.state.reading import read_reserved
 logger = logging.getLogger(__name__)
 
 LETTERS_AT_ONCE: Final = 500
-"""Events that are sent again in one transaction."""
+"""The most events that one transaction sends again."""
 
 LOOK_SECONDS: Final = 0.2
 
@@ -50,11 +51,11 @@ _FAULT: Final = f"{EventFault.__module__}.{EventFault.__qualname__}"
 
 @dataclass(frozen=True, slots=True)
 class ObjectState:
-    """What a consumer group has of an object.
+    """The state of an object in a consumer group.
 
     - `newest`: the id of the newest applied event; 0 for none.
-    - `stop`: why it is stopped; None if it is not.
-    - `held`: the events that wait, by their predecessors.
+    - `stop`: why the object is stopped; None if it is not.
+    - `held`: the events that wait, sorted by their predecessors.
     """
 
     processor: str
@@ -66,15 +67,15 @@ class ObjectState:
 
     @property
     def goes_on(self) -> bool:
-        """It is not stopped, and none of its events waits."""
+        """Whether the object is not stopped and none of its events waits."""
         return self.stop is None and not self.held
 
 
 class Decided(NamedTuple):
-    """What has become of a decision that the group has read.
+    """The result of a decision that the group has read.
 
-    - `is_done`: the object goes on, or waits for another event. Otherwise nothing has changed, or another fault came.
-    - `sent`: how many of its events were sent again, with an accepted one.
+    - `is_done`: the object goes on, or waits for another event. If False, nothing changed or another fault stopped it.
+    - `sent`: how many of its events were sent again, including an accepted one.
     """
 
     is_done: bool
@@ -82,7 +83,7 @@ class Decided(NamedTuple):
 
 
 class Missed(NamedTuple):
-    """An event that was refused, and its dead letter. `prev`: its predecessor, 0 for none."""
+    """An event that was refused, and its dead letter. `prev`: the id of its predecessor; 0 for none."""
 
     id: int
     prev: int
@@ -92,9 +93,11 @@ class Missed(NamedTuple):
 
 
 def following(refused: Iterable[Missed], newest: int, accepted: int) -> list[Missed]:
-    """The refused events that may follow the newest one, by their ids: not those of a chain that contradicts it.
+    """Returns the refused events that may follow the newest one, sorted by id.
 
-    - `accepted`: the event that is to follow it whatever its predecessor is; 0 for none.
+    Events of a chain that contradicts the newest one are left out.
+
+    - `accepted`: the event that follows the newest one whatever its predecessor is; 0 for none.
     """
     found: list[Missed] = []
     left_out: set[int] = set()
@@ -111,7 +114,7 @@ def following(refused: Iterable[Missed], newest: int, accepted: int) -> list[Mis
 
 
 def ordered_processors(graph: Graph, named: str | None = None) -> list[Processor]:
-    """The processors that apply events; that of an id. Raises UserMistake if there is none."""
+    """Returns the processors that apply events, or only the one with this id. Raises UserMistake if there is none."""
     found = [each for each in graph.processors if each.ordered is not None]
     chosen = [each for each in found if named in (None, each.id)]
     if not chosen:
@@ -123,7 +126,7 @@ def ordered_processors(graph: Graph, named: str | None = None) -> list[Processor
 
 
 def find_objects(graph: Graph, processor: Processor, environment: Environment) -> Iterator[ObjectState]:
-    """The objects of a processor, as they are committed. Raises TopicError, ClientError."""
+    """Yields the committed state of each object of a processor. Raises TopicError, ClientError."""
     for partition, entries in read_reserved(graph, processor, environment.cluster).items():
         try:
             task = read_task(entries, partition)
@@ -140,10 +143,10 @@ def find_objects(graph: Graph, processor: Processor, environment: Environment) -
 
 
 class Operator:
-    """Decides of one object of a processor, and sends again what it has missed."""
+    """Writes decisions on one object of a processor, and sends the events again that it has missed."""
 
     def __init__(self, graph: Graph, processor: Processor, environment: Environment, name: str) -> None:
-        """Reads what is committed. Raises UserMistake for an object without an event, and as find_objects."""
+        """Reads the committed state. Raises UserMistake for an object without events, and the same as find_objects."""
         self._graph = graph
         self._processor = processor
         self._environment = environment
@@ -153,16 +156,17 @@ class Operator:
         self._input = TopicPartition(processor.inputs[0].name, self.object.partition)
 
     def missed(self, accepted: int = 0) -> list[Missed]:
-        """The events that would be sent again, if this event is accepted, or none.
+        """Returns the events that would be sent again if this event is accepted; 0 accepts none.
 
         Raises BrokerUnavailable if a transaction hides dead letters.
         """
         return following(self._refused(), self.object.newest, accepted)
 
     def choose(self) -> int:
-        """The id of the event to go on with: the oldest that waits, or else that was refused.
+        """Returns the id of the event to go on with: the oldest waiting event, or else the oldest refused one.
 
-        Raises UserMistake if there is none, and if events were refused that it can go on with: they would be lost.
+        Raises UserMistake if there is none. Raises it also if refused events can follow without a decision: they would
+        be lost.
         """
         if self.object.stop is None and (missed := self.missed()):
             raise UserMistake(
@@ -173,15 +177,15 @@ class Operator:
             return self.object.held[0].id
         if (first := min((each.id for each in self._refused()), default=0)) == 0:
             raise UserMistake(
-                f"{self._shown}: no event waits or was refused that it could go on with: `kstreams order resume` lets "
+                f"{self._shown}: there is no waiting or refused event to go on with: `kstreams order resume` lets "
                 "it go on with the event that follows"
             )
         return first
 
     def catch_up(self, seconds: float) -> bool:
-        """Waits until the group has read all that is in the partition now, then reads the object again.
+        """Waits until the group has read all records that the partition has now, then reads the object again.
 
-        False after `seconds`: its workers do not run, or a transaction hides what is there.
+        Returns False after `seconds`: its workers do not run, or an open transaction hides records.
         """
         cluster, deadline = self._environment.cluster, self._environment.clock() + seconds
         high = cluster.ends([self._input], committed=False)[self._input]
@@ -196,12 +200,12 @@ class Operator:
         return True
 
     def decide(self, verb: Verb, event: int, seconds: float) -> Decided | None:
-        """Lets the object go on, once its group has read the decision, and sends again what it has missed.
+        """Writes a decision, waits until the group has read it, and sends the events again that the object has missed.
 
-        - `event`: the one that is accepted; 0 to resume.
-        - `seconds`: the longest wait for the group; None is returned after it: decide again once its workers run.
+        - `event`: the accepted event; 0 to resume.
+        - `seconds`: the longest wait for the group. Returns None after it: decide again once its workers run.
 
-        Raises Replaced if a replay of dead letters, or another decision, begins meanwhile; and as `missed`.
+        Raises Replaced if a replay of dead letters or another decision begins meanwhile, and the same as `missed`.
         """
         transactions = Transactions(self._graph, LetterReader(self._graph, self._environment), self._environment)
         sent = 0
@@ -224,7 +228,7 @@ class Operator:
         return Decided(is_done=True, sent=sent + len(missed))
 
     def _write(self, transactions: Transactions, verb: Verb, event: int) -> int:
-        """Writes a decision; returns how many events it brings along."""
+        """Writes a decision, and returns how many events it carries."""
         newest, stop = self.object.newest, self.object.stop
         offset = -1 if stop is None else stop.offset
         if verb is Verb.ACCEPT and stop is not None:
@@ -236,7 +240,7 @@ class Operator:
         return 0
 
     def _step(self, missed: Missed, verb: Verb, newest: int, stop: int) -> Done:
-        """A dead letter whose event is sent again with a decision."""
+        """Returns the step that sends the event of a dead letter again, with a decision."""
         decision = Decision(verb, self._group, newest, missed.id, stop, missed.prev)
         output: Output = decision_record(*self._input, self.object.name, decision, missed.event)
         return Done(missed.letter, [missed.letter.place], [output])
@@ -256,7 +260,7 @@ class Operator:
         return found[0]
 
     def _refused(self) -> Iterator[Missed]:
-        """The events behind the newest one that were refused, as their order was contradicted or as it is stopped."""
+        """Yields the events after the newest one that were refused: they forked, or the object was stopped."""
         await_letters(self._graph, self._environment)
         reader = LetterReader(self._graph, self._environment)
         originals = Originals(self._graph, self._environment)
@@ -266,7 +270,7 @@ class Operator:
                 continue
             if (reason := _reason(letter)) not in _SENT_AGAIN or letter.inputs[0].key() != self.object.name:
                 continue
-            if [each.name for each in letter.inputs] != [self._input[0]]:  # a forged one may name any topic
+            if [each.name for each in letter.inputs] != [self._input[0]]:  # a forged dead letter may name any topic
                 logger.warning("%s is not sent again: it names other inputs than %s", letter.place, self._input[0])
                 continue
             inputs = originals.find(letter, self._processor)
@@ -275,7 +279,7 @@ class Operator:
                 logger.warning("%s is not sent again: %s", letter.place, why)
                 continue
             number, prev = place_of(inputs[0].headers() or ())
-            is_possible = prev is None or 1 <= prev < number  # another one would stop the object again
+            is_possible = prev is None or 1 <= prev < number  # any other would stop the object again
             if number > self.object.newest and is_possible:
                 yield Missed(number, prev or 0, reason, letter, inputs[0])
 
@@ -285,5 +289,5 @@ class Operator:
 
 
 def _reason(letter: Letter) -> str:
-    """Why its event is a fault: a Reason."""
+    """Returns the Reason why the event of a dead letter is a fault."""
     return letter.message.partition(":")[0]

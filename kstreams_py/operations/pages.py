@@ -1,4 +1,4 @@
-"""Reads the records between two offsets of a partition page by page, so that memory is bounded."""
+"""Reads the records between two offsets of a partition in pages, so that memory is bounded."""
 
 from __future__ import annotations
 
@@ -11,37 +11,37 @@ from kstreams_py.processing.commits.attempts import Attempts
 from kstreams_py.records import Message, TopicPartition
 
 PAGE: Final = 200
-"""Records of the first page; a record may have a megabyte."""
+"""Records in the first page; a record may have a megabyte."""
 
 PAGE_BYTES: Final = 1_000_000
-"""The next page is larger if this one has fewer bytes."""
+"""A page doubles if the one before has fewer bytes than this."""
 
 PAGE_MAX: Final = 6_400
-"""Records of a page at most."""
+"""The most records in a page."""
 
 
 class Readable(Protocol):
-    """What pages are read from."""
+    """A cluster, or another source of records."""
 
     def read(self, partition: TopicPartition, start: int = 0, limit: int | None = None) -> Sequence[Message]:
-        """As of Cluster."""
+        """Same as `Cluster.read`."""
 
 
 class Pages:
-    """Reads from a cluster, with several attempts at a page."""
+    """Reads pages from a cluster; repeats a request that failed."""
 
     def __init__(self, cluster: Readable, attempts: Attempts) -> None:
         self._cluster = cluster
         self._attempts = attempts
 
     def read(self, tp: TopicPartition, start: int, limit: int) -> list[Message]:
-        """The committed records from an offset on, `limit` at most."""
+        """Returns the committed records from an offset on, at most `limit`."""
         page: list[Message] = []
         self._attempts.call(lambda: page.extend(self._cluster.read(tp, start, limit)))
         return page
 
     def between(self, tp: TopicPartition, start: int, end: int) -> Iterator[Message]:
-        """Yields the committed records from offset `start` on and before `end`."""
+        """Yields the committed records from offset `start` up to, but not including, `end`."""
         limit = PAGE
         while start < end:
             found: list[Any] = self.read(tp, start, limit)
@@ -57,6 +57,6 @@ class Pages:
 
 
 def open_pages(graph: Graph, cluster: Cluster, attempts: Attempts) -> dict[str, Pages]:
-    """What reads the topics of a graph, by the name of their cluster."""
+    """Returns readers for the topics of a graph, by the name of their cluster."""
     places = {"", *(topic.cluster for topic in graph.topics.values())}
     return {place: Pages(cluster.named(place), attempts) for place in places}

@@ -4,18 +4,18 @@ In reading order:
 
 reports      rule     the reports of a worker on its processors, and their sums over slots
 status       rule     the status of a run: its slots at one moment, and the state of each worker
-health       rule     whether a run is alive and ready
+health       rule     decides whether a run is alive and ready
 watch        acts     detects loops and processes that stand still; warns, and has them replaced
-hidden       acts     finds inputs whose newest records open transactions hide, and whose these are
-held_events  acts     warns of events that wait for the ones before them
+hidden       acts     finds inputs whose newest records open transactions hide, and who holds these open
+held_events  acts     warns of events that wait for their predecessors
 slot         acts     one worker process: a loop for each processor, drained together
 pipe         acts     carries reports from a worker to its supervisor
-output       acts     carries what a worker prints to its supervisor, or past one that is stopped or has ended
-supervised   acts     one slot over all its worker processes: reports, ends, restarts
-supervisor   acts     a process for each slot, restarted, stopped together
-terminal/             the log, and the live table above which workers print
+output       acts     carries the output of a worker to its supervisor, or past one that is stopped or has ended
+supervised   acts     one slot across its worker processes: reports, ends, restarts
+supervisor   acts     runs a process for each slot, restarts them, and stops them together
+terminal/             the log, and a live table below the workers' output
 http/                 the page of a run, its status, health and metrics
-span_export  adapter  where spans go: exporters by the OTEL_* variables
+span_export  adapter  exports spans as the OTEL_* variables say
 wiring       acts     builds a run: a slot on a real cluster, or a supervisor of several
 start        acts     the Python functions run() and start()
 """

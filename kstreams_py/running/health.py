@@ -1,7 +1,7 @@
-"""Whether a run is alive and ready: the answers of /livez and /readyz.
+"""Decides whether a run is alive and ready: the answers of /livez and /readyz.
 
-A run is alive if the loop of each worker turns. Nobody should restart it for what a restart does not cure: a worker
-that waits for a broker is alive, and so is a slot whose process is being restarted.
+A run is alive if the loop of each worker turns. It counts as alive where a restart would not help: a worker that waits
+for a broker is alive, and so is a slot whose process is being restarted.
 """
 
 from __future__ import annotations
@@ -13,20 +13,26 @@ from kstreams_py.metrics import WorkerState
 from kstreams_py.running.status import RunStatus, SlotStatus
 
 STARTING_SECONDS: Final = 120.0
-"""Seconds that a process has for its first report: its imports may take long."""
+"""Seconds until the first report of a process is late: its imports may take long."""
 
 LOOK_LATE: Final = 2.0
-"""Seconds since the status was made, after which the process that makes it stands still itself."""
+"""The age of a status, in seconds, after which the process that creates it stands still itself."""
 
 READY: Final = frozenset({WorkerState.RUNNING, WorkerState.RETRYING, WorkerState.SPARE})
-"""The states of a worker that holds its place in the group."""
+"""The states of a worker that is a member of its group."""
 
 AWAY: Final = frozenset({WorkerState.BROKER_AWAY, WorkerState.SINK_AWAY})
 """The states of a worker that waits for another system."""
 
 
 class Still(NamedTuple):
-    """What stands still, as text, for how many seconds, and where: no slot if nobody looks, no processor for all."""
+    """Something that stands still.
+
+    - `what`: a description.
+    - `seconds`: for how long.
+    - `slot`: None if the watching process itself stands still.
+    - `processor`: None if the whole process does.
+    """
 
     what: str
     seconds: float
@@ -35,9 +41,9 @@ class Still(NamedTuple):
 
 
 def still(status: RunStatus, now: float, limit: float) -> list[Still]:
-    """The workers whose loop has not turned for `limit` seconds, each with the slot and the processor.
+    """Returns the workers whose loop has not turned for `limit` seconds, each with the slot and the processor.
 
-    `now` is in monotonic seconds.
+    - `now`: monotonic seconds.
     """
     since = max(0.0, now - status.looked_at)
     if since > limit:
@@ -61,7 +67,7 @@ def _still(slot: SlotStatus, since: float, limit: float) -> Iterator[Still]:
 
 
 def unready(status: RunStatus, processors: Collection[str]) -> list[str]:
-    """The workers that do not hold their place in the group, each with its state."""
+    """Returns the workers that are no members of their group, each with its state."""
     if status.stopping:
         return ["the workers drain"]
     found = []

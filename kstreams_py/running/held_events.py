@@ -1,4 +1,4 @@
-"""Warns of events that wait for the ones before them longer than they should, and tells how many wait."""
+"""Warns of events that wait too long for their predecessors, and counts the events that wait."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ logger = logging.getLogger(__name__)
 
 
 class HeldEvents:
-    """The events that wait in one slot.
+    """Watches the events that wait in one slot.
 
-    - `seconds`: from which on an event that waits is warned of, and again each time that it has waited twice as long.
+    - `seconds`: the wait after which a warning is logged, and again each time the wait has doubled.
     - `wall`: returns seconds since 1970.
     """
 
@@ -24,10 +24,10 @@ class HeldEvents:
         self._seconds = seconds
         self._wall = wall
         self._warned: dict[str, tuple[LongestHeld, float]] = {}
-        """By processor, the event that was warned of last, and the age at which it is warned of again."""
+        """By processor: the event of the last warning, and the age in seconds at which the next one is due."""
 
     def look(self, processor: str, counts: EventCounts) -> Mapping[str, float]:
-        """What a report has of them (Report.events). Warns of the one that waits for longest."""
+        """Returns the values of Report.events. Warns of the event that has waited longest."""
         longest, now = counts.longest_held, self._wall()
         seconds = 0.0 if longest is None else max(0.0, now - longest.since)
         if longest is not None:
@@ -45,7 +45,7 @@ class HeldEvents:
             return
         self._warned[processor] = longest, 2 * seconds
         logger.warning(
-            "%s: event %d of %r, at %s, has waited for %.0f s for event %d, which has not come (%d events wait): if "
+            "%s: event %d of %r, at %s, has waited for %.0f s for event %d, which has not arrived (%d events wait): if "
             "that is a dead letter, `kstreams order resume GRAPH %s` sends it; if it is lost, `kstreams order accept` "
             "goes on without it", processor, longest.id, longest.object,
             longest.place, seconds, longest.prev, held, shlex.quote(longest.object),

@@ -1,7 +1,7 @@
-"""Finds inputs whose newest records open transactions hide, and whose these are.
+"""Finds inputs whose newest records open transactions hide, and the producers of these transactions.
 
-A reader of committed records stops at the last stable offset: behind a producer that died in a transaction it has
-nothing to do, its lag is 0, and all of it looks well.
+A reader of committed records stops at the last stable offset. If a producer died in a transaction, the reader has
+nothing to read, its lag is 0, and it looks healthy.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from kstreams_py.running.http.remedies import HIDDEN_SECONDS as HIDDEN_TOO_LONG
 logger = logging.getLogger(__name__)
 
 HIDDEN_SECONDS: Final = 10.0
-"""Seconds for which a last stable offset must have stood before its end, until that counts: others commit as well."""
+"""Seconds that a last stable offset must stand below the end before it counts: other producers commit as well."""
 
 ASKED_SECONDS: Final = 30.0
-"""Seconds between two requests for the transactions that are open on the same partition."""
+"""Seconds between two requests for the open transactions of the same partition."""
 
 PAUSE_SECONDS: Final = 5.0
-"""Seconds between two requests of one slot: each makes a client of its own."""
+"""Seconds between two requests of one slot: each request creates a client."""
 
 
 class Hidden(NamedTuple):
-    """For how many seconds records have been hidden, which, by whom, as text, and of how many partitions."""
+    """Hidden records: for how many seconds, which ones and by whom as text, and in how many partitions."""
 
     seconds: float = 0.0
     text: str = ""
@@ -41,7 +41,7 @@ class Hidden(NamedTuple):
 
 @dataclass(slots=True)
 class _Held:
-    """A last stable offset that is below the high watermark, since when, and whether the log says so."""
+    """A last stable offset below the high watermark, since when (monotonic seconds), and whether that was logged."""
 
     stable: int
     since: float
@@ -49,7 +49,7 @@ class _Held:
 
 
 class HiddenRecords:
-    """The hidden records of the inputs of one slot. Its lag thread looks, another one asks whose they are."""
+    """The hidden records of one slot's inputs. The lag thread calls `look`; another thread calls `ask`."""
 
     def __init__(self, cluster: Cluster, wall: Callable[[], float] = time.time) -> None:
         """`wall` returns seconds since 1970."""
@@ -58,15 +58,16 @@ class HiddenRecords:
         self._held: dict[TopicPartition, _Held] = {}
         self._found: dict[TopicPartition, Hidden] = {}
         self._asked_at: dict[TopicPartition, float] = {}
-        """When each partition was asked for last: transactions that follow one another ask no more often."""
+        """The time of the last request for each partition: successive transactions cause no more requests."""
         self._answers: dict[TopicPartition, tuple[int, str]] = {}
-        """The newest answer about each partition: the stable offset that it was asked for, and who holds it."""
+        """The newest answer about each partition: the stable offset of the request, and who holds it."""
 
     def look(self, stable: Positions, highs: Iterable[Positions], now: float) -> None:
-        """Takes the last stable offsets, and of each worker the high watermarks, which may be older.
+        """Takes the last stable offsets, and the high watermarks of each worker, which may be older.
 
-        Both only grow: a stable offset below an old high watermark is below the newest as well. `now` is in monotonic
-        seconds. Makes no request.
+        Both only grow: a stable offset below an old high watermark is also below the newest. Makes no request.
+
+        - `now`: monotonic seconds.
         """
         above = {tp for each in highs for tp, high in each.items() if tp in stable and high > stable[tp]}
         held, found = {}, {}
@@ -83,20 +84,20 @@ class HiddenRecords:
         return by if asked_for == stable else f"a transaction from offset {stable}"
 
     def _log(self, held: _Held, hidden: Hidden) -> None:
-        """Logs once what is a bad finding from now on."""
+        """Logs once that the hidden records have become a bad finding."""
         if hidden.seconds > HIDDEN_TOO_LONG and not held.is_logged:
             held.is_logged = True
             logger.warning(
-                "for %.0f s, readers of committed records see nothing new: %s",
+                "readers of committed records have seen nothing new for %.0f s: %s",
                 hidden.seconds,
                 hidden.text,
                 extra=repeated("inputs that a transaction hides", hidden.text),
             )
 
     def ask(self, now: float) -> None:
-        """Asks for the open transactions of one hidden partition, if a request is due; it may take long.
+        """Asks for the open transactions of one hidden partition, if a request is due. This may take long.
 
-        Of several, the one that was asked for least recently, then the one that is hidden longest.
+        It chooses the partition that was asked for least recently, then the one that has been hidden longest.
         """
         held, never = self._held, -math.inf
         if now - max(self._asked_at.values(), default=never) < PAUSE_SECONDS:
@@ -116,7 +117,7 @@ class HiddenRecords:
     def _look_up(self, tp: TopicPartition, stable: int) -> str:
         try:
             first = min(self._cluster.open_transactions(tp), key=lambda each: each.start, default=None)
-        except Exception as error:  # of a client's mistake too: the thread that asks must go on
+        except Exception as error:  # whatever a client raises: the thread that asks must go on
             return f"a transaction from offset {stable}, which cannot be looked up: {error}"
         ended = f"a transaction from offset {stable}, which has just ended"
         if first is None:
@@ -125,7 +126,7 @@ class HiddenRecords:
         return f"{found}: `{command('abort', tp, first.start)}`" if first.hangs else found
 
     def of(self, partitions: Iterable[TopicPartition]) -> Hidden:
-        """What is hidden of these partitions: the longest time, and the text of that one."""
+        """Returns what is hidden in these partitions: the longest time, and the text for that partition."""
         of_all = self._found
         found = [of_all[tp] for tp in partitions if tp in of_all]
         if not found:

@@ -1,9 +1,9 @@
 """The output of worker processes: pipes from each to its supervisor, which writes whole lines with their slot.
 
-A worker writes as to any pipe: a write waits while the pipe is full, and what was written is read after the worker has
-died. Nothing is dropped. A worker does not depend on its supervisor for that: it holds the reading ends too, and the
-outputs that the supervisor has. While the supervisor is stopped, it empties full pipes there itself; once the
-supervisor has ended, it writes there directly.
+A worker writes as to any pipe: a write waits while the pipe is full, and the pipe is read to its end after the worker
+has died. Nothing is dropped. A worker does not depend on its supervisor: it also holds the reading ends and the
+supervisor's own outputs. While the supervisor is stopped, the worker empties full pipes into these outputs itself; once
+the supervisor has ended, it writes to them directly.
 """
 
 from __future__ import annotations
@@ -29,35 +29,35 @@ OUTPUT_FDS: Final = "KSTREAMS_OUTPUT_FDS"
 """The environment variable with the file descriptors that a worker needs to go on without its supervisor."""
 
 STOPPED_SECONDS: Final = 3.0
-"""Seconds for which a pipe is full and the supervisor reads nothing, until its worker empties the pipe itself."""
+"""Seconds that a pipe is full and the supervisor reads nothing, before the worker empties the pipe itself."""
 
 LOOK_SECONDS: Final = 0.5
-"""Seconds between two looks of a worker at its pipes, while its supervisor reads."""
+"""Seconds between two checks of a worker's pipes while its supervisor reads."""
 
 LINE_SECONDS: Final = 1.0
-"""Seconds for which a worker waits for the end of a line that it has begun to read."""
+"""Seconds that a worker waits for the end of a line that it has begun to read."""
 
 READ_MAX: Final = 1 << 16
-"""Bytes of one read: as many as a pipe holds."""
+"""The most bytes of one read: the capacity of a pipe."""
 
 FINISH_SECONDS: Final = 5.0
-"""Seconds until output is given up that a process which a worker started still holds open."""
+"""Seconds after which output is given up that a child process of a worker still holds open."""
 
 STDOUT: Final = 1
 STDERR: Final = 2
 
 Write = Callable[[int, str, Sequence[bytes]], None]
-"""Takes the output (STDOUT or STDERR), the slot as text, and lines without their ends. Called in several threads."""
+"""Takes the output (STDOUT or STDERR), the slot as text, and lines without their ends. Several threads call it."""
 
 
 class WorkerOutput:
-    """The supervisor's ends of one worker process's output. A thread reads each, until the last writer has ended."""
+    """The supervisor's side of a worker process's output. A thread reads each pipe until its last writer has ended."""
 
     def __init__(self, write: Write, slot: str) -> None:
         self.slot = slot
         """The prefix of the lines; a standby gets its slot later."""
         self._write = write
-        # the supervisor's mark that it reads: nothing else tells a stopped reader from one that is slower than a writer
+        # counts the supervisor's reads: nothing else distinguishes a stopped reader from a slow one
         self._mark = tempfile.TemporaryFile()  # noqa: SIM115, open as long as the pipes
         opened: list[int] = []
         try:
@@ -78,7 +78,7 @@ class WorkerOutput:
     def spawn(
         self, command: Sequence[str], environment: Mapping[str, str], stdin: int, fd: int
     ) -> subprocess.Popen[bytes]:
-        """Starts a process with this output; `fd` is passed to it too."""
+        """Starts a process with this output; it inherits `fd` as well."""
         passed = (*self._reading, *self._originals, self._mark.fileno())
         try:
             process = subprocess.Popen(
@@ -102,7 +102,7 @@ class WorkerOutput:
             thread = threading.Thread(target=self._read, args=(output, reading), name="output", daemon=True)
             try:
                 thread.start()
-            except RuntimeError as error:  # the limit of the machine
+            except RuntimeError as error:  # the machine allows no more threads
                 process.kill()
                 process.wait()
                 for each in self._reading[len(self._threads) :]:
@@ -112,7 +112,7 @@ class WorkerOutput:
         return process
 
     def finish(self, deadline: float) -> None:
-        """Waits until all that was written has been passed on; not beyond `deadline`, in time.monotonic() seconds."""
+        """Waits until all output has been passed on, at most until `deadline` (in time.monotonic() seconds)."""
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
 
@@ -136,7 +136,7 @@ class WorkerOutput:
 
     def _pass_on(self, output: int, lines: Sequence[bytes]) -> None:
         if lines:
-            with contextlib.suppress(OSError):  # nobody reads it any more: the worker must go on
+            with contextlib.suppress(OSError):  # nobody reads the output any more, but the worker must go on
                 self._write(output, self.slot, lines)
 
 
@@ -150,7 +150,7 @@ def _copy(fd: int) -> int:
 
 
 def keep_output() -> None:
-    """In a worker process: writes whole lines to the supervisor, and goes on without it if it is stopped or ends.
+    """Makes a worker process write whole lines to its supervisor, and go on without it if it is stopped or ends.
 
     Does nothing in a process that no supervisor has started.
     """
@@ -159,7 +159,7 @@ def keep_output() -> None:
         return
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            # Python would hold 8 kB back, and lose them in a crash; with PYTHONUNBUFFERED it would write parts of lines
+            # Python would buffer 8 kB, and lose them in a crash; with PYTHONUNBUFFERED it would write parts of lines
             stream.reconfigure(line_buffering=True, write_through=False)
     numbers = [int(fd) for fd in fds.split(",")]
     for fd in numbers:
@@ -169,15 +169,15 @@ def keep_output() -> None:
 
 
 class Detour:
-    """The way of a worker's output past its supervisor."""
+    """Carries a worker's output past its supervisor while that is stopped, and after it has ended."""
 
     def __init__(self, reading: Sequence[int], originals: Sequence[int], mark: int, report_fd: int) -> None:
         """Takes file descriptors.
 
         - `reading`: the reading ends of standard output and standard error.
-        - `originals`: these outputs of the supervisor.
-        - `mark`: of the file that counts the supervisor's reads.
-        - `report_fd`: of a pipe that only the supervisor reads.
+        - `originals`: the standard output and standard error of the supervisor.
+        - `mark`: the file that counts the supervisor's reads.
+        - `report_fd`: a pipe that only the supervisor reads.
         """
         self._reading = reading
         self._originals = originals
@@ -190,14 +190,14 @@ class Detour:
     def run(self) -> None:
         """Watches the supervisor until it has ended, then writes without it."""
         alive = select.poll()
-        alive.register(self._report_fd, 0)  # an error is reported, and nothing else: its reader has ended
+        alive.register(self._report_fd, 0)  # poll reports only an error: the reader has ended
         seconds = LOOK_SECONDS
         while not alive.poll(int(seconds * 1000)):
             seconds = 0.01 if self._look() else LOOK_SECONDS
         self._go_on_alone()
 
     def _look(self) -> bool:
-        """Empties pipes that are full because the supervisor is stopped; returns whether it is."""
+        """Empties pipes that are full because the supervisor is stopped; returns whether it is stopped."""
         mark, now = os.pread(self._mark_fd, 8, 0), time.monotonic()
         if mark != self._mark:
             self._mark, self._stopped_since = mark, None
@@ -213,7 +213,7 @@ class Detour:
             return False
         for number in full:
             lines, reading = self._lines[number], self._reading[number]
-            # to the end of a line, or the supervisor would get the rest of one that is cut
+            # read up to the end of a line, or the supervisor would get the rest of a cut line
             while os.pread(self._mark_fd, 8, 0) == mark and _ready(
                 reading, select.POLLIN, LINE_SECONDS if lines.has_rest else 0.0
             ):
@@ -250,7 +250,7 @@ class Detour:
 
 
 def _ready(fd: int, event: int, seconds: float = 0.0) -> bool:
-    """Whether a pipe can be read or written, now or within some seconds."""
+    """Returns whether a pipe can be read or written, now or within `seconds`."""
     poll = select.poll()
     poll.register(fd, event)
     return any(found & event for _, found in poll.poll(seconds * 1000))
@@ -263,8 +263,8 @@ def write_lines(output: int, lines: Sequence[bytes]) -> None:
     stream.flush()
     try:
         fd = stream.fileno()
-    except OSError:  # it was replaced by one in memory
+    except OSError:  # a stream in memory has replaced it
         stream.buffer.write(data)
         return
-    while data:  # in one call as far as possible: a worker that goes on alone may write at the same time
+    while data:  # in as few calls as possible: a worker without its supervisor may write at the same time
         data = data[os.write(fd, data) :]

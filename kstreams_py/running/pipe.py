@@ -1,8 +1,8 @@
 """The pipe from a worker to its supervisor: lines of JSON, written without waiting.
 
-Each report is a line of the fields whose size is bounded. What is not bounded follows in lines of its own, and only
-where it has changed: measures, texts (TEXTS), and the lags of as many partitions as fit a line. A line that the
-pipe does not take is written with a later report.
+Each report is a line with the fields of bounded size. Fields of unbounded size follow in their own lines, and only if
+they have changed: measures, texts (TEXTS), and the lags of as many partitions as fit into a line. If the pipe does not
+take a line, it is written with a later report.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ REPORT_FD: Final = "KSTREAMS_REPORT_FD"
 """The environment variable with the file descriptor to which a worker writes its reports and its last error."""
 
 ITEMS_MAX: Final = 2_048
-"""Bytes of a line of several items: it must fit beside bounded lines in the smallest pipe that Linux makes."""
+"""The most bytes of a line of several items: it must fit beside bounded lines in the smallest pipe of Linux."""
 
 TEXTS: Final = ("failure", "why", "hidden")
 """The fields of a report that are texts of any length."""
 
 TEXT_MAX: Final = 400
-"""Characters of a text that are reported."""
+"""The most characters of a text in a report."""
 
 
 def report_writer() -> Callable[[Sequence[Report]], None] | None:
-    """A function that writes reports to the supervisor of this process; None without a supervisor.
+    """Returns a function that writes reports to the supervisor of this process; None without a supervisor.
 
-    It does not wait: while the pipe is full, because the supervisor is stopped, reports are dropped. It raises
+    The function does not wait: while the pipe is full because the supervisor is stopped, reports are dropped. It raises
     BrokenPipeError if the supervisor has ended.
     """
     fd = os.environ.get(REPORT_FD)
@@ -43,7 +43,7 @@ def report_writer() -> Callable[[Sequence[Report]], None] | None:
 
 
 def report_drained() -> None:
-    """Reports to the supervisor that this worker has drained: what it ends with is the end that was asked for.
+    """Reports to the supervisor that this worker has drained, so that its end is the requested one.
 
     Waits while the pipe is full: without this line, status 0 means that a function has ended the process.
     """
@@ -62,7 +62,7 @@ def report_error(error: KStreamsError) -> bool:
     if fd is None:
         return False
     try:
-        line = b"\n" + _line({"error": f"{type(error).__name__}: {error}"})  # ends a report that was cut
+        line = b"\n" + _line({"error": f"{type(error).__name__}: {error}"})  # \n ends a report that was cut
         return _write(int(fd), line) == len(line)
     except OSError:
         return False
@@ -73,10 +73,10 @@ def _line(fields: Mapping[str, object]) -> bytes:
 
 
 def _write(fd: int, data: bytes) -> int:
-    """Writes without waiting; returns how many bytes the pipe took.
+    """Writes without waiting; returns how many bytes the pipe has taken.
 
-    Up to PIPE_BUF bytes (4,096 on Linux, 512 on macOS) go whole or not at all; more may be cut in a pipe that is almost
-    full.
+    Up to PIPE_BUF bytes (4,096 on Linux, 512 on macOS) are written whole or not at all; more may be cut if the pipe is
+    almost full.
     """
     os.set_blocking(fd, False)
     try:
@@ -86,22 +86,22 @@ def _write(fd: int, data: bytes) -> int:
 
 
 Item = tuple[Any, ...]
-"""A part of what is not bounded: ("measure", name, value), ("why", text), ("lag", topic, partition, lag)."""
+"""A part of the unbounded fields: ("measure", name, value), ("why", text), ("lag", topic, partition, lag)."""
 
 
 class _Writer:
-    """Writes the reports of one worker process; it knows what the supervisor has of each processor."""
+    """Writes the reports of one worker process; remembers what the supervisor has of each processor."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
         self._is_cut = False
-        """The pipe did not take the whole of the last line."""
+        """Whether the pipe took only a part of the last line."""
         self._sent: dict[str, dict[Item, Any]] = {}
         self._generations: dict[str, int] = {}
-        """How often a processor has lost partitions: what was sent of others then counts no more."""
+        """How often each processor has lost partitions: the supervisor then discards older items."""
 
     def write(self, reports: Sequence[Report]) -> None:
-        """Writes all bounded lines first: a supervisor must hear of every loop, whatever else does not fit."""
+        """Writes all bounded lines first: a supervisor must hear of every loop, even if nothing else fits."""
         all_items = {report.processor: _items(report) for report in reports}
         for report in reports:
             items = all_items[report.processor]
@@ -119,7 +119,7 @@ class _Writer:
                 return
 
     def _write_items(self, processor: str, items: Sequence[tuple[Item, Any]]) -> bool:
-        """Writes items in as many lines as they need; False if the pipe takes no more."""
+        """Writes items in as many lines as they need; returns False if the pipe takes no more."""
         if not items:
             return True
         generation = self._generations.get(processor, 0)
@@ -135,7 +135,7 @@ class _Writer:
         return True
 
     def _write_line(self, line: bytes) -> bool:
-        """Writes a line; False if the pipe does not take the whole of it."""
+        """Writes a line; returns False if the pipe does not take all of it."""
         data = b"\n" + line if self._is_cut else line
         written = _write(self._fd, data)
         if written:
@@ -144,7 +144,7 @@ class _Writer:
 
 
 def _items(report: Report) -> dict[Item, Any]:
-    """What is not bounded of a report, by name."""
+    """Returns the unbounded parts of a report, by name."""
     items: dict[Item, Any] = {("measure", name): value for name, value in report.measures.items()}
     items |= {(name,): text[:TEXT_MAX] for name in TEXTS if (text := getattr(report, name))}
     items |= {("lag", *tp): lag for tp, lag in report.lags.items()}
@@ -158,20 +158,19 @@ class PipeReader:
         self._rest = b""
         self._heads: dict[str, Report] = {}
         self.has_drained = False
-        """Whether the worker has said that it has drained."""
+        """Whether the worker has reported that it has drained."""
         self._items: dict[str, tuple[int, dict[Item, Any]]] = {}
         """The newest items of each processor, and their generation."""
 
     def feed(self, data: bytes) -> list[Report | str]:
-        """Returns the newest report of each processor of which lines are complete now; a str is the error that ends
-        the worker.
+        """Takes bytes, and returns the newest report of each processor for which they complete a line.
 
-        A line of items gives the newest report once more, with these items.
+        A line of items gives the newest report once more, with these items. A str is the error that ends the worker.
         """
         *lines, self._rest = (self._rest + data).split(b"\n")
         found: dict[str, Report | str] = {}
         for line in lines:
-            with suppress(ValueError):  # it was cut: the pipe was full
+            with suppress(ValueError):  # the line was cut because the pipe was full
                 fields = json.loads(line)
                 if "drained" in fields:
                     self.has_drained = True
@@ -198,7 +197,7 @@ class PipeReader:
             items.update({tuple(each[:-1]): each[-1] for each in sent})
 
     def _whole(self, processor: str) -> Report:
-        """The newest report of a processor, with its items."""
+        """Returns the newest report of a processor, with its items."""
         head, items = self._heads[processor], self._items[processor][1]
         if not items:
             return head

@@ -15,21 +15,20 @@ class Report:
     """The state of one processor in one slot.
 
     - `counters`: counts since the worker started.
-    - `lag`: records still to be read; None if not known.
-    - `still_seconds`: since the loop last turned, or began another step.
+    - `lag`: records still to be read; None if unknown.
+    - `still_seconds`: seconds since the loop last turned, or began another step.
     - `place`: the function, file and line where a loop stands still; "" otherwise.
     - `state`: what the worker does.
     - `open_seconds`: the age of its transaction; None if none is open.
     - `measures`: renewals by reason, and histograms (Counters.measures), since the worker started.
-    - `lags`: the records still to be read of each partition that it holds; None if not known.
-    - `failure`: the newest step that failed, as text; "" for none.
-    - `why`: the reason of the state, of those that have one; "" otherwise.
-    - `hidden_seconds`: for which open transactions have hidden the newest records of an input; 0 if none does.
-    - `hidden`: which inputs, and whose transactions; "" for none.
-    - `hidden_partitions`: of how many of its partitions.
-    - `events`: of a processor that applies events, how many are `held` now, how many objects are `stopped`, and
-      `held_seconds`, the age of the event that waits for longest, and `held_limit`, the age that is reported; None of
-      others.
+    - `lags`: the records still to be read of each partition that it holds; None if unknown.
+    - `failure`: the newest failed step, as text; "" for none.
+    - `why`: the reason of the state; "" if the state has none.
+    - `hidden_seconds`: seconds for which open transactions have hidden the newest records of an input; 0 for none.
+    - `hidden`: the hidden inputs and the producers of these transactions, as text; "" for none.
+    - `hidden_partitions`: the number of its partitions with hidden records.
+    - `events`: None unless the processor applies events. `held`: how many events wait; `stopped`: how many objects are
+      stopped; `held_seconds`: the age of the event that has waited longest; `held_limit`: the age that is reported.
     """
 
     processor: str
@@ -50,7 +49,7 @@ class Report:
     events: Mapping[str, float] | None = None
 
     def head(self) -> dict[str, Any]:
-        """The fields whose size is bounded, as values that JSON can hold: all but measures, lags and texts."""
+        """Returns the fields of bounded size, as JSON values: all but measures, lags and texts."""
         return {
             "processor": self.processor,
             "slot": self.slot,
@@ -66,7 +65,7 @@ class Report:
         }
 
     def after(self, past: Mapping[str, int], measures: Mapping[str, float] | None = None) -> Report:
-        """This report with the counts and the measures of earlier workers of the same slot added."""
+        """Returns this report plus the counts and measures of earlier workers of the same slot."""
         return replace(
             self,
             counters={name: count + past.get(name, 0) for name, count in self.counters.items()},
@@ -75,14 +74,14 @@ class Report:
 
 
 def add(some: Mapping[str, float], others: Mapping[str, float]) -> dict[str, float]:
-    """The sums of two mappings, by name."""
+    """Returns the sums of two mappings, by name."""
     return {name: some.get(name, 0) + others.get(name, 0) for name in (*some, *(n for n in others if n not in some))}
 
 
 def totals(reports: Iterable[Report]) -> dict[str, Report]:
-    """Sums reports over slots, by processor; a sum has slot -1, and lag None if one of its reports has no lag.
+    """Sums reports over slots, by processor. A sum has slot -1, and lag None if one of its reports has no lag.
 
-    It has the fields `counters` and `lag` only.
+    Only its fields `counters` and `lag` are set.
     """
     found: dict[str, Report] = {}
     for report in reports:

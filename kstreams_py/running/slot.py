@@ -36,7 +36,7 @@ REPORT_INTERVAL = 1.0
 """Seconds between two reports."""
 
 RETENTION_SHORT: Final = 24 * 60
-"""Minutes. With a shorter offsets.retention.minutes, a job stopped overnight may lose its committed offsets."""
+"""Minutes. With a shorter offsets.retention.minutes, a job that is stopped overnight may lose its committed offsets."""
 
 PLACE_AFTER: Final = 1.0
 """Seconds without progress before the frames of a loop's thread are read.
@@ -59,8 +59,8 @@ class _Loop:
     def look(self, state: WorkerState) -> tuple[float, str]:
         """Returns the seconds since the loop last turned or began another step, and the place where it stands still.
 
-        Those for which the worker waits for another system do not count: a restart would not help, and once that
-        answers, the loop has its time to turn again.
+        The time for which the worker waits for another system does not count: a restart would not help. Once that
+        system answers, the time starts again at 0.
         """
         if not self.thread.is_alive():
             return 0.0, ""
@@ -80,7 +80,7 @@ class _Loop:
 
 
 def _place_of(find_frame: Callable[[], FrameType | None]) -> str:
-    """The function, file and line where a thread or a call stands still: in the user's function, or in this package."""
+    """Returns the function, file and line where a thread or call stands still, in a user's function or this package."""
     called, frame = None, find_frame()
     while frame is not None and not frame.f_code.co_filename.startswith(_ENGINE):
         called, frame = frame, frame.f_back
@@ -102,14 +102,14 @@ class Slot:
         self._stopping = threading.Event()
         self._failures: list[BaseException] = []
         self._lags: dict[str, dict[TopicPartition, int]] = {}
-        """The lags of each processor's partitions; without the processor if they are not known."""
+        """The lags of each processor's partitions; a processor is missing if they are unknown."""
         self._brokers_away = dict[str, str]()
-        """By the name of a cluster, why its newest request failed: of those of which no broker answers."""
+        """By the name of a cluster of which no broker answers, why its newest request failed."""
         self._hidden = HiddenRecords(environment.cluster)
         self._held = HeldEvents(environment.settings.held_timeout_ms / 1000)
 
     def stop(self) -> None:
-        """Lets every loop commit what is processed, then end."""
+        """Lets every loop commit what it has processed, then end."""
         self._stopping.set()
 
     def run(
@@ -123,7 +123,8 @@ class Slot:
 
         - `report`: called with the reports of all processors every REPORT_INTERVAL seconds. An exception of `report`
           ends the loops and is raised here.
-        - `create`: create missing topics first, with so many `partitions` where nothing else decides.
+        - `create`: create missing topics first.
+        - `partitions`: the number of partitions of new topics, if nothing else decides.
 
         Raises the first failure of any loop, or DrainTimeout if a loop does not end within drain_timeout_ms.
         """
@@ -145,7 +146,7 @@ class Slot:
         for cluster, topic in written.items():
             threading.Thread(target=self._keep_looking, args=(cluster, topic), name=cluster, daemon=True).start()
         try:
-            report(self._reports(loops))  # at once: the supervisor measures silence from the first report on
+            report(self._reports(loops))  # report at once: the supervisor measures silence from the first report
             while not self._stopping.wait(REPORT_INTERVAL):
                 report(self._reports(loops))
         except BaseException:
@@ -184,7 +185,7 @@ class Slot:
         except BaseException as raised:
             returned = True
             error = raised
-            if isinstance(raised, SystemExit | KeyboardInterrupt):  # a signal raises nothing in this thread
+            if isinstance(raised, SystemExit | KeyboardInterrupt):  # no signal raises these in this thread
                 named = f"{worker.processor.id}: its loop was ended by {raised!r}"
                 error = FunctionExited("; ".join(getattr(raised, "__notes__", [])) or named)
                 error.__cause__ = raised
@@ -194,12 +195,12 @@ class Slot:
                 logger.info("%s: ended by %s", worker.processor.id, type(error).__name__)
             self._failures.append(error)
         finally:
-            if not returned:  # a client can raise something that `except` does not catch; threading prints it
+            if not returned:  # a client may raise something that `except` does not catch; threading prints it
                 self._failures.append(Fatal(f"{worker.processor.id}: its loop was ended by its client: see the log"))
             self._stopping.set()
 
     def _leave(self, workers: Sequence[Worker]) -> None:
-        """Leaves the groups, so that their partitions move at once; every worker has closed its consumer before."""
+        """Leaves the groups, so that their partitions move at once. Every worker has closed its consumer before."""
         for i, worker in enumerate(workers):
             try:
                 left = self._cluster.leave(worker.consumer)
@@ -215,13 +216,13 @@ class Slot:
             logger.info("%s: %s", worker.processor.id, done)
 
     def _reports(self, loops: Sequence[_Loop]) -> list[Report]:
-        """Makes no request: a broker that does not answer must not delay reports, signals or draining."""
+        """Returns the reports. Makes no request: an unreachable broker must not delay reports, signals or draining."""
         reports = []
         for loop in loops:
             worker, known = loop.worker, self._lags.get(loop.id)
             state = self._state_of(worker)
             still_seconds, place = loop.look(state)
-            # right after an assignment not every partition has been asked for: that is not a lag of 0
+            # right after an assignment, the ends of some partitions are still unknown: that is no lag of 0
             of_each = {tp: (known or {}).get(tp) for tp in worker.ledger.cursors}
             complete = known is not None and None not in of_each.values()
             hidden = self._hidden.of(worker.ledger.cursors)
@@ -256,7 +257,7 @@ class Slot:
         return WorkerState.BROKER_AWAY if self._why_away(worker) else worker.state
 
     def _why_away(self, worker: Worker) -> str:
-        """Why a cluster that the worker needs is away; "" if each answers."""
+        """Returns why a cluster that the worker needs is away; "" if all answer."""
         away = self._brokers_away
         return away.get("") or away.get(worker.processor.cluster, "")
 
@@ -268,24 +269,24 @@ class Slot:
             positions = {worker.processor.id: worker.ledger.positions for worker in workers}
             asked = {tp for of_worker in positions.values() for tp in of_worker}
             try:
-                # a slot without partitions asks too: it has to know whether the broker is away
+                # a slot without partitions asks too, to learn whether the broker is away
                 ends = self._cluster.ends(asked or {TopicPartition(workers[0].processor.inputs[0].name, 0)})
                 self._lags = {processor: lags(reached, ends) for processor, reached in positions.items()}
                 self._brokers_away.pop("", None)
                 self._hidden.look(ends, [worker.consumer.highs for worker in workers], time.monotonic())
                 if failures:
-                    logger.info("the ends of the inputs are known again", extra=answers("ends"))
+                    logger.info("can read the end offsets of the inputs again", extra=answers("ends"))
                 failures = 0
             except KStreamsError as error:
                 failures += 1
-                logger.info("the ends of the inputs are not known now: %s", error, extra=away("ends"))
+                logger.info("cannot read the end offsets of the inputs: %s", error, extra=away("ends"))
                 self._lags = {}
                 self._note_away("", error)
             if self._stopping.wait(REPORT_INTERVAL):
                 return
 
     def _keep_looking(self, name: str, topic: str) -> None:
-        """Asks another cluster whether it answers every REPORT_INTERVAL seconds, in a thread of its own."""
+        """Checks every REPORT_INTERVAL seconds whether another cluster answers, in a thread of its own."""
         logs.set_context(graph=self._graph.name, slot=self._slot)
         while not self._stopping.wait(REPORT_INTERVAL):
             try:
@@ -305,7 +306,7 @@ class Slot:
             self._brokers_away.pop(cluster, None)
 
     def _keep_asking(self) -> None:
-        """Asks whose transactions hide records: in a thread of its own, as each request may take 10 s."""
+        """Asks whose transactions hide records, in a thread of its own: each request may take 10 s."""
         while not self._stopping.wait(REPORT_INTERVAL):
             self._hidden.ask(time.monotonic())
 

@@ -1,4 +1,4 @@
-"""Where spans go: to the program's own tracer provider, or to exporters by OpenTelemetry's OTEL_* variables."""
+"""Exports spans to the program's own tracer provider, or as OpenTelemetry's OTEL_* variables say."""
 
 from __future__ import annotations
 
@@ -27,31 +27,31 @@ except ImportError:
 logger = logging.getLogger(__name__)
 
 GROUP: Final = "opentelemetry_traces_exporter"
-"""The entry points by which packages offer exporters of spans."""
+"""The group of entry points in which packages offer span exporters."""
 
 EXPORTERS: Final = "OTEL_TRACES_EXPORTER"
 PROTOCOLS: Final = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 OTLP: Final = {"http/protobuf": "otlp_proto_http", "grpc": "otlp_proto_grpc"}
-"""OTLP's protocols, each with the entry point of its exporter."""
+"""The protocols of OTLP, each with the entry point of its exporter."""
 
 HEADERS: Final = ("OTEL_EXPORTER_OTLP_TRACES_HEADERS", "OTEL_EXPORTER_OTLP_HEADERS")
-"""OTLP's headers, of which the first that is set counts."""
+"""The variables with OTLP's headers; the first one that is set counts."""
 
 FLUSH_SECONDS: Final = 3.0
-"""Seconds that a run which ends waits for its last spans, so that a collector that is away does not get it killed."""
+"""Seconds that an ending run waits for its last spans, so that it is not killed because a collector is away."""
 
 
 class RunProvider(TracerProvider):
-    """The tracer provider of a run, not one of the program."""
+    """A tracer provider that a run has created, in contrast to the program's own."""
 
 
 @contextmanager
 def exporting(graph: str, *, background: bool = False) -> Iterator[trace.TracerProvider]:
-    """Exports the spans of a run inside the block, those of the end included; gives the provider of its spans.
+    """Exports the spans of a run inside the block, including those of its end; gives their tracer provider.
 
-    If the program has a tracer provider, it is that. Otherwise one is made, as the OTEL_* variables say, with the name
-    of the graph as service.name where they give none; it becomes the program's own unless the run is in the
-    `background`, so that functions' own spans go there too. Raises as check_exporters().
+    If the program has a tracer provider, it is used. Otherwise the OTEL_* variables configure a new one; its
+    service.name is the name of the graph unless they set one. Unless the run is in the `background`, the new provider
+    becomes the program's own, so that the functions' own spans go there too. Raises the same as check_exporters().
     """
     found = trace.get_tracer_provider()
     is_unset = isinstance(found, trace.ProxyTracerProvider)
@@ -65,28 +65,30 @@ def exporting(graph: str, *, background: bool = False) -> Iterator[trace.TracerP
 
 
 def new_provider(graph: str) -> RunProvider:
-    """A tracer provider with the exporters, the sampler and the resource of the OTEL_* variables.
+    """Returns a tracer provider with the exporters, the sampler and the resource of the OTEL_* variables.
 
     Raises SettingsError for a value that an exporter refuses.
     """
     named = OTELResourceDetector().detect().attributes.get("service.name")
     resource = Resource.create({} if named else {"service.name": graph})
-    # at the exit of the process the SDK would wait half a minute for a collector that is away
+    # when the process exits, the SDK would wait half a minute for a collector that is away
     provider = RunProvider(resource=resource, shutdown_on_exit=False)
     for exporter in _exporters():
         try:
             provider.add_span_processor(BatchSpanProcessor(exporter.load()()))
-        except Exception as error:  # of any package that offers an exporter
+        except Exception as error:  # any package may offer an exporter, and raise anything
             raise SettingsError(
-                f"the exporter {exporter.name} of spans refuses its OTEL_* variables: {type(error).__name__}: {error}: "
+                f"the span exporter {exporter.name} refuses its OTEL_* variables: {type(error).__name__}: {error}: "
                 "correct them"
             ) from None
     return provider
 
 
 def check_exporters() -> None:
-    """Raises SettingsError for an exporter that does not exist, or headers that are none; MissingSoftware for one that
-    is not installed.
+    """Checks the exporters that the OTEL_* variables name.
+
+    Raises SettingsError for an unknown exporter or invalid headers, MissingSoftware for an exporter that is not
+    installed.
     """
     _exporters()
 
@@ -100,7 +102,7 @@ def _exporters() -> list[EntryPoint]:
 
 
 def _check_headers() -> None:
-    """Raises SettingsError for what the exporter would leave out, with its value, often a secret, in the log."""
+    """Raises SettingsError for headers that the exporter would drop, logging their values, which are often secrets."""
     source = next((each for each in HEADERS if os.environ.get(each)), HEADERS[-1])
     headers = os.environ.get(source, "").split(",")
     log = logging.getLogger(OTEL_HEADERS)
@@ -127,7 +129,7 @@ def _exporter(name: str) -> EntryPoint:
             ((each, found) for each in PROTOCOLS if (found := os.environ.get(each, "").strip())), ("", "http/protobuf")
         )
         if protocol not in OTLP:
-            raise SettingsError(f"{source}={protocol} is no protocol of spans here: use {' or '.join(OTLP)}")
+            raise SettingsError(f"{source}={protocol} is not supported for spans: use {' or '.join(OTLP)}")
         wanted, variable = OTLP[protocol], f"{source}={protocol}" if source else f"{EXPORTERS}=otlp"
     known = {each.name: each for each in entry_points(group=GROUP)}
     if wanted in known:
@@ -141,7 +143,7 @@ def _exporter(name: str) -> EntryPoint:
 
 
 def _flush(provider: trace.TracerProvider) -> None:
-    """Exports what is left, for FLUSH_SECONDS at most. The SDK's own time limit is not kept (it says so)."""
+    """Exports the remaining spans, for at most FLUSH_SECONDS. The SDK documents that it ignores its own time limit."""
     done = threading.Event()
     of_program = trace.get_tracer_provider()
 
@@ -157,4 +159,4 @@ def _flush(provider: trace.TracerProvider) -> None:
 
     threading.Thread(target=flush, name="spans", daemon=True).start()
     if not done.wait(FLUSH_SECONDS):
-        logger.warning("the last spans are lost: their exporter gave no answer within %g s", FLUSH_SECONDS)
+        logger.warning("the last spans are lost: their exporter did not answer within %g s", FLUSH_SECONDS)

@@ -26,11 +26,11 @@ def run(
     settings: Settings | None = None,
     create_topics: bool = False,
 ) -> None:
-    """Runs a graph until Ctrl-C, SIGTERM or a function's Stop, then commits what is processed. Main thread only.
+    """Runs a graph until Ctrl-C, SIGTERM or a function's Stop, then commits what it has processed. Main thread only.
 
     - `workers`: the number of slots, numbered from 0.
-    - `slots`: the slots of this machine instead, where several machines share the graph.
-    - `settings`: Settings() by default; its `http` is where metrics and health are served.
+    - `slots`: the slots of this machine instead, if several machines share the graph.
+    - `settings`: Settings() by default; metrics and health are served at its `http`.
     - `create_topics`: create missing topics first.
 
     One slot runs in this process; several run in a process each. For several, the graph must be a global of an
@@ -48,7 +48,7 @@ def start(
     settings: Settings | None = None,
     create_topics: bool = False,
 ) -> Running:
-    """Starts a graph beside the program; returns when its topics are checked and its workers are starting.
+    """Starts a graph beside the program; returns once its topics are checked and its workers are starting.
 
     The parameters are those of `run`: one slot runs in threads of this process, several in a process each. It installs
     no signal handler and may be called from any thread. Raises KStreamsError if the graph cannot start.
@@ -59,10 +59,10 @@ def start(
 class Running:
     """A graph that `start` has started: it runs until `stop`, a function's Stop or a failure.
 
-    As a context manager it stops at the end of the block, waits for the workers, and raises the failure that stopped
+    As a context manager, it stops at the end of the block, waits for the workers, and raises the failure that stopped
     them before. If the block itself raises, that exception is raised, and a failure of the workers is logged.
     If the program ends without `stop`, workers in its own threads end as in a crash; worker processes drain.
-    A child of `os.fork` has no workers: there, each of these does nothing but log that.
+    A child of `os.fork` has no workers: there, the methods only log that.
     """
 
     def __init__(self, run: Run) -> None:
@@ -74,7 +74,7 @@ class Running:
         self._thread.start()
         try:
             self._started.wait()
-        except BaseException:  # a Ctrl-C: the caller has no object yet by which to stop the run
+        except BaseException:  # a Ctrl-C: the caller has no object yet to stop the run with
             self.stop()
             raise
         if self._failure is not None:
@@ -97,14 +97,14 @@ class Running:
             logger.error("the workers were stopped by %s: %s", type(failure).__name__, failure)
 
     def stop(self) -> None:
-        """Lets the workers commit what is processed, then end; returns at once. Any thread, any number of times."""
+        """Lets the workers commit what they have processed, then end. Returns at once. Any thread; may be repeated."""
         if not self._is_elsewhere():
             self._run.stop()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Waits until the workers have ended; False if they still run after `timeout` seconds (None: no limit).
+        """Waits until the workers have ended. Returns False if they still run after `timeout` seconds (None: no limit).
 
-        Raises as `run` does: KStreamsError, or a function's exception of a class in `stop_on`.
+        Raises the same as `run`: KStreamsError, or a function's exception of a class in `stop_on`.
         """
         if self._is_elsewhere():
             return True
@@ -116,7 +116,7 @@ class Running:
         return True
 
     def _is_elsewhere(self) -> bool:
-        """Whether this is a child that the process with the workers has forked; it says so."""
+        """Returns whether this process is a fork of the one with the workers, and logs that."""
         if (here := os.getpid()) == self._process:
             return False
         logger.warning("process %d is a fork of %d, where the workers run: they are left alone", here, self._process)

@@ -11,7 +11,7 @@ from kstreams_py.running.reports import Report
 
 
 class End(NamedTuple):
-    """The end of a worker process: when (seconds since 1970), and why."""
+    """The end of a worker process: its time (seconds since 1970), and its cause."""
 
     at: float
     why: str
@@ -19,14 +19,14 @@ class End(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SlotStatus:
-    """One slot.
+    """The status of one slot.
 
-    - `pid`: of its process; None if it has none.
-    - `reports`: the newest of each processor, with the counts of the slot's earlier processes.
-    - `has_reported`: the process has reported.
+    - `pid`: the id of its process; None if it has none.
+    - `reports`: the newest report of each processor, with the counts of the slot's earlier processes.
+    - `has_reported`: whether the process has reported.
     - `silent`: seconds since its newest report, or since it was started.
-    - `restarts`: since the run started.
-    - `ends`: the newest ends of its processes, in order.
+    - `restarts`: the number of restarts since the run started.
+    - `ends`: the newest ends of its processes, oldest first.
     - `taken`: why the slot is not restarted: another worker holds it; "" otherwise.
     - `began_at`: when its process was started, in monotonic seconds.
     """
@@ -42,7 +42,7 @@ class SlotStatus:
     began_at: float = 0.0
 
     def state_of(self, processor: str) -> WorkerState:
-        """The state of a worker: what it reports, unless its process is none, or new, or the slot is taken."""
+        """Returns the state that a worker reports; another one if it has no process, a new process, or a taken slot."""
         if self.taken:
             return WorkerState.REPLACED
         if self.pid is None or not self.has_reported:
@@ -53,7 +53,7 @@ class SlotStatus:
 
 @dataclass(frozen=True, slots=True)
 class RunStatus:
-    """All slots of a run. `looked_at` is when, in monotonic seconds; `stopping`: the workers drain."""
+    """All slots of a run at `looked_at` (monotonic seconds). `stopping`: the workers drain."""
 
     slots: tuple[SlotStatus, ...]
     looked_at: float
@@ -61,7 +61,7 @@ class RunStatus:
 
 
 def without_errors(status: RunStatus) -> RunStatus:
-    """A status without the texts of exceptions, which may quote records: of each its class is left."""
+    """Returns a status without the texts of exceptions, which may quote records; their classes are kept."""
 
     def of_slot(slot: SlotStatus) -> SlotStatus:
         return replace(
@@ -75,5 +75,5 @@ def without_errors(status: RunStatus) -> RunStatus:
 
 
 def _class_of(text: str) -> str:
-    """The class in `Class: message`; other texts are this package's own."""
+    """Returns the class of `Class: message`; other texts, which are this package's own, stay as they are."""
     return re.sub(r"\A([\w.]+): .*", r"\1", text, flags=re.DOTALL)

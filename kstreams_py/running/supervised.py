@@ -1,4 +1,4 @@
-"""One slot as its supervisor sees it: the reports of its worker processes, why each ended, and what follows."""
+"""One slot as its supervisor sees it: the reports of its worker processes, why each ended, and what to do next."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from kstreams_py.running.status import End, SlotStatus
 from kstreams_py.running.watch import Stillness, Watch
 
 FINAL: Final = frozenset(NOT_RESTARTED) - {Replaced.exit_status}
-"""Exit statuses that a restart cannot remedy in any slot: the supervisor stops all of them."""
+"""Exit statuses that a restart cannot remedy in any slot: the supervisor stops all slots."""
 
 RESTARTS_MAX: Final = 8
 """Restarts of a slot in a row without a healthy worker, after which the supervisor stops all slots."""
 
 HEALTHY_SECONDS: Final = 10.0
-"""A worker that ran this long was healthy; so was one that committed and was then ended by a signal."""
+"""A worker that ran for this long was healthy; so was one that committed before a signal ended it."""
 
 BACKOFF: Final = (0.0, 0.0, 0.2, 0.5, 1.0, 2.0, 5.0, 5.0)
 """Seconds before each restart in a row. The first two are immediate: the group waits for the static member."""
 
 
 ENDS_KEPT: Final = 20
-"""Ends of a slot's processes that its status lists."""
+"""The most ends of a slot's processes in its status."""
 
 
 class Next(Enum):
@@ -61,7 +61,7 @@ class SupervisedSlot:
         """Why the slot is not restarted: another worker holds it; "" otherwise."""
         self.restarts_max = RESTARTS_MAX
         self.started = 0
-        """Processes that the slot has had."""
+        """The number of processes that the slot has had."""
         self._ends = deque[End](maxlen=ENDS_KEPT)
         self._silent = 0.0
         self._stuck_timeout_ms = stuck_timeout_ms
@@ -108,7 +108,7 @@ class SupervisedSlot:
         self._pipe.forget()
 
     def look(self, now: float) -> bool:
-        """Warns of a worker that stands still; returns True if the caller has to kill it, after stuck_timeout_ms.
+        """Warns of a worker that stands still; returns True if the caller must kill it, after stuck_timeout_ms.
 
         A stuck worker cannot drain, so it is not asked to.
         """
@@ -150,8 +150,8 @@ class SupervisedSlot:
         self._ends.append(End(at, self.why(status)))
 
     def status(self, pid: int | None) -> SlotStatus:
-        """The slot at this moment; `pid` is None if it has no process."""
-        before = WorkerState.RESTARTING  # the newest report is of the process before
+        """Returns the status of the slot at this moment; `pid` is None if it has no process."""
+        before = WorkerState.RESTARTING  # the newest report is from the previous process
         return SlotStatus(
             number=self.number,
             pid=pid,
@@ -170,17 +170,17 @@ class SupervisedSlot:
         )
 
     def has_drained(self, status: int) -> bool:
-        """Whether a process that was asked to stop has ended as it should; otherwise steps are run again."""
-        # SIGTERM: it had not installed its handler yet. Replaced: another worker has the slot, and its work
+        """Returns whether a process that was asked to stop has drained; if not, its steps will run again."""
+        # SIGTERM: the process had not installed its handler yet. Replaced: another worker has the slot and its work
         return status in (-signal.SIGTERM, Replaced.exit_status) or (status == 0 and self._pipe.has_drained)
 
     def why(self, status: int) -> str:
-        """Why the process ended, as text: why it was killed, the error that it reported, or its status."""
+        """Returns why the process ended, as text: why it was killed, the error that it reported, or its status."""
         named = signal.Signals(-status).name if status < 0 else f"status {status}"
         if status == 0 and not self._pipe.has_drained:
             named = "status 0 before it had drained: does a function call os._exit()?"
         return f"{named} ({self._stuck})" if self._stuck else self.error or named
 
     def reports(self) -> list[Report]:
-        """The newest report of each processor. The lag of a taken slot is 0: its new holder reports it."""
+        """Returns the newest report of each processor. The lag of a taken slot is 0: its new holder reports it."""
         return [replace(report, lag=0) if self.taken else report for report in self._reports.values()]

@@ -1,4 +1,4 @@
-"""Worker processes: one for each slot, restarted in the same slot with back-off and a limit, stopped together."""
+"""Runs a worker process for each slot, restarts it with back-off and a limit, and stops all together."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ STANDBY_DELAY: Final = 2.0
 
 
 SCARCE: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM, errno.ENOSPC})
-"""Errors of a start for want of what may be there again later: descriptors, processes, memory, space."""
+"""Errors of a start that may disappear later: too few file descriptors, processes, memory or space."""
 
 SCARCE_SECONDS: Final = 1.0
-"""Seconds until a process is started again that could not be for want of one of them."""
+"""Seconds until a start that failed with one of these errors is tried again."""
 
 LAST_LINES_SECONDS: Final = 0.2
-"""Seconds that the supervisor waits for the last lines of a worker that has ended, so that they come before its own."""
+"""Seconds that the supervisor waits for the last lines of an ended worker, so that they precede its own lines."""
 
 
 class _Process(NamedTuple):
@@ -46,7 +46,7 @@ class _Process(NamedTuple):
 
 
 class _Child:
-    """A slot and its process, None while it has none."""
+    """A slot and its process; None while it has no process."""
 
     def __init__(self, slot: SupervisedSlot) -> None:
         self.slot = slot
@@ -64,7 +64,7 @@ class Supervisor:
     - `environment`: variables in addition to those of this process.
     - `standby`: a command that imports everything, then reads a slot number from standard input. A process on standby
       replaces a dead worker without the time that Python takes to start. None for no standby.
-    - `stuck_timeout_ms`: a worker that stands still for this long is replaced; with None, only warned of.
+    - `stuck_timeout_ms`: a worker that stands still for this long is replaced; with None, a warning is logged.
     - `clock`: monotonic seconds.
     """
 
@@ -97,11 +97,11 @@ class Supervisor:
 
     @property
     def pids(self) -> dict[int, int]:
-        """Process ids of the running workers, by slot."""
+        """The process ids of the running workers, by slot."""
         return {child.slot.number: process.pid for child in self._children if (process := child.process) is not None}
 
     def forbid_restarts(self) -> None:
-        """Lets `run` stop all workers, and raise WorkersFailed, at the first death of one. Call it before `run`."""
+        """Lets `run` stop all workers and raise WorkersFailed when the first one dies. Call it before `run`."""
         for child in self._children:
             child.slot.restarts_max = 0
 
@@ -123,8 +123,8 @@ class Supervisor:
 
         - `show`: called with the newest reports of all workers.
         - `observe`: called with the status of all slots in each turn.
-        - `output`: takes what the workers write to their standard output and error, in whole lines, from several
-          threads; None lets them write to those of this process.
+        - `output`: takes the workers' standard output and error in whole lines, from several threads. With None,
+          workers write to the outputs of this process.
 
         Raises WorkersFailed, which has the exit status for this process.
         """
@@ -149,7 +149,7 @@ class Supervisor:
         if undone:
             slots, why = ", ".join(map(str, undone)), "was ended at once" if self._killing else "did not drain"
             status = 130 if self._killing else max(1, *undone.values())  # 130: the status of a shell after Ctrl-C
-            raise WorkersFailed(f"slot {slots} {why}: what was not committed is done again at the next start", status)
+            raise WorkersFailed(f"slot {slots} {why}: uncommitted work is done again at the next start", status)
 
     def _catch_up(self) -> None:
         """If this process itself was stopped, discards the reports in the pipes: they are old."""
@@ -201,7 +201,7 @@ class Supervisor:
             raise WorkersFailed("; ".join(ends), Replaced.exit_status)
 
     def _starts(self, child: _Child) -> bool:
-        """Starts the slot's process; False if it cannot now."""
+        """Starts the slot's process; returns False if that is impossible now."""
         spare, self._spare = self._spare, None
         if spare is None:
             spawned = self._spawn(self._command(child.slot.number), subprocess.DEVNULL, str(child.slot.number))
@@ -213,7 +213,7 @@ class Supervisor:
             if spare.output is not None:
                 spare.output.slot = str(child.slot.number)
             assert spare.popen.stdin is not None
-            with suppress(BrokenPipeError):  # it has just died: `_keep` finds that as any other end
+            with suppress(BrokenPipeError):  # it has just died: `_keep` handles that like any other end
                 spare.popen.stdin.write(b"%d\n" % child.slot.number)
                 spare.popen.stdin.close()
         child.process, child.output = process.popen, process.output
@@ -225,7 +225,7 @@ class Supervisor:
         return True
 
     def _spawn(self, command: Sequence[str], stdin: int, name: str) -> _Process | None:
-        """Starts a process; `name` is the prefix of its output. None if it cannot now, which is logged."""
+        """Starts a process; `name` is the prefix of its output. Logs and returns None if that is impossible now."""
         try:
             return self._spawn_or_raise(command, stdin, name)
         except OSError as error:
@@ -315,7 +315,7 @@ class Supervisor:
         """Sends SIGTERM, then SIGKILL after `drain_seconds`; returns the exit statuses of slots that did not drain."""
         self._drop_spare()
         running = [(child, child.process) for child in self._children if child.process is not None]
-        self._note_status()  # before the workers know: nobody should count on this run any more
+        self._note_status()  # before the workers know, so that /readyz turns false first
         for _, process in running:
             process.terminate()
         deadline = self._clock() + self._drain_seconds

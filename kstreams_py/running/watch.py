@@ -1,4 +1,4 @@
-"""Detects loops and processes that stand still: when to warn, and when stuck_timeout_ms has them replaced."""
+"""Detects loops and processes that stand still; warns, and after stuck_timeout_ms has them replaced."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ REPORTS_LATE: Final = 5.0
 """Seconds added to stuck_timeout_ms for a process without reports: on a busy machine reports are late."""
 
 LOOK_MAX: Final = 2.0
-"""The most seconds that count between two looks: after a longer pause, the watcher itself was stopped."""
+"""The most seconds that count between two looks: in a longer pause, the watcher itself was stopped."""
 
 
 class Stillness:
@@ -38,7 +38,7 @@ class Stillness:
 
 
 class Stuck(NamedTuple):
-    """Why a process has to be replaced; `processor` is None if the process as a whole stands still."""
+    """The reason to replace a process; `processor` is None if the whole process stands still."""
 
     processor: str | None
     why: str
@@ -55,7 +55,7 @@ class _Episode:
 
 
 class Watch:
-    """Watches one worker process, by the contents and by the absence of its reports."""
+    """Watches one worker process by its reports and by their absence."""
 
     def __init__(self, slot: int, timeout_ms: int | None) -> None:
         self._slot = slot
@@ -63,7 +63,7 @@ class Watch:
         self._episodes: dict[str | None, _Episode] = {}
 
     def look(self, reports: Iterable[Report], silent: float = 0.0, *, has_reported: bool = True) -> Stuck | None:
-        """Warns of loops that stand still, and of those that turn again; returns the reason to replace the process.
+        """Warns of loops that stand still or turn again; returns the reason to replace the process, None for none.
 
         - `reports`: the newest report of each processor.
         - `silent`: seconds since the newest report.
@@ -87,7 +87,7 @@ class Watch:
         return self._judge(None, silent, limit, f"{where}; {remedy}") or found
 
     def _judge(self, processor: str | None, seconds: float, limit: float | None, more: str) -> Stuck | None:
-        """Logs a warning that is due; returns Stuck if `seconds` have reached the limit."""
+        """Logs a warning if one is due; returns Stuck if `seconds` have reached the limit."""
         episode = self._episodes.setdefault(processor, _Episode())
         if seconds < episode.seconds:
             if episode.was_warned_of:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 GARBAGE_THRESHOLD: Final = 100_000
-"""New objects between two garbage collections in a worker. A fetch makes ten thousand records, none in a cycle.
+"""New objects between two garbage collections in a worker. A fetch creates ten thousand records, none in a cycle.
 
 With Python's default of 700, collections took a tenth of a worker's time (measured).
 """
@@ -53,19 +53,20 @@ class Run(Protocol):
     """A graph that runs from `run` to `stop`, once."""
 
     def run(self, on_start: Callable[[], None], /) -> None:
-        """Checks the topics, starts the workers, calls `on_start`, waits for their end. Raises the workers' failure."""
+        """Checks the topics, starts the workers, calls `on_start`, waits for the workers' end. Raises their failure."""
 
     def stop(self) -> None:
-        """Lets the workers commit what is processed, then end. Any thread may call it, also before `run`."""
+        """Lets the workers commit what they have processed, then end. Any thread may call it, also before `run`."""
 
     def own_process(self) -> None:
         """Installs signal handlers that stop the run. Main thread only."""
 
 
 class SlotRun:
-    """One slot in this process; reports to the supervisor that started it, or else to the terminal.
+    """A run of one slot in this process. It reports to the supervisor that started it, or else to the terminal.
 
-    - `create`: create missing topics first, with so many `partitions` where nothing else decides.
+    - `create`: create missing topics first.
+    - `partitions`: the number of partitions of new topics, if nothing else decides.
     - `background`: the run is part of a program: it has no supervisor and logs its progress.
     """
 
@@ -93,7 +94,7 @@ class SlotRun:
         """The tracer provider of the run, from its start on."""
 
     def stop(self) -> None:
-        """Lets every loop commit what is processed, then end."""
+        """Lets every loop commit what it has processed, then end."""
         self._slot.stop()
 
     def own_process(self) -> None:
@@ -110,9 +111,9 @@ class SlotRun:
             signal.signal(signum, ask)
 
     def run(self, on_start: Callable[[], None], /) -> None:
-        """Runs the slot; `on_start` is called at each report, the first as soon as the loops run.
+        """Runs the slot. Calls `on_start` at each report; the first comes as soon as the loops run.
 
-        Raises as `Slot.run` does, and WorkerStuck.
+        Raises the same as `Slot.run`, and WorkerStuck.
         """
         logs.set_context(graph=self._graph.name, slot=self._number)
         write = None if self._background else report_writer()
@@ -168,10 +169,11 @@ class SlotRun:
 
 
 class SupervisedRun:
-    """A worker process for each slot.
+    """A run with a worker process for each slot.
 
-    - `target`: the graph, as `kstreams run` takes it.
-    - `create`: create missing topics first, with so many `partitions` where nothing else decides.
+    - `target`: the graph's name, as for `kstreams run`.
+    - `create`: create missing topics first.
+    - `partitions`: the number of partitions of new topics, if nothing else decides.
     - `background`: the run is part of a program: it logs its progress.
     """
 
@@ -210,7 +212,7 @@ class SupervisedRun:
 
         def ask(signum: int, _: object) -> None:
             if signum == signal.SIGINT and not self._started:
-                raise KeyboardInterrupt  # nothing to drain: ends the import of the graph, or the wait for a broker
+                raise KeyboardInterrupt  # nothing to drain: end the import of the graph, or the wait for a broker
             for each in SIGNALS:
                 signal.signal(each, lambda *_: self._supervisor.kill())
             self._supervisor.stop()
@@ -219,7 +221,7 @@ class SupervisedRun:
             signal.signal(signum, ask)
 
     def run(self, on_start: Callable[[], None], /) -> None:
-        """Runs the workers. Raises UserMistake for the graph or its topics before they start, WorkersFailed after."""
+        """Runs the workers. Raises UserMistake for the graph or its topics before they start, WorkersFailed later."""
         check_tracing(self._settings)
         graph = load(self._target)
         graph.validate()
@@ -250,7 +252,7 @@ class SupervisedRun:
 
 
 def open_progress(*, background: bool) -> Progress:
-    """What shows the progress of a run: a table only for a person, not in a program or beside lines of JSON."""
+    """Returns the display of a run's progress. It draws no table in a program, or if the log is JSON."""
     from kstreams_py.running.terminal.progress import Progress  # noqa: PLC0415, Rich is slow to import
 
     return Progress(live=not background and logs.log_format() == "text", dress=logs.dress)
@@ -258,14 +260,14 @@ def open_progress(*, background: bool) -> Progress:
 
 @contextmanager
 def observing(graph: Graph, settings: Settings) -> Iterator[Observe | None]:
-    """Serves the endpoints of a run inside the block; gives the function that takes its status, None without `http`.
+    """Serves the endpoints of a run inside the block; gives a function that takes its status, None without `http`.
 
-    Raises SettingsError if the address cannot be taken, MissingSoftware without prometheus-client.
+    Raises SettingsError if the address cannot be bound, MissingSoftware without prometheus-client.
     """
     if settings.http is None:
         yield None
         return
-    # only who serves pays for http.server and prometheus-client
+    # import http.server and prometheus-client only if they are needed
     from kstreams_py.running.http.endpoints import Endpoints  # noqa: PLC0415
     from kstreams_py.running.http.observed import Observed  # noqa: PLC0415
     from kstreams_py.running.http.server import serving  # noqa: PLC0415
@@ -276,7 +278,7 @@ def observing(graph: Graph, settings: Settings) -> Iterator[Observe | None]:
 
 
 def check_tracing(settings: Settings) -> None:
-    """Raises, before any worker starts, what would end each of them: MissingSoftware or SettingsError of tracing."""
+    """Checks tracing before any worker starts. Raises MissingSoftware or SettingsError, which would end each worker."""
     if open_tracing(settings) is not None:
         from kstreams_py.running.span_export import check_exporters  # noqa: PLC0415
 
@@ -285,11 +287,11 @@ def check_tracing(settings: Settings) -> None:
 
 @contextmanager
 def exporting(graph: Graph, settings: Settings, *, background: bool = False) -> Iterator[object]:
-    """Exports the spans of a run inside the block, if it is traced; gives their tracer provider, or None.
+    """Exports the spans of a traced run inside the block; gives their tracer provider, None if it is not traced.
 
     - `background`: the run is part of a program, whose tracer provider is left alone.
 
-    Raises as check_tracing().
+    Raises the same as check_tracing().
     """
     if not settings.tracing:
         yield None
@@ -301,7 +303,7 @@ def exporting(graph: Graph, settings: Settings, *, background: bool = False) -> 
 
 
 def run_in_foreground(run: Run) -> None:
-    """Runs until Ctrl-C, SIGTERM or the end of the workers, then restores signal handlers. Raises as `run` does."""
+    """Runs until Ctrl-C, SIGTERM or the workers' end, then restores signal handlers. Raises the same as `run`."""
     with _signals_restored():
         run.own_process()
         run.run(lambda: None)
@@ -314,24 +316,24 @@ def _signals_restored() -> Iterator[None]:
         yield
     finally:
         for signum, handler in before.items():
-            if handler is not None:  # None: not installed from Python, and cannot be restored
+            if handler is not None:  # None: it was not installed from Python, and cannot be restored
                 signal.signal(signum, handler)
 
 
 def worker_command(target: str) -> Callable[[int], list[str]]:
-    """The command line of one slot's worker. Settings, with their secrets, travel in the environment, not in `ps`.
+    """Returns the command line of a slot's worker. Settings and secrets are in the environment, so `ps` hides them.
 
-    Without -P, a file in the current directory would be imported in place of a module of Python or of a library.
+    Without -P, a file in the current directory would shadow a module of Python or of a library.
     """
     return lambda slot: [sys.executable, "-P", "-m", "kstreams_py", "run", target, "--slot", str(slot)]
 
 
 def standby_command(target: str) -> list[str]:
-    """The command line of a standby process, which becomes a worker when it reads its slot."""
+    """Returns the command line of a standby process, which becomes a worker when it reads its slot."""
     return [sys.executable, "-P", "-m", "kstreams_py", "standby", target]
 
 
 def awaited_slot() -> int | None:
-    """In a standby process: waits for the slot to run; None if the supervisor has ended."""
+    """Waits in a standby process for the slot to run; returns None if the supervisor has ended."""
     line = sys.stdin.readline()
     return int(line) if line else None

@@ -177,9 +177,9 @@ def test_page_says_since_when_there_is_no_answer_and_goes_on_when_one_comes(chro
 
 def test_page_has_names_for_who_does_not_see_it(chromium: Browser) -> None:
     with run(is_well=True) as url, opened(chromium, url) as page:
-        assert page.get_by_role("img", name="The graph flights: the tables below have all that it shows").count() == 1
+        assert page.get_by_role("img", name="The graph flights: the tables below have the same values").count() == 1
         assert [each.inner_text() for each in page.get_by_role("heading", level=2).all()] == [
-            "What is not well, why, and what to do",
+            "Problems, causes and remedies",
             "The graph",
             "Processors",
             "Slots",

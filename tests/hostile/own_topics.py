@@ -464,7 +464,7 @@ _RUN: Final[list[Any]] = list(RUN.last)
 PLACES: Final = [
     place(
         "a record among the marks of replayed letters",
-        f"{MARKS}[0]@{{0}} is no mark of a replayed letter: {{why}}: {remedy(MARKS)}: it is passed over",
+        f"{MARKS}[0]@{{0}} is no mark of a replayed dead letter: {{why}}: {remedy(MARKS)}: it is passed over",
         PASSED_OVER,
         enter_mark,
         {
@@ -486,8 +486,8 @@ PLACES: Final = [
     ),
     place(
         "a record under the key of a mark",
-        f"{MARKS}[0]@{{0}} is no mark of a replayed letter: {{why}}: {remedy(MARKS)}: the letter dead[0]@9, which its "
-        "key names, counts as replayed",
+        f"{MARKS}[0]@{{0}} is no mark of a replayed dead letter: {{why}}: {remedy(MARKS)}: the dead letter dead[0]@9, "
+        "which its key names, counts as replayed",
         PASSED_OVER,
         enter_mark,
         {
@@ -500,9 +500,10 @@ PLACES: Final = [
     ),
     place(
         "marks that cannot be decompressed",
-        f"{MARKS}[0]@{{0}} is no mark of a replayed letter: {{why}}: {remedy(MARKS)}: marks may be among them, and "
-        f"what they mark would be sent twice: delete the replayed letters, then the records of {MARKS}[0] before "
-        "offset {1} (`kafka-delete-records`): letters that are there yet count as not replayed then",
+        f"{MARKS}[0]@{{0}} is no mark of a replayed dead letter: {{why}}: {remedy(MARKS)}: marks may be among them, "
+        "and their dead letters would be sent twice: delete the replayed dead letters, then the records of "
+        f"{MARKS}[0] before offset {{1}} (`kafka-delete-records`): the remaining dead letters then count as not "
+        "replayed",
         REFUSED,
         enter_mark,
         {"a batch that cannot be decompressed": (Junk(UNREAD), UNREAD_WHY)},

@@ -160,7 +160,7 @@ def test_mistakes_have_one_message_and_status_2(shop: Shop) -> None:
     for options, message in (
         (("--processor", "prize"), f"graph '{shop.name}' has no processor 'prize': it has count, price"),
         (("--since", "yesterday"), "--since 'yesterday': write a number with s, m, h or d, such as 1h, or a time such"),
-        (("--offset", "3"), "--offset names a letter together with its partition: add --partition"),
+        (("--offset", "3"), "--offset names a dead letter together with its partition: add --partition"),
         (("--partition", "0", "--offset", "3"), f"no dead letter of graph '{shop.name}' at partition 0, offset 3 fits"),
     ):
         done = shop.dead_letters("replay", *options)

@@ -43,11 +43,11 @@ def test_healthy_graph_has_no_finding(site: Callable[..., Site]) -> None:
     here.write("in", b"0", b"1")
     with here.worker():
         wait_until(lambda: len(here.outputs) == 2, "the outputs")
-        assert doctor(here) == Finished(0, "nothing was found\n", "")
+        assert doctor(here) == Finished(0, "no problems found\n", "")
     ended = doctor(here)
     assert ended.status == 0
     assert ended.out == (
-        f"note: {here.group}: it has no members: its positions are kept for 365 days from its stop on\n"
+        f"note: {here.group}: it has no members: its positions are kept for 365 days after it has stopped\n"
         f"  start it before, or kstreams recover export {here.file}:graph > FILE\n"
     )
 

@@ -110,7 +110,7 @@ def test_replay_sends_no_forged_letter_and_no_record_that_cannot_be_read(
     ]
     assert (
         told[-1][2]
-        == f"it differs from {source}[0]@3 by its value, so no worker wrote it: see who may write to {errors}"
+        == f"it differs from {source}[0]@3 in its value, so no worker wrote it: see who may write to {errors}"
     )
 
 

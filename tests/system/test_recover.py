@@ -39,7 +39,7 @@ def test_reset_map_asks_first_and_the_next_run_reads_again_exactly_what_it_said(
     (end,) = before[here.topic("in")].values()
     plan = (
         f"work: {here.topic('in')}[0]: {end} -> 4, at most 6 records again\n"
-        "what is read again is written to the outputs again, with the same delivery hashes\n"
+        "the outputs of records that are read again are written again, with the same delivery hashes\n"
     )
     assert here.reset(*goal, "--dry-run") == Finished(0, plan + "would be set; nothing was changed\n", "")
     assert here.positions() == before
@@ -51,7 +51,7 @@ def test_reset_map_asks_first_and_the_next_run_reads_again_exactly_what_it_said(
     answered = here.reset(*goal, typed="y\n")
     assert (answered.status, answered.out) == (0, plan + "set these positions? [y/N]: set\n"), answered
     assert here.positions() == {here.topic("in"): {0: 4}}
-    assert here.reset(*goal, "--yes") == Finished(0, "the positions are there already\n", "")
+    assert here.reset(*goal, "--yes") == Finished(0, "the positions are already set\n", "")
     assert here.run_until(16) == digits(0, 10) + digits(4, 10)
     hashes = [dict(m.headers())["ks-hash"] for m in here.cluster.read(here.topic("out"))]
     assert hashes[10:] == hashes[4:10]

@@ -421,7 +421,7 @@ def test_mistakes_of_an_operator_are_one_message_each(operator: Operator, cluste
     )
     assert operator.refused("describe", f"{name}.id") == (
         f"UserMistake: its coordinator does not know transactional id '{name}.id': `kstreams transactions list` prints "
-        "those that are known"
+        "the known ones"
     )
     away = Operator("127.0.0.1:1", KSTREAMS_REQUEST_TIMEOUT_MS="1000").run("find-hanging", "--topic", name)
     assert (away.status, away.out, len(away.error_lines)) == (3, "", 1)

@@ -155,7 +155,7 @@ def shell(line: str, **changed: str) -> tuple[int, bytes, bytes]:
 def test_output_that_cannot_be_written_is_one_message(graph: Path, words: str, unbuffered: str) -> None:
     message = b"error: Unavailable: standard output cannot be written: [Errno 28] No space left on device: "
     status, _, err = shell(f"{SCRIPT} {words.format(graph=graph)} > /dev/full", PYTHONUNBUFFERED=unbuffered)
-    assert (status, err) == (3, message + b"what was printed is not complete\n")
+    assert (status, err) == (3, message + b"the printed output is incomplete\n")
 
 
 # Each stream is repaired by itself, so that all that are closed at once stand for each of them.

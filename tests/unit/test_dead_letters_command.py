@@ -161,5 +161,5 @@ def test_mistakes_are_raised_before_anything_is_done(terminal: Terminal, verb: s
     assert isinstance(terminal.run(verb, "--since", "soon").exception, SettingsError)
     if verb != "list":
         alone = terminal.run(verb, "--offset", "3").exception
-        assert str(alone) == "--offset names a letter together with its partition: add --partition"
+        assert str(alone) == "--offset names a dead letter together with its partition: add --partition"
     assert (terminal.shop.calls, len(terminal.shop.waiting())) == ([], 3)

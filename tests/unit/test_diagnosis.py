@@ -121,18 +121,18 @@ REPLICATED: Mapping[str, tuple[ClusterDescription, str]] = {
     "settings not seen": (
         ClusterDescription({0: BROKER}, {A: TopicDescription(A, (PartitionInfo(0, 3, 3),), {})}),
         (
-            f"note: settings of topic {A}: not seen: what is wrong there is not found\n"
+            f"note: settings of topic {A}: not seen: problems there are not found\n"
             f"  grant this user DESCRIBE_CONFIGS on topic {A}"
         ),
     ),
     "topic not seen": (
         cluster(hidden=("x",)),
-        "note: topic x: not seen: what is wrong there is not found\n  grant this user DESCRIBE on topic x",
+        "note: topic x: not seen: problems there are not found\n  grant this user DESCRIBE on topic x",
     ),
     "brokers not seen": (
         ClusterDescription({0: {}, 1: {}}, {}),
         (
-            "note: settings of broker 0, broker 1: not seen: what is wrong there is not found\n"
+            "note: settings of broker 0, broker 1: not seen: problems there are not found\n"
             "  grant this user DESCRIBE_CONFIGS on the cluster"
         ),
     ),
@@ -164,8 +164,8 @@ def test_broker_to_which_no_connection_can_be_made_is_found_with_its_address() -
     described = cluster(*topics, silent={1: "b:9092"})
     (found,) = (each for each in shown(Facts(described, now=100)) if "broker 1" in each)
     assert found == (
-        "warning: broker 1: no connection to b:9092 can be made: what it leads is offline, and its replicas are not in "
-        "sync\n  start it, or make it reachable from this machine"
+        "warning: broker 1: no connection to b:9092 can be made: its partitions are offline, and its replicas are not "
+        "in sync\n  start it, or make it reachable from this machine"
     )
 
 
@@ -290,7 +290,7 @@ def test_group_that_is_stopped_is_a_note_that_says_how_long_it_may_be() -> None:
     )
     assert shown(facts, examined()) == [
         (
-            "note: g.p: it has no members: its positions are kept for 7 days from its stop on\n"
+            "note: g.p: it has no members: its positions are kept for 7 days after it has stopped\n"
             "  start it before, or kstreams recover export app.py:graph > FILE"
         )
     ]
@@ -356,5 +356,5 @@ def test_what_is_wrong_on_another_cluster_is_found_and_names_it() -> None:
             "note: p: out: it takes records of 10 bytes and an input has up to 1000: larger ones become dead letters, "
             "or stop the worker\n  kafka-configs.sh --alter --topic out --add-config max.message.bytes=1000"
         ),
-        "note: cluster 'west': transactions: not seen: what is wrong there is not found\n  grant it",
+        "note: cluster 'west': transactions: not seen: problems there are not found\n  grant it",
     ]

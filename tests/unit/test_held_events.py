@@ -29,7 +29,7 @@ def test_event_that_waits_too_long_is_warned_of_and_again_after_twice_as_long(ca
             warned.append((now, *caplog.messages))
             caplog.clear()
     assert [at for at, *_ in warned] == [161.0, 223.0]
-    waits = "event 7 of 'an object', at events[0]@12, has waited for 61 s for event 5, which has not come"
+    waits = "event 7 of 'an object', at events[0]@12, has waited for 61 s for event 5, which has not arrived"
     sends = "if that is a dead letter, `kstreams order resume GRAPH 'an object'` sends it"
     remedy = f"{sends}; if it is lost, `kstreams order accept` goes on without it"
     assert warned[0][1:] == (f"apply: {waits} (3 events wait): {remedy}",)

@@ -67,7 +67,7 @@ def test_transaction_that_stays_open_is_named_until_it_ends(caplog: pytest.LogCa
     (logged,) = caplog.records
     assert (logged.levelno, logged.getMessage(), vars(logged)[FOLD]) == (
         logging.WARNING,
-        f"for 61 s, readers of committed records see nothing new: {text}",
+        f"readers of committed records have seen nothing new for 61 s: {text}",
         ("repeated", "inputs that a transaction hides", text),
     )
     producer.commit_transaction()

@@ -486,8 +486,8 @@ def test_letter_of_a_processor_that_stores_offsets_stays_with_the_remedy() -> No
     replayed = shop.replay()
     assert (replayed.counts, shop.driver.rows("store"), shop.calls) == ({"cannot be replayed": 2}, [], [])
     assert replayed.reports[0][2] == (
-        f"its processor stores offsets with its rows in {Table(Evidence.OFFSETS)}, which say nothing of a single step: "
-        "send the record to its topic again"
+        f"its processor stores offsets with its rows in {Table(Evidence.OFFSETS)}, which prove nothing about a single "
+        "step: send the record to its topic again"
     )
 
 
@@ -558,7 +558,7 @@ def test_replay_does_not_begin_while_a_hanging_transaction_hides_the_marks() -> 
     other.begin_transaction()
     other.write([("__ks.shop.replayed", b"", b"[]", 0, None, None, 0, None)])
     shop.settings = Settings(request_timeout_ms=2_000)
-    with pytest.raises(BrokerUnavailable, match="a transaction hangs there"):
+    with pytest.raises(BrokerUnavailable, match="a hanging transaction hides which dead letters are replayed"):
         shop.replay()
     assert [value for value, _ in shop.outputs("priced")] == [b"A", b"B"]
 
@@ -644,7 +644,7 @@ def test_letters_of_a_missing_processor_or_of_changed_inputs_stay_with_a_message
     gone = ks.Graph("shop", errors="dead")
     gone.topic("orders")
     gone.sink("orders", id="other")(print)
-    message = "graph 'shop' has no processor 'price' any more: declare it again"
+    message = "graph 'shop' no longer has processor 'price': declare it again"
     assert [why for *_, why in shop.replay(graph=gone).reports] == [message] * 2
     renamed = ks.Graph("shop", errors="dead")
     renamed.topic("orders2")
@@ -665,7 +665,7 @@ def test_step_of_at_most_once_whose_other_outputs_are_written_stays() -> None:
     done = shop.replay()
     assert done.counts == {"cannot be replayed": len(letters)}
     assert done.reports[0][2].startswith(
-        "a topic refused one output of its step, and at most once the others are written already"
+        "a topic refused one output of its step, and the others are written already (at most once)"
     )
 
 
@@ -768,14 +768,14 @@ def test_letter_whose_inputs_are_gone_is_replayed_if_the_user_says_so(kind: str,
         shop.cluster.faults.delete_topic("orders")
     if gone == "topic created again":
         shop.cluster.create_topics([("orders", 1, -1, {})])
-    why = "its inputs are not in their topics any more"
+    why = "its inputs are no longer in their topics"
     if gone != "deleted records":
-        why = "its delivery hash is not that of its inputs' offsets in their topics"
+        why = "its delivery hash does not match its inputs' topics and offsets"
     stays = shop.replay()
     assert (stays.counts, shop.calls, {reason for *_, reason in stays.reports}) == (
         {"cannot be replayed": 2},
         [],
-        {f"{why}, and nothing shows that a worker wrote it: --unverified believes what it holds"},
+        {f"{why}, and nothing shows that a worker wrote it: --unverified trusts its content"},
     )
     assert shop.replay(unverified=True).counts == {"replayed": 2}
     assert Counter(digest for _, digest in shop.outputs("priced")) == hashes
@@ -810,13 +810,13 @@ def forge(shop: Shop, letter: Letter, **changes: Any) -> None:
 
 
 FORGED: dict[str, tuple[dict[str, Any], str]] = {
-    "value": ({"data": b"1000000"}, "it differs from orders[0]@0 by its value, so no worker wrote it"),
-    "no value": ({"data": None}, "it differs from orders[0]@0 by its value, so no worker wrote it"),
-    "key": ({"own_key": b"another"}, "it differs from orders[0]@0 by its key, so no worker wrote it"),
-    "headers": ({"pairs": (("a", b"b"),)}, "it differs from orders[0]@0 by its headers, so no worker wrote it"),
-    "timestamp": ({"milliseconds": 1}, "it differs from orders[0]@0 by its timestamp, so no worker wrote it"),
+    "value": ({"data": b"1000000"}, "it differs from orders[0]@0 in its value, so no worker wrote it"),
+    "no value": ({"data": None}, "it differs from orders[0]@0 in its value, so no worker wrote it"),
+    "key": ({"own_key": b"another"}, "it differs from orders[0]@0 in its key, so no worker wrote it"),
+    "headers": ({"pairs": (("a", b"b"),)}, "it differs from orders[0]@0 in its headers, so no worker wrote it"),
+    "timestamp": ({"milliseconds": 1}, "it differs from orders[0]@0 in its timestamp, so no worker wrote it"),
     "offset": ({"at": 1}, "its delivery hash is of another version"),
-    "partition": ({"number": 1}, "its delivery hash is not that of its inputs' offsets in their topics"),
+    "partition": ({"number": 1}, "its delivery hash does not match its inputs' topics and offsets"),
 }
 
 

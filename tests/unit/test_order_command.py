@@ -81,7 +81,7 @@ def test_objects_of_a_worker_that_was_not_heard_of_are_blocked() -> None:
     [
         ([], "name the topic of the events: --topic NAME"),
         (["status", "--store", "missing.db"], "the store missing.db does not exist: correct --store"),
-        (["--store", "x.db", "--batch", "1", "status"], "write --store, --batch behind `kstreams order status`"),
+        (["--store", "x.db", "--batch", "1", "status"], "write --store, --batch after `kstreams order status`"),
         (["--topic", "t", "--store", "mysql://host/db"], "mysql:// is no store of events"),
         (["takeover", "w", "--yes", "--store", "STORE"], "name the topic of the events"),
         (

@@ -273,13 +273,13 @@ def test_run_that_has_not_started_is_said_to_start() -> None:
 def test_status_without_an_answer_is_said_with_the_time_since_when_until_one_comes() -> None:
     browser = Browser()
     assert re.match(
-        r"No answer from /status since \d\d:\d\d:\d\d \(0 s\): it cannot be reached\. Look", browser.text("silent")
+        r"No answer from /status since \d\d:\d\d:\d\d \(0 s\): it cannot be reached\. Check", browser.text("silent")
     )
     browser.show(make_status())
     assert browser.ask("find('silent').hidden") is True
     browser.lose()
     assert browser.ask("[find('silent').hidden, document.body.className]") == [False, "stale"]
-    assert f"All below is of that time. {REMEDIES['no_answer']}" in browser.text("silent")
+    assert f"Everything below is from that time. {REMEDIES['no_answer']}" in browser.text("silent")
     browser.show(make_status())
     assert browser.ask("[find('silent').hidden, document.body.className]") == [True, ""]
 

@@ -158,7 +158,7 @@ STATES = {
     ),
     "an object that is stopped": (
         slot(report(events={"held": 0, "stopped": 1, "held_seconds": 0.0, "held_limit": 5.0})),
-        Finding("warning", "stopped", 0, "price", "slot 0: 1 object of price stopped by a fault of the order"),
+        Finding("warning", "stopped", 0, "price", "slot 0: 1 object of price stopped by an ordering fault"),
     ),
     "a worker without its place": (
         slot(report(state=WorkerState.JOINING)),

@@ -178,7 +178,7 @@ def test_cluster_without_an_address_is_refused_with_the_setting_that_is_missing(
 def test_role_that_a_graph_has_no_work_for_needs_no_right(tmp_path: Path) -> None:
     text = "\n".join(line for line in GRAPH.splitlines() if "pipeline" not in line)
     found = run(tmp_path, "--role", "pipeline", text=text)
-    assert found == "# graph shop has nothing for a pipeline to do: it needs no right\n"
+    assert found == "# graph shop has no work for a pipeline: it needs no rights\n"
     assert "pipeline" not in run(tmp_path, text=text)
 
 

@@ -198,7 +198,7 @@ def test_exporter_that_gives_no_answer_does_not_hold_the_end_of_a_run_up(
         make_span("one")
     held.set()
     assert [each.getMessage() for each in caplog.records] == [
-        "the last spans are lost: their exporter gave no answer within 0.01 s"
+        "the last spans are lost: their exporter did not answer within 0.01 s"
     ]
 
 
@@ -345,7 +345,7 @@ def test_exporters_are_those_of_the_variables(
         (
             {"OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/json"},
             SettingsError,
-            "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL=http/json is no protocol of spans here: use http/protobuf or grpc",
+            "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL=http/json is not supported for spans: use http/protobuf or grpc",
         ),
     ],
 )
@@ -364,7 +364,7 @@ def test_exporter_that_is_not_there_is_refused_before_any_worker_starts(
 def test_value_that_an_exporter_refuses_is_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "-1")
     wanted = (
-        r"^the exporter otlp_proto_http of spans refuses its OTEL_\* variables: ValueError: max_queue_size must be a "
+        r"^the span exporter otlp_proto_http refuses its OTEL_\* variables: ValueError: max_queue_size must be a "
         r"positive integer.: correct them$"
     )
     with pytest.raises(SettingsError, match=wanted), wiring.exporting(new_graph(), TRACED):

@@ -226,8 +226,8 @@ def test_reset_whose_other_cluster_is_away_is_to_be_run_again() -> None:
         with pytest.raises(BrokerUnavailable) as raised:
             reset(graph, driver.cluster, {TopicPartition("in", 0): 0})
         assert str(raised.value) == (
-            "the positions are set, but cluster 'west' keeps what was delivered before (no broker answers): run the "
-            "command again"
+            "the positions are set, but cluster 'west' keeps the records of earlier deliveries (no broker answers): "
+            "run the command again"
         )
         (found,) = read(graph, driver.cluster)
         assert found.is_refused, "nothing is written twice unless the command is run again"
@@ -311,7 +311,7 @@ def test_transaction_of_a_worker_that_died_over_its_journal_is_named() -> None:
         (found,) = read(graph, driver.cluster)
     (on_journal, on_output) = found.hidden
     assert on_journal.startswith(
-        "transactions are open on __ks.g.p.journal[0], and hide what is behind offset 2: producer "
+        "transactions are open on __ks.g.p.journal[0], and hide records from offset 2 on: producer "
     )
     assert "(g.p.0.journal) from offset 2, " in on_journal
     assert on_output.startswith("a transaction is open on out[0]: producer ")
@@ -339,7 +339,7 @@ def test_transaction_on_outputs_is_named_once_with_all_partitions(cluster: str) 
         assert [len(status.hidden) for status in found] == [1, 1]
         driver.cluster.named(cluster).faults.inject("open_transactions", error=Fatal("not allowed"), applied=False)
         hidden = [status.hidden for status in read(graph, driver.cluster)]
-        assert hidden == [("which transactions are open on its outputs is not known: not allowed",)] * 2
+        assert hidden == [("it is unknown which transactions are open on its outputs: not allowed",)] * 2
 
 
 def test_missing_topics_are_one_message() -> None:

@@ -538,7 +538,7 @@ def test_commands_tell_the_state_of_the_object_where_the_decision_changed_nothin
     status, text = run("resume", "g", "a", "--yes", "--wait", "1")
     told = (
         "the decision on 'a' is written, and the processor's workers have not read it yet: once they run, `kstreams "
-        "order resume` sends again what the object has missed"
+        "order resume` sends again the events that the object has missed"
     )
     assert (status, text.splitlines()[-1]) == (1, told)
     told = (

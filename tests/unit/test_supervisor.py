@@ -526,7 +526,7 @@ def test_stop_drains_and_shows_the_last_counts(tmp_path: Path) -> None:
 
 def test_stop_drains_within_a_bound_then_kills(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     workers = Workers(tmp_path, "report(0, 0)\nwhile True: await_sigterm()", drain_seconds=0.1)
-    message = r"\Aslot 0 did not drain: what was not committed is done again at the next start\Z"
+    message = r"\Aslot 0 did not drain: uncommitted work is done again at the next start\Z"
     with pytest.raises(WorkersFailed, match=message) as caught:
         workers.run()
     assert (caught.value.exit_status, has_ended(workers.pids[0])) == (1, True)

@@ -267,7 +267,7 @@ WILL_NOT_END = "its coordinator (CompleteCommit) will not end it: it never ends 
             ON_OUTPUT,
             [
                 f"out[3]: {HEAD}, 60 s old: {WILL_NOT_END}",
-                "  its coordinator has committed it: 1 record of its own can be read then",
+                "  its coordinator has committed it: a commit makes 1 record of its own visible",
                 "  1,234 records of other, committed transactions wait behind it",
                 "  kstreams transactions commit --topic out --partition 3 --start-offset 120 -b x",
             ],
@@ -295,7 +295,7 @@ WILL_NOT_END = "its coordinator (CompleteCommit) will not end it: it never ends 
             LIVING,
             [
                 f"out[3]: {HEAD}, 160 s old: its coordinator will end it",
-                "  do not end it: start its producer again, which ends it, or wait for the time-out of the transaction",
+                "  do not end it: start its producer again, which ends it, or wait for the timeout of the transaction",
             ],
         ),
     ],

@@ -1,4 +1,4 @@
-"""A dead letter as it is read back, which ones are chosen, and their counts."""
+"""A dead letter as it is read back, the selection of dead letters, and their counts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kstreams_py.records import Message
 
 
 class Place(NamedTuple):
-    """Where a dead letter is."""
+    """The topic, partition and offset of a dead letter."""
 
     topic: str
     partition: int
@@ -23,7 +23,7 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """A record that the step of a dead letter read; a records.Message.
+    """A record that the step of a dead letter read. Implements records.Message.
 
     - `milliseconds`: its timestamp; negative if it has none.
     """
@@ -65,10 +65,10 @@ class Input:
 class Letter:
     """A dead letter.
 
-    - `timestamp`: milliseconds since 1970, of the record that failed; of its append where the topic says LogAppendTime.
-    - `processor`: graph and processor, as graph.processor.
+    - `timestamp`: milliseconds since 1970, of the failed record; with LogAppendTime, of the dead letter's append.
+    - `processor`: names of graph and processor, as `graph.processor`.
     - `error`: module and name of the exception's class.
-    - `cut`: what is missing because the letter would have been too large; "" if nothing is.
+    - `cut`: the parts that were left out because the dead letter would have been too large; "" if none.
     """
 
     place: Place
@@ -88,12 +88,12 @@ class Letter:
 
     @property
     def has_whole_inputs(self) -> bool:
-        """No key, value or header of its inputs is cut."""
+        """Whether no key, value or header of its inputs was cut."""
         return not any(part.startswith(("key of ", "value of ", "headers of ")) for part in self.cut.split("; "))
 
 
 def parse(m: Message, deserialize: Callable[[bytes], Any]) -> Letter:
-    """The dead letter that a record holds. Raises DecodeError if it is none."""
+    """Returns the dead letter that a record holds. Raises DecodeError if it is none."""
     place = Place(m.topic(), m.partition(), m.offset())
     try:
         data = m.value()
@@ -131,12 +131,12 @@ def parse(m: Message, deserialize: Callable[[bytes], Any]) -> Letter:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which dead letters are meant: those that fit all that is not None.
+    """Selects the dead letters that match every field that is not None.
 
-    - `processor`: its id.
-    - `error`: the name of the exception's class, with its module or without.
-    - `since`: milliseconds since 1970; older ones are left out.
-    - `topic`, `partition`, `offset`: where the letter is.
+    - `processor`: the id of the processor.
+    - `error`: the name of the exception's class, with or without its module.
+    - `since`: milliseconds since 1970; older dead letters do not match.
+    - `topic`, `partition`, `offset`: the place of the dead letter.
     """
 
     processor: str | None = None
@@ -147,7 +147,7 @@ class Selection:
     offset: int | None = None
 
     def fits(self, letter: Letter) -> bool:
-        """Whether the dead letter is meant."""
+        """Returns whether the dead letter matches."""
         return (
             self.processor in (None, letter.processor_id)
             and self.error in (None, letter.error, letter.error.rpartition(".")[2])
@@ -162,9 +162,9 @@ class Selection:
 class Group:
     """Dead letters of one processor and one class of exceptions.
 
-    - `waiting`, `replayed`: how many wait, and how many are replayed.
-    - `first`, `last`: their oldest and newest timestamp.
-    - `example`: the newest of those that wait, or else of all.
+    - `waiting`, `replayed`: how many are not replayed, and how many are.
+    - `first`, `last`: the oldest and newest timestamp.
+    - `example`: the newest one that waits; the newest of all if none waits.
     """
 
     waiting: int
@@ -175,7 +175,7 @@ class Group:
 
 
 def group(letters: Iterable[tuple[Letter, bool]]) -> dict[tuple[str, str], Group]:
-    """Groups dead letters, each with whether it is replayed, by processor and class of the exception."""
+    """Groups dead letters by processor and exception class; each comes with whether it is replayed."""
     found: dict[tuple[str, str], Group] = {}
     for letter, replayed in letters:
         key = letter.processor, letter.error

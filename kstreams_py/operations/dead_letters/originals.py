@@ -1,8 +1,8 @@
-"""The inputs of dead letters, read again from their topics: what a letter says of them is compared, not believed.
+"""The inputs of dead letters, read again from their topics and compared with the copies in the dead letters.
 
-Whoever may write to a topic of dead letters may write one that no worker has written: with another value, or with the
-delivery hash of another record, which a sink would then skip as a duplicate. So a step is run with the records that
-are in the input topics, and a letter that differs from them stays.
+Anyone who may write to a topic of dead letters can forge one: with another value, or with the delivery hash of another
+record, which a sink would then skip as a duplicate. So a step is run with the records in the input topics, and a dead
+letter that differs from them is not replayed.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from kstreams_py.processing.environment import Environment
 from kstreams_py.records import Inputs, Message, Positions, TopicPartition, too_large
 
 AHEAD_MAX: Final = 128
-"""Records that are read at once at most: letters are replayed by partition in the order of their inputs."""
+"""The most records in one read: dead letters are replayed by partition, in the order of their inputs."""
 
 AHEAD_BYTES: Final = 1_000_000
-"""Fewer records are read at once if these had more bytes."""
+"""The next read is smaller if one had more bytes than this."""
 
-NOT_COMPARED: Final = "nothing shows that a worker wrote it: --unverified believes what it holds"
+NOT_COMPARED: Final = "nothing shows that a worker wrote it: --unverified trusts its content"
 
 
 class Originals:
@@ -36,7 +36,7 @@ class Originals:
     def __init__(self, graph: Graph, environment: Environment, *, unverified: bool = False) -> None:
         """Makes no request.
 
-        - `unverified`: believes letters whose inputs are not in their topics any more.
+        - `unverified`: trusts dead letters whose inputs are no longer in their topics.
         """
         self._cluster = environment.cluster
         self._value_bytes_max = environment.settings.value_bytes_max
@@ -44,29 +44,29 @@ class Originals:
         self._pages = open_pages(graph, self._cluster, Attempts(f"{graph.name}: inputs", graph.name, environment.sleep))
         self._committed = CommittedReader(graph, environment)
         self._ids: dict[str, str | None] = {}
-        """By topic; None for one that does not exist."""
+        """Topic ids by topic; None for a topic that does not exist."""
         self._positions: dict[str, Positions] = {}
         self._read: dict[TopicPartition, dict[int, Message]] = {}
-        """The records that were read last of each partition, by offset."""
+        """The records of the last read of each partition, by offset."""
         self._ahead: dict[TopicPartition, int] = {}
 
     def find(self, letter: Letter, processor: Processor) -> Inputs | str:
-        """The inputs of a letter of this processor, or why its step must not be run.
+        """Returns the inputs of a dead letter of this processor, or the reason why its step must not be run.
 
         Raises BrokerUnavailable.
         """
         if not self._has_its_hash(letter):
-            return self._believe(letter, "its delivery hash is not that of its inputs' offsets in their topics")
+            return self._believe(letter, "its delivery hash does not match its inputs' topics and offsets")
         if ahead := self._not_delivered(letter, processor):
             return ahead
         read = map(self._original, letter.inputs)
-        found = tuple(m for m in read if m is not None)  # of an empty value, a record counts as False
+        found = tuple(m for m in read if m is not None)  # a record with an empty value counts as False
         if len(found) < len(letter.inputs):
-            return self._believe(letter, "its inputs are not in their topics any more")
+            return self._believe(letter, "its inputs are no longer in their topics")
         for said, original in zip(letter.inputs, found, strict=True):
             if part := _difference(letter, said, original):
                 topic = letter.place.topic
-                return f"it differs from {said} by its {part}, so no worker wrote it: see who may write to {topic}"
+                return f"it differs from {said} in its {part}, so no worker wrote it: see who may write to {topic}"
         return found
 
     def _has_its_hash(self, letter: Letter) -> bool:
@@ -81,10 +81,10 @@ class Originals:
         return letter.inputs if self._unverified else f"{why}, and {NOT_COMPARED}"
 
     def _not_delivered(self, letter: Letter, processor: Processor) -> str:
-        """Why the workers will run the step, too; "" if their group has passed its inputs."""
+        """Returns why the workers will run the step themselves; "" if their group has passed its inputs."""
         if (left := self._left(letter, processor)) is None:
             return ""
-        # what was read before may be old by now
+        # the offsets that were read before may be outdated
         partitions = {TopicPartition(each.name, each.number) for each in letter.inputs}
         read = self._committed.read(processor, partitions)
         self._positions[processor.id] = self._positions.get(processor.id, {}) | read
@@ -95,13 +95,13 @@ class Originals:
         return f"group {self._committed.group(processor)!r} {where}, and its workers will read {left}: start them first"
 
     def _left(self, letter: Letter, processor: Processor) -> Input | None:
-        """An input that the group has not passed, as far as is known."""
+        """Returns an input that the group has not passed, by the offsets read so far; None if it has passed all."""
         known = self._positions.get(processor.id, {})
         inputs = letter.inputs
         return next((each for each in inputs if known.get(TopicPartition(each.name, each.number), 0) <= each.at), None)
 
     def _original(self, said: Input) -> Message | None:
-        """The record at the place of an input; None if there is none."""
+        """Returns the record at the place of an input; None if there is none."""
         tp = TopicPartition(said.name, said.number)
         if said.at not in self._read.get(tp, {}):
             limit, most = self._ahead.get(tp, 1), self._value_bytes_max
@@ -113,7 +113,7 @@ class Originals:
 
 
 def _difference(letter: Letter, said: Input, original: Message) -> str:
-    """Which part of an input is not that of the record; "" if none. What was cut is not compared."""
+    """Returns the part in which an input differs from the record; "" if none. Parts that were cut are not compared."""
     if said.timestamp()[1] != original.timestamp()[1]:
         return "timestamp"
     parts: dict[str, Callable[[Message], Any]] = {
@@ -126,7 +126,7 @@ def _difference(letter: Letter, said: Input, original: Message) -> str:
             continue
         try:
             is_same = read(said) == read(original)
-        except DecodeError:  # a letter of such a record would say so
+        except DecodeError:  # the dead letter of such a record names that error
             is_same = False
         if not is_same:
             return part
@@ -134,7 +134,7 @@ def _difference(letter: Letter, said: Input, original: Message) -> str:
 
 
 def _hash(letter: Letter, ids: Mapping[str, str | None]) -> bytes | None:
-    """The delivery hash of a step that reads these offsets of the topics with these ids; None if one does not exist."""
+    """Returns the delivery hash of a step on these offsets and topic ids; None if a topic does not exist."""
     found = [(m.name, topic_id, m.number, m.at) for m in letter.inputs if (topic_id := ids[m.name]) is not None]
     if len(found) < len(letter.inputs):
         return None

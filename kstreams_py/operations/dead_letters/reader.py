@@ -24,20 +24,20 @@ from kstreams_py.records import TopicPartition
 logger = logging.getLogger(__name__)
 
 UNREADABLE_NAMED: Final = 20
-"""Records that are no dead letters, or no marks, and are named one by one."""
+"""The most records that are no dead letters, or no marks, and that are named one by one."""
 
-MARK: Final = "mark of a replayed letter"
+MARK: Final = "mark of a replayed dead letter"
 
 LOOK_SECONDS: Final = 0.05
 
 TOLD_SECONDS: Final = 1.0
-"""After it a user hears what is waited for."""
+"""Seconds after which a warning names what the wait is for."""
 
 
 def await_letters(graph: Graph, environment: Environment) -> None:
-    """Waits until no open transaction hides dead letters that were written before.
+    """Waits until no open transaction hides dead letters that were written before this call.
 
-    Raises BrokerUnavailable if one is open for longer than it can be, and as LetterReader.
+    Raises BrokerUnavailable if one stays open longer than its timeout allows, and the same as LetterReader.
     """
     cluster, settings = environment.cluster, environment.settings
     topics = LetterReader(graph, environment).topics
@@ -63,7 +63,7 @@ def await_letters(graph: Graph, environment: Environment) -> None:
 
 
 class _Foreign:
-    """Names records of others: the first UNREADABLE_NAMED one by one, all others by their number."""
+    """Collects foreign records: names the first UNREADABLE_NAMED, and counts the others."""
 
     def __init__(self) -> None:
         self._named: list[str] = []
@@ -80,7 +80,7 @@ class _Foreign:
 
 
 class LetterReader:
-    """Reads the dead letters that were there when this was made."""
+    """Reads the dead letters that existed when this reader was created."""
 
     def __init__(self, graph: Graph, environment: Environment) -> None:
         """Raises GraphError if the graph has no topic for dead letters, TopicError if one is missing."""
@@ -111,7 +111,7 @@ class LetterReader:
         self._no_letters, self._no_marks = _Foreign(), _Foreign()
 
     def letters(self) -> Iterator[Letter]:
-        """Yields the dead letters of this graph's processors, by topic and partition in the order of their offsets."""
+        """Yields the dead letters of this graph's processors, by topic, partition and offset."""
         self._no_letters = _Foreign()
         ours = f"{self._graph.name}."
         for tp, end in sorted(self._ends.items()):
@@ -126,11 +126,11 @@ class LetterReader:
 
     @property
     def unreadable(self) -> list[str]:
-        """Why records are no dead letters, or no marks, from the last calls of `letters` and `marks`."""
+        """The records that are no dead letters or no marks, and why; of the last calls of `letters` and `marks`."""
         return self._no_letters.described() + self._no_marks.described()
 
     def marks(self) -> set[Place]:
-        """The places of the dead letters that are marked as replayed. Raises TopicError if marks may be missing."""
+        """Returns the places of dead letters that are marked as replayed. Raises TopicError if marks may be missing."""
         self._no_marks = _Foreign()
         if not self._has_marks:
             return set()
@@ -141,9 +141,9 @@ class LetterReader:
                 is_deletion = m.value() is None
             except DecodeError as error:
                 raise TopicError(
-                    f"{foreign(m, MARK, error)}: marks may be among them, and what they mark would be sent twice: "
-                    f"delete the replayed letters, then the records of {tp} before offset {m.offset() + 1} "
-                    "(`kafka-delete-records`): letters that are there yet count as not replayed then"
+                    f"{foreign(m, MARK, error)}: marks may be among them, and their dead letters would be sent twice: "
+                    f"delete the replayed dead letters, then the records of {tp} before offset {m.offset() + 1} "
+                    "(`kafka-delete-records`): the remaining dead letters then count as not replayed"
                 ) from None
             try:
                 place = marked_place(m, self.topics)
@@ -156,32 +156,32 @@ class LetterReader:
             if not is_deletion:
                 try:
                     check_mark(m)
-                except ValueError as error:  # it may have replaced one, and nothing is to be sent twice
-                    counts = f"the letter {place}, which its key names, counts as replayed"
+                except ValueError as error:  # compaction may have replaced a mark by it, and nothing may be sent twice
+                    counts = f"the dead letter {place}, which its key names, counts as replayed"
                     self._no_marks.add(f"{foreign(m, MARK, error)}: {counts}")
         return found
 
     def deleted(self, places: Collection[Place]) -> list[Place]:
-        """Those of the places whose letters are deleted, by the retention of their topic."""
+        """Returns the places whose dead letters the retention of their topic has deleted."""
         starts = ask_clusters(self._graph, self._cluster, self._ends, lambda cluster, each: cluster.starts(each))
         return sorted(each for each in places if each.offset < starts.get(TopicPartition(*each[:2]), 0))
 
     def expect_marks(self) -> None:
-        """The topic of the marks exists from now on."""
+        """Notes that the topic of the marks exists from now on."""
         self._has_marks = True
 
     def selected(self, selection: Selection) -> Iterator[Letter]:
-        """Yields the dead letters that are meant, replayed ones among them.
+        """Yields the selected dead letters, including replayed ones.
 
-        Raises UserMistake after the last for names and places that do not exist.
+        After the last, raises UserMistake for names and places that do not exist.
         """
         return (letter for letter, fits in self._judged(selection) if fits)
 
     def waiting(self, selection: Selection, marks: Collection[Place]) -> dict[Place, list[Place]]:
-        """The dead letters that wait and are meant, each with all of its delivery that wait.
+        """Returns the selected dead letters that wait, each with all waiting dead letters of its delivery.
 
-        At least once, a crash can leave several of a delivery. Raises UserMistake for names and places that do not
-        exist.
+        At least once, a crash can leave several dead letters of a delivery. Raises UserMistake for names and places
+        that do not exist.
         """
         waiting, chosen = dict[bytes, list[Place]](), dict[Place, bytes]()
         for letter, fits in self._judged(selection):
@@ -192,7 +192,7 @@ class LetterReader:
         return {place: waiting[digest] for place, digest in chosen.items()}
 
     def _judged(self, selection: Selection) -> Iterator[tuple[Letter, bool]]:
-        """Yields all dead letters, each with whether it is meant; then checks the selection by what was read."""
+        """Yields all dead letters, each with whether it is selected; then checks that the selection names real ones."""
         processors, named = set[str](), False
         for letter in self.letters():
             processors.add(letter.processor_id)
@@ -204,8 +204,8 @@ class LetterReader:
     def _check(self, selection: Selection, processors: Collection[str], *, named: bool) -> None:
         """Raises UserMistake for a selection with a processor, topic or place that does not exist.
 
-        - `processors`: those that have dead letters; they may be in the graph no more.
-        - `named`: a letter fits the selection.
+        - `processors`: those that have dead letters; the graph may no longer have them.
+        - `named`: whether a dead letter matches the selection.
         """
         known = sorted({processor.id for processor in self._graph.processors} | set(processors))
         if selection.processor is not None and selection.processor not in known:

@@ -1,40 +1,44 @@
-"""Replays dead letters: the original input goes back through its processor.
+"""Replays dead letters: the original input goes through its processor again.
 
-**What a replay does.** For each dead letter that is chosen and not marked, it runs the letter's step: it reads the
-inputs again from their topics, decodes them, calls the function, encodes the results. It writes the outputs and a mark
-of the letter in one transaction of its own producer. The alternative, to write the inputs to their topic again, was
-refused: every processor of that topic would read them, other outputs would be doubled, the step would have another
-delivery hash, and a join would pair the record with one that it does not belong to.
+**The replay.** For each selected dead letter without a mark, a replay runs the step: it reads the inputs again from
+their topics, decodes them, calls the function, and encodes the results. It writes the outputs and a mark of the dead
+letter in one transaction of its own producer. It does not write the inputs to their topic again: every processor of
+that topic would read them, other outputs would be doubled, the step would have another delivery hash, and a join would
+pair the record with one that it does not belong to.
 
-**After a crash.** A new replay first fences the one before, which ends its transaction, and then reads the marks. A
-letter has its outputs and its mark, or neither: nothing is sent twice, and nothing is lost. The function runs again
-for letters that were not committed, with the same delivery hash as at the first delivery: a sink that stores it skips
-what it has. Two replays at once: the second fences the first, which ends with status 4.
+**After a crash.** A new replay first fences the previous one, which ends its transaction, and then reads the marks. A
+dead letter has its outputs and its mark, or neither: nothing is sent twice, and nothing is lost. The function runs
+again for dead letters that were not committed, with the delivery hash of the first delivery: a sink that stores the
+hash skips rows that it has. If two replays run at once, the second fences the first, which exits with status 4.
 
-**What stays.** A letter stays, and the exit status is 1, if its function raises again, if a topic refuses an output, if
-its processor or its inputs are not in the graph any more, if it differs from the records that it names, or if those are
-gone from their topics: with `--unverified` a letter that was not cut is believed then.
-No letter is written: each is tried once in a replay, so there is no loop. After Stop, or an exception that stops a
-worker (`stop_on`, a registry without an answer), what is done is committed, and the replay ends with it.
+**What stays.** A dead letter stays, and the exit status is 1, if
 
-- *Joins*: the letter has one record of each input, and they are given in the order of the graph's inputs.
-- *Alts*: the letter has the one input that was chosen; no journal is needed, since nothing is chosen again.
+- its function raises again, or a topic refuses an output;
+- its processor or its inputs are no longer in the graph;
+- it differs from the records that it names;
+- those records are no longer in their topics. With `--unverified`, a dead letter that was not cut is trusted then.
+
+A replay writes no dead letters: it tries each once, so there is no loop. After Stop, or an exception that stops a
+worker (`stop_on`, a registry without an answer), the replay commits the finished steps and ends.
+
+- *Joins*: the dead letter has one record of each input. The function gets them in the order of the graph's inputs.
+- *Alts*: the dead letter has the one input that was chosen. No journal is needed, because nothing is chosen again.
 - *Batches*: the function gets a list of one value.
-- *Refused outputs*: the letter of an output that a topic refused is replayed like others. At most once the other
-  outputs of such a step are written already: it stays if the step could have several.
+- *Refused outputs*: a dead letter for a refused output is replayed like others. At most once, the other outputs of the
+  step are written already: the dead letter stays if the step could have several outputs.
 - *Sinks with a target*: rows are stored by their delivery hashes before the mark is committed; after a crash in between
-  the target knows them. With offsets as evidence a letter stays, for a crash in between would store its rows twice.
-- *At least once* a crash can leave several letters of one delivery: one is run, and all are marked. A delivery that
-  succeeded after its letter was written is sent once more by a replay, as this guarantee allows.
-- *Weaker guarantees*: outputs and marks are transactional for them too; a reader must be `read_committed`, or it sees
+  the target knows them. With offsets as evidence a dead letter stays: a crash in between would store its rows twice.
+- *At least once*, a crash can leave several dead letters of one delivery: one is run, and all are marked. If the
+  delivery succeeded after its dead letter was written, a replay sends it once more, as this guarantee allows.
+- *Weaker guarantees*: outputs and marks are transactional for them too. A reader must be `read_committed`, or it sees
   the outputs of aborted attempts. Side effects of a function may happen more than once under every guarantee.
-- *Order*: the outputs of a letter come later than those of its neighbours, with the timestamp of the input. Letters are
-  replayed by partition in the order in which they failed.
-- *Offsets that were set back*: a letter stays until the group has passed its inputs again, for the workers will read
-  them. A delivery that fails again makes a new letter, which is replayed on its own.
+- *Order*: the outputs of a dead letter come later than those of its neighbours, with the timestamp of the input. Dead
+  letters are replayed by partition in the order in which they failed.
+- *Offsets that were set back*: a dead letter stays until the group has passed its inputs again, because the workers
+  will read them. A delivery that fails again writes a new dead letter, which is replayed on its own.
 
-Marks are in `__ks.<graph>.replayed` (compacted); a replay deletes those whose letters are deleted. If that topic is
-deleted, all letters count as not replayed.
+Marks are in `__ks.<graph>.replayed` (compacted). A replay deletes the marks of deleted dead letters. If that topic is
+deleted, all dead letters count as not replayed.
 """
 
 from __future__ import annotations
@@ -64,17 +68,17 @@ from kstreams_py.steps.rows import split
 logger = logging.getLogger(__name__)
 
 STEPS_MAX: Final = 100
-"""Steps in one transaction."""
+"""The most steps in one transaction."""
 
 SECONDS_MAX: Final = 1.0
-"""Seconds for which steps are run before they are committed; the transaction is open only while they are written."""
+"""Seconds of running steps before a commit; the transaction is open only while outputs are written."""
 
 PROGRESS_SECONDS: Final = 2.0
 """Seconds between two lines of progress."""
 
 
 class Outcome(StrEnum):
-    """What came of a dead letter that was chosen."""
+    """The result for a selected dead letter."""
 
     REPLAYED = "replayed"
     FAILED = "failed again"
@@ -82,12 +86,12 @@ class Outcome(StrEnum):
 
 
 Report = Callable[[Letter, Outcome, str], None]
-"""Called for each letter that was chosen, with the reason if it stays; after its transaction is committed."""
+"""Called for each selected dead letter after its transaction is committed, with the reason if it stays."""
 
 
 @dataclass(slots=True)
 class Summary:
-    """What a replay came to: letters by their outcome.
+    """The result of a replay: numbers of dead letters by outcome.
 
     - `stopped`: why the replay ended early; "" if it did not.
     - `unreadable`: records of the topics that are no dead letters, each with the reason.
@@ -99,14 +103,14 @@ class Summary:
 
     @property
     def is_complete(self) -> bool:
-        """Every letter that was chosen is replayed."""
+        """Whether every selected dead letter is replayed."""
         return not (self.counts[Outcome.FAILED] or self.counts[Outcome.STAYS] or self.stopped)
 
 
 def plan_replay(
     graph: Graph, environment: Environment, selection: Selection, report: Report, *, unverified: bool = False
 ) -> Summary:
-    """Reports what a replay would run, and runs, writes and fences nothing. Parameters and errors as of `replay`."""
+    """Reports what a replay would run; runs, writes and fences nothing. Parameters and exceptions as for `replay`."""
     reader = LetterReader(graph, environment)
     steps, summary = Steps(graph, environment, Originals(graph, environment, unverified=unverified)), Summary()
     chosen = reader.waiting(selection, reader.marks())
@@ -122,12 +126,12 @@ def plan_replay(
 def replay(
     graph: Graph, environment: Environment, selection: Selection, report: Report, *, unverified: bool = False
 ) -> Summary:
-    """Replays the dead letters that are chosen and not replayed yet.
+    """Replays the selected dead letters that are not replayed yet.
 
-    - `unverified`: letters whose inputs are not in their topics any more are believed, and replayed as well.
+    - `unverified`: trusts dead letters whose inputs are no longer in their topics, and replays them as well.
 
-    Raises UserMistake for a selection that names what does not exist, GraphError and TopicError if there are no dead
-    letters, NotAuthorized, Replaced if another replay begins, and what stops a worker if a function raises that.
+    Raises UserMistake for a selection that names what does not exist, GraphError or TopicError if there are no dead
+    letters, NotAuthorized, Replaced if another replay begins, and an exception of a function that stops a worker.
     """
     reader = LetterReader(graph, environment)
     transactions = Transactions(graph, reader, environment)
@@ -144,9 +148,9 @@ def replay(
 def _prepared(
     reader: LetterReader, steps: Steps, waits: Callable[[Place], bool]
 ) -> Iterator[tuple[Letter, Inputs | str]]:
-    """Yields the letters that wait, one of each delivery, with the inputs of their steps; and each that stays, and why.
+    """Yields waiting dead letters, one of each delivery, with the inputs of its step; and each that stays, with why.
 
-    A letter that stays does not stand for its delivery: it may be forged.
+    A dead letter that stays does not represent its delivery, because it may be forged.
     """
     prepared = set[bytes]()
     for letter in reader.letters():
@@ -185,7 +189,7 @@ class _Replay:
         chosen = self._reader.waiting(selection, self._transactions.marks)
 
         def waits(place: Place) -> bool:
-            # another replay may have run since, see Transactions.marks
+            # another replay may have run since: see Transactions.marks
             return place in chosen and self._transactions.marks.isdisjoint(chosen[place])
 
         for letter, inputs in _prepared(self._reader, self._steps, waits):
@@ -227,7 +231,7 @@ class _Replay:
         )
 
     def _commit(self) -> None:
-        """Commits the steps that are done; one by one if an output of them is refused."""
+        """Commits the finished steps; one by one if one of their outputs is refused."""
         done, self._done, self._outputs = self._done, [], []
         if not done:
             return

@@ -13,7 +13,7 @@ from kstreams_py.processing.environment import Environment
 
 
 class RowWriter:
-    """Connects to each target when a row is stored in it first."""
+    """Stores rows, and connects to each target before its first row."""
 
     def __init__(self, graph: Graph, environment: Environment) -> None:
         self._graph = graph
@@ -22,9 +22,9 @@ class RowWriter:
         self._connections: dict[str, SinkConnection] = {}
 
     def write(self, steps: Iterable[Done]) -> None:
-        """Stores the rows of steps, those of each processor together; a row whose hash is stored stays as it is.
+        """Stores the rows of steps, grouped by processor. A row whose hash is stored already stays as it is.
 
-        Raises RowRefused if a target never takes one of them, SinkUnavailable if it cannot be used.
+        Raises RowRefused if a target will never accept one of them, SinkUnavailable if a target cannot be used.
         """
         rows: dict[str, list[Row]] = defaultdict(list)
         for step in steps:

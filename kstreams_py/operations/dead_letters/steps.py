@@ -26,11 +26,11 @@ from kstreams_py.steps.calls import open_calls
 from kstreams_py.steps.dead_letters import Failure
 
 REFUSED: Final = frozenset(f"{each.__module__}.{each.__qualname__}" for each in (RecordRefused, RecordTooLarge))
-"""The classes of dead letters whose function did not raise: a topic refused an output of the step."""
+"""The exception classes of dead letters whose function did not raise: a topic refused an output of the step."""
 
 
 class Steps:
-    """Runs the steps of dead letters, each with the delivery hash of its letter."""
+    """Runs the steps of dead letters, each with the delivery hash of its dead letter."""
 
     def __init__(self, graph: Graph, environment: Environment, originals: Originals) -> None:
         self._graph = graph
@@ -40,11 +40,11 @@ class Steps:
         self._loaded: dict[str, tuple[Runner, _OneStep]] = {}
 
     def prepare(self, letter: Letter) -> Inputs | str:
-        """The inputs of the letter's step as its processor takes them now, or why the step cannot be run."""
+        """Returns the inputs of the step in the order that its processor declares, or why the step cannot be run."""
         name = letter.processor_id
         processor = self._processors.get(name)
         if processor is None:
-            return f"graph {self._graph.name!r} has no processor {name!r} any more: declare it again"
+            return f"graph {self._graph.name!r} no longer has processor {name!r}: declare it again"
         if processor.cluster:
             return (
                 f"its outputs are on cluster {processor.cluster!r}, and no transaction spans them and the marks of "
@@ -59,7 +59,7 @@ class Steps:
             )
         if processor.stores_offsets:
             return (
-                f"its processor stores offsets with its rows in {processor.target}, which say nothing of a single "
+                f"its processor stores offsets with its rows in {processor.target}, which prove nothing about a single "
                 "step: send the record to its topic again"
             )
         if processor.ordered is not None:
@@ -78,7 +78,7 @@ class Steps:
             and (processor.generator or len(processor.outputs) > 1)
         ):
             return (
-                f"a topic refused one output of its step, and at most once the others are written already: "
+                f"a topic refused one output of its step, and the others are written already (at most once): "
                 f"replaying it would double them: write the missing record by hand ({letter.message})"
             )
         if len(letter.inputs) == 1 and letter.delivery_hash[8:] != pack_offset(letter.inputs[0].at):
@@ -87,9 +87,9 @@ class Steps:
         return found if isinstance(found, str) else tuple(sorted(found, key=lambda m: declared.index(m.topic())))
 
     def run(self, letter: Letter, inputs: Inputs) -> list[Output] | Failure:
-        """The outputs of the letter's step, which `prepare` has prepared, or its failure if it raises again.
+        """Returns the outputs of a step that `prepare` has prepared, or its failure if it raises again.
 
-        Raises Stop, or what stops a worker, if the step raises that.
+        Raises Stop, or another exception that stops a worker, if the step raises it.
         """
         processor = self._processors[letter.processor_id]
         runner, tasks = self._load(processor)
@@ -107,19 +107,19 @@ class Steps:
                 name=group_of(self._graph.name, processor.id),
                 topic_ids={topic.name: "" for topic in processor.inputs},
             )
-            # without dead letters and retries: a step that fails again keeps the letter that it has
+            # without dead letters and retries: a step that fails again keeps its dead letter
             once = replace(processor, retry=None)
             self._loaded[processor.id] = make_runner(once, tasks, self._environment, None), tasks
         return self._loaded[processor.id]
 
 
 class _OneStep(Tasks):
-    """The task of one step, whose delivery hash is given: that of its letter, though a topic was created again."""
+    """The task of one step. Its delivery hash is that of the dead letter, even if a topic was created again."""
 
     _digest = b""
 
     def load(self, inputs: Inputs, digest: bytes) -> None:
-        """Takes the place of the tasks that read these records."""
+        """Replaces the tasks by one that reads these records."""
         self.assign({TopicPartition(m.topic(), m.partition()): m.offset() for m in inputs}, {})
         self._digest = digest
         if len(inputs) == 1:

@@ -1,4 +1,4 @@
-"""Dead letters as text and as JSON, their inputs decoded by the graph's serdes where that works."""
+"""Shows dead letters as text and as JSON; the graph's serdes decode their inputs where they can."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from kstreams_py.operations.dead_letters.letters import Group, Input, Letter
 from kstreams_py.printable import join_lines
 
 EXAMPLE_LENGTH: Final = 100
-"""Characters of an example's message in the list."""
+"""The most characters of an example's message in the list."""
 
 VALUE_LENGTH: Final = 2_000
-"""Characters of a key, value or header in the text; JSON has all of it."""
+"""The most characters of a key, value or header in the text; JSON has all of it."""
 
 
 def show_time(milliseconds: int) -> str | None:
-    """A timestamp in UTC as ISO 8601, to the second; None if there is none."""
+    """Returns a timestamp in UTC as ISO 8601, to the second; None if it is negative."""
     try:
         return None if milliseconds < 0 else datetime.fromtimestamp(milliseconds // 1000, UTC).strftime("%FT%TZ")
     except (OverflowError, ValueError, OSError):
@@ -30,7 +30,7 @@ def show_time(milliseconds: int) -> str | None:
 
 
 def show_bytes(data: bytes) -> str:
-    """Bytes as text if they are printable UTF-8, else as a bytes literal of Python."""
+    """Returns bytes as text if they are printable UTF-8, otherwise as a Python bytes literal."""
     try:
         text = data.decode()
     except ValueError:
@@ -47,12 +47,12 @@ class Describer:
         self._decode: dict[tuple[str, str], Callable[[bytes], Any] | None] = {}
 
     def as_json(self, letter: Letter, *, replayed: bool) -> str:
-        """One line of JSON: all that the letter has, its inputs decoded."""
+        """Returns a dead letter as one line of JSON, with all its fields and its inputs decoded."""
         place = {"letter": letter.place._asdict(), "time": show_time(letter.timestamp)}
         return json.dumps(place | self.content(letter) | {"replayed": replayed}, default=str, ensure_ascii=False)
 
     def content(self, letter: Letter) -> dict[str, Any]:
-        """The content of a letter as values of JSON: the processor, the error, the inputs decoded."""
+        """Returns the content of a dead letter as JSON values: the processor, the error, the decoded inputs."""
         return {
             "processor": letter.processor,
             "delivery_hash": letter.delivery_hash.hex(),
@@ -64,7 +64,7 @@ class Describer:
         }
 
     def as_text(self, letter: Letter, *, replayed: bool) -> str:
-        """Several lines: the place, the error, each input, the traceback."""
+        """Returns a dead letter as several lines: the place, the error, each input, the traceback."""
         lines = [
             f"{letter.place}  {letter.processor}  {show_time(letter.timestamp) or 'no time'}"
             + ("  (replayed)" if replayed else ""),
@@ -95,7 +95,7 @@ class Describer:
         }
 
     def _decoded(self, topic: str, role: str, data: bytes | None) -> Any:
-        """A key or value as a value of JSON; its bytes as text if no serde decodes them."""
+        """Returns a key or value as a JSON value; its bytes as text if no serde decodes them."""
         if data is None:
             return None
         if (topic, role) not in self._decode:
@@ -110,15 +110,15 @@ class Describer:
             value = data if decode is None else decode(data)
         except DecodeError:
             value = data
-        except KStreamsError:  # the registry, not these bytes
+        except KStreamsError:  # the registry failed, and these bytes may be valid
             raise
-        except Exception:  # of a user's own serde
+        except Exception:  # a user's own serde may raise anything
             value = data
         return _plain(value)
 
 
 def group_as_json(processor: str, error: str, each: Group) -> str:
-    """One line of JSON of a group of dead letters."""
+    """Returns a group of dead letters as one line of JSON."""
     content = {
         "processor": processor,
         "error": error,
@@ -133,7 +133,7 @@ def group_as_json(processor: str, error: str, each: Group) -> str:
 
 
 def groups_as_text(groups: Mapping[tuple[str, str], Group]) -> str:
-    """A table of groups: processor, class of the exception, counts, first and last time; below each its example."""
+    """Returns a table of groups: processor, exception class, counts, first and last time; below each its example."""
     head = ("processor", "error", "waiting", "replayed", "first", "last")
     rows = [
         (
@@ -166,7 +166,7 @@ def _brief(value: Any, length: int = VALUE_LENGTH) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """A value that JSON can represent: bytes as text, other objects by their str."""
+    """Returns a value that JSON can represent: bytes as text, other objects by their str."""
     if isinstance(value, bytes):
         return show_bytes(value)
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""One replay of a graph at a time: outputs and marks in one transaction.
+"""Writes outputs and marks in one transaction, and allows one replay of a graph at a time.
 
 The transactional id is `<graph>.dead-letters`. A second replay fences the first, waits until the first one's
 transaction has ended, and only then reads the marks.
@@ -42,12 +42,12 @@ from kstreams_py.records import TopicPartition
 logger = logging.getLogger(__name__)
 
 DELETIONS_MAX: Final = 10_000
-"""Marks that are deleted in one transaction."""
+"""The most marks that one transaction deletes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A step that was run: its letter, the places of all letters of its delivery, its outputs, its rows."""
+    """A finished step: its dead letter, the places of all dead letters of its delivery, its outputs, its rows."""
 
     letter: Letter
     places: Sequence[Place]
@@ -70,16 +70,16 @@ class Transactions:
         self._open = False
         self._batch_bytes: int | None = None
         self.marks: set[Place] = set()
-        """The dead letters that were replayed when this producer started. While it is used, no other commits."""
+        """The dead letters that were replayed when this producer started. No other replay commits while it is used."""
 
     def start(self) -> None:
-        """Fences the replay before, waits for the end of its transaction, then reads the marks.
+        """Fences the previous replay, waits for the end of its transaction, then reads the marks.
 
         Raises Replaced if another replay begins meanwhile, BrokerUnavailable if the marks cannot be read to their end.
         """
         ensure_topics(self._cluster, {self._graph.replayed: (1, MARKS_SETTINGS)})
         self._reader.expect_marks()
-        # a topic of another cluster is asked for nowhere: a user without a right to its name would be refused
+        # leave out topics of other clusters: a user without a right to their names here would be refused
         own = (topic for processor in self._graph.processors for topic in processor.outputs if not topic.cluster)
         written = {topic.name for topic in own}
         self._batch_bytes = batch_bytes(self._cluster.topics([*written, self._graph.replayed]).values())
@@ -89,38 +89,39 @@ class Transactions:
             self._write(partial(self._deletions, gone[first : first + DELETIONS_MAX]))
 
     def commit(self, steps: Sequence[Done]) -> None:
-        """Writes the outputs of steps and the marks of their letters in one transaction.
+        """Writes the outputs of steps and the marks of their dead letters in one transaction.
 
-        Raises Refused if a topic refuses an output: nothing is written then. Raises Replaced if another replay began.
+        Raises Refused if a topic refuses an output: then nothing is written. Raises Replaced if another replay began.
         """
         self._write(partial(self._records, steps))
 
     def write(self, outputs: Sequence[Output]) -> None:
-        """Writes records in one transaction; without an answer of the broker it may be written twice."""
+        """Writes records in one transaction; if the broker does not answer, they may be written twice."""
         self._write(lambda: outputs)
 
     def _records(self, steps: Sequence[Done]) -> list[Output]:
-        """The outputs of the steps that no mark says are replayed, and their marks."""
+        """Returns the outputs of the steps that no mark names, and their marks."""
         left = [step for step in steps if self.marks.isdisjoint(step.places)]
         topic, topics = self._graph.replayed, self._reader.topics
         outputs = [output for step in left for output in step.outputs]
         return outputs + [mark_record(topic, place, step.letter, topics) for step in left for place in step.places]
 
     def _deletions(self, places: Sequence[Place]) -> list[Output]:
-        """Tombstones of the marks of these places that there are."""
+        """Returns tombstones for the marks that exist of these places."""
         topic, topics = self._graph.replayed, self._reader.topics
         return [deletion_record(topic, place, topics) for place in places if place in self.marks]
 
     def _write(self, records: Callable[[], Sequence[Output]]) -> None:
-        """Writes a transaction, until that succeeds.
+        """Writes one transaction, and repeats it until it succeeds.
 
-        `records` returns what is left to write by the marks, which are read again with each new producer: the last
-        transaction may be committed, or another replay may have run since.
+        - `records`: returns the records that, by the marks, are still to be written.
+
+        Each new producer reads the marks again: the last transaction may be committed, or another replay may have run.
         """
         while True:
             try:
                 if self._of_client.tainted:
-                    # a request that timed out may reach the broker late and end a later transaction of the same epoch
+                    # a timed-out request may reach the broker late, and end a later transaction of the same epoch
                     self._renew()
                 if left := records():
                     self._transact(left)
@@ -139,16 +140,16 @@ class Transactions:
                 return
 
     def end(self) -> None:
-        """Aborts a transaction that is open, and drops the producer."""
+        """Aborts the open transaction, if any, and drops the producer."""
         if self._open:
-            with suppress(KStreamsError):  # what ends the replay is raised already
+            with suppress(KStreamsError):  # the error that ends the replay is raised already
                 self._abort()
         if self._producer is not None:
             self._producer.drop()
             self._producer = None
 
     def _renew(self) -> None:
-        """Starts a new producer, which ends the transaction of the one before, and reads the marks."""
+        """Starts a new producer, which ends the previous one's transaction, and reads the marks."""
         while True:
             if self._producer is not None:
                 self._producer.drop()
@@ -169,9 +170,9 @@ class Transactions:
             return
 
     def _read_marks(self) -> None:
-        """Reads the marks, once a record that was written after all of them can be read.
+        """Reads the marks as soon as a record that was written after all of them can be read.
 
-        A transaction that hangs in the partition would hide them, and what they mark would be replayed twice.
+        A hanging transaction in the partition would hide marks, and their dead letters would be replayed twice.
         """
         token, tp = uuid.uuid4().hex.encode(), TopicPartition(self._graph.replayed, 0)
         self._transact([begin_record(tp.topic, token)])
@@ -180,7 +181,7 @@ class Transactions:
             if self._environment.clock() > deadline:
                 find = find_command_at(self._environment.settings.bootstrap_servers, [tp.topic])
                 raise BrokerUnavailable(
-                    f"{tp}: what was just committed cannot be read: a transaction hangs there and hides which letters "
+                    f"{tp}: cannot read the record just committed: a hanging transaction hides which dead letters "
                     f"are replayed: `{find}` prints the command that ends it; then start again"
                 )
             self._environment.sleep(0.01)
@@ -190,20 +191,20 @@ class Transactions:
         producer = self._of_client
         self._attempts.call(producer.begin_transaction)
         self._open = True
-        queue = list(outputs)  # `write` removes what it has queued, also when it raises
+        queue = list(outputs)  # `write` removes the records that it has queued, even when it raises
         self._attempts.call(lambda: producer.write(queue))
         producer.commit_transaction()
         self._open = False
 
     def _abort(self) -> bool:
-        """Aborts; False if the producer has to be replaced."""
+        """Aborts. Returns False if the producer has to be replaced."""
         self._open = False
         try:
             self._of_client.abort_transaction()
         except Fenced as error:
             raise self._replaced(error) from None
         except ClientError as error:
-            logger.info("%s: %s; a new producer will do", self._id, error)
+            logger.info("%s: %s; starting a new producer", self._id, error)
             return False
         return True
 
@@ -219,5 +220,5 @@ class Transactions:
         self._producer, self._open = None, False
         return Replaced(
             f"another replay of graph {self._graph.name!r} has begun, or a transaction took longer than "
-            f"transaction_timeout_ms ({error}): what is committed is marked; start again for the rest"
+            f"transaction_timeout_ms ({error}): the committed dead letters are marked; start again for the rest"
         )

@@ -1,4 +1,4 @@
-"""Collects the facts of a diagnosis; what this user may not see is named, and the rest is seen."""
+"""Collects the facts of a diagnosis, and names those that this user may not see."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ T = TypeVar("T")
 POSITIONS: Final = "positions of the groups"
 
 OPEN_SECONDS: Final = 60.0
-"""Age from which on an open transaction holds readers back for long."""
+"""Age in seconds from which an open transaction is reported."""
 
 
 class Examination:
@@ -40,7 +40,7 @@ class Examination:
         self._unseen: dict[str, str] = {}
 
     def collect(self) -> Facts:
-        """The facts. Raises BrokerUnavailable if the cluster itself cannot be described."""
+        """Returns the facts. Raises BrokerUnavailable if the cluster itself cannot be described."""
         settings, examined = self._environment.settings, self._examined
         admin, groups = ClusterAdmin(settings), GroupAdmin(settings)
         own = {POSITIONS_TOPIC, TRANSACTIONS_TOPIC}
@@ -72,7 +72,7 @@ class Examination:
         )
 
     def _others(self) -> tuple[list[Facts], dict[str, str]]:
-        """The facts of the other clusters of the graph; and why some of them do not answer."""
+        """Returns the facts of the graph's other clusters, and by name why some of them do not answer."""
         found, away = list[Facts](), dict[str, str]()
         if self._examined is None:
             return found, away
@@ -89,7 +89,7 @@ class Examination:
         return found, away
 
     def _find(self, settings: Settings, cluster: ClusterDescription, unseen: dict[str, str]) -> Sequence[Found]:
-        """Transactions that hang or are open for long; notes in `unseen` where they could not be looked for."""
+        """Returns transactions that hang or are open for long; notes in `unseen` where it could not look for them."""
         looked = [name for name in cluster.topics if name != TRANSACTIONS_TOPIC]
         transactions = Transactions(TransactionAdmin(settings))
         found = _look("transactions", lambda: transactions.find(looked, OPEN_SECONDS), Findings([], {}), unseen)
@@ -101,7 +101,7 @@ class Examination:
         return _look(subject, ask, otherwise, self._unseen)
 
     def _logs(self, admin: ClusterAdmin, cluster: ClusterDescription, positions: GroupPositions, now: float) -> Logs:
-        """The logs of the partitions that have a position and a leader, with what retention.ms leaves of them."""
+        """Returns the logs of partitions with a position and a leader, with the records that retention.ms keeps."""
         wanted: dict[TopicPartition, tuple[int, ...]] = {}
         for tp in {tp for each in positions.values() for tp in each}:
             topic = cluster.topics.get(tp.topic)
@@ -113,7 +113,7 @@ class Examination:
         return admin.logs(wanted, bounded & {tp.topic for tp in wanted})
 
     def _expired(self, cluster: ClusterDescription, positions: GroupPositions) -> dict[str, list[TopicPartition]]:
-        """Input partitions that were begun and have no position, by processor."""
+        """Returns input partitions that were begun and have no position, by processor."""
         examined, asked = self._examined, self._environment.cluster
         if examined is None or examined.graph.beginnings not in cluster.topics or POSITIONS in self._unseen:
             return {}
@@ -133,7 +133,7 @@ class Examination:
 
 
 def _look(subject: str, ask: Callable[[], T], otherwise: T, unseen: dict[str, str]) -> T:
-    """An answer; `otherwise`, and a note of what is missing, where this user may not ask."""
+    """Returns the answer of `ask`. If it fails, returns `otherwise` and notes the reason in `unseen`."""
     try:
         return ask()
     except KStreamsError as error:

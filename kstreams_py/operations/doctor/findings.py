@@ -1,4 +1,4 @@
-"""What holds a reader back or endangers a promise: rules over facts of a cluster and a graph, each with its remedy."""
+"""Rules that find what holds readers back or endangers a promise, from facts of a cluster and a graph."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kstreams_py.printable import join_lines
 from kstreams_py.records import TopicPartition
 
 LEAST_RETENTION_MINUTES: Final = 7 * 24 * 60
-"""Kafka's default of offsets.retention.minutes: with less, a stop over some holidays loses the positions."""
+"""Kafka's default of offsets.retention.minutes: with less, a graph that stands still for days loses its positions."""
 
 TRANSACTIONS_TOPIC: Final = "__transaction_state"
 
@@ -27,19 +27,19 @@ TESTED_BROKERS: Final = frozenset({"4.3"})
 
 
 class Severity(StrEnum):
-    """How bad a finding is."""
+    """The severity of a finding."""
 
     ERROR = "error"
-    """A processor stands still, or will at its next start; or records are lost."""
+    """A processor stands still, or will after its next start; or records are lost."""
     WARNING = "warning"
-    """One more fault, or time, makes an error of it."""
+    """It becomes an error with time, or with one more fault."""
     NOTE = "note"
-    """To know; nothing has to be changed."""
+    """Information; nothing has to be changed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What is not well: what it is about, what it means, and a command or a setting that helps."""
+    """A problem: its subject, what it means, and a command or a setting that helps."""
 
     severity: Severity
     kind: str
@@ -50,14 +50,14 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What was seen of a cluster.
+    """The facts of a cluster that this user may see.
 
     - `groups`, `positions`: by the name of the group.
     - `expired`: input partitions that a processor has begun to read and that have no position, by the processor's id.
     - `found`: transactions that hang or are open for long.
     - `client`, `tested_clients`: versions of librdkafka.
     - `now`: seconds since 1970.
-    - `unseen`: what could not be seen, and the right that is missing, by subject.
+    - `unseen`: the missing right, by the subject that could not be seen.
     - `name`: the cluster's name in the settings; "" for the graph's own.
     - `others`: the other clusters to which the graph writes.
     - `away`: those of them that do not answer, and why.
@@ -79,13 +79,13 @@ class Facts:
 
     @property
     def options(self) -> str:
-        """Those of a command that name the cluster."""
+        """The options of a command that name the cluster."""
         return cluster_option(self.name)
 
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """A graph, as the command line names it, and the time-out of its transactions in milliseconds."""
+    """A graph, its name on the command line, and the timeout of its transactions in milliseconds."""
 
     graph: Graph
     name: str
@@ -100,7 +100,7 @@ class Examined:
 
 
 def diagnose(facts: Facts, examined: Examined | None) -> list[Finding]:
-    """All findings, the worst first; without a graph those of the cluster."""
+    """Returns all findings, the worst first; without a graph only those of the cluster."""
     found = [finding for rule in OF_CLUSTER for finding in rule(facts)]
     if examined is not None:
         found += [finding for of_graph in OF_GRAPH for finding in of_graph(facts, examined)]
@@ -110,7 +110,7 @@ def diagnose(facts: Facts, examined: Examined | None) -> list[Finding]:
 
 
 def _diagnose_other(facts: Facts, examined: Examined) -> Iterator[Finding]:
-    """The findings of a cluster that has outputs of the graph only; their subjects name it."""
+    """Yields the findings of a cluster that has only outputs of the graph; their subjects name the cluster."""
     found = [finding for rule in OF_OTHER_CLUSTER for finding in rule(facts)]
     found += [finding for of_graph in OF_OUTPUTS for finding in of_graph(facts, examined)]
     for each in found:
@@ -118,7 +118,7 @@ def _diagnose_other(facts: Facts, examined: Examined) -> Iterator[Finding]:
 
 
 def is_well(findings: Iterable[Finding]) -> bool:
-    """Whether nothing is worse than a note."""
+    """Returns whether no finding is worse than a note."""
     return all(each.severity is Severity.NOTE for each in findings)
 
 
@@ -126,7 +126,7 @@ def is_well(findings: Iterable[Finding]) -> bool:
 
 
 def find_transactions(facts: Facts) -> Iterator[Finding]:
-    """Transactions that hang, or are open for long."""
+    """Finds transactions that hang, or are open for long."""
     for each in facts.found:
         transaction, place = each.transaction, each.partition
         held = "the positions of groups" if place.topic == POSITIONS_TOPIC else "all records behind it"
@@ -136,7 +136,7 @@ def find_transactions(facts: Facts) -> Iterator[Finding]:
                 "open_transaction",
                 str(place),
                 f"{headline(each, facts.now)}; readers of committed records wait for it",
-                "look why its producer does not end it; a shorter transaction_timeout_ms ends it earlier",
+                "find out why its producer does not end it; a shorter transaction_timeout_ms ends it earlier",
             )
         else:
             yield Finding(
@@ -149,14 +149,14 @@ def find_transactions(facts: Facts) -> Iterator[Finding]:
 
 
 def find_replication(facts: Facts) -> Iterator[Finding]:
-    """Partitions without a leader or out of sync, and topics with too few replicas."""
+    """Finds partitions without a leader or out of sync, and topics with too few replicas."""
     brokers, silent = facts.cluster.brokers, facts.cluster.silent
     for number, address in silent.items():
         yield Finding(
             Severity.WARNING,
             "broker_away",
             f"broker {number}",
-            f"no connection to {address} can be made: what it leads is offline, and its replicas are not in sync",
+            f"no connection to {address} can be made: its partitions are offline, and its replicas are not in sync",
             "start it, or make it reachable from this machine",
         )
     for topic in facts.cluster.topics.values():
@@ -165,7 +165,7 @@ def find_replication(facts: Facts) -> Iterator[Finding]:
 
 
 def _of_partitions(topic: TopicDescription) -> Iterator[Finding]:
-    """What of a topic is away now."""
+    """Finds partitions of a topic that are offline or not in sync now."""
     offline = [number for number, each in enumerate(topic.partitions) if each.leader < 0]
     behind = [n for n, each in enumerate(topic.partitions) if each.leader >= 0 and each.in_sync < each.replicas]
     least = int(topic.settings.get("min.insync.replicas", 1))
@@ -197,7 +197,7 @@ def _of_partitions(topic: TopicDescription) -> Iterator[Finding]:
 
 
 def _of_settings(topic: TopicDescription, brokers: int) -> Iterator[Finding]:
-    """What of a topic's replicas and settings endangers its records."""
+    """Finds replication and settings of a topic that endanger its records."""
     replicas = min((each.replicas for each in topic.partitions), default=0)
     alter = f"kafka-configs.sh --alter --topic {topic.name} --add-config"
     if replicas == 1 and brokers > 1:
@@ -242,7 +242,7 @@ def _of_settings(topic: TopicDescription, brokers: int) -> Iterator[Finding]:
 
 
 def find_offsets_retention(facts: Facts) -> Iterator[Finding]:
-    """Brokers that delete the positions of a stopped group early."""
+    """Finds brokers that delete the positions of a stopped group early."""
     minutes = _least(facts, "offsets.retention.minutes")
     if minutes is not None and minutes < LEAST_RETENTION_MINUTES:
         yield Finding(
@@ -256,7 +256,7 @@ def find_offsets_retention(facts: Facts) -> Iterator[Finding]:
 
 
 def find_versions(facts: Facts) -> Iterator[Finding]:
-    """A client or brokers of a version that is not tested."""
+    """Finds a client or brokers of a version that is not tested."""
     if facts.client and facts.client not in facts.tested_clients:
         yield Finding(
             Severity.WARNING,
@@ -276,7 +276,7 @@ def find_versions(facts: Facts) -> Iterator[Finding]:
 
 
 def find_unseen(facts: Facts) -> Iterator[Finding]:
-    """What this user may not see."""
+    """Finds what this user may not see."""
     for subject, remedy in facts.unseen.items():
         yield _unseen(subject, remedy)
     if hidden := [f"broker {number}" for number, settings in facts.cluster.brokers.items() if not settings]:
@@ -289,14 +289,14 @@ def find_unseen(facts: Facts) -> Iterator[Finding]:
 
 
 def _unseen(subject: str, remedy: str) -> Finding:
-    return Finding(Severity.NOTE, "not_seen", subject, "not seen: what is wrong there is not found", remedy)
+    return Finding(Severity.NOTE, "not_seen", subject, "not seen: problems there are not found", remedy)
 
 
 # Rules of a graph.
 
 
 def find_missing(facts: Facts, examined: Examined) -> Iterator[Finding]:
-    """Topics that the graph declares on the cluster and that it lacks."""
+    """Finds topics that the graph declares on the cluster and that do not exist there."""
     declared = {topic.name for topic in examined.graph.topics.values() if topic.cluster == facts.name}
     for name in sorted(declared - facts.cluster.topics.keys() - {*facts.cluster.hidden}):
         yield Finding(
@@ -309,7 +309,7 @@ def find_missing(facts: Facts, examined: Examined) -> Iterator[Finding]:
 
 
 def find_partitions(facts: Facts, examined: Examined) -> Iterator[Finding]:
-    """Inputs of one processor that differ in their partitions, and slots that have none."""
+    """Finds inputs of one processor that differ in their numbers of partitions, and slots without a partition."""
     for processor in examined.graph.processors:
         counts = {
             topic.name: len(facts.cluster.topics[topic.name].partitions)
@@ -337,7 +337,7 @@ def find_partitions(facts: Facts, examined: Examined) -> Iterator[Finding]:
 
 
 def find_positions(facts: Facts, examined: Examined) -> Iterator[Finding]:
-    """Positions with which the next start ends by InputLost."""
+    """Finds positions with which the next start ends with InputLost."""
     for processor, tp, position, log in _positions(facts, examined):
         if log.start <= position <= log.stable:
             continue
@@ -362,7 +362,7 @@ def find_positions(facts: Facts, examined: Examined) -> Iterator[Finding]:
 
 
 def find_retention(facts: Facts, examined: Examined) -> Iterator[Finding]:
-    """Unread records that retention deletes."""
+    """Finds unread records that retention will delete."""
     for processor, tp, position, log in _positions(facts, examined):
         settings = facts.cluster.topics[tp.topic].settings
         if not log.start <= position < log.stable or "delete" not in settings.get("cleanup.policy", ""):
@@ -374,7 +374,7 @@ def find_retention(facts: Facts, examined: Examined) -> Iterator[Finding]:
 def _of_time(
     processor: Processor, tp: TopicPartition, position: int, log: LogInfo, retention: int
 ) -> Iterator[Finding]:
-    """The next record against retention.ms. `log.since` has the offsets from all and from half of it ago on."""
+    """Compares the next record with retention.ms. `log.since` has the first offsets within all and half of it."""
     shares = zip(("all", "half"), sorted(log.since.items()), strict=False)
     if ages := [share for share, (_, young) in shares if position < young]:
         yield Finding(
@@ -390,7 +390,7 @@ def _of_time(
 def _of_bytes(
     processor: Processor, tp: TopicPartition, position: int, log: LogInfo, retention: int
 ) -> Iterator[Finding]:
-    """The bytes that are not read against retention.bytes: estimated by their share of the offsets."""
+    """Compares the unread bytes, estimated by their share of the offsets, with retention.bytes."""
     if retention < 0 or log.size is None:
         return
     unread = round(log.size * (log.stable - position) / max(1, log.stable - log.start))
@@ -406,7 +406,7 @@ def _of_bytes(
 
 
 def find_own_topics(facts: Facts, examined: Examined) -> Iterator[Finding]:
-    """Journals whose records are compacted or expire."""
+    """Finds journals whose records are compacted or expire."""
     for name in examined.journals:
         settings = facts.cluster.topics[name].settings if name in facts.cluster.topics else {}
         wrong = {
@@ -428,7 +428,7 @@ def find_own_topics(facts: Facts, examined: Examined) -> Iterator[Finding]:
 
 
 def find_delivered(facts: Facts, examined: Examined) -> Iterator[Finding]:
-    """Topics beside outputs on another cluster that lose the record of the newest delivery."""
+    """Finds topics beside outputs on another cluster that may lose the record of the newest delivery."""
     for processor in examined.graph.processors:
         name = examined.graph.delivered(processor)
         if name is None or processor.cluster != facts.name or name not in facts.cluster.topics:
@@ -445,7 +445,7 @@ def find_delivered(facts: Facts, examined: Examined) -> Iterator[Finding]:
 
 
 def find_away(facts: Facts, examined: Examined) -> Iterator[Finding]:
-    """Other clusters that do not answer."""
+    """Finds other clusters that do not answer."""
     for name, why in facts.away.items():
         writers = ", ".join(each.id for each in examined.graph.processors if each.cluster == name)
         yield Finding(
@@ -458,7 +458,7 @@ def find_away(facts: Facts, examined: Examined) -> Iterator[Finding]:
 
 
 def find_timeouts(facts: Facts, examined: Examined) -> Iterator[Finding]:
-    """Brokers that refuse the time-out of the graph's transactions."""
+    """Finds brokers that refuse the timeout of the graph's transactions."""
     longest = _least(facts, "transaction.max.timeout.ms")
     if longest is not None and longest < examined.transaction_timeout_ms:
         yield Finding(
@@ -472,7 +472,7 @@ def find_timeouts(facts: Facts, examined: Examined) -> Iterator[Finding]:
 
 
 def find_sizes(facts: Facts, examined: Examined) -> Iterator[Finding]:
-    """Outputs that take smaller records than the inputs."""
+    """Finds outputs that accept only smaller records than the inputs."""
     for processor in examined.graph.processors:
         sizes = {
             name: size
@@ -494,7 +494,7 @@ def find_sizes(facts: Facts, examined: Examined) -> Iterator[Finding]:
 
 
 def find_members(facts: Facts, examined: Examined) -> Iterator[Finding]:
-    """Groups that others share, and groups that are stopped."""
+    """Finds groups with foreign members, and groups that are stopped."""
     for processor in examined.graph.processors:
         group = examined.group(processor)
         others = [each for each in _members(facts, examined, processor) if slot_of(group, each.instance) is None]
@@ -515,7 +515,7 @@ def find_members(facts: Facts, examined: Examined) -> Iterator[Finding]:
                 Severity.NOTE,
                 "stopped",
                 group,
-                f"it has no members: its positions are kept for {kept} from its stop on",
+                f"it has no members: its positions are kept for {kept} after it has stopped",
                 f"start it before, or kstreams recover export {examined.name} > FILE",
             )
 
@@ -555,7 +555,7 @@ OF_OUTPUTS: Final[tuple[Callable[[Facts, Examined], Iterator[Finding]], ...]] = 
 
 
 def _positions(facts: Facts, examined: Examined) -> Iterator[tuple[Processor, TopicPartition, int, LogInfo]]:
-    """The positions of all processors with the logs that they are in."""
+    """Yields the positions of all processors, each with its log."""
     for processor in examined.graph.processors:
         inputs = {topic.name for topic in processor.inputs}
         for tp, position in sorted(facts.positions.get(examined.group(processor), {}).items()):
@@ -569,17 +569,17 @@ def _members(facts: Facts, examined: Examined, processor: Processor) -> Sequence
 
 
 def _least(facts: Facts, name: str) -> int | None:
-    """The smallest value of a setting of the brokers; None if it was not seen."""
+    """Returns the smallest value of a setting among the brokers; None if none shows it."""
     return min((int(each[name]) for each in facts.cluster.brokers.values() if name in each), default=None)
 
 
 def _setting(facts: Facts, topic: str, name: str) -> int:
-    """A setting of a topic as a number; 0 if it was not seen."""
+    """Returns a setting of a topic as a number; 0 if it was not seen."""
     return int(facts.cluster.topics[topic].settings.get(name, 0))
 
 
 def _time(seconds: float) -> str:
-    """Seconds in the largest unit that leaves no rest."""
+    """Returns seconds as text in the largest unit that divides them."""
     for unit, size in (("days", 86_400), ("hours", 3_600), ("minutes", 60)):
         if seconds >= size and seconds % size == 0:
             return f"{seconds / size:.0f} {unit}"
@@ -590,12 +590,12 @@ def _time(seconds: float) -> str:
 
 
 def describe(finding: Finding) -> str:
-    """A finding as text, with its remedy on a second line."""
+    """Returns a finding as text, with its remedy on a second line."""
     return join_lines([f"{finding.severity}: {finding.subject}: {finding.meaning}", f"  {finding.remedy}"])
 
 
 def as_fields(finding: Finding) -> dict[str, Any]:
-    """A finding as a JSON object."""
+    """Returns a finding as fields for JSON."""
     return {
         "severity": str(finding.severity),
         "kind": finding.kind,

@@ -1,9 +1,9 @@
 """A record as a line of JSON, and a line of JSON as a record.
 
-A line is an object with the fields that `kstreams tail` prints: `value`, and if wanted `key`, `headers`, `partition`
-and `timestamp`; `topic` and `offset` say where a record was read, and are ignored where it is sent. Keys and values go
-through the serdes of the graph. Of a topic of bytes, and of every topic without a graph, a string stands for its text
-in UTF-8, `{"hex": "00ff"}` for these bytes, and anything else for its JSON text.
+A line is an object with the fields that `kstreams tail` prints: `value`, and optionally `key`, `headers`, `partition`
+and `timestamp`. `topic` and `offset` name the place where a record was read; `kstreams send` ignores them. The serdes
+of the graph encode and decode keys and values. For a topic of bytes, and for every topic without a graph, a string
+stands for its text in UTF-8, `{"hex": "00ff"}` for these bytes, and anything else for its JSON text.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ P = TypeVar("P")
 FIELDS: Final = ("value", "key", "headers", "partition", "timestamp", "topic", "offset")
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 HEX: Final = "hex"
-"""The type of the timestamp of a record that has none."""
+"""The key of the object that stands for bytes."""
 
 
 class Lines:
-    """Lines of the records of one topic."""
+    """Converts between the records of one topic and lines."""
 
     def __init__(self, topic: str, graph: Graph | None, registry: Registry) -> None:
         """Raises TopicError for a topic that is not in the graph."""
@@ -51,11 +51,11 @@ class Lines:
         if declared is not None and graph is not None and declared.value is dead_letters():
             self._letters = Describer(graph, registry)
         self.shows_bytes = False
-        """A line has bytes that are no text, and no serde was there to decode them."""
+        """Whether a line had bytes that are no text, and no serde to decode them."""
         self._has_graph = graph is not None
 
     def parse(self, line: bytes) -> Output:
-        """The record of a line, ready to be written. Raises UserMistake, which names what is wrong with it."""
+        """Returns the record of a line, ready to be written. Raises UserMistake, which names the fault of the line."""
         try:
             record = json.loads(line.decode(), parse_constant=_refuse_number)
         except (ValueError, RecursionError) as error:
@@ -81,9 +81,9 @@ class Lines:
         )
 
     def plain(self, key: str | None, value: str, headers: Sequence[str], partition: int | None) -> Output:
-        """The record of a key and a value as text, and of headers as name=value. Raises UserMistake.
+        """Returns the record of a key and a value as text, and of headers as name=value. Raises UserMistake.
 
-        For a serde of text or bytes it is the text, for any other the text is JSON.
+        A serde of text or bytes takes the text itself; for any other serde the text is JSON.
         """
         pairs = [header.partition("=") for header in headers]
         if odd := [name for name, equals, _ in pairs if not equals or not name]:
@@ -112,9 +112,9 @@ class Lines:
         return (self._topic, value, key, partition, None, None, timestamp, headers or None)
 
     def show(self, m: Message, fate: str | None = None) -> str:
-        """The line of a record. A dead letter is shown with its inputs decoded.
+        """Returns the line of a record. A dead letter is shown with its inputs decoded.
 
-        `fate` says why readers of committed records do not see it.
+        - `fate`: why readers of committed records do not see it; None if they do.
         """
         undecoded: dict[str, str] = {}
         kind, milliseconds = m.timestamp()
@@ -137,7 +137,7 @@ class Lines:
         text = json.dumps(content, ensure_ascii=False)
         try:
             text.encode()
-        except UnicodeEncodeError:  # JSON may have half of a surrogate pair, which no encoding has
+        except UnicodeEncodeError:  # JSON may have half of a surrogate pair, which UTF-8 cannot encode
             return json.dumps(content)
         return text
 
@@ -153,7 +153,7 @@ class Lines:
 
 
 def _part(name: str, read: Callable[[], P | None], undecoded: dict[str, str]) -> P | None:
-    """What a method of a record returns; None where that part of it cannot be read."""
+    """Returns the result of `read`. Returns None, and notes the reason in `undecoded`, if it raises DecodeError."""
     try:
         return read()
     except DecodeError as error:
@@ -170,7 +170,7 @@ class _Column:
         self.bound = bound
 
     def read(self, text: str) -> Any:
-        """What a line would have for a text of the command line. Raises UserMistake."""
+        """Returns the content that a line would have for a text of the command line. Raises UserMistake."""
         if isinstance(self._serde, Bytes | String):
             return text
         try:
@@ -179,7 +179,7 @@ class _Column:
             raise UserMistake(f"{self._role} {text!r} is not JSON, as {self._serde!r} asks: {error}") from None
 
     def encode(self, content: Any) -> bytes | None:
-        """The bytes of what a line has. Raises UserMistake for what the serde refuses."""
+        """Returns the bytes for the content of a line. Raises UserMistake if the serde refuses it."""
         if content is None:
             return None
         try:
@@ -190,11 +190,11 @@ class _Column:
             return self.bound.serialize(content)
         except KStreamsError:
             raise
-        except Exception as error:  # of a user's own serde, too
+        except Exception as error:  # a user's own serde may raise anything
             raise UserMistake(f"{self._role}: {error}") from None
 
     def decode(self, data: bytes | None, undecoded: dict[str, str]) -> Any:
-        """What a line has for bytes; if they do not decode, the bytes, and the reason in `undecoded`."""
+        """Returns the content of a line for bytes; the bytes, with the reason in `undecoded`, if they do not decode."""
         if data is None:
             return None
         if isinstance(self._serde, Bytes):
@@ -203,7 +203,7 @@ class _Column:
             return _plain(self.bound.deserialize(data))
         except DecodeError as error:
             undecoded[self._role] = str(error)
-        except KStreamsError:  # the registry, not these bytes
+        except KStreamsError:  # the registry failed, and these bytes may be valid
             raise
         except Exception as error:  # of a user's own serde
             undecoded[self._role] = f"{type(error).__name__}: {error}"
@@ -211,7 +211,7 @@ class _Column:
 
 
 def show_data(data: bytes) -> Any:
-    """Bytes as a value of a line: the text if they are UTF-8, else `{"hex": ...}`."""
+    """Returns bytes as a value of a line: the text if they are UTF-8, otherwise `{"hex": ...}`."""
     try:
         return data.decode()
     except ValueError:
@@ -219,7 +219,7 @@ def show_data(data: bytes) -> Any:
 
 
 def show_instant(milliseconds: int) -> Any:
-    """A timestamp as ISO 8601 in UTC; the number where no calendar has it."""
+    """Returns a timestamp as ISO 8601 in UTC; the number itself if it is out of a date's range."""
     try:
         shown = (EPOCH + timedelta(milliseconds=milliseconds)).isoformat(timespec="milliseconds")
     except OverflowError:
@@ -234,7 +234,7 @@ def _show_header(name: str, data: bytes | None) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """A value that JSON can represent."""
+    """Returns a value that JSON can represent."""
     if isinstance(value, bytes):
         return {HEX: value.hex()}
     if isinstance(value, Mapping):
@@ -253,7 +253,7 @@ def _is_hex(content: Any) -> bool:
 
 
 def _data_of(content: Any) -> bytes:
-    """The bytes that a line means for a serde of bytes. Raises ValueError."""
+    """Returns the bytes of a line's content for a serde of bytes. Raises ValueError."""
     if isinstance(content, str):
         return content.encode()
     if _is_hex(content):
@@ -262,7 +262,7 @@ def _data_of(content: Any) -> bytes:
 
 
 def _with_bytes(content: Any) -> Any:
-    """The content with bytes in place of `{"hex": ...}`, at any depth. Raises ValueError."""
+    """Replaces `{"hex": ...}` by bytes at any depth of the content. Raises ValueError."""
     if _is_hex(content):
         return bytes.fromhex(content[HEX])
     if isinstance(content, dict):
@@ -271,7 +271,7 @@ def _with_bytes(content: Any) -> Any:
 
 
 def _headers(content: Any) -> list[tuple[str, bytes | None]]:
-    """Headers of an object, or of a list of pairs. Raises UserMistake."""
+    """Returns the headers of an object, or of a list of pairs. Raises UserMistake."""
     pairs = list(content.items()) if isinstance(content, dict) else content or []
     try:
         if not all(isinstance(name, str) and len(pair) == 2 for pair in pairs for name in pair[:1]):
@@ -282,7 +282,7 @@ def _headers(content: Any) -> list[tuple[str, bytes | None]]:
 
 
 def _partition(content: Any) -> int:
-    """-1, by the key, for None. Raises UserMistake."""
+    """Returns the partition number; -1 for None: the key decides. Raises UserMistake."""
     if content is None:
         return -1
     if isinstance(content, bool) or not isinstance(content, int) or content < 0:
@@ -291,7 +291,7 @@ def _partition(content: Any) -> int:
 
 
 def _timestamp(content: Any) -> int:
-    """Milliseconds since 1970; 0, now, for None. Raises UserMistake."""
+    """Returns milliseconds since 1970; 0 for None, which means now. Raises UserMistake."""
     if content is None:
         return 0
     if isinstance(content, str):

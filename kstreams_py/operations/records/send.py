@@ -1,4 +1,4 @@
-"""Sends records to a topic, each acknowledged by all in-sync replicas, and says which were sent."""
+"""Sends records to a topic, each acknowledged by all in-sync replicas, and reports which were sent."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ NAME: Final = "kstreams-send"
 IDEMPOTENT: Final = ProducerMode(transactional=False, acks=-1, may_repeat=False)
 
 UNCONFIRMED_MAX: Final = 1_000
-"""Lines after which acknowledgements are waited for."""
+"""The most lines that are sent before a wait for their acknowledgements."""
 
 CONFIRM_SECONDS: Final = 0.2
-"""Seconds after which they are waited for, when the next line comes."""
+"""Seconds after which the next line causes a wait for acknowledgements."""
 
 ALONE: Final = 0
-"""The number of a record that is no line."""
+"""The line number of a record that comes from no line."""
 
 LINES_NAMED: Final = 20
-"""Refused lines that a message names."""
+"""The most refused lines that a message names."""
 
 
 class Sender:
-    """Sends lines to one topic, through an idempotent producer. To be used as a context manager.
+    """Sends lines to one topic with an idempotent producer. Use it as a context manager.
 
-    `sent` is how many lines are acknowledged.
+    - `sent`: how many lines are acknowledged.
     """
 
     def __init__(self, environment: Environment, topic: TopicInfo) -> None:
@@ -41,7 +41,7 @@ class Sender:
         self._attempts = Attempts(NAME, NAME, environment.sleep)
         self.sent = 0
         self._unconfirmed: dict[int, Output] = {}
-        """The outputs that wait for their acknowledgement, by the numbers of their lines."""
+        """The outputs that are not acknowledged yet, by line number."""
         self._confirmed_at = self._clock()
 
     def __enter__(self) -> Self:
@@ -53,8 +53,8 @@ class Sender:
     def send(self, lines: Iterable[bytes], parse: Callable[[bytes], Output]) -> None:
         """Sends a record for each line that is not blank, and returns once all of them are acknowledged.
 
-        Raises UserMistake for a line that is wrong, after those before it are acknowledged. Raises RecordRefused for
-        lines that the topic refuses, and BrokerUnavailable without an answer. The messages say what was sent.
+        Raises UserMistake for an invalid line, once the lines before it are acknowledged. Raises RecordRefused for
+        lines that the topic refuses, and BrokerUnavailable if no broker answers. The messages say what was sent.
         """
         for number, line in enumerate(lines, 1):
             if not line.strip():
@@ -71,7 +71,7 @@ class Sender:
         self.confirm()
 
     def send_one(self, output: Output) -> None:
-        """Sends one record, and returns once it is acknowledged. Raises what `send` raises."""
+        """Sends one record, and returns once it is acknowledged. Raises the same as `send`."""
         check_partition(self._topic, output[PARTITION])
         self._write(ALONE, output)
         self.confirm()
@@ -84,7 +84,7 @@ class Sender:
             self.confirm()
 
     def confirm(self) -> None:
-        """Waits until all lines that were written are acknowledged. Raises what `send` raises."""
+        """Waits until all written lines are acknowledged. Raises the same as `send`."""
         if self._unconfirmed:
             self._guard(self._producer.flush)
             self.sent += len(self._unconfirmed)
@@ -92,7 +92,7 @@ class Sender:
         self._confirmed_at = self._clock()
 
     def _guard(self, act: Callable[[], object]) -> None:
-        """Calls the producer. Raises errors with the lines that they are about, and what was sent."""
+        """Calls the producer. Adds to its errors the lines that they concern, and what was sent."""
         try:
             act()
         except Refused as error:
@@ -103,9 +103,9 @@ class Sender:
             raise type(error)(f"{error} ({self._doubt()})") from None
 
     def _name_refused(self, error: Refused) -> None:
-        """Waits for the other lines. Raises RecordRefused, which names the lines that were not sent.
+        """Waits for the other lines, then raises RecordRefused, which names the lines that were not sent.
 
-        A broker refuses a batch as a whole. Its lines are not written again: later ones may be there already.
+        A broker refuses a batch as a whole. Its lines are not written again: later lines may be in the topic already.
         """
         mistake, refused = error.mistake, list(error.outputs)
         while True:
@@ -125,17 +125,17 @@ class Sender:
         raise type(mistake)(f"{mistake}: not sent: line {named} ({self.sent:,} sent)") from None
 
     def _numbers(self, refused: Sequence[Output]) -> list[int]:
-        """The numbers of the lines with these outputs, which a client returns with their partition and timestamp."""
+        """Returns the line numbers of these outputs. The client has set their partition and timestamp."""
         lines: dict[tuple[bytes | None, bytes | None], list[int]] = {}
         for number, (_, value, key, *_) in self._unconfirmed.items():
             lines.setdefault((key, value), []).append(number)
         return sorted(lines[key, value].pop(0) for _, value, key, *_ in refused)
 
     def _doubt(self) -> str:
-        """What was sent, for an error without an answer."""
+        """Returns what was sent, and what may have been, for an error without an answer."""
         numbers = list(self._unconfirmed)
         if numbers == [ALONE]:
-            return "it may be sent or not"
+            return "it may or may not have been sent"
         return f"{self.sent:,} sent" + (
-            f"; lines {min(numbers)} to {max(numbers)} may be sent or not" if numbers else ""
+            f"; lines {min(numbers)} to {max(numbers)} may or may not have been sent" if numbers else ""
         )

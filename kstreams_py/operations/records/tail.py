@@ -1,4 +1,4 @@
-"""Reads the committed records of a topic, up to its last stable offsets, and follows them; all records if asked."""
+"""Reads the committed records of a topic up to its last stable offsets, or all its records, and follows the topic."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ DESCRIBE_SECONDS: Final = 5.0
 
 
 class Tail:
-    """The records of a topic, of all partitions or of one."""
+    """Reads the records of all partitions of a topic, or of one."""
 
     def __init__(
         self, environment: Environment, topic: TopicInfo, partition: int | None = None, *, uncommitted: bool = False
     ) -> None:
         """Raises UserMistake for a partition that the topic does not have.
 
-        - `uncommitted`: also the records of transactions that are open or aborted; the ends are those of all records.
+        - `uncommitted`: also reads records of open and aborted transactions, up to the last record.
         """
         self._uncommitted = Uncommitted(environment.cluster, topic) if uncommitted else None
         self._cluster = self._uncommitted or environment.cluster
@@ -48,25 +48,25 @@ class Tail:
         self.partitions = [TopicPartition(topic.name, number) for number in numbers]
 
     def starts(self, since: int | None = None) -> Positions:
-        """The first offset of each partition, or that of the first record since a time (milliseconds since 1970)."""
+        """Returns the first offset of each partition, or of the first record from `since` (ms since 1970) on."""
         return dict(self._cluster.starts(self.partitions, since))
 
     def take_fate(self, m: Message) -> Fate | None:
-        """Why readers of committed records do not see a record; None if they do. To be asked once of each."""
+        """Returns why readers of committed records do not see a record; None if they do. Call it once a record."""
         return None if self._uncommitted is None else self._uncommitted.take_fate(m)
 
     def ends(self) -> Positions:
-        """The last stable offset of each partition, or with `uncommitted` its last offset."""
+        """Returns the last stable offset of each partition; with `uncommitted`, its end offset."""
         return dict(self._cluster.ends(self.partitions))
 
     def newest(self, count: int, ends: Mapping[TopicPartition, int]) -> Sequence[Message]:
-        """The `count` newest records before these ends, of all partitions together, by their timestamps."""
+        """Returns the `count` newest records before these ends across all partitions, sorted by timestamp."""
         starts = self.starts()
         found = [self._newest_of(tp, starts[tp], end, count) for tp, end in ends.items()]
         return deque(merge(*found, key=_time), maxlen=count)
 
     def _newest_of(self, tp: TopicPartition, low: int, end: int, count: int) -> Sequence[Message]:
-        window = 2 * count + 2  # transactions of one record have a marker for each
+        window = 2 * count + 2  # with one record in each transaction, every other offset is a marker
         while True:
             start = max(low, end - window)
             found = deque(self._pages.between(tp, start, end), maxlen=count)
@@ -75,15 +75,15 @@ class Tail:
             window *= 8
 
     def read(self, starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]) -> Iterator[Message]:
-        """Yields the records between these offsets, in the order of each partition, and merged by their timestamps."""
+        """Yields the records between these offsets, in the order of each partition, merged by timestamp."""
         return merge(*(self._pages.between(tp, starts[tp], end) for tp, end in ends.items()), key=_time)
 
     def follow(
         self, starts: Mapping[TopicPartition, int], goes_on: Callable[[], bool] = lambda: True
     ) -> Iterator[Message]:
-        """Yields the records from these offsets on, as they are committed, for as long as `goes_on` returns True.
+        """Yields the records from these offsets on as they are committed, while `goes_on` returns True.
 
-        Waits for a broker that is away, with one warning. Raises TopicError if the topic is deleted.
+        Waits for a broker that does not answer, with one warning. Raises TopicError if the topic is deleted.
         """
         positions, described, is_away = dict(starts), self._clock(), False
         while goes_on():
@@ -97,7 +97,7 @@ class Tail:
                 positions |= ends
             except (Retriable, BrokerUnavailable) as error:
                 if not is_away:
-                    logger.warning("%s; it is waited for", error)
+                    logger.warning("%s; waiting", error)
                 is_away = True
             else:
                 is_away = False

@@ -1,4 +1,4 @@
-"""The topic that a command names."""
+"""Finds the topic that a command names."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LOOK_SECONDS: Final = 0.2
 
 
 def find_topic(environment: Environment, name: str, seconds: float = 0.0) -> TopicInfo:
-    """Describes a topic; waits so many seconds for its creation. Raises TopicError if it does not exist."""
+    """Describes a topic; waits up to `seconds` for its creation. Raises TopicError if it does not exist."""
     deadline, is_waiting = environment.clock() + seconds, False
     while (found := environment.cluster.topics([name]).get(name)) is None:
         if environment.clock() >= deadline:

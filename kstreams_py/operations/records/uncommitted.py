@@ -1,4 +1,4 @@
-"""Reads the records of a cluster whatever became of their transactions, and tells what did."""
+"""Reads all records of a cluster, and tells which are of open and which of aborted transactions."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from kstreams_py.records import Message, Positions, TopicPartition
 
 
 class Fate(StrEnum):
-    """Why readers of committed records do not see a record."""
+    """The reason why readers of committed records do not see a record."""
 
     PENDING = "pending"
-    """Its transaction is open, or one that began before it is."""
+    """Its transaction is open, or an earlier one is."""
     ABORTED = "aborted"
-    """Its transaction was aborted: no such reader will ever see it."""
+    """Its transaction was aborted: those readers will never see it."""
     UNKNOWN = "unknown"
-    """It was aborted, or compacted away after it was read."""
+    """Its transaction was aborted, or compaction deleted it after it was read."""
 
 
 class Uncommitted:
-    """In place of a cluster, whose committed records only are read otherwise."""
+    """Stands in for a cluster, and also reads records that are not committed."""
 
     def __init__(self, cluster: Cluster, topic: TopicInfo) -> None:
         self._cluster = cluster
@@ -29,26 +29,26 @@ class Uncommitted:
         self._fates: dict[tuple[TopicPartition, int], Fate] = {}
 
     def topics(self, names: Collection[str]) -> dict[str, TopicInfo]:
-        """As of Cluster."""
+        """Same as `Cluster.topics`."""
         return self._cluster.topics(names)
 
     def starts(self, partitions: Collection[TopicPartition], since: int | None = None) -> Positions:
-        """As of Cluster."""
+        """Same as `Cluster.starts`."""
         return self._cluster.starts(partitions, since)
 
     def ends(self, partitions: Collection[TopicPartition]) -> Positions:
-        """The offset after the last record of each partition."""
+        """Returns the end offset of each partition: the one after its last record."""
         return self._cluster.ends(partitions, committed=False)
 
     def read(self, partition: TopicPartition, start: int = 0, limit: int | None = None) -> Sequence[Message]:
-        """Records of a partition from `start` on, `limit` at most; `take_fate` tells what became of each."""
-        # first: what is before this offset is decided, so that the committed records that are read last are all
+        """Returns at most `limit` records of a partition from `start` on; `take_fate` tells which are uncommitted."""
+        # read this first: all transactions before this offset have ended, so the committed records are complete
         stable = self._cluster.ends([partition])[partition]
         found = self._cluster.read(partition, start, limit, committed=False)
         if not found:
             return found
         committed = {m.offset() for m in self._cluster.read(partition, start, len(found))}
-        # last: what retention has deleted in between is missing among the committed records whatever became of it
+        # read this last: records that retention deleted meanwhile are missing from the committed ones, but not aborted
         first = self._cluster.starts([partition])[partition]
         for offset in (m.offset() for m in found):
             if offset >= stable:
@@ -58,8 +58,8 @@ class Uncommitted:
         return found
 
     def take_fate(self, m: Message) -> Fate | None:
-        """What had become of a record when it was read; None if it is committed, or was deleted since.
+        """Returns why a record was not visible when it was read; None if it was committed, or has been deleted since.
 
-        To be asked once of each.
+        Call it once for each record.
         """
         return self._fates.pop((TopicPartition(m.topic(), m.partition()), m.offset()), None)

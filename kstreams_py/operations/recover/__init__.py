@@ -2,11 +2,11 @@
 
 In reading order:
 
-positions     rule  positions of processors: what moves where, and the file that keeps them
+positions     rule  the moves of positions, and the file that stores positions
 reset         acts  reads positions, and sets them in one transaction
 task_status   rule  where a task stands and what its next start does, as text and as JSON
-status        acts  reads where tasks stand, and decides as a worker would
+status        acts  reads where tasks stand, and decides what their next start does
 comparison    rule  compares the outputs of a processor with its inputs by delivery hash
-audit_report  rule  what an audit found, as text and as JSON
-audit         acts  reads what a graph has read and written, and compares it
+audit_report  rule  the report of an audit, as text and as JSON
+audit         acts  reads the inputs, outputs and offsets of a graph, and compares them
 """

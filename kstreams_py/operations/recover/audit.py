@@ -1,4 +1,4 @@
-"""Reads what a graph has read, written, journaled and committed, and audits its processors; changes nothing."""
+"""Audits the processors of a graph from its inputs, outputs, journals and committed offsets; changes nothing."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ from kstreams_py.records import HASH_HEADER, Message, Positions, TopicPartition,
 HASH_BYTES: Final = 16
 
 SHOWN: Final = 20
-"""Anomalies that are shown of each processor, where nothing else is asked for."""
+"""Default number of anomalies that a report shows of each processor."""
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What is audited.
+    """The scope of an audit.
 
-    - `processors`: their ids; all if it is empty.
-    - `since`, `until`: only inputs from then on, and before then, in milliseconds since 1970; None for all.
+    - `processors`: the ids of processors; empty for all.
+    - `since`, `until`: only inputs from `since` on and before `until`, in milliseconds since 1970; None for no limit.
     - `every`: each input must have an output or a dead letter.
     """
 
@@ -52,7 +52,7 @@ class Selection:
 def audit(graph: Graph, environment: Environment, selection: Selection, shown: int = SHOWN) -> list[Report]:
     """Audits a graph, and returns a report of each processor.
 
-    - `shown`: how many anomalies of each processor a report has.
+    - `shown`: the most anomalies that a report shows of a processor.
 
     Raises UserMistake for a processor that the graph does not have, and if a topic is missing.
     """
@@ -63,14 +63,14 @@ def audit(graph: Graph, environment: Environment, selection: Selection, shown: i
 
 
 def why_skipped(processor: Processor) -> str:
-    """Why a processor cannot be audited; "" if it can."""
+    """Returns why a processor cannot be audited; "" if it can."""
     has_more = processor.errors is not None or processor.journal is not None
-    # dead letters are committed before the offsets that its target has, and may be there twice after a crash
+    # dead letters are committed before the offsets that its target stores: a crash in between doubles them
     return "" if has_more and not processor.stores_offsets else _why_unjudged(processor)
 
 
 def _why_unjudged(processor: Processor) -> str:
-    """Why the outputs of a processor cannot be judged; "" if they can."""
+    """Returns why the outputs of a processor cannot be judged; "" if they can."""
     if processor.target is not None:
         return f"its rows are in {processor.target}, which has their delivery hashes or offsets"
     if not processor.outputs:
@@ -81,10 +81,10 @@ def _why_unjudged(processor: Processor) -> str:
 
 
 class _Subject:
-    """A processor that is audited, with its inputs as they are read.
+    """A processor that is audited, and its inputs as they are read.
 
     - `outputs`: the topics in which its outputs are judged.
-    - `before`: its positions before anything else is read.
+    - `before`: its committed offsets before anything else is read.
     """
 
     def __init__(
@@ -105,9 +105,9 @@ class _Subject:
         self.audit = Audit((), processor.guarantee, many=False)
 
     def take(self, tp: TopicPartition, first: int, limit: int) -> Callable[[int], None]:
-        """What takes the offsets of the committed records of a partition, of which those before `limit` are judged.
+        """Returns a function that takes the offsets of the committed records of a partition from `first` on.
 
-        Those from `first` on; of a join all of these, as it is known at its positions which ones are joined.
+        Records before `limit` are judged. A join takes the later ones too: its positions tell which records are paired.
         """
         if self.processor.joins:
             self._joined[tp], self._limits[tp] = array("Q"), limit
@@ -117,7 +117,7 @@ class _Subject:
         return self._single[tp].take_input
 
     def begin(self, *, has_all: bool) -> None:
-        """Begins the audit once all inputs are read; with `has_all`, they were read from their first records on."""
+        """Begins the audit once all inputs are read. `has_all`: they were read from their first records on."""
         tasks: list[Steps] = [*self._single.values()]
         recognizes_all = True
         if self.processor.joins:
@@ -143,7 +143,7 @@ class _Subject:
 
 
 class _Run:
-    """One audit. Other processors that write to the same topics are audited, too: their outputs are not foreign."""
+    """One audit. It includes other processors that write to the same topics, whose outputs are not foreign."""
 
     def __init__(
         self, graph: Graph, environment: Environment, selection: Selection, shown: int, chosen: Collection[str]
@@ -183,7 +183,7 @@ class _Run:
         return self._committed.read(processor, partitions_of(processor, self._topics))
 
     def _delivered_of(self, subject: _Subject) -> Positions:
-        """Where the tasks of a processor go on; what is delivered to another cluster may be ahead of its group."""
+        """Returns where the tasks of a processor go on; deliveries to another cluster may be ahead of the group."""
         found = self._committed_of(subject.processor)
         journal = open_journal(self._graph, subject.processor, self._environment, self._topics, "")
         if not isinstance(journal, DeliveryJournal):
@@ -195,7 +195,7 @@ class _Run:
         ahead: Positions = {}
         try:
             self._attempts.call(lambda: self._look(subject, journal, numbers, found, ahead))
-        except Retriable as error:  # a worker that is busy has a transaction open most of the time
+        except Retriable as error:  # a busy worker has a transaction open most of the time
             beside = journal.delivered is not None
             what = "the journal, and outputs before their positions, are" if beside else "the journal is"
             subject.report.notes.append(f"{what} not judged: {error}")
@@ -206,13 +206,13 @@ class _Run:
     def _look(
         self, subject: _Subject, journal: DeliveryJournal, numbers: set[int], found: Positions, ahead: Positions
     ) -> None:
-        """Decides by a journal as a start would, and counts what it refuses.
+        """Decides by a journal as a worker does when it starts, and counts what it refuses.
 
-        - `numbers`: the tasks; those that are decided are removed.
-        - `found`: their committed offsets, which are read again: a worker may have delivered since.
-        - `ahead`: gets the offsets at which they go on.
+        - `numbers`: the tasks; decided ones are removed.
+        - `found`: their committed offsets. They are read again, because a worker may have delivered since.
+        - `ahead`: receives the offsets at which they go on.
 
-        Raises Retriable if some cannot be decided while their transactions are open.
+        Raises Retriable if some tasks cannot be decided while their transactions are open.
         """
         found |= self._committed_of(subject.processor)
         waits: Retriable | None = None
@@ -304,7 +304,7 @@ class _Run:
         report.counts = audit.counts
 
     def _deleted(self, processor: Processor) -> list[str]:
-        """The topics where records are deleted that a processor writes, or joins: their pairs are then not known."""
+        """Returns the topics with deleted records: outputs, and inputs of a join, whose pairs are then unknown."""
         names = processor.written
         pairs = [topic.name for topic in processor.inputs if self._topics[topic.name].is_compacted]
         partitions = [TopicPartition(name, n) for name in names for n in range(self._topics[name].partitions)]
@@ -316,7 +316,7 @@ class _Run:
         ]
 
     def _show(self, subject: _Subject, found: Iterable[Found]) -> None:
-        """Keeps the first anomalies; takes all, so that they are counted."""
+        """Keeps the first anomalies, and consumes all, so that they are counted."""
         for each in found:
             if len(subject.report.shown) < self._shown:
                 subject.report.shown.append(each)

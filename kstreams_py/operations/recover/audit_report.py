@@ -1,4 +1,4 @@
-"""What an audit found of a processor: as text and as JSON."""
+"""The report of an audit of one processor, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from kstreams_py.printable import join_lines
 
 @dataclass(slots=True)
 class Report:
-    """What an audit found of one processor.
+    """The findings of an audit of one processor.
 
     - `skipped`: why it was not audited; "" if it was.
-    - `inputs`: those before the committed positions; `unanswered`: those of them without output or dead letter, 0 where
-      no outputs are judged.
-    - `unjudged`: outputs and dead letters whose inputs are deleted, not committed yet, or not asked for.
+    - `inputs`: the number of inputs before the committed positions.
+    - `unanswered`: how many of these have no output and no dead letter; 0 if no outputs are judged.
+    - `unjudged`: the number of outputs and dead letters whose inputs are deleted, not committed yet, or out of range.
     - `counts`: anomalies by kind; `shown`: the first of them.
     - `notes`: what was not judged, and why.
     """
@@ -38,12 +38,12 @@ class Report:
 
     @property
     def is_clean(self) -> bool:
-        """No anomaly was found that the guarantee does not tolerate."""
+        """Whether the guarantee tolerates all anomalies that were found."""
         return self.counts.keys() <= TOLERATED[self.guarantee]
 
 
 def describe(report: Report) -> str:
-    """The report as lines."""
+    """Returns the report as lines of text."""
     if report.skipped:
         return f"{report.processor}: not audited: {report.skipped}"
     found = ", ".join(f"{number:,} {kind}" for kind, number in sorted(report.counts.items())) or "clean"
@@ -65,7 +65,7 @@ def _allowed(report: Report) -> str:
 
 
 def as_fields(report: Report) -> dict[str, Any]:
-    """The report as a JSON object."""
+    """Returns the report as fields for JSON."""
     return {
         "processor": report.processor,
         "guarantee": report.guarantee,

@@ -1,16 +1,16 @@
 """Compares the outputs of a processor with its inputs by delivery hash.
 
-The delivery hash of a step that reads one record names the input's partition in its first 8 bytes and the offset in the
-last 8, so that it can be read backwards. That of a join cannot: its steps are listed, one record of each input after
-the other on both sides of the committed positions, and their hashes are looked up in sorted order.
+The delivery hash of a step that reads one record can be decoded: its first 8 bytes name the input's partition, and its
+last 8 bytes the offset. The hash of a join's step cannot. Its steps are listed instead: the records of all inputs are
+paired one by one, forwards and backwards from the committed positions, and their hashes are looked up in sorted order.
 
-A byte for each step takes the place of a set of hashes: at its peak an audit takes 3 bytes for each offset, and some 70
-for each step of a join. Memory depends on the number of inputs, not on their sizes, nor on the findings. Steps are
-never judged in parts, as a copy may be anywhere behind its original.
+One byte for each step replaces a set of hashes: at its peak an audit takes 3 bytes for each offset, and some 70 for
+each step of a join. Memory depends on the number of inputs, not on their sizes, nor on the number of findings. Steps
+are never judged in parts, because a copy may be anywhere after its original.
 
-What remains: where a step may write several records to one topic, a copy that directly follows the outputs of its step,
-or is in another partition, counts as one of them. Where the pairs of a join were changed by a reset, its first
-inputs are deleted, or inputs are compacted, outputs of other pairs are not recognized: they are counted as not judged.
+Limits: if a step may write several records to one topic, a copy that directly follows the outputs of its step, or is in
+another partition, counts as one of them. If a reset changed the pairs of a join, or its first inputs are deleted or
+compacted, outputs of other pairs are not recognized, and count as not judged.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _ANSWERED: Final = 2
 _REPEATED: Final = 4
 _FAILED: Final = 8
 _REPLAYED: Final = 16
-"""Flags of a step: its input is there; it has an output or dead letter; an output in the topic that is being read; a
-dead letter; one that was replayed."""
+"""Flags of a step: its input exists; it has an output or dead letter; it has an output in the topic that is being read;
+it has a dead letter; it has a dead letter that was replayed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,33 +51,33 @@ class Found:
 
 
 class Steps(ABC):
-    """The steps of one task that are judged, numbered from 0 in the order of the task."""
+    """The judged steps of one task, numbered from 0 in the order of the task."""
 
     def __init__(self, count: int, flags: int = 0) -> None:
         self.flags = bytearray([flags]) * count
         self.highest = -1
         """The highest step with an output in the output partition that is being read."""
         self.last = -1
-        """The step of the output read last there."""
+        """The step of the last output that was read there."""
 
     @abstractmethod
     def find(self, digest: bytes) -> int | None:
-        """The number of the step with this delivery hash; -1 if it is not judged, None if the task has no such step."""
+        """Returns the number of the step with this delivery hash; -1 if it is not judged, None if there is none."""
 
     @abstractmethod
     def place(self, step: int) -> Place:
-        """The record that a step reads; of a join, that of the first input."""
+        """Returns the place of the record that a step reads; for a join, the record of the first input."""
 
     @abstractmethod
     def before(self, positions: Positions) -> int:
-        """How many steps are before committed positions."""
+        """Returns how many steps are before the committed positions."""
 
 
 class SingleSteps(Steps):
-    """The steps that read one record, of one partition: by offset from `start` on, and before `end`.
+    """The steps of one partition that read one record each: by offset from `start` on, and before `end`.
 
     - `prefix`: the first 8 bytes of their delivery hashes.
-    - `is_compacted`: a record may be deleted after its step; steps without their record are not judged.
+    - `is_compacted`: compaction may delete a record after its step; steps without their record are not judged.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class SingleSteps(Steps):
         self.prefix, self.partition, self._start, self._is_compacted = prefix, partition, start, is_compacted
 
     def take_input(self, offset: int) -> None:
-        """Takes a committed record of the input; one outside the range is ignored."""
+        """Takes a committed record of the input; ignores one outside the range."""
         if 0 <= (step := offset - self._start) < len(self.flags):
             self.flags[step] |= _INPUT
 
@@ -109,12 +109,12 @@ class SingleSteps(Steps):
 class JoinedSteps(Steps):
     """The steps of a join on one partition number.
 
-    - `partitions`: those of the inputs, in their order.
-    - `offsets`: for each of them the offsets of its records, committed ones, ascending.
-    - `positions`: committed offsets of all of them at one moment: the records before and after them were joined, or
-      will be, one by one.
-    - `limits`: steps that read a record at such an offset or later are not judged.
-    - `digest`: returns the delivery hash of a step that reads records at these offsets.
+    - `partitions`: the partitions of the inputs, in the order of the inputs.
+    - `offsets`: the offsets of each partition's committed records, ascending.
+    - `positions`: the committed offsets of all partitions at one moment. The records before them were joined one by
+      one, and those from them on will be.
+    - `limits`: steps that read a record at these offsets or later are not judged.
+    - `digest`: returns the delivery hash of a step that reads records at given offsets.
     """
 
     def __init__(
@@ -134,12 +134,12 @@ class JoinedSteps(Steps):
             hashes.append(int.from_bytes(digest(row)[:8], "big"))
             buckets[hashes[-1] >> 56].append(step)
         self._partition, self._offsets = partitions[0], rows[0]
-        # sorted in parts: numbers in lists take five times the memory that they take in arrays
+        # sort in parts: numbers take five times as much memory in lists as in arrays
         ordered = (sorted(bucket, key=hashes.__getitem__) for bucket in buckets)
         self._steps = array("Q", chain.from_iterable(ordered))
         self._hashes = array("Q", (hashes[step] for step in self._steps))
         self.is_complete = all(before == behind for before in at)
-        """The pairs begin with the first record of each input."""
+        """Whether the pairs begin with the first record of each input."""
 
     def find(self, digest: bytes) -> int | None:
         wanted = int.from_bytes(digest[:8], "big")
@@ -159,8 +159,9 @@ class JoinedSteps(Steps):
 class Audit:
     """The audit of one processor: takes its dead letters, then its output topics, then compares with the positions.
 
-    - `recognizes_all`: an output that belongs to no step of these tasks is not this processor's.
-    - `outputs`, `letters`: how many belong to it; `unjudged`: those of them whose inputs are outside of its steps.
+    - `recognizes_all`: an output that belongs to no step of these tasks is not an output of this processor.
+    - `outputs`, `letters`: how many outputs and dead letters belong to the processor.
+    - `unjudged`: how many of these have inputs outside its steps.
     - `counts`: the number of anomalies by kind.
     """
 
@@ -181,7 +182,7 @@ class Audit:
         self.counts: Counter[Kind] = Counter()
 
     def take_letter(self, place: Place, digest: bytes, *, replayed: bool) -> Iterator[Found]:
-        """Takes a dead letter of this processor, and yields what is wrong with it."""
+        """Takes a dead letter of this processor, and yields its anomalies."""
         self.letters += 1
         known = self._find(digest)
         if known is None or known[1] < 0:
@@ -195,7 +196,7 @@ class Audit:
         task.flags[step] |= _ANSWERED | _FAILED | (_REPLAYED if replayed else 0)
 
     def begin_topic(self) -> None:
-        """Begins an output topic: a step may write to each of its topics."""
+        """Begins an output topic: a step may write to each output topic."""
         for task in self._tasks:
             task.flags = task.flags.translate(_WITHOUT_REPEATED)
 
@@ -207,7 +208,7 @@ class Audit:
             self.begin_topic()
 
     def take_output(self, place: Place, digest: bytes) -> Sequence[Found] | None:
-        """Takes an output in the order of its partition; returns what is wrong with it, None if it is another's."""
+        """Takes an output in the order of its partition; returns its anomalies, None if it is not this processor's."""
         task: Steps | None = self._by_prefix.get(digest[:8])
         step = None if task is None else task.find(digest)
         if task is None or step is None:
@@ -238,11 +239,11 @@ class Audit:
             yield self.count(Kind.ORDER_BROKEN, place, f"is an output of {cause}, after one of a later input")
 
     def compare(self, before: Positions, after: Positions, *, every: bool) -> Iterator[Found]:
-        """Yields the inputs without output, with `every`, and those whose output is early.
+        """Yields inputs whose output is early and, with `every`, inputs without output.
 
-        - `before`: the positions that were committed before the outputs were read: inputs below them are answered.
-        - `after`: those after the outputs were read: inputs from there on have no output yet, but at least once. A
-          partition without a position has none of its inputs delivered.
+        - `before`: the positions committed before the outputs were read. Inputs below them must have an output.
+        - `after`: the positions committed after the outputs were read. Inputs from there on must not have an output
+          yet, except at least once. If a partition has no position, none of its inputs is delivered.
         """
         for task in self._tasks:
             if every:
@@ -255,7 +256,7 @@ class Audit:
                     yield self.count(Kind.OFFSETS_INCONSISTENT, task.place(step), sentence)
 
     def count_inputs(self, before: Positions) -> tuple[int, int]:
-        """The inputs below the positions: how many there are, and how many of them have no output or dead letter."""
+        """Returns the number of inputs below the positions, and how many of them have no output and no dead letter."""
         there = without = 0
         for task in self._tasks:
             flags = task.flags[: task.before(before)]
@@ -264,7 +265,7 @@ class Audit:
         return there, without
 
     def _find(self, digest: bytes) -> tuple[Steps, int] | None:
-        """The task and the number of a step, as of Steps.find."""
+        """Returns the task of a step and its number as from `Steps.find`; None if no task has the step."""
         single = self._by_prefix.get(digest[:8])
         for task in (single,) if single is not None else self._joined:
             step = task.find(digest)
@@ -273,7 +274,7 @@ class Audit:
         return None
 
     def count(self, kind: Kind, place: Place, sentence: str) -> Found:
-        """Counts an anomaly."""
+        """Counts an anomaly, and returns it."""
         self.counts[kind] += 1
         return Found(kind, place, sentence)
 
@@ -289,7 +290,7 @@ _IS_ANSWERED: Final = _table(lambda flags: flags & _ANSWERED)
 
 
 def _steps(flags: bytearray, table: bytes, start: int, end: int) -> Iterator[int]:
-    """Yields the steps from `start` on and before `end` whose flags the table translates to 1."""
+    """Yields the steps from `start` on and before `end` whose flags `table` translates to 1."""
     hits = flags[:end].translate(table)
     at = hits.find(1, start)
     while at >= 0:

@@ -1,4 +1,4 @@
-"""Positions of processors: what moves where, as text and as JSON; and the file that keeps them."""
+"""The moves of positions, as text and as JSON, and the file that stores positions."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from kstreams_py.kafka.groups import GroupInfo, slot_of
 from kstreams_py.records import Positions, TopicPartition
 
 FORMAT: Final = "kstreams_py positions 1"
-"""Names the version of the file."""
+"""The version of the file's format."""
 
 _TARGET: Final = re.compile(r"(?P<topic>[^:]+):(?P<partition>\d+):(?P<offset>\d+)")
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A position of a processor that is to be set.
+    """A change of a processor's position.
 
     - `old`: the committed offset; None if there is none.
-    - `new`: the offset that is read next.
-    - `with_state`: the processor keeps a state, of which an empty one may begin there.
+    - `new`: the offset to read next.
+    - `with_state`: the processor keeps a state, and an empty state may begin there.
     """
 
     processor: str
@@ -38,17 +38,17 @@ class Move:
 
     @property
     def again(self) -> int:
-        """How many offsets are read again."""
+        """The number of offsets that are read again."""
         return 0 if self.old is None else max(0, self.old - self.new)
 
     @property
     def skipped(self) -> int:
-        """How many offsets are not read."""
+        """The number of offsets that are skipped."""
         return 0 if self.old is None else max(0, self.new - self.old)
 
 
 def select(graph: Graph, processor: str) -> Processor:
-    """The processor with this id. Raises UserMistake."""
+    """Returns the processor with this id. Raises UserMistake."""
     known = {each.id: each for each in graph.processors}
     if processor not in known:
         hint = did_you_mean(processor, known) or f"it has {', '.join(known)}"
@@ -57,7 +57,7 @@ def select(graph: Graph, processor: str) -> Processor:
 
 
 def parse_targets(texts: Sequence[str]) -> Positions:
-    """The offsets of `TOPIC:PARTITION:OFFSET`. Raises UserMistake."""
+    """Parses texts of `TOPIC:PARTITION:OFFSET`. Raises UserMistake."""
     targets: Positions = {}
     for text in texts:
         if (found := _TARGET.fullmatch(text)) is None:
@@ -69,14 +69,14 @@ def parse_targets(texts: Sequence[str]) -> Positions:
 
 
 def partitions_of(processor: Processor, topics: Mapping[str, TopicInfo]) -> list[TopicPartition]:
-    """The input partitions of a processor."""
+    """Returns the input partitions of a processor."""
     return [TopicPartition(t.name, n) for t in processor.inputs for n in range(topics[t.name].partitions)]
 
 
 def check_targets(
     processor: Processor, targets: Positions, topics: Mapping[str, TopicInfo], starts: Positions, ends: Positions
 ) -> None:
-    """Refuses offsets that are not in the log. Raises UserMistake.
+    """Checks that offsets are in the log. Raises UserMistake.
 
     - `starts`, `ends`: the first offset and the last stable offset of each partition of the inputs.
     """
@@ -98,7 +98,7 @@ def check_targets(
 
 
 def check_no_members(groups: Mapping[str, GroupInfo], target: str) -> None:
-    """Raises UserMistake if one of the groups has members; `target` is the graph as the command line names it."""
+    """Raises UserMistake if one of the groups has members; `target` is the graph's name on the command line."""
     names = [
         f"{member.instance or member.client_id} on {member.host}" for info in groups.values() for member in info.members
     ]
@@ -111,7 +111,10 @@ def check_no_members(groups: Mapping[str, GroupInfo], target: str) -> None:
 
 
 def moves_of(processor: Processor, old: Positions, new: Positions) -> list[Move]:
-    """What changes, sorted by partition: of a processor with a journal or a state all, as that is to begin there."""
+    """Returns the moves that change something, sorted by partition.
+
+    For a processor with a journal or a state it returns all moves: the journal or state begins at each new position.
+    """
     with_state = processor.state is not None
     return [
         Move(processor.id, tp, old.get(tp), at, with_state)
@@ -124,9 +127,9 @@ def moves_of(processor: Processor, old: Positions, new: Positions) -> list[Move]
 
 
 def describe(moves: Collection[Move]) -> Iterator[str]:
-    """A line for each position, then what is read again and what is skipped.
+    """Yields a line for each move, then a warning if records are read again.
 
-    Offsets are counted: markers and aborted records take some of them.
+    The numbers count offsets; markers and aborted records take some of them.
     """
     for move in moves:
         old = "no position" if move.old is None else str(move.old)
@@ -139,11 +142,11 @@ def describe(moves: Collection[Move]) -> Iterator[str]:
                 change = f", at most {move.skipped:,} records are skipped"
         yield f"{move.processor}: {move.partition}: {old} -> {move.new}{change}"
     if any(move.again for move in moves):
-        yield "what is read again is written to the outputs again, with the same delivery hashes"
+        yield "the outputs of records that are read again are written again, with the same delivery hashes"
 
 
 def as_fields(move: Move) -> dict[str, Any]:
-    """A move as a JSON object."""
+    """Returns a move as fields for JSON."""
     return {
         "processor": move.processor,
         "topic": move.partition.topic,
@@ -159,7 +162,7 @@ def as_fields(move: Move) -> dict[str, Any]:
 
 
 def encode(graph: str, positions: Mapping[str, Positions], topics: Mapping[str, TopicInfo]) -> str:
-    """The file of the positions of a graph, by processor."""
+    """Returns the content of the file for a graph's positions, given by processor."""
     content = {
         "format": FORMAT,
         "graph": graph,
@@ -175,10 +178,10 @@ def encode(graph: str, positions: Mapping[str, Positions], topics: Mapping[str, 
 
 
 def decode(text: str, name: str, graph: Graph, topics: Mapping[str, TopicInfo]) -> dict[str, Positions]:
-    """The positions in a file, by processor. Raises UserMistake if they are not of this graph and these topics.
+    """Returns the positions in a file, by processor. Raises UserMistake if they are not of this graph and these topics.
 
-    - `name`: the file's, for messages.
-    - `topics`: the graph's inputs as they are now.
+    - `name`: the name of the file, for messages.
+    - `topics`: the inputs of the graph as they are now.
     """
     try:
         content = json.loads(text)

@@ -1,9 +1,13 @@
-"""Reads the positions of a graph's processors, and sets them with all that belongs to them in one transaction.
+"""Reads the positions of a graph's processors, and sets them in one transaction with all records that belong to them.
 
-Besides the committed offsets these are the records of beginnings, so that positions that expire before the next start
-are missed, and the journals: an alts must not follow choices from before, and a processor with a journal starts at a
-snapshot at the new offsets. The broker refuses the offsets while the group has members. What records deliveries beside
-outputs on another cluster is deleted there afterwards.
+Besides the committed offsets, the transaction writes
+
+- the records of beginnings, so that a start notices if positions have expired before it;
+- the journals: an alts must not follow older choices, and a processor with a journal starts at a snapshot at the new
+  offsets.
+
+The broker refuses the offsets while the group has members. Afterwards, the records of deliveries beside outputs on
+another cluster are deleted there.
 """
 
 from __future__ import annotations
@@ -49,9 +53,9 @@ END: Final = "end"
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a processor is to go on: at offsets, at a time, or at an end of the log.
+    """Where a processor goes on: at offsets, at a time, or at an end of the log.
 
-    - `offsets`: by partition; the others stay.
+    - `offsets`: by partition; positions of other partitions stay.
     - `since`: milliseconds since 1970, for all partitions.
     - `end`: BEGINNING or END, for all partitions.
     """
@@ -62,12 +66,12 @@ class Target:
 
 
 class GraphPositions:
-    """The positions of the processors of a graph."""
+    """Reads and moves the positions of a graph's processors."""
 
     def __init__(self, graph: Graph, name: str, environment: Environment, admin: GroupAdmin) -> None:
         """Makes no request.
 
-        - `name`: the graph's name on the command line, for the commands that messages name.
+        - `name`: the graph's name on the command line, for commands in messages.
         """
         self._graph = graph
         self._name = name
@@ -79,14 +83,14 @@ class GraphPositions:
         self._committed = CommittedReader(graph, environment)
 
     def export(self) -> str:
-        """The positions of all processors as a file. Raises UserMistake if a group has members."""
+        """Returns the positions of all processors as a file's content. Raises UserMistake if a group has members."""
         topics = self._topics()
         positions = {each.id: self._read(each, topics) for each in self._graph.processors}
         self._check_members(self._graph.processors)
         return encode(self._graph.name, positions, topics)
 
     def plan_reset(self, processor_id: str, target: Target) -> list[Move]:
-        """What a reset of one processor changes.
+        """Returns the moves of a reset of one processor.
 
         Raises UserMistake if its group has members or an offset is not in the log.
         """
@@ -107,7 +111,7 @@ class GraphPositions:
         return moves_of(processor, old, new)
 
     def plan_restore(self, text: str, file: str) -> list[Move]:
-        """What a restore of a file changes; positions that it does not have stay.
+        """Returns the moves of a restore from a file; positions that are not in the file stay.
 
         Raises UserMistake if a group has members, or the file is not of this graph and these topics.
         """
@@ -124,7 +128,7 @@ class GraphPositions:
         return moves
 
     def move(self, moves: Sequence[Move]) -> None:
-        """Sets positions, all or none. Raises UserMistake if they have changed since they were read."""
+        """Sets all positions, or none. Raises UserMistake if one has changed since it was read."""
         processors = [select(self._graph, name) for name in dict.fromkeys(move.processor for move in moves)]
         topics = check_topics(self._graph, self._cluster)
         new = {each.id: {m.partition: m.new for m in moves if m.processor == each.id} for each in processors}
@@ -141,7 +145,7 @@ class GraphPositions:
             self._transact(producer, processors, new, records)
         except OutcomeUnknown as error:
             raise BrokerUnavailable(
-                f"whether the positions were set is not known ({error}): run the command again with --dry-run"
+                f"it is unknown whether the positions were set ({error}): run the command again with --dry-run"
             ) from None
         except ClientError as error:
             raise BrokerUnavailable(f"the positions cannot be set ({error}): {UNCHANGED}; try again") from None
@@ -152,9 +156,9 @@ class GraphPositions:
                 self._forget(processor.cluster, delivered, {tp.partition for tp in new[processor.id]})
 
     def _forget(self, place: str, delivered: str, numbers: Collection[int]) -> None:
-        """Deletes what another cluster has of the deliveries before: the journals do not follow them any more.
+        """Deletes the records of earlier deliveries on another cluster: the journals no longer match them.
 
-        No transaction spans both clusters. It comes last: between the two, a start ends with RecoveryUndecidable.
+        No transaction spans both clusters, so this comes last: a start in between ends with RecoveryUndecidable.
         """
         producer = self._cluster.named(place).producer(IDEMPOTENT, self._id)
         try:
@@ -162,8 +166,8 @@ class GraphPositions:
             self._attempts.call(producer.flush)
         except ClientError as error:
             raise BrokerUnavailable(
-                f"the positions are set, but cluster {place!r} keeps what was delivered before ({error}): run the "
-                "command again"
+                f"the positions are set, but cluster {place!r} keeps the records of earlier deliveries ({error}): run "
+                "the command again"
             ) from None
         finally:
             producer.drop()
@@ -171,7 +175,7 @@ class GraphPositions:
     def _transact(
         self, producer: Producer, processors: Sequence[Processor], new: Mapping[str, Positions], records: list[Output]
     ) -> None:
-        """Commits positions and records in one transaction. No member that joins meanwhile sees half of it."""
+        """Commits positions and records in one transaction, so that a joining member sees all of them or none."""
         self._attempts.call(producer.begin_transaction)
         try:
             for processor in processors:
@@ -179,7 +183,7 @@ class GraphPositions:
                     producer.send_offsets(new[processor.id], consumer)
             producer.write(records)
             producer.flush()
-            # a member that joins from now on waits until this transaction has ended
+            # a member that joins after this check waits until the transaction has ended
             self._check_members(processors)
         except KStreamsError:
             with suppress(ClientError):
@@ -190,7 +194,7 @@ class GraphPositions:
     def _records_of(
         self, processor: Processor, topics: Mapping[str, TopicInfo], old: Positions, new: Positions
     ) -> list[Output]:
-        """What belongs to the positions of a processor: the records of its beginnings, its state and its journal."""
+        """Returns the records that belong to a processor's positions: of its beginnings, its state and its journal."""
         numbers = {tp.partition for tp in new}
         begun, _ = read_begun(self._cluster, self._graph.beginnings)
         found = [
@@ -213,7 +217,7 @@ class GraphPositions:
     def _snapshots(
         self, processor: Processor, topics: Mapping[str, TopicInfo], positions: Positions, numbers: set[int]
     ) -> list[Snapshot]:
-        """A snapshot of each of these tasks at its positions; none of a processor without a journal.
+        """Returns a snapshot of each of these tasks at its positions; none for a processor without a journal.
 
         Raises UserMistake if an input of a task has no position.
         """
@@ -232,16 +236,16 @@ class GraphPositions:
         return found
 
     def _read(self, processor: Processor, topics: Mapping[str, TopicInfo]) -> Positions:
-        """The committed offsets of a processor. Raises UserMistake while a transaction holds one of them."""
+        """Returns the committed offsets of a processor. Raises UserMistake while a transaction holds one of them."""
         group, partitions = self._committed.group(processor), partitions_of(processor, topics)
-        # a client would ask for them until its limit
+        # a consumer would repeat its request until its limit
         if (pending := self._cluster.pending(group, partitions)).partitions:
             find = find_command_at(self._environment.settings.bootstrap_servers)
             raise UserMistake(f"{pending.describe(time.time(), find)}: {UNCHANGED}")
         return self._committed.read(processor, partitions)
 
     def _topics(self) -> dict[str, TopicInfo]:
-        """The inputs of the graph. Raises UserMistake if one is missing."""
+        """Returns the inputs of the graph. Raises UserMistake if one is missing."""
         names = {topic.name for processor in self._graph.processors for topic in processor.inputs}
         found = self._cluster.topics(names)
         if missing := sorted(names - found.keys()):

@@ -1,4 +1,4 @@
-"""Reads where the tasks of a graph stand, and decides as a worker would what their next start does; changes nothing."""
+"""Reads where the tasks of a graph stand, and decides like a worker what their next start does; changes nothing."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from kstreams_py.processing.journal.recovery import Recovery, show
 from kstreams_py.records import Positions, TopicPartition
 
 REFUSALS = (InputLost, RecoveryUndecidable, TopicError)
-"""The errors by which a start ends that finds positions, journals or topics that it cannot go on with."""
+"""The errors that end a start if it cannot go on with the positions, journals or topics that it finds."""
 
 FIRST = "ends or waits for a transaction, then decides: "
-"""A worker ends those of its own slot, which died, and waits for all others."""
+"""A worker ends transactions that its own slot left open when it died, and waits for all others."""
 
 
 def read_status(graph: Graph, environment: Environment, admin: GroupAdmin) -> Iterator[TaskStatus]:
@@ -64,7 +64,7 @@ class _Tasks:
         existing = self._cluster.topics([graph.beginnings, *([self._backing] if self._backing else [])])
         self._was_started = graph.beginnings in existing
         self._journaled = existing[self._backing].partitions if self._backing in existing else 0
-        """Tasks that have a journal: the next start creates and grows it."""
+        """The number of tasks that have a journal; the next start creates it and adds partitions."""
         self._outputs = [TopicPartition(name, n) for name in processor.written for n in range(topics[name].partitions)]
         if (delivered := graph.delivered(processor)) is not None:
             self._outputs += [TopicPartition(delivered, number) for number in range(self._journaled)]
@@ -110,7 +110,7 @@ class _Tasks:
         return None
 
     def _plan(self, number: int, mine: list[TopicPartition], at: Positions, starts: Positions) -> tuple[str, str]:
-        """What the next start does with a task, and the branch of its journal. Raises Retriable, and REFUSALS."""
+        """Returns what the next start does with a task, and its journal's branch. Raises Retriable, and REFUSALS."""
         if lost := [tp for tp, offset in at.items() if offset < starts[tp]]:
             (tp, *_) = lost
             raise InputLost(
@@ -142,16 +142,16 @@ class _Tasks:
         return ""
 
     def _describe_open(self, partitions: Collection[TopicPartition]) -> Iterator[str]:
-        """A line for each of these partitions on which transactions are open."""
+        """Yields a line for each of these partitions that has open transactions."""
         for tp, end in _find_hidden(self._cluster, partitions).items():
             try:
                 found = "; ".join(each.describe(time.time()) for each in self._cluster.open_transactions(tp))
             except KStreamsError as error:
-                found = f"which ones is not known: {error}"
-            yield f"transactions are open on {tp}, and hide what is behind offset {end}: {found}"
+                found = f"which ones is unknown: {error}"
+            yield f"transactions are open on {tp}, and hide records from offset {end} on: {found}"
 
     def _describe_writers(self) -> list[str]:
-        """A line for each transaction that is open on outputs: a worker writes to many of their partitions in one."""
+        """Returns a line for each open transaction on outputs; one transaction may write to many partitions."""
         cluster = self._cluster.named(self._processor.cluster)
         found: dict[tuple[int, int], tuple[OpenTransaction, list[TopicPartition]]] = {}
         try:
@@ -159,7 +159,7 @@ class _Tasks:
                 for each in cluster.open_transactions(tp):
                     found.setdefault((each.producer_id, each.epoch), (each, []))[1].append(tp)
         except KStreamsError as error:
-            return [f"which transactions are open on its outputs is not known: {error}"]
+            return [f"it is unknown which transactions are open on its outputs: {error}"]
         return [
             f"a transaction is open on {', '.join(map(str, partitions))}: {each.describe(time.time())}"
             for each, partitions in found.values()
@@ -167,6 +167,6 @@ class _Tasks:
 
 
 def _find_hidden(cluster: Cluster, partitions: Collection[TopicPartition]) -> Positions:
-    """The partitions on which transactions are open, with their last stable offsets."""
+    """Returns the partitions with open transactions, and their last stable offsets."""
     ends, highs = cluster.ends(partitions), cluster.ends(partitions, committed=False)
     return {tp: ends[tp] for tp in partitions if ends[tp] < highs[tp]}

@@ -1,4 +1,4 @@
-"""What is known of one task, and what the next start of its worker then does: as text and as JSON."""
+"""Where a task stands and what its next start does, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ class Tail(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TaskStatus:
-    """One processor on one partition number.
+    """The status of a task: of one processor on one partition number.
 
     - `committed`: the committed offset by input; inputs without one are left out.
-    - `lag`: committed records that were not processed, by offset; None if an input has no committed offset.
-    - `holder`: the member that has the task; "" if none has.
-    - `hidden`: the transactions that are open on its inputs, its journal and the outputs of its processor.
+    - `lag`: the number of unprocessed committed records, by offsets; None if an input has no committed offset.
+    - `holder`: the member that has the task; "" for none.
+    - `hidden`: the open transactions on its inputs, its journal and the outputs of its processor.
     - `next`: what the next start does.
-    - `tail`: the end of its journal; None if that is empty, or there is none.
-    - `branch`: the branch that the next start takes by its journal of deliveries; "" without one, and where that is
-      refused or cannot be decided yet.
-    - `is_refused`: the next start ends by an error.
+    - `tail`: the end of its journal; None if it is empty or there is none.
+    - `branch`: the branch that the next start takes by its journal of deliveries; "" without a journal, and if the
+      start is refused or cannot be decided yet.
+    - `is_refused`: the next start ends with an error.
     """
 
     processor: str
@@ -45,7 +45,7 @@ class TaskStatus:
 
 
 def plan_of(recovery: Recovery, offsets: Mapping[str, int]) -> str:
-    """What a start does after a recovery; `offsets` are where the inputs then stand."""
+    """Returns what a start does after a recovery. `offsets`: where the inputs stand then."""
     where = show(offsets)
     if recovery.snapshot is not None:
         return f"recovery {recovery.branch}: makes the delivery again from {show(recovery.snapshot.offsets)}"
@@ -53,7 +53,7 @@ def plan_of(recovery: Recovery, offsets: Mapping[str, int]) -> str:
 
 
 def describe(status: TaskStatus) -> str:
-    """The status as lines."""
+    """Returns the status as lines of text."""
     lag = "" if status.lag is None else f", lag {status.lag:,}"
     held = f"held by {status.holder}" if status.holder else "held by no member"
     head = f"{status.processor}[{status.partition}]: committed {show(status.committed)}{lag}, {held}"
@@ -65,7 +65,7 @@ def describe(status: TaskStatus) -> str:
 
 
 def as_fields(status: TaskStatus) -> dict[str, Any]:
-    """The status as a JSON object."""
+    """Returns the status as fields for JSON."""
     return {
         "processor": status.processor,
         "partition": status.partition,

@@ -1,7 +1,7 @@
-"""`kstreams transactions`: finds open transactions that hang, and ends them.
+"""`kstreams transactions`: finds hanging transactions, and ends them.
 
 In reading order:
 
 hanging  rule  what an open transaction holds back, and what its coordinator decided about it
-abort    acts  finds open transactions that hang, and ends one of them
+abort    acts  finds hanging transactions, and ends one of them
 """

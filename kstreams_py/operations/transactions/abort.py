@@ -1,4 +1,4 @@
-"""Finds open transactions that hang, and ends one on a partition by the marker that its coordinator did not write."""
+"""Finds hanging transactions, and ends one on a partition with the marker that its coordinator did not write."""
 
 from __future__ import annotations
 
@@ -24,30 +24,31 @@ from kstreams_py.operations.transactions.hanging import (
 from kstreams_py.records import TopicPartition
 
 DEFAULT_LIMIT: Final = 900.0
-"""Seconds: Kafka's default of transaction.max.timeout.ms, where the brokers do not show theirs."""
+"""Kafka's default of transaction.max.timeout.ms, in seconds, if the brokers do not show theirs."""
 
 UNCHANGED: Final = "nothing was changed"
 
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """The transactions that were found, in the order in which to end them; and why partitions were not looked at."""
+    """The transactions that were found, in the order in which to end them, and why some partitions were refused."""
 
     found: list[Found]
     refused: Mapping[TopicPartition, KStreamsError]
 
 
 class Transactions:
-    """The open transactions of a cluster."""
+    """Finds and ends open transactions of a cluster."""
 
     def __init__(self, admin: TransactionAdmin) -> None:
         """Makes no request."""
         self._admin = admin
 
     def find(self, topics: Collection[str] | None, limit: float | None) -> Findings:
-        """Looks for transactions that hang or are older than `limit` seconds; None for transaction.max.timeout.ms.
+        """Finds transactions that hang or are older than a limit.
 
-        `topics` are those that are looked at; None for all that this user may see.
+        - `topics`: the topics to look at; None for all that this user may see.
+        - `limit`: seconds; None for transaction.max.timeout.ms.
         """
         limit = self._longest() if limit is None else limit
         looked = self._look_everywhere(self._admin.partitions(topics))
@@ -61,17 +62,17 @@ class Transactions:
         return Findings(order(found), looked.refused)
 
     def count_partitions(self, topics: Collection[str]) -> dict[str, int]:
-        """The number of partitions of each topic. Raises TopicError if one of them does not exist."""
+        """Returns the number of partitions of each topic. Raises TopicError if one of them does not exist."""
         counts = self._admin.partitions(topics)
         if missing := sorted(set(topics) - counts.keys()):
             raise TopicError(f"topic {missing[0]!r} does not exist: correct the name or --bootstrap-servers")
         return counts
 
     def select(self, partition: TopicPartition, start: int, verb: str) -> Found:
-        """The transaction that is open on a partition from an offset on, if it can be ended by `verb`.
+        """Returns the open transaction that begins at an offset of a partition, if `verb` may end it. Changes nothing.
 
-        Raises TopicError or UserMistake if there is none, if its coordinator will end it, if it was to be ended in the
-        other way, or if its producer's outputs have to be ended first. Changes nothing.
+        Raises TopicError or UserMistake if there is none, if its coordinator will end it, if only the other verb may
+        end it, or if its producer's outputs must be ended first.
         """
         count = self.count_partitions([partition.topic])[partition.topic]
         if partition.partition >= count:
@@ -94,9 +95,9 @@ class Transactions:
         return found
 
     def end(self, found: Found, verb: str) -> None:
-        """Ends a transaction that `select` returned, after another look at it; returns once it is no longer open.
+        """Looks again at a transaction that `select` returned, ends it, and returns once it is no longer open.
 
-        Raises UserMistake if it has changed since; then nothing was written.
+        Raises UserMistake if it has changed since; then it writes nothing.
         """
         now = next((each for each in self._look(found.partition) if each.identity == found.transaction.identity), None)
         if now is None or now.hangs != found.transaction.hangs:
@@ -142,14 +143,15 @@ class Transactions:
                 f"of it, so {UNCHANGED}; `{other}` completes it"
             )
         raise UserMistake(
-            f"it is not known that the transaction on {found.partition} was committed "
+            f"the transaction on {found.partition} is not known to be committed "
             f"({found.decision.why or 'its coordinator has aborted it'}): {UNCHANGED}; `{other}` discards it"
         )
 
     def _check_outputs(self, transaction: OpenTransaction) -> None:
-        """Raises UserMistake if the producer has a transaction open on another topic, BrokerUnavailable if it may have.
+        """Checks that the producer has no open transaction on another topic.
 
-        The next transaction of its transactional id would commit that (docs/exactly-once.md, 14).
+        The next transaction of its transactional id would commit that (docs/exactly-once.md, 14). Raises UserMistake
+        if it has one, BrokerUnavailable if it may have one.
         """
         counts = self._admin.partitions()
         counts.pop(POSITIONS_TOPIC, None)
@@ -177,7 +179,7 @@ class Transactions:
     def _examine(
         self, partition: TopicPartition, transaction: OpenTransaction, opened: Collection[OpenTransaction]
     ) -> Found:
-        """What a transaction holds back, and whether it was committed; not of one that ends by itself."""
+        """Returns a transaction with what it holds back and whether it was committed, unless it ends by itself."""
         if transaction.hangs is False:
             return Found(partition, transaction)
         log = self._admin.read(partition, transaction.start, transaction.producer_id)
@@ -189,6 +191,6 @@ class Transactions:
             return Decision(None, NOT_SHOWN)
         try:
             decisions, is_complete = self._admin.decisions(transaction.transactional_id)
-        except KStreamsError as error:  # READ on __transaction_state is a right that few have
+        except KStreamsError as error:  # few users have READ on __transaction_state
             return Decision(None, str(error))
         return decide(decisions, is_complete, partition, transaction)

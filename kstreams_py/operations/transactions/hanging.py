@@ -18,12 +18,12 @@ from kstreams_py.records import TopicPartition
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a transaction holds back on its partition.
+    """The records and offsets that a transaction holds back on its partition.
 
     - `records`: how many it has written there.
     - `positions`: the committed offsets among them, by group, if the partition is one of POSITIONS_TOPIC.
-    - `waiting`: how many records of others, which are committed, can be read once it has ended.
-    - `behind`: the offset of the next open transaction, where readers of committed records stop then; None for none.
+    - `waiting`: how many committed records of other producers can be read once it has ended.
+    - `behind`: the offset of the next open transaction, at which readers of committed records stop then; None for none.
     - `is_complete`: False if the partition was not read to its end: there are more records.
     """
 
@@ -36,7 +36,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Whether a transaction was committed; None if that is not known, for the reason `why`."""
+    """Whether a transaction was committed; None if that is unknown, with the reason in `why`."""
 
     is_committed: bool | None
     why: str = ""
@@ -44,7 +44,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A transaction that is open on a partition; `held` and `decision` are not known of one that ends by itself."""
+    """A transaction that is open on a partition; `held` and `decision` are not read for one that ends by itself."""
 
     partition: TopicPartition
     transaction: OpenTransaction
@@ -63,14 +63,14 @@ NOT_SHOWN: Final = "no coordinator shows its transactional id"
 
 
 def is_found(transaction: OpenTransaction, limit: float, now: float) -> bool:
-    """Whether a transaction is to be reported: it hangs, or is older than `limit`. Both are in seconds."""
+    """Returns whether to report a transaction: it hangs, or is older than `limit`. Times are in seconds."""
     return transaction.hangs is True or transaction.age(now) >= limit
 
 
 def topics_of(graph: Graph, cluster: str = "") -> set[str]:
-    """All topics of a cluster that the workers, the replays and the pipelines of a graph write to or read.
+    """Returns all topics of a cluster that the workers, replays and pipelines of a graph read or write.
 
-    - `cluster`: "" for the graph's own, which has the topic of its groups' offsets, too.
+    - `cluster`: "" for the graph's own cluster, which also has the topic of its groups' offsets.
     """
     own: set[str | None] = {topic.name for topic in graph.topics.values() if topic.cluster == cluster}
     own |= {graph.delivered(processor) for processor in graph.processors if processor.cluster == cluster}
@@ -83,14 +83,14 @@ def topics_of(graph: Graph, cluster: str = "") -> set[str]:
 
 
 def clusters_of(graph: Graph) -> list[str]:
-    """The clusters that a graph uses, by name; "", its own, is the first."""
+    """Returns the names of the clusters that a graph uses; "", its own, is the first."""
     return sorted({"", *(topic.cluster for topic in graph.topics.values())})
 
 
 def order(found: Iterable[Found]) -> list[Found]:
-    """In the order in which they must be ended: outputs before committed offsets.
+    """Sorts transactions in the order in which they must be ended: outputs before committed offsets.
 
-    Once its offsets can be read, a worker goes on, and its next transaction commits what hangs of the one before.
+    Once its offsets can be read, a worker goes on, and its next transaction commits the hanging outputs of the last.
     """
     return sorted(found, key=lambda f: (f.partition.topic == POSITIONS_TOPIC, f.partition, f.transaction.start))
 
@@ -98,7 +98,7 @@ def order(found: Iterable[Found]) -> list[Found]:
 def decide(
     decisions: Sequence[Prepared], is_complete: bool, partition: TopicPartition, transaction: OpenTransaction
 ) -> Decision:
-    """What the coordinator decided about a transaction on a partition: its last decision that names both.
+    """Returns what the coordinator decided about a transaction on a partition: its last decision that names both.
 
     A later transaction of the producer with this partition would have ended it. An earlier one was decided before its
     last record was written.
@@ -112,9 +112,9 @@ def decide(
 
 
 def hold(log: Log, transaction: OpenTransaction, others: Collection[OpenTransaction]) -> Held:
-    """What a transaction holds back, by the log of its partition from its first record on.
+    """Returns what a transaction holds back, from the log of its partition beginning with its first record.
 
-    `others` are the other transactions that are open there.
+    - `others`: the other open transactions on the partition.
     """
     own = [b for b in log.batches if b.producer_id == transaction.producer_id and b.commits is None]
     stop = min((other.start for other in others), default=None)
@@ -128,7 +128,7 @@ def hold(log: Log, transaction: OpenTransaction, others: Collection[OpenTransact
 
 
 def _count_committed(log: Log, but_of: int, stop: int | None) -> int:
-    """How many records before the offset `stop` are committed, without those of one producer."""
+    """Returns how many records before the offset `stop` are committed, without those of one producer."""
     committed, undecided = 0, dict[int, int]()
     for batch in log.batches:
         if batch.producer_id == but_of and batch.is_transactional:
@@ -148,33 +148,34 @@ def _count_committed(log: Log, but_of: int, stop: int | None) -> int:
 
 
 def describe(found: Found, now: float, options: str = "") -> str:
-    """A transaction, what it holds back, and the command that ends it; `now` is in seconds since 1970.
+    """Returns a transaction, what it holds back, and the command that ends it, as text.
 
-    `options` are those of the command that name the cluster.
+    - `now`: seconds since 1970.
+    - `options`: the options of the command that name the cluster.
     """
     return join_lines([headline(found, now), *(f"  {line}" for line in _lines(found, options))])
 
 
 def headline(found: Found, now: float) -> str:
-    """A transaction in one line, with its partition."""
+    """Returns a transaction with its partition in one line."""
     return f"{found.partition}: {found.transaction.describe(now)}"
 
 
 def _lines(found: Found, options: str) -> Iterator[str]:
     yield from consequences(found)
     if found.transaction.hangs is False:
-        yield "do not end it: start its producer again, which ends it, or wait for the time-out of the transaction"
+        yield "do not end it: start its producer again, which ends it, or wait for the timeout of the transaction"
     else:
         yield command(found.verb, found.partition, found.transaction.start) + options
 
 
 def consequences(found: Found) -> Iterator[str]:
-    """What becomes visible and what vanishes if it is ended as its `verb` says."""
+    """Yields which records become visible and which are discarded if the transaction is ended with its `verb`."""
     if (held := found.held) is None:
         return
     more = "" if held.is_complete else "at least "
     if found.decision.is_committed:
-        yield f"its coordinator has committed it: {more}{_records(held.records)} of its own can be read then"
+        yield f"its coordinator has committed it: a commit makes {more}{_records(held.records)} of its own visible"
     else:
         known = "its coordinator did not commit it"
         if found.decision.is_committed is None:
@@ -195,7 +196,7 @@ def _records(count: int) -> str:
 
 
 def as_fields(found: Found, now: float, options: str = "") -> dict[str, Any]:
-    """A transaction as a JSON object; `now` is in seconds since 1970."""
+    """Returns a transaction as fields for JSON; `now` is in seconds since 1970."""
     transaction, held = found.transaction, found.held
     fields: dict[str, Any] = {
         "topic": found.partition.topic,

@@ -36,7 +36,7 @@ class Answer(NamedTuple):
 
 
 class Endpoints:
-    """The endpoints of one run. Several threads may ask.
+    """The endpoints of one run. Several threads may use them.
 
     - `still_limit`: seconds without a turn after which a worker counts as not alive.
     - `clock`, `wall`: monotonic seconds, and seconds since 1970.
@@ -56,7 +56,7 @@ class Endpoints:
         self._clock = clock
         self._wall = wall
         self._pages: dict[str, Callable[[], Answer]] = {
-            "/": lambda: Answer(200, HTML, *self._page),  # drawn when it is first asked for
+            "/": lambda: Answer(200, HTML, *self._page),  # built at the first request
             "/metrics": self._metrics,
             "/livez": self._livez,
             "/readyz": self._readyz,
@@ -64,13 +64,13 @@ class Endpoints:
         }
 
     def answer(self, path: str) -> Answer:
-        """The response to a GET of this path, its query ignored."""
+        """Returns the response to a GET of this path; its query is ignored."""
         page = self._pages.get(path.partition("?")[0])
         if page is None:
             return Answer(404, TEXT, f"no such page: use {', '.join(self._pages)}\n".encode())
         try:
             return page()
-        except Exception:  # of a mistake here: the run goes on
+        except Exception:  # a bug here must not end the run
             logger.exception("%s failed", path)
             return Answer(500, TEXT, b"this page failed: the log has the reason\n")
 
@@ -90,7 +90,7 @@ class Endpoints:
         return _health(self._unready(self._observed.read()))
 
     def _status(self) -> Answer:
-        view = self._observed.read()  # once: it may wait
+        view = self._observed.read()  # only once, because it may wait
         found = overview(
             self._graph,
             view,
@@ -109,8 +109,8 @@ class Endpoints:
         return find(self._graph.processors, seen)
 
     def _still(self, view: View | None) -> list[str]:
-        """What stands still, each with the time since when."""
-        if view is None:  # a start that cannot go on ends by itself
+        """Returns what stands still, each with the time since when."""
+        if view is None:  # a start that fails ends by itself
             return []
         return [
             f"{each.what} since {timestamp(self._wall() - each.seconds)} ({each.seconds:.0f} s)"

@@ -1,4 +1,4 @@
-"""The newest status of a run, with rates and failures: the thread of the run notes it, those of the server read it."""
+"""The newest status of a run, with rates and failures: the run's thread writes it, the server's threads read it."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from kstreams_py.running.health import LOOK_LATE
 from kstreams_py.running.status import RunStatus, without_errors
 
 FAILURES_KEPT: Final = 20
-"""Newest failures of all workers that are kept."""
+"""The most failures of all workers that are kept, the newest ones."""
 
 FRESH_SECONDS: Final = 1.0
-"""Seconds for which a reader waits for a status that is not old: this process may have been stopped itself."""
+"""Seconds that a reader waits for a new status if the newest is old: this process may have been stopped itself."""
 
 RATES: Final = ("records_in", "records_out", "bytes_in", "bytes_out", "dead_letters", "commits")
-"""The counts whose growth per second is kept, beside `step_seconds` (of all steps) and `lag`."""
+"""The counts whose growth per second is computed, besides `step_seconds` (of all steps) and `lag`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A step that failed: when it was reported (seconds since 1970), where, and its text."""
+    """A failed step: when it was reported (seconds since 1970), where, and its text."""
 
     at: float
     slot: int
@@ -38,8 +38,8 @@ class View:
     """A status, the newest failures, and by (slot, processor):
 
     - `rates`: the growth per second of RATES, `step_seconds` and `lag`.
-    - `lagging`: seconds for which the lag has not been 0.
-    - `failing`: seconds since a step failed last, of those of which a step has failed.
+    - `lagging`: seconds since the lag was last 0.
+    - `failing`: seconds since a step last failed; absent for a worker without failed steps.
     """
 
     status: RunStatus
@@ -50,7 +50,7 @@ class View:
 
 
 class Observed:
-    """What is known of a run; its workers may not have started yet."""
+    """The newest view of a run, whose workers may not have started yet."""
 
     def __init__(
         self,
@@ -59,7 +59,11 @@ class Observed:
         *,
         shows_errors: bool = True,
     ) -> None:
-        """`clock` returns monotonic seconds, `wall` seconds since 1970; see `without_errors` for `shows_errors`."""
+        """Creates it without a status.
+
+        - `clock`, `wall`: return monotonic seconds, and seconds since 1970.
+        - `shows_errors`: if False, statuses are stripped by `without_errors`.
+        """
         self._shows_errors = shows_errors
         self._clock = clock
         self._wall = wall
@@ -70,12 +74,12 @@ class Observed:
         )
         self._lagging: dict[tuple[int, str], float] = {}
         self._failed: dict[tuple[int, str], tuple[int, float]] = {}
-        """By worker, its dead letters, and when they became so many."""
+        """By worker: the number of its dead letters, and when that number was reached."""
         self._failures = deque[Failed](maxlen=FAILURES_KEPT)
         self._texts: dict[tuple[int, str], str] = {}
 
     def note(self, status: RunStatus) -> None:
-        """Takes the newest status. Only one thread calls this."""
+        """Takes the newest status. Only one thread may call this."""
         rates = {}
         if not self._shows_errors:
             status = without_errors(status)
@@ -107,7 +111,7 @@ class Observed:
             self._changed.notify_all()
 
     def read(self) -> View | None:
-        """The newest view; None before the workers start. Waits FRESH_SECONDS for another one if it is old."""
+        """Returns the newest view; None before the workers start. If it is old, waits FRESH_SECONDS for a new one."""
         with self._changed:
             view = self._view
             if view is not None and self._clock() - view.status.looked_at > LOOK_LATE:

@@ -1,4 +1,4 @@
-"""The contents of /status: all that is known of a run, as values that JSON can hold. The page is drawn from it."""
+"""The contents of /status: everything known about a run, as JSON values. The page is drawn from it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kstreams_py.running.status import SlotStatus
 
 
 def timestamp(at: float) -> str:
-    """Seconds since 1970 as ISO 8601, in UTC."""
+    """Returns seconds since 1970 as ISO 8601, in UTC."""
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
@@ -28,12 +28,12 @@ def overview(
     unready: Sequence[str],
     findings: Sequence[Finding] = (),
 ) -> dict[str, Any]:
-    """The whole answer.
+    """Returns the whole answer.
 
     - `view`: None before the workers start.
     - `at`: the time, in seconds since 1970.
     - `still`, `unready`: what /livez and /readyz report.
-    - `findings`: what is not well, the worst first.
+    - `findings`: the problems, the worst first.
     """
     slots = () if view is None else view.status.slots
     reports = [report for slot in slots for report in slot.reports]
@@ -77,7 +77,7 @@ def _round(name: str, rate: float) -> float:
 
 
 def _totals(total: Report | None, view: View | None) -> dict[str, Any] | None:
-    """The sums of a processor over all slots; None before its first report."""
+    """Returns the sums of a processor over all slots; None before its first report."""
     if total is None or view is None:
         return None
     rates = [rates for (_, processor), rates in view.rates.items() if processor == total.processor]
@@ -102,7 +102,7 @@ def _slot(slot: SlotStatus, view: View) -> dict[str, Any]:
 
 def _worker(slot: SlotStatus, report: Report, view: View) -> dict[str, Any]:
     prefix = "renewals:"
-    if slot.taken or slot.pid is None:  # it was so when the process ended
+    if slot.taken or slot.pid is None:  # these values are from before the end of the process
         report = replace(report, open_seconds=None, why="", hidden_seconds=0.0, hidden="")
     rates = view.rates.get((slot.number, report.processor), {})
     return {

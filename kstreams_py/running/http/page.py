@@ -1,4 +1,4 @@
-"""The page /: one HTML file, its script and its style inside, that draws /status as long as it is open."""
+"""The page /: one HTML file with its script and style, which draws /status while it is open."""
 
 from __future__ import annotations
 
@@ -14,15 +14,17 @@ from kstreams_py.running.http.picture import live_svg
 
 
 class Page(NamedTuple):
-    """The page, and its Content-Security-Policy: nothing but its own script and style run, nothing is fetched but
-    from the run itself."""
+    """The page, and its Content-Security-Policy.
+
+    The policy allows only the page's own script and style, and requests only to the run itself.
+    """
 
     html: bytes
     policy: str
 
 
 def build_page(graph: Graph) -> Page:
-    """The page of a graph; its names are escaped."""
+    """Returns the page of a graph, whose names are escaped."""
     text = files(__package__).joinpath("page.html").read_text(encoding="utf-8")
     script, style = (_digest(text, tag) for tag in ("script", "style"))
     policy = (
@@ -36,6 +38,6 @@ def build_page(graph: Graph) -> Page:
 
 
 def _digest(text: str, tag: str) -> str:
-    """The source of a policy that allows the one inline element of this tag."""
+    """Returns the policy source that allows the only inline element of this tag."""
     inside = re.findall(rf"<{tag}>(.*?)</{tag}>", text, flags=re.DOTALL)[0]
     return f"'sha256-{base64.b64encode(hashlib.sha256(inside.encode()).digest()).decode()}'"

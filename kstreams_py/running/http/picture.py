@@ -1,8 +1,8 @@
 """The graph's picture for the page: SVG whose boxes and lines have places for live values.
 
-The page finds them by their attributes: `data-processor`, `data-topic` and `data-target` of a box, `data-reader` with
-`data-topic` of the line from a topic to its reader, `data-dead` of that to the dead letters; `data-value` names the
-value of a text.
+The page finds them by their attributes. A box has `data-processor`, `data-topic` or `data-target`. A line from a topic
+to its reader has `data-topic` and `data-reader`; a line to the dead letters has `data-dead`. `data-value` names the
+value that a text shows.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from kstreams_py.graph.picture import elements
 from kstreams_py.graph.topology import Graph
 
 GAP: Final = 76.0
-"""Pixels between columns: a line has its lag written on it."""
+"""Pixels between columns: each line is labelled with its lag."""
 
 FITS: Final = 1600.0
-"""The widest picture that is shrunk to the page; a wider one is scrolled, or nobody could read it."""
+"""The widest picture, in pixels, that is shrunk to the page; a wider one is scrolled, to stay readable."""
 
 PROCESSOR: Final = (178.0, 96.0)
-"""Least width, and height, of a processor's box."""
+"""The least width, and the height, of a processor's box."""
 
 TOPIC_HEIGHT: Final = 32.0
 
 
 @dataclass(frozen=True, slots=True)
 class _LiveBox(Box):
-    """A box of a size of its own; `across` is its extent along the columns' axis."""
+    """A box with its own size; `across` is its extent along the columns' axis."""
 
     across: float = 0.0
     along: float = 0.0
@@ -46,7 +46,7 @@ class _LiveBox(Box):
 
 
 class _Drawn(NamedTuple):
-    """What both directions draw alike: a box with its centre and size."""
+    """A box with its centre and size, as both directions draw it."""
 
     box: Box
     x: float
@@ -56,7 +56,7 @@ class _Drawn(NamedTuple):
 
 
 def live_svg(graph: Graph, *, upright: bool) -> str:
-    """The picture from left to right, or `upright` from top to bottom, for narrow screens."""
+    """Returns the picture from left to right; if `upright`, from top to bottom, for narrow screens."""
     boxes, edges = elements(graph)
     sizes = {node: _size(box) for node, box in boxes.items()}
     sized: dict[str, Box] = {}
@@ -68,9 +68,9 @@ def live_svg(graph: Graph, *, upright: bool) -> str:
     lines = [replace(line, points=tuple((y, x) for x, y in line.points)) if upright else line for line in drawn.lines]
     width, height = (drawn.height, drawn.width) if upright else (drawn.width, drawn.height)
     if upright:
-        width += 56  # the lags of the last column are written beside its lines
+        width += 56  # the lags of the last column are beside its lines
     readers = Counter(line.source for line in lines if not line.dead)
-    name = f"The graph {graph.name}: the tables below have all that it shows"
+    name = f"The graph {graph.name}: the tables below have the same values"
     kind = "upright fits" if upright else "wide fits" if width <= FITS else "wide"
     opening = (
         f'<svg class="{kind}" xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" '
@@ -92,7 +92,7 @@ def _size(box: Box) -> Point:
 
 
 def _label(line: Line, *, upright: bool, at_source: bool) -> tuple[float, float, str]:
-    """Where the value of a line is written, and its anchor: beside its first or its last point."""
+    """Returns the position of a line's value, beside its first or last point, and the text's anchor."""
     x, y = line.points[0 if at_source else -1]
     if upright:
         return (x - 5, y + 12, "end") if line.dead else (x + 7, y + (16 if at_source else -12), "start")
@@ -131,7 +131,7 @@ def _draw_line(line: Line, *, upright: bool, at_source: bool) -> str:
 
 
 def _attributes(line: Line) -> str:
-    """The attributes of a line with live values: from a topic to its reader, and to the dead letters."""
+    """Returns the attributes of a line with live values: from a topic to its reader, or to the dead letters."""
     (source, name), target = _split(line.source), _split(line.target)[1]
     if line.dead:
         return f' data-dead="{escape(name)}"'

@@ -1,4 +1,4 @@
-"""What is not well in a run, why, and what to do: one table for /status, the page and the alerts."""
+"""The problems of a run, with their causes and remedies: one table for /status, the page and the alerts."""
 
 from __future__ import annotations
 
@@ -14,37 +14,37 @@ from kstreams_py.running.status import RunStatus, SlotStatus
 Level = Literal["bad", "warning", "note"]
 
 REMEDIES: Final[Mapping[str, str]] = {
-    "stuck": "Its function does not return: give what it calls a time limit; stuck_timeout_ms has it restarted.",
-    "silent": "Look whether its process is frozen or a function holds Python's lock; stuck_timeout_ms restarts it.",
-    "unwatched": "Look whether the machine is overloaded or the process was stopped (SIGSTOP); continue or restart it.",
-    "restarting": "Wait: it starts again by itself; if it ends again, repair what the reason of its end names.",
-    "killed": "Find who kills it: most often the kernel, for want of memory (dmesg, OOMKilled); give it more memory.",
-    "restarts": "Repair what the reason of its last end names: until then its work is repeated after each start.",
-    "joining": "Wait: a place in the group may take session_timeout_ms; if it stays, check the brokers and the log.",
-    "retrying": "Repair what it calls, as its error says (see the log): the step is repeated, nothing is lost.",
-    "broker_away": "Check that the brokers run, and that this machine reaches them: the worker continues by itself.",
-    "sink_away": "Repair what it stores its rows in, as its error says: the worker continues by itself.",
-    "replaced": "Nothing is lost: another process runs it. Give each a --slot of its own; to run it here, start again.",
+    "stuck": "Its function does not return: set a time limit for what it calls; stuck_timeout_ms restarts the worker.",
+    "silent": "Check whether its process is frozen or a function holds Python's lock; stuck_timeout_ms restarts it.",
+    "unwatched": "Check whether the machine is overloaded or the process is stopped (SIGSTOP); continue or restart it.",
+    "restarting": "Wait: it restarts by itself. If it ends again, fix the cause that is named.",
+    "killed": "Find out what kills it: mostly the kernel, out of memory (dmesg, OOMKilled); then give it more memory.",
+    "restarts": "Fix the cause of its last end: until then, its work is repeated after each start.",
+    "joining": "Wait: joining the group may take session_timeout_ms. If it takes longer, check the brokers and log.",
+    "retrying": "Fix what its error names (see the log): the step is repeated, and nothing is lost.",
+    "broker_away": "Check that the brokers run and this machine reaches them: the worker then continues by itself.",
+    "sink_away": "Repair its sink, as its error says: the worker then continues by itself.",
+    "replaced": "Nothing is lost: another process runs it. Give each its own --slot; to run it here, start it again.",
     "spare": "Nothing is wrong: it takes over if a worker ends. To use it now, add partitions to the inputs.",
-    "open_transaction": "Look what its function waits for: readers of committed records see nothing newer until then.",
-    "hidden": "Look why that producer does not end its transaction: readers wait for it. Is it gone? See the runbook.",
-    "held": "Look for the missing event (kstreams order stopped); if it is lost, `kstreams order accept` the next one.",
-    "stopped": "Look at them (kstreams order stopped), find who sent the event, then kstreams order resume, or accept.",
-    "dead_letters": "Look at them (kstreams dead-letters list), repair the cause, then `kstreams dead-letters replay`.",
-    "dropped": "Declare a topic for what fails (errors=): without one, only the log keeps these steps.",
-    "lag_unknown": "Check that the brokers answer and that the worker may read the topic: its lag is not known.",
-    "behind_state": "Repair that first: the lag shrinks when its workers run again.",
+    "open_transaction": "Check what its function waits for: readers of committed records see nothing newer until then.",
+    "hidden": "Check why that producer does not end its transaction: readers wait. If it is dead, see the runbook.",
+    "held": "Find the missing event (`kstreams order stopped`); if it is lost, `kstreams order accept` the next one.",
+    "stopped": "See `kstreams order stopped`, find who sent the event, then `kstreams order resume` or `accept`.",
+    "dead_letters": "See `kstreams dead-letters list`, fix the cause, then run `kstreams dead-letters replay`.",
+    "dropped": "Declare a dead-letter topic (errors=): without one, failed steps are only in the log.",
+    "lag_unknown": "Check that the brokers answer and that the worker may read the topic: its lag is unknown.",
+    "behind_state": "Fix that first: the lag shrinks once its workers run again.",
     "behind_function": "Make the function faster, or start more workers (--slots), up to the number of partitions.",
     "behind_partitions": "Make the function faster, or add partitions to its inputs: each worker already has only one.",
     "behind_process": "Start more workers (--slots): the processors of a slot share one process.",
     "behind_partition": "Choose keys that spread evenly: a partition is processed by one worker only.",
-    "behind_input": "Look at who writes that topic: a join needs one record of each input.",
-    "behind_kafka": "Look at the brokers (kstreams_commit_seconds); a longer commit_interval_ms commits more at once.",
-    "behind": "Open the page of its run (/): it names the reason, and what to do.",
-    "no_answer": "Look whether the process runs: its log and its exit status tell why it ended.",
+    "behind_input": "Check what writes that topic: a join needs one record of each input.",
+    "behind_kafka": "Check the brokers (kstreams_commit_seconds); a longer commit_interval_ms commits more at once.",
+    "behind": "Open the page of its run (/): it names the cause and the remedy.",
+    "no_answer": "Check whether the process runs: its log and its exit status tell why it ended.",
     "catching_up": "Wait; start more workers (--slots) if it takes too long.",
 }
-"""What to do, by the kind of finding; `behind` and `no_answer` are for who has only the series, or not even those."""
+"""What to do, by the kind of finding; `behind` and `no_answer` are for alerts, which have only the series, or none."""
 
 RUNBOOK: Final[Mapping[str, str]] = {
     "stuck": "KstreamsStuck",
@@ -77,33 +77,33 @@ RUNBOOK: Final[Mapping[str, str]] = {
     "no_answer": "KstreamsNoAnswer",
     "catching_up": "KstreamsBehind",
 }
-"""The section of docs/runbook.md for each kind of finding; that of an alert has its name."""
+"""The section of docs/runbook.md for each kind of finding; the section of an alert has its name."""
 
 BEHIND_SECONDS: Final = 10.0
-"""A processor is behind if it needs longer for its lag, at its rate."""
+"""A processor is behind if, at its rate, it needs more seconds than this for its lag."""
 
 LAGGING_SECONDS: Final = 10.0
-"""Seconds for which a lag must have stood before it counts."""
+"""Seconds that a lag must last before it counts."""
 
 BUSY: Final = 0.7
-"""The part of the time in functions from which they are the reason of a lag."""
+"""The share of time in functions from which they are the cause of a lag."""
 
 OPEN_SECONDS: Final = 10.0
-"""The age of a transaction that is reported."""
+"""The age in seconds from which an open transaction is reported."""
 
 HIDDEN_SECONDS: Final = 60.0
-"""Seconds for which records may be hidden by others' transactions: Kafka's default time-out of a transaction."""
+"""Seconds for which other transactions may hide records: Kafka's default transaction timeout."""
 
 FAILED_SECONDS: Final = 300.0
-"""Seconds after the last step that failed, from which on the failures are no more than a note."""
+"""Seconds after the last failed step, from which the failures are only a note."""
 
 RESTARTS: Final = 3
-"""Restarts of a slot that are reported, if the last one is as new as RESTART_SECONDS."""
+"""The number of restarts from which a slot is reported, if the last is at most RESTART_SECONDS old."""
 
 RESTART_SECONDS: Final = 600.0
 
 RESTARTING_SECONDS: Final = 60.0
-"""Seconds after the last of these restarts, for which they are the reason of a lag."""
+"""Seconds after the last restart for which restarts are the cause of a lag."""
 
 STATES: Final[Mapping[WorkerState, tuple[Level, str]]] = {
     WorkerState.JOINING: ("note", "joining"),
@@ -112,19 +112,19 @@ STATES: Final[Mapping[WorkerState, tuple[Level, str]]] = {
     WorkerState.SINK_AWAY: ("bad", "sink_away"),
     WorkerState.RESTARTING: ("warning", "restarting"),
 }
-"""The states of a worker that are reported, with the kind of finding."""
+"""The reported states of a worker, with the level and kind of the finding."""
 
 WAITS: Final = {WorkerState.BROKER_AWAY: "waits for a broker", WorkerState.SINK_AWAY: "waits for its sink"}
-"""What a worker does in states in which another system is away."""
+"""What a worker does while another system is away."""
 
 KILLED: Final = "SIGKILL"
-"""Why a process ended that was killed without a word: nobody asks a worker to end like that."""
+"""The reason of an end that no process in this package causes: something else has killed the worker."""
 
 _ORDER: Final[tuple[Level, ...]] = ("bad", "warning", "note")
 
 
 class Finding(NamedTuple):
-    """What is not well: of a slot, of a processor, or of one in the other. `kind` is one of REMEDIES."""
+    """A problem of a slot, of a processor, or of a processor in a slot. `kind` is a key of REMEDIES."""
 
     level: Level
     kind: str
@@ -142,11 +142,11 @@ class Finding(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What is known of a run.
+    """The observations of a run.
 
-    - `rates`: by (slot, processor), growth per second of counts, of `step_seconds` and of `lag`.
-    - `lagging`: by (slot, processor), seconds for which its lag has not been 0.
-    - `failing`: by (slot, processor), seconds since a step failed last; absent if none has failed.
+    - `rates`: by (slot, processor), the growth per second of counts, of `step_seconds` and of `lag`.
+    - `lagging`: by (slot, processor), seconds since its lag was last 0.
+    - `failing`: by (slot, processor), seconds since a step last failed; absent if none has failed.
     - `now`, `at`: monotonic seconds, and seconds since 1970.
     - `still_limit`: seconds without a turn after which a worker counts as not alive.
     """
@@ -161,7 +161,7 @@ class Seen(NamedTuple):
 
 
 def find(processors: Sequence[Processor], seen: Seen) -> list[Finding]:
-    """All that is not well, the worst first."""
+    """Returns all problems, the worst first."""
     found = [*_still(seen), *(each for slot in seen.status.slots for each in _slot(slot, seen))]
     for processor in processors:
         reports = [(slot, report) for slot in seen.status.slots for report in _reports(slot, processor.id)]
@@ -221,7 +221,7 @@ def _slot(slot: SlotStatus, seen: Seen) -> Iterator[Finding]:
 
 
 def _waiting(slot: SlotStatus, report: Report) -> Iterator[Finding]:
-    """Of a processor that applies events."""
+    """Yields the findings of a processor that applies events."""
     events = report.events
     if events is None or slot.taken or not slot.has_reported:
         return
@@ -231,7 +231,7 @@ def _waiting(slot: SlotStatus, report: Report) -> Iterator[Finding]:
         what = f"slot {number}: {held} of {name} held, the first for {_time(events['held_seconds'])}"
         yield Finding("warning", "held", number, name, what)
     if events["stopped"]:
-        what = f"slot {number}: {_count(int(events['stopped']), 'object')} of {name} stopped by a fault of the order"
+        what = f"slot {number}: {_count(int(events['stopped']), 'object')} of {name} stopped by an ordering fault"
         yield Finding("warning", "stopped", number, name, what)
 
 
@@ -264,7 +264,7 @@ def _growth(name: str, processor: str, workers: Workers, seen: Seen) -> float:
 
 
 def _behind(processor: Processor, workers: Workers, seen: Seen, others: Sequence[Finding]) -> Iterator[Finding]:
-    """Whether a processor is behind, and why: the first reason that holds."""
+    """Yields a finding if a processor is behind, with the first reason that applies."""
     name = processor.id
     lag = sum(report.lag or 0 for _, report in workers)
     lagging = max((seen.lagging.get((slot.number, name), 0.0) for slot, _ in workers), default=0.0)
@@ -284,7 +284,7 @@ def _behind(processor: Processor, workers: Workers, seen: Seen, others: Sequence
 
 
 def _concerns(finding: Finding, processor: str, workers: Workers) -> bool:
-    """Whether it may be the reason of the processor's lag."""
+    """Returns whether a finding may be the cause of the processor's lag."""
     if finding.level == "note" or finding.kind in ("dead_letters", "dropped", "hidden"):
         return False
     if finding.kind.startswith("behind") or (finding.kind in ("restarts", "killed") and finding.level != "bad"):
@@ -294,7 +294,7 @@ def _concerns(finding: Finding, processor: str, workers: Workers) -> bool:
 
 
 def _reason(processor: Processor, workers: Workers, seen: Seen, lag: int) -> tuple[str, str]:
-    """The kind and the text of why a processor whose workers all run is behind."""
+    """Returns the kind and the text of the reason why a processor is behind although all its workers run."""
     name = processor.id
     holding = [(slot, report) for slot, report in workers if report.lags]
     behind = [(slot, report) for slot, report in holding if report.lag] or holding

@@ -1,4 +1,4 @@
-"""The table of all series of /metrics: name, kind, meaning, labels, and where the values come from."""
+"""The table of all series of /metrics: name, kind, meaning, labels, and the source of the values."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from kstreams_py.running.reports import Report
 from kstreams_py.running.status import RunStatus, SlotStatus
 
 Labels = tuple[str, ...]
-"""The values of a sample's labels, without that of `graph`, which all series have first."""
+"""The values of a sample's labels, without `graph`, which is the first label of all series."""
 
 WORKER: Final = ("processor", "slot")
 
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """The value of a histogram: how many values were up to each bound, all values included, and their sum."""
+    """The value of a histogram: cumulative counts up to each bound, the last for all values, and their sum."""
 
     counts: Sequence[int]
     sum: float
@@ -29,10 +29,10 @@ class Distribution:
 class Series:
     """One series of /metrics.
 
-    - `name`: without the prefix `kstreams_`, and of a counter without the suffix `_total`.
-    - `labels`: their names, after `graph`.
-    - `samples`: the values of its labels and the value, for each sample.
-    - `bounds`: of a histogram, the upper bounds of its buckets but the last.
+    - `name`: without the prefix `kstreams_`, and without the suffix `_total` of a counter.
+    - `labels`: the names of its labels after `graph`.
+    - `samples`: yields the label values and the value of each sample.
+    - `bounds`: the upper bounds of a histogram's buckets except the last.
     """
 
     name: str
@@ -193,9 +193,9 @@ SERIES: Final[tuple[Series, ...]] = (
     Series("up", "gauge", "1 if the slot has a process, 0 if not", ("slot",), _up),
     Series("report_age_seconds", "gauge", "seconds since the newest report of the process", ("slot",), _silent),
 )
-"""All series. The documentation is made from this table."""
+"""All series. The documentation is generated from this table."""
 
 
 def meanings() -> Mapping[str, str]:
-    """The full name and the meaning of each series."""
+    """Returns the full name and the meaning of each series."""
     return {f"kstreams_{each.name}{'_total' if each.kind == 'counter' else ''}": each.help for each in SERIES}

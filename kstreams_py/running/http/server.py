@@ -1,7 +1,7 @@
 """The HTTP server of a run: a thread that answers while the workers run.
 
-A connection costs a thread and a descriptor, which the run needs to start workers: their number, their time and the
-size of a request are bounded.
+A connection costs a thread and a file descriptor, which the run needs to start workers. So the number and duration of
+connections and the size of a request are bounded.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from kstreams_py.running.http.endpoints import Answer
 logger = logging.getLogger(__name__)
 
 CONNECTION_SECONDS: Final = 5.0
-"""Seconds for which a connection may last, from its start to the end of the answer."""
+"""The most seconds of a connection, from its start to the end of the answer."""
 
 CONNECTIONS_MAX: Final = 64
-"""Connections at once. One more ends the oldest: a probe is answered at once, who holds connections waits."""
+"""The most connections at once. One more ends the oldest, so that a probe is answered despite idle connections."""
 
 REQUEST_MAX: Final = 1 << 14
-"""Bytes of a request with its headers."""
+"""The most bytes of a request with its headers."""
 
 _IP_ADDRESS: Final = re.compile(r"\d{1,3}(\.\d{1,3}){3}|\[[0-9a-fA-F:.]+\]", re.ASCII)
 
 
 @contextmanager
 def serving(address: str, answer: Callable[[str], Answer], hosts: str = "") -> Iterator[str]:
-    """Answers GET and HEAD at `address` (host:port; port 0 for any that is free) inside the block; gives the URL.
+    """Answers GET and HEAD at `address` (host:port; port 0 for any free port) inside the block; gives the URL.
 
-    - `hosts`: names by which it may be asked for, with commas between them: see `is_own_host`.
+    - `hosts`: further host names that requests may use, separated by commas: see `is_own_host`.
 
-    Raises SettingsError if the address cannot be taken.
+    Raises SettingsError if the address cannot be bound.
     """
     host, _, port = address.rpartition(":")
     own = {host.lower(), socket.gethostname().lower(), *(each.strip().lower() for each in hosts.split(","))}
@@ -65,17 +65,17 @@ def serving(address: str, answer: Callable[[str], Answer], hosts: str = "") -> I
 
 
 def is_own_host(header: str, own: set[str]) -> bool:
-    """Whether a Host header names this server: by an address of IP, as localhost, or by one of `own` ("*": any).
+    """Returns whether a Host header names this server: an IP address, localhost, or a name in `own` ("*" for any).
 
-    A page of another site reaches a server on the loopback by a name of its own whose address it changes (DNS
-    rebinding): then its browser sends that name.
+    A page of another site can reach a server on the loopback by changing the address of its own name (DNS rebinding);
+    the browser then sends that name.
     """
     host = re.sub(r":\d*\Z", "", header.strip().lower(), flags=re.ASCII)
     return "*" in own or host in {"localhost", *own} - {""} or bool(_IP_ADDRESS.fullmatch(host))
 
 
 class _Server(socketserver.ThreadingTCPServer):
-    """A thread for each connection. http.server's own class asks the name service first, which may hang."""
+    """A server with a thread for each connection. http.server's own class looks up its host name first: it may hang."""
 
     allow_reuse_address = True
     daemon_threads = True
@@ -85,7 +85,7 @@ class _Server(socketserver.ThreadingTCPServer):
     def __init__(self, *arguments: Any) -> None:
         self._lock = threading.Lock()
         self._connections: dict[socket.socket, float] = {}
-        """Those that are open, the oldest first, each with its start in monotonic seconds."""
+        """The open connections, the oldest first, each with its start in monotonic seconds."""
         super().__init__(*arguments)
 
     def process_request(self, request: Any, client_address: Any) -> None:
@@ -95,11 +95,11 @@ class _Server(socketserver.ThreadingTCPServer):
                 self._end(next(iter(self._connections)))
         try:
             super().process_request(request, client_address)
-        except RuntimeError:  # the machine gives no more threads
+        except RuntimeError:  # the machine allows no more threads
             self.shutdown_request(request)
 
     def service_actions(self) -> None:
-        """Ends connections that are too old: a time-out of each read alone lets one last by a byte now and then."""
+        """Ends connections that are too old: with a timeout for each read only, a slow sender could keep one open."""
         limit = time.monotonic() - CONNECTION_SECONDS
         with self._lock:
             for each in [each for each, begun in self._connections.items() if begun < limit]:
@@ -114,7 +114,7 @@ class _Server(socketserver.ThreadingTCPServer):
         logger.debug("a connection of %s failed", client_address, exc_info=True)
 
     def _end(self, connection: socket.socket) -> None:
-        """Lets the thread of a connection find its end, and close it."""
+        """Shuts a connection down, so that its thread closes it."""
         del self._connections[connection]
         with suppress(OSError):
             connection.shutdown(socket.SHUT_RDWR)
@@ -151,7 +151,7 @@ def _open(host: str, port: int, answer: Callable[[str], Answer], own: set[str]) 
         do_HEAD = do_GET  # noqa: N815, likewise
 
         def _is_for_this(self) -> bool:
-            """Whether all Host headers name this server; a program may send none, a browser does not."""
+            """Returns whether all Host headers name this server. A program may send none; a browser sends one."""
             return all(is_own_host(each, own) for each in self.headers.get_all("Host", []))
 
         def log_message(self, format: str, *values: object) -> None:  # noqa: A002, its parameter
@@ -164,12 +164,12 @@ def _open(host: str, port: int, answer: Callable[[str], Answer], own: set[str]) 
 _MISDIRECTED: Final = Answer(
     421,
     "text/plain; charset=utf-8",
-    b"this is no host of this run: add its name to http_hosts (KSTREAMS_HTTP_HOSTS), or ask by the address\n",
+    b"this is no host of this run: add its name to http_hosts (KSTREAMS_HTTP_HOSTS), or use the IP address\n",
 )
 
 
 def _head(reading: io.BufferedIOBase) -> bytes:
-    """A request up to its empty line, or its first REQUEST_MAX bytes."""
+    """Reads a request up to its empty line, or its first REQUEST_MAX bytes."""
     head = b""
     while len(head) < REQUEST_MAX and (line := reading.readline(REQUEST_MAX - len(head))):
         head += line

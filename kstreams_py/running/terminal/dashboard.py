@@ -21,7 +21,7 @@ SLOTS: Final = ("state", "partitions", "up", "restarts")
 """The columns of the slots."""
 
 DROPPED: Final = ("commits/s", "out", "records/s", "in", "partitions", "restarts", "up", "dead letters", "lag")
-"""Columns that a narrow terminal has no space for; the first one is left out first."""
+"""The columns that a narrow terminal leaves out, in this order."""
 
 GAP: Final = 2
 """Characters between two columns."""
@@ -30,7 +30,7 @@ _WITHOUT_PROCESS: Final = (WorkerState.RESTARTING, WorkerState.REPLACED)
 
 
 def processor_rows(status: RunStatus, rates: Mapping[str, tuple[float, float]]) -> Rows:
-    """A row of PROCESSORS for each processor; `rates` has records and commits per second."""
+    """Returns a row of PROCESSORS for each processor; `rates` has records and commits per second."""
     found = {}
     for processor, total in processor_totals(status).items():
         states = [slot.state_of(processor) for slot in status.slots]
@@ -48,9 +48,9 @@ def processor_rows(status: RunStatus, rates: Mapping[str, tuple[float, float]]) 
 
 
 def processor_totals(status: RunStatus) -> dict[str, Report]:
-    """The sums of each processor over all slots.
+    """Returns the sums of each processor over all slots.
 
-    The lag of a slot without a process is not known, and that of a slot taken elsewhere is reported there.
+    The lag of a slot without a process is unknown. The lag of a slot that is taken elsewhere is reported there.
     """
     reports = []
     for slot, report in _reports(status):
@@ -60,7 +60,7 @@ def processor_totals(status: RunStatus) -> dict[str, Report]:
 
 
 def slot_rows(status: RunStatus) -> Rows:
-    """A row of SLOTS for each slot."""
+    """Returns a row of SLOTS for each slot."""
     return {
         str(slot.number): (
             summary(_states(slot)),
@@ -85,7 +85,7 @@ def _held(slot: SlotStatus, report: Report) -> int:
 
 
 def summary(states: Sequence[WorkerState]) -> str:
-    """States as text: one if all are the same, otherwise each with its count."""
+    """Returns states as text: the state if all are the same, otherwise each state with its count."""
     counts = Counter(states)
     if len(counts) == 1:
         return str(states[0])
@@ -93,7 +93,7 @@ def summary(states: Sequence[WorkerState]) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as text in its two largest units, such as 3h07m."""
+    """Returns seconds as text in the two largest units, such as 3h07m."""
     whole = max(0, int(seconds))
     for unit, below, size in (("d", "h", 86_400), ("h", "m", 3_600), ("m", "s", 60)):
         if whole >= size:
@@ -103,7 +103,7 @@ def duration(seconds: float) -> str:
 
 
 def shown(columns: Sequence[str], rows: Rows, name: str, width: int) -> list[str]:
-    """The columns that fit `width` characters; `name` is the head of the first column, which is always shown."""
+    """Returns the columns that fit into `width` characters. `name`: the head of the first column, always shown."""
     kept = list(columns)
     for dropped in DROPPED:
         if _width(columns, kept, rows, name) <= width:

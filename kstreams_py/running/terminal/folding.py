@@ -1,6 +1,6 @@
-"""How the log is folded: one line when a broker goes away, one each minute, one at the end; of many alike, some.
+"""Folds the log: one line when a broker goes away, one a minute, one when it is back; some of many similar lines.
 
-Counts are exact: what is not written is counted by a later line. Times are seconds of one monotonic clock.
+Counts are exact: a later line counts the lines that are not written. Times are seconds of one monotonic clock.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ MINUTE: Final = 60.0
 """Seconds between two lines about a broker that is away."""
 
 WINDOW: Final = 10.0
-"""Seconds over which lines that repeat are counted; twice as long each time that lines were counted, up to MINUTE."""
+"""Seconds over which repeated lines are counted; doubles after each window with counted lines, up to MINUTE."""
 
 WRITTEN: Final = 5
-"""Lines of a kind that are written in its first window; one in each that follows. The others are counted."""
+"""The lines of a kind that are written in its first window. Later windows write one. The others are counted."""
 
 NEW_WRITTEN: Final = 5
-"""Lines whose text is new to their kind that are written in each window besides."""
+"""The further lines that each window writes because their text is new to the kind."""
 
 TEXTS: Final = 100
-"""Texts that are remembered of a kind; the oldest is forgotten."""
+"""The most texts that are remembered of a kind; the oldest is forgotten first."""
 
 _NUMBER: Final = re.compile(r"\d+")
-"""What does not make a text another one: offsets, times and ids."""
+"""Ignored when texts are compared: offsets, times and ids."""
 
 
 class Folded(NamedTuple):
-    """A line that stands for others: its level as in logging, and its text. `what` is "" for an outage."""
+    """A line that stands for others: its logging level and its text. `what`: the kind; "" for an outage."""
 
     level: int
     text: str
@@ -37,7 +37,7 @@ class Folded(NamedTuple):
 
 
 class Outage:
-    """The attempts that failed while a broker is away, of all that try in one process."""
+    """The failed attempts of everything in one process while a broker is away."""
 
     def __init__(self) -> None:
         self._away: set[str] = set()
@@ -47,7 +47,7 @@ class Outage:
         self._newest = ""
 
     def failed(self, who: str, level: int, text: str, now: float) -> bool:
-        """Counts a failed attempt. Returns whether its line is written: the first, and the first at a higher level."""
+        """Counts a failed attempt. Returns whether to write its line: the first, and the first at a higher level."""
         if not self._away:
             self._since = self._said_at = now
             self._attempts = self._hidden = self._level = 0
@@ -61,14 +61,14 @@ class Outage:
         return False
 
     def answered(self, who: str, now: float) -> Folded | None:
-        """Notes a success. Returns the totals, if lines were hidden, once all that had failed have succeeded."""
+        """Notes a success. Once all that had failed have succeeded, returns the totals if lines were hidden."""
         if who not in self._away:
             return None
         self._away.discard(who)
         return None if self._away else self._end(now, "answers again: a broker was away")
 
     def due(self, now: float) -> Folded | None:
-        """Returns the line of each minute."""
+        """Returns the line that is due once a minute; None if none is due."""
         if not self._away or now - self._said_at < MINUTE:
             return None
         self._said_at = now
@@ -91,13 +91,13 @@ class _Kind:
     since: float
     window: float = WINDOW
     left: int = WRITTEN
-    """Lines that are still to be written in this window."""
+    """The lines that may still be written in this window."""
     new_left: int = NEW_WRITTEN
-    """Lines with a new text that are still to be written in this window besides."""
+    """The further lines with a new text that may still be written in this window."""
     texts: dict[str, None] = field(default_factory=dict)
     """The texts that were written, without their numbers."""
     level: int = 0
-    """The highest level that was written in this window."""
+    """The highest level of a line written in this window."""
     hidden: int = 0
     hidden_level: int = 0
     newest: str = ""
@@ -122,19 +122,19 @@ class _Kind:
 
 @dataclass
 class Repeats:
-    """Lines of which many are alike: some are written, the others counted, the longer they go on the fewer.
+    """Folds similar lines: some are written, the others counted; the longer they go on, the fewer are written.
 
-    The first with a new text is written, as far as they are few, and the first at a higher level in a window.
+    In each window, the first lines with a new text, up to a limit, and the first line at a higher level are written.
     """
 
     _kinds: dict[str, _Kind] = field(default_factory=dict)
 
     def take(self, what: str, newest: str, level: int, now: float) -> bool:
-        """Counts a line; returns whether it is written."""
+        """Counts a line; returns whether to write it."""
         return self._kinds.setdefault(what, _Kind(now)).take(newest, level)
 
     def due(self, now: float) -> list[Folded]:
-        """Returns the counts of the windows that are over; a kind of which none were counted is new again."""
+        """Returns the counts of the windows that are over. A kind without counted lines is new again."""
         over = {what: kind for what, kind in self._kinds.items() if now - kind.since >= kind.window}
         found = self._end(now, list(over))
         for what, kind in over.items():
@@ -157,9 +157,9 @@ class Repeats:
 
 
 def named(message: str, fields: dict[str, object]) -> str:
-    """A message with what it is about in front, as far as it does not say so itself.
+    """Returns a message with its context in front, unless the message names it itself.
 
-    `fields`: graph, processor, slot and partition, those that are known.
+    - `fields`: graph, processor, slot and partition, as far as known.
     """
     graph, processor = fields.get("graph"), fields.get("processor")
     said = processor is not None and message.startswith((f"{processor}:", f"{graph}.{processor}"))

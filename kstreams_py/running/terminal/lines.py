@@ -1,4 +1,4 @@
-"""Lines of the output of worker processes: whole ones out of pieces, each with its slot."""
+"""Joins the output of worker processes into whole lines, each with its slot."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ LINE_MAX: Final = 1 << 20
 
 
 class Lines:
-    """Whole lines out of bytes that arrive in pieces of any size. They need not be text."""
+    """Joins bytes that arrive in pieces of any size into whole lines. The bytes need not be text."""
 
     def __init__(self) -> None:
         self._pieces: list[bytes] = []
         self._size = 0
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Returns the lines that are whole now, without their ends."""
+        """Returns the lines that are complete now, without their ends."""
         *lines, last = data.split(b"\n")
         if lines:
             lines[0] = self.rest() + lines[0]
@@ -30,21 +30,21 @@ class Lines:
 
     @property
     def has_rest(self) -> bool:
-        """Whether there is a line whose end has not come."""
+        """Whether there is a line whose end has not arrived."""
         return self._size > 0
 
     def rest(self) -> bytes:
-        """Returns and forgets a line whose end has not come; b"" for none."""
+        """Returns and forgets a line whose end has not arrived; b"" for none."""
         rest = b"".join(self._pieces)
         self._pieces, self._size = [], 0
         return rest
 
 
 def prefixed(slot: str, line: bytes) -> bytes:
-    """A line with its slot, and with nothing that could hide that, or begin another line."""
+    """Returns a line with its slot in front, without characters that could hide the slot or begin another line."""
     return f"[{slot}] ".encode() + clean_line(line)
 
 
 def is_json(line: bytes) -> bool:
-    """Whether a line looks like an object of JSON, which has its slot as a field."""
+    """Returns whether a line looks like a JSON object, which has its slot as a field."""
     return line.startswith(b"{") and line.rstrip().endswith(b"}")

@@ -1,4 +1,4 @@
-"""The command's log: its level and format, what each line is about, lines folded where many are alike."""
+"""The command's log: its level and format, the context of each line, and the folding of similar lines."""
 
 from __future__ import annotations
 
@@ -30,27 +30,27 @@ LEVEL_VARIABLE: Final = "KSTREAMS_LOG_LEVEL"
 FORMAT_VARIABLE: Final = "KSTREAMS_LOG_FORMAT"
 
 FIELDS: Final = ("graph", "processor", "slot", "partition")
-"""What a line is about; of each line those that are known."""
+"""The context of a line, as far as known."""
 
 OTEL_MAX: Final = 200
-"""Characters that are shown of a line of OpenTelemetry, which may quote a whole header of a record."""
+"""The most characters of a line of OpenTelemetry, which may quote a whole header of a record."""
 
 OTEL_HEADERS: Final = "opentelemetry.util.re"
-"""The logger that quotes what is no header in OTEL_EXPORTER_OTLP_HEADERS: a secret, often."""
+"""The logger that quotes invalid headers in OTEL_EXPORTER_OTLP_HEADERS, which are often secrets."""
 
 TICK: Final = 1.0
-"""Seconds between two looks whether a line is due that stands for others."""
+"""Seconds between two checks whether a folded line is due."""
 
 _context: ContextVar[dict[str, object]] = ContextVar("context", default={})  # noqa: B039, it is never changed
 
 
 def set_context(**fields: object) -> None:
-    """Sets what the lines of this thread are about from now on, those of users' functions too: see FIELDS."""
+    """Sets the context (see FIELDS) of this thread's lines from now on, including those of users' functions."""
     _context.set(fields)
 
 
 def log_format() -> str:
-    """The format of KSTREAMS_LOG_FORMAT, text by default. Raises SettingsError."""
+    """Returns the format of KSTREAMS_LOG_FORMAT, text by default. Raises SettingsError."""
     return _chosen(FORMAT_VARIABLE, "text", FORMATS, str.lower)
 
 
@@ -63,9 +63,9 @@ def _chosen(variable: str, default: str, among: tuple[str, ...], case: Callable[
 
 
 def configure() -> None:
-    """Makes the log on standard error as the two variables say; may be called again.
+    """Configures the log on standard error from the two variables; may be called again.
 
-    Raises SettingsError for a value that is none of theirs, MissingSoftware for json without its library.
+    Raises SettingsError for an invalid value, MissingSoftware for json without its library.
     """
     level = _chosen(LEVEL_VARIABLE, "INFO", LEVELS, str.upper)
     is_terminal = sys.stderr.isatty()
@@ -74,7 +74,7 @@ def configure() -> None:
         target = logging.StreamHandler()
         target.setFormatter(_json_formatter())
     elif is_terminal:
-        # Rich takes an eighth of the start of a process, and workers have no terminal
+        # imported here: Rich takes an eighth of the start of a process, and workers have no terminal
         from rich.logging import RichHandler  # noqa: PLC0415
 
         from kstreams_py.running.terminal.progress import terminal  # noqa: PLC0415
@@ -88,7 +88,7 @@ def configure() -> None:
     handler.addFilter(_add_context)
     handler.addFilter(tame)
     logging.basicConfig(level=level, handlers=[handler], force=True)
-    # at DEBUG it logs the bytes of each request, the password of SASL among them; its errors are raised as well
+    # at DEBUG kafka-python logs the bytes of each request, with the SASL password; its errors are raised as well
     logging.getLogger("kafka").setLevel(logging.INFO if level == "DEBUG" else logging.CRITICAL)
 
 
@@ -114,9 +114,9 @@ def _add_context(record: logging.LogRecord) -> bool:
 
 
 def tame(record: logging.LogRecord) -> bool:
-    """Lets the lines of OpenTelemetry be folded, each shortened and without secrets; passes on all.
+    """Marks the lines of OpenTelemetry for folding, shortens them and removes secrets; passes all lines on.
 
-    It writes one for each record with an odd header, for each attempt to reach a collector, and for each lost span.
+    OpenTelemetry logs a line for each record with an invalid header, each attempt to reach a collector, each lost span.
     """
     if record.name.startswith("opentelemetry."):
         if record.name == OTEL_HEADERS:
@@ -131,13 +131,13 @@ def tame(record: logging.LogRecord) -> bool:
 def _shortened(record: logging.LogRecord) -> str:
     try:
         text = record.getMessage()
-    except Exception:  # logging shows what a handler raises; what a filter raises would end a user's function
+    except Exception:  # logging handles an error in a handler; an error in a filter would end a user's function
         text = str(record.msg)
     return escape(text[:OTEL_MAX]) + "..." * (len(text) > OTEL_MAX)
 
 
 class _Named(logging.Formatter):
-    """Text with what it is about in front; a supervisor writes the slot itself. Only the first line begins a record."""
+    """Formats text with its context in front, and indents further lines; a supervisor writes the slot itself."""
 
     def format(self, record: logging.LogRecord) -> str:
         return indent_rest(super().format(record))
@@ -150,7 +150,7 @@ class _Named(logging.Formatter):
 
 
 class Folding(logging.Handler):
-    """Passes records on to another handler, and folds those that say how (log_fields)."""
+    """Passes records on to another handler, and folds those that have a FOLD field (log_fields)."""
 
     def __init__(self, target: logging.Handler, clock: Callable[[], float] = time.monotonic) -> None:
         """`clock` is in monotonic seconds."""
@@ -160,7 +160,7 @@ class Folding(logging.Handler):
         self._outage = Outage()
         self._repeats = Repeats()
         self._samples: dict[str, logging.LogRecord] = {}
-        """The newest record of each kind: a line that stands for others has its fields."""
+        """The newest record of each kind: a folded line has its fields."""
         self._ticker: threading.Thread | None = None
         self._closed = threading.Event()
 
@@ -205,7 +205,7 @@ class Folding(logging.Handler):
                 record = copy.copy(self._samples[line.what])
                 record.msg, record.args, record.levelno = line.text, (), line.level
                 record.levelname, record.created = logging.getLevelName(line.level), time.time()
-                if not line.what:  # it is about all that tried, not about one of them
+                if not line.what:  # an outage concerns all processors
                     record.processor = None
                 self._target.handle(record)
 
@@ -220,15 +220,15 @@ class Folding(logging.Handler):
 
 
 def finish() -> None:
-    """Writes what is still counted: call it before the process ends without Python's own end."""
+    """Writes the remaining counts. Call it before the process ends without Python's own shutdown."""
     for handler in logging.getLogger().handlers:
         handler.flush()
 
 
 def dress(output: int, slot: str, line: bytes) -> bytes:
-    """A line of a worker as its supervisor writes it: with its slot, unless it is a line of JSON, which has it.
+    """Returns a line of a worker as its supervisor writes it: with its slot, unless it is JSON, which has the slot.
 
-    In the json format each line of standard error becomes JSON.
+    In the json format, each line of standard error becomes JSON.
     """
     if log_format() != "json":
         return prefixed(slot, line)

@@ -48,13 +48,13 @@ Dress = Callable[[int, str, bytes], bytes]
 
 
 class LockedConsole(Console):
-    """A console whose writes are not mixed between threads.
+    """A console on which the writes of several threads do not mix.
 
-    Rich moves the cursor up by the height of a drawing that another thread may have changed since.
+    Otherwise Rich moves the cursor up by the height of a drawing that another thread may have changed since.
     """
 
     def __init__(self, *, stderr: bool = True) -> None:
-        """Writes to standard error, or else to standard output."""
+        """Writes to standard error; to standard output if `stderr` is False."""
         self.whole = threading.RLock()
         super().__init__(stderr=stderr)
 
@@ -72,7 +72,7 @@ class LockedConsole(Console):
 
 @cache
 def terminal() -> LockedConsole:
-    """The console of this process's table and log: another one would write into the table."""
+    """Returns the console of this process's table and log: another console would write into the table."""
     return LockedConsole()
 
 
@@ -93,7 +93,7 @@ class Display:
         - `live`: False for plain lines in a terminal too.
         - `transient`: erase the drawing at the end.
         - `clock`: monotonic seconds.
-        - `dress`: gives the lines of workers their slot.
+        - `dress`: adds the slot to the lines of workers.
         """
         self._clock = clock
         self._dress = dress
@@ -101,11 +101,11 @@ class Display:
         self._whole = console.whole if isinstance(console, LockedConsole) else threading.RLock()
         is_drawn = live and console.is_terminal
         self._above = {STDERR, STDOUT} if sys.stdout.isatty() else {STDERR}
-        """The outputs that are the terminal of the drawing."""
+        """The outputs that go to the terminal of the drawing."""
         self._live = (
             Live(
                 console=console,
-                auto_refresh=False,  # by a thread that takes Rich's locks in another order
+                auto_refresh=False,  # its thread would take Rich's locks in another order
                 transient=transient,
                 redirect_stdout=STDOUT in self._above,
             )
@@ -128,7 +128,7 @@ class Display:
                 self._live.stop()
 
     def refresh(self, draw: Callable[[], RenderableType], write: Callable[[], None]) -> None:
-        """Draws in a terminal; elsewhere writes, if the last lines are LINES_EVERY seconds old."""
+        """Draws in a terminal; elsewhere writes if the last lines are LINES_EVERY seconds old."""
         if self._live is not None:
             with self._whole:
                 self._live.update(draw(), refresh=True)
@@ -137,7 +137,7 @@ class Display:
             write()
 
     def write(self, output: int, slot: str, lines: Sequence[bytes]) -> None:
-        """Writes lines of a worker: above the drawing if there is one, elsewhere as they are. From any thread."""
+        """Writes lines of a worker: above the drawing if there is one, otherwise as they are. From any thread."""
         dressed = [self._dress(output, slot, line) for line in lines]
         with self._whole:
             if self._live is not None and self._live.is_started and output in self._above:
@@ -147,7 +147,7 @@ class Display:
 
 
 def _text(line: bytes) -> Text:
-    """A line with its colours."""
+    """Returns a line with its colours."""
     plain = clean_line(line).decode()
     return Text.from_ansi(plain) if "\x1b" in plain else Text(plain)
 
@@ -169,7 +169,7 @@ class Progress(Display):
         self._shown_at = -DRAWN_EVERY
         self._newest: RunStatus | None = None
         self._logged: dict[str, tuple[float, Mapping[str, int]]] = {}
-        """By processor, when a line was written last, and the counts then."""
+        """By processor: the time and the counts of the last line."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -179,7 +179,7 @@ class Progress(Display):
         super().__exit__(kind, error, trace)
 
     def show(self, status: RunStatus) -> None:
-        """Draws the newest status in a terminal; elsewhere logs it, once every LINES_EVERY seconds."""
+        """Draws the newest status in a terminal; elsewhere logs it every LINES_EVERY seconds."""
         self._newest = status
         now = self._clock()
         if now - self._shown_at >= DRAWN_EVERY:
@@ -191,7 +191,7 @@ class Progress(Display):
         self.refresh(lambda: tables(rows, slot_rows(status)), lambda: self._log(status, rows))
 
     def rows(self, status: RunStatus) -> Rows:
-        """The cells of the table by processor, one for each of PROCESSORS."""
+        """Returns the cells of the table by processor, one for each of PROCESSORS."""
         now, rates = self._clock(), {}
         for processor, total in processor_totals(status).items():
             records, commits = (
@@ -201,7 +201,7 @@ class Progress(Display):
         return processor_rows(status, rates)
 
     def _log(self, status: RunStatus, rows: Rows) -> None:
-        """Writes a line for each processor; for one whose counts have not changed, once every IDLE_LINES_EVERY s."""
+        """Writes a line for each processor; if its counts have not changed, only every IDLE_LINES_EVERY seconds."""
         now = self._clock()
         for processor, total in processor_totals(status).items():
             at, counts = self._logged.get(processor, (0.0, None))
@@ -214,7 +214,7 @@ class Progress(Display):
 
 
 class _Fitting:
-    """A table of those columns for which the terminal has space."""
+    """A table with the columns that fit into the terminal."""
 
     def __init__(self, name: str, columns: Sequence[str], rows: Rows) -> None:
         self._name, self._columns, self._rows = name, columns, rows
