@@ -238,6 +238,11 @@ class Worker:
     def finish(self) -> None:
         """Commits what is processed; raises the exception that stopped the worker, unless that was Stop.
 
+        1. At most once, join again if a commit of offsets may come late, and wait for the assignment.
+        2. Finish the steps that no other worker would run, commit, and give back what was not run.
+        3. On an error, try again until the deadline at most once; otherwise leave the steps to the next worker.
+        4. Raise a refusal that no dead letter replaces, then what the function raised.
+
         Raises DrainTimeout if steps or outputs that no other worker would repeat could not be finished in time.
         """
         deadline = self._last_moment
@@ -349,7 +354,16 @@ class Worker:
         self.consumer.close()
 
     def turn(self) -> None:
-        """Fetches records, runs their steps and writes the outputs; commits when that is due, or no record comes."""
+        """Runs one turn, in this order.
+
+        1. Raise a refusal that no dead letter replaces, once all other outputs are written.
+        2. Fetch records. The group is heard here, so partitions may have been revoked.
+        3. Check the commit: what was revoked in an open transaction aborts it.
+        4. Repeat a commit without an answer. If it may reach the broker late, join again: the broker then refuses it.
+        5. Run the steps that are ready, and write their outputs. A commit that is due is made between intakes.
+        6. Without records, advance past markers, and commit: nothing else would end the open transaction soon.
+        7. Pause the partitions whose tasks are full or wait.
+        """
         if self.committer.mistake is not None:
             self._run_saved()
             self._commit()
@@ -492,7 +506,16 @@ class Worker:
             self.runner.committed()
 
     def rewind(self) -> None:
-        """Goes back to the committed offsets; an alts also to the choices that were saved and not delivered."""
+        """Goes back to the committed offsets; an alts also to the choices that were saved and not delivered.
+
+        1. Leave out partitions of topics that are not read any more: a static member is given its old assignment first.
+        2. Require that no transaction of this worker's ids hangs: its next commit would make those records visible.
+        3. Run the rest of an intake whose offsets are committed: no other worker would run it.
+        4. Read the committed offsets. A guarantee may start elsewhere: where its state or its target is.
+        5. Find where partitions without a committed offset begin, and record that.
+        6. Recover deliveries that a journal records, and choices.
+        7. Start the tasks there, or before the steps that at most once owes, and seek.
+        """
         partitions = {tp for tp in self._assigned if tp.topic in self._inputs}
         if stale := self._assigned - partitions:
             # a static member is given its old assignment first, with topics that this deployment does not read
