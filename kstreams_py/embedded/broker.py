@@ -294,7 +294,7 @@ def _await_end(process: subprocess.Popen[bytes], deadline: float) -> None:
 
 
 def _brokers_known_to(node: Node) -> int:
-    """The number of brokers in a node's answer to a metadata request (version 1, no topics); 0 without an answer."""
+    """Returns the number of brokers in a node's answer to a metadata request (version 1, no topics); 0 without an answer."""
     request = struct.pack(">ihhihi", 14, 3, 1, 0, -1, 0)
     with contextlib.suppress(OSError, struct.error), socket.create_connection((HOST, node.port), 1.0) as connection:
         connection.sendall(request)

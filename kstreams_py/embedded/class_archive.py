@@ -17,7 +17,7 @@ _SILENT: Final = ("-Xlog:cds=off", "-Xlog:cds+dynamic=off")  # otherwise a JVM l
 
 
 def path_of(classpath: Sequence[Path], java: Path) -> Path:
-    """The path of the archive for these jars and this Java, whether it exists or not."""
+    """Returns the path of the archive for these jars and this Java, whether it exists or not."""
     files = [(path, path.stat()) for path in (java.resolve(), *classpath)]  # a JVM ignores it if a time or size differs
     of = "\n".join(f"{path} {stat.st_size} {stat.st_mtime_ns}" for path, stat in files)
     return Path(platformdirs.user_cache_dir("kstreams_py"), "classes", f"{sha256(of.encode()).hexdigest()[:16]}.jsa")
@@ -29,10 +29,10 @@ def can_write(java: Path) -> bool:
 
 
 def to_use(archive: Path) -> list[str]:
-    """The options of a JVM that uses the archive; none if it does not exist."""
+    """Returns the options of a JVM that uses the archive; none if it does not exist."""
     return [f"-XX:SharedArchiveFile={archive}", *_SILENT] if archive.exists() else []
 
 
 def to_write(archive: Path) -> list[str]:
-    """The options of a JVM that writes the archive when it shuts down."""
+    """Returns the options of a JVM that writes the archive when it shuts down."""
     return [f"-XX:ArchiveClassesAtExit={archive}", *_SILENT]

@@ -103,7 +103,7 @@ def stop() -> Status | None:
 
 
 def status() -> Status | None:
-    """The state of the user's detached cluster; None if none was started."""
+    """Returns the state of the user's detached cluster; None if none was started."""
     state = _read_state()
     if state is None:
         return None

@@ -73,13 +73,13 @@ def fetch(jars: Sequence[Jar], directory: Path, progress: Progress | None = None
 
 
 def digest_of(path: Path) -> str:
-    """The SHA-256 of a file."""
+    """Returns the SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def repository() -> str:
-    """The URL of the Maven repository. Raises MissingSoftware without jgo, also where the variable has no HTTP URL."""
+    """Returns the URL of the Maven repository. Raises MissingSoftware without jgo, also where the variable has no HTTP URL."""
     if chosen := os.environ.get(REPOSITORY):
         if not chosen.startswith(("http://", "https://")):
             raise MissingSoftware(f"{REPOSITORY}={redact(chosen)} is not a URL that starts with https:// or http://")
@@ -92,7 +92,7 @@ def repository() -> str:
 
 
 def resolve(wanted: Iterable[Artifact]) -> list[Jar]:
-    """The jars of artifacts and of all that they need at run time, resolved from the repository's descriptions.
+    """Returns the jars of artifacts and of all that they need at run time, resolved from the repository's descriptions.
 
     Raises MissingSoftware without jgo, or if the repository does not answer or has no such artifact.
     """
@@ -129,7 +129,7 @@ def _require_jgo() -> None:
 
 
 def _session() -> requests.Session:
-    """A session that tries a request again when the repository is busy."""
+    """Returns a session that tries a request again when the repository is busy."""
     try:
         import requests  # noqa: PLC0415, it comes with jgo
         from requests.adapters import HTTPAdapter  # noqa: PLC0415
@@ -171,7 +171,7 @@ def _fetch(session: requests.Session, base: str, jar: Jar, directory: Path) -> s
 
 
 def _checksum(session: requests.Session, url: str) -> tuple[str, str]:
-    """The checksum of a file that the repository itself has beside it, and its kind."""
+    """Returns the checksum of a file that the repository itself has beside it, and its kind."""
     for kind in ("sha256", "sha1"):
         response = session.get(f"{url}.{kind}", timeout=_TIMEOUT)
         if response.ok and (words := response.text.split()):
@@ -180,7 +180,7 @@ def _checksum(session: requests.Session, url: str) -> tuple[str, str]:
 
 
 def _reason(error: requests.RequestException) -> str:
-    """The reason without the URL, which may have a password."""
+    """Returns the reason without the URL, which may have a password."""
     import requests  # noqa: PLC0415
 
     if error.response is not None:

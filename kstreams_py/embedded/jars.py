@@ -48,7 +48,7 @@ KAFKA: Final = (
 
 
 def cache_directory() -> Path:
-    """The directory of all jars in the user's cache; it may be deleted at any time."""
+    """Returns the directory of all jars in the user's cache; it may be deleted at any time."""
     return Path(platformdirs.user_cache_dir("kstreams_py"))
 
 
@@ -69,7 +69,7 @@ def spark_jars(progress: Progress | None = None) -> list[Path]:
 
 
 def spark_artifacts() -> tuple[Artifact, ...]:
-    """The artifacts by which the installed PySpark reads Kafka and Avro. Raises MissingSoftware without PySpark."""
+    """Returns the artifacts by which the installed PySpark reads Kafka and Avro. Raises MissingSoftware without PySpark."""
     pyspark = _pyspark_version()
     return (
         Artifact("org.apache.spark", f"spark-sql-kafka-0-10_{SCALA_VERSION}", pyspark),
@@ -86,7 +86,7 @@ def delta_jars(progress: Progress | None = None) -> list[Path]:
 
 
 def delta_artifacts() -> tuple[Artifact, ...]:
-    """The artifact of the installed delta-spark. Raises MissingSoftware without it."""
+    """Returns the artifact of the installed delta-spark. Raises MissingSoftware without it."""
     if not has_delta():
         raise MissingSoftware("Delta Lake is not installed: run pip install 'kstreams_py[delta]'")
     return (Artifact("io.delta", f"delta-spark_{SCALA_VERSION}", version("delta-spark")),)
@@ -117,7 +117,7 @@ def _pyspark_version() -> str:
 
 
 def pyspark_jars() -> Path:
-    """The directory of jars in the installed PySpark. Raises MissingSoftware without PySpark."""
+    """Returns the directory of jars in the installed PySpark. Raises MissingSoftware without PySpark."""
     _pyspark_version()
     spec = importlib.util.find_spec("pyspark")
     if spec is None or spec.origin is None:
@@ -153,7 +153,7 @@ def resolve(wanted: tuple[Artifact, ...], present: set[str], progress: Progress 
 
 
 def _one_at_a_time(say: Progress) -> FileLock:
-    """The lock of the cache, held; says so if another process has it."""
+    """Returns the lock of the cache, held; says so if another process has it."""
     lock = FileLock(cache_directory() / "fetching.lock")
     try:
         lock.acquire(timeout=0)
@@ -202,7 +202,7 @@ def cached(wanted: tuple[Artifact, ...]) -> list[Path]:
 
 
 def _sums(directory: Path) -> dict[str, str]:
-    """The checksums of the jars in a directory by their names: those of the lock, or else those kept beside them."""
+    """Returns the checksums of the jars in a directory by their names: those of the lock, or else those kept beside them."""
     if locked := {jar.name: jar.sha256 or "" for jar in _locked(directory.name)}:
         return locked
     try:
@@ -214,7 +214,7 @@ def _sums(directory: Path) -> dict[str, str]:
 
 @cache
 def _locked(name: str) -> tuple[Jar, ...]:
-    """The locked jars of a directory; none if the lock does not have it."""
+    """Returns the locked jars of a directory; none if the lock does not have it."""
     locked = tomllib.loads((files("kstreams_py.embedded") / "jars.toml").read_text(encoding="utf-8"))
     return tuple(Jar(path, sha256) for path, sha256 in locked.get(name, {}).items())
 
@@ -224,5 +224,5 @@ def _directory(wanted: tuple[Artifact, ...]) -> Path:
 
 
 def directory_name(wanted: tuple[Artifact, ...]) -> str:
-    """The name of the directory of these jars, and of their table in the lock."""
+    """Returns the name of the directory of these jars, and of their table in the lock."""
     return "+".join(f"{artifact.name}-{artifact.revision}" for artifact in wanted)

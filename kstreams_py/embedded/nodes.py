@@ -131,7 +131,7 @@ def _claim(port: int) -> bool:
 
 @cache
 def _claims() -> int | None:
-    """The file of the locks; None if it cannot be opened, or somebody else has put another one in its place.
+    """Returns the file of the locks; None if it cannot be opened, or somebody else has put another one in its place.
 
     It stays open: to close it would end the locks.
     """

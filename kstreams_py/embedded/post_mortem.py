@@ -20,7 +20,7 @@ NO_SPACE: Final = "No space left on device"
 
 
 def free_bytes(directory: Path) -> int:
-    """The free space of the file system of a directory, which need not exist yet."""
+    """Returns the free space of the file system of a directory, which need not exist yet."""
     return shutil.disk_usage(next(path for path in (directory, *directory.parents) if path.exists())).free
 
 
@@ -62,7 +62,7 @@ def _was_full(directory: Path) -> bool:
 
 
 def error_in(output: str) -> str:
-    """The last line of a JVM's output with an error, without the stack trace; otherwise the last line."""
+    """Returns the last line of a JVM's output with an error, without the stack trace; otherwise the last line."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     for line in reversed(lines):
         found = re.search(r"\w+(Exception|Error)\b.*|(ERROR|FATAL) .*", line)
@@ -72,7 +72,7 @@ def error_in(output: str) -> str:
 
 
 def _last_run(directory: Path) -> str:
-    """The output of a broker since its last start: its console, which each run starts empty, and its log."""
+    """Returns the output of a broker since its last start: its console, which each run starts empty, and its log."""
     console, log, began = (directory / name for name in ("console.log", "server.log", "began"))
     written = log.read_bytes() if log.exists() else b""
     start = int(began.read_text() or 0) if began.exists() else 0

@@ -13,7 +13,7 @@ PROC: Final = Path("/proc")
 
 
 def command_line(pid: int) -> str:
-    """The command line of a process, its arguments apart by a space or a NUL; "" if there is no such process."""
+    """Returns the command line of a process, its arguments apart by a space or a NUL; "" if there is no such process."""
     if not Path(PROC, "self").exists():
         return _ps("command=", pid)
     with suppress(OSError):

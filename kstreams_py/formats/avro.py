@@ -84,7 +84,7 @@ class Avro(Serde[Any]):
         return f"Avro({self.name})"
 
     def bind(self, registry: Registry, subject: str) -> Serde:
-        """A serde that looks writers' schemas up in the registry, and registers this schema under the subject.
+        """Returns a serde that looks writers' schemas up in the registry, and registers this schema under the subject.
 
         Of other schemas than this one, it follows those that are registered for the topic of the subject.
         """
@@ -255,7 +255,7 @@ class _Bound:
 
 
 def _read_changed(data: bytes, writer: Any, reader: Any) -> tuple[Any, bytes]:
-    """A value whose writer had another schema than its reader, and the bytes after it."""
+    """Returns a value whose writer had another schema than its reader, and the bytes after it."""
     # fastavro skips fields without a look at whether they are there: if it reads the byte that is added, they are not
     source = BytesIO(data + b"\0")
     source.seek(5)

@@ -81,11 +81,11 @@ class _Facts:
             self._finite |= found
 
     def resolve(self, schema: Any) -> Any:
-        """A type, of its name."""
+        """Returns a type, of its name."""
         return self.names.get(schema, schema) if isinstance(schema, str) else schema
 
     def inner(self, schema: Any) -> Sequence[Any]:
-        """The types that a type is made of."""
+        """Returns the types that a type is made of."""
         match kind_of(schema, self.names):
             case "record" | "error":
                 return [field["type"] for field in self.resolve(schema)["fields"]]
@@ -274,7 +274,7 @@ def _block(data: bytes, at: int) -> tuple[int, int, int]:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """A number in zigzag and variable-length coding, and the offset after it."""
+    """Returns a number in zigzag and variable-length coding, and the offset after it."""
     found = shift = 0
     for place in range(at, at + _VARINT_BYTES_MAX):
         byte = data[place]

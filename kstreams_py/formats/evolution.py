@@ -26,7 +26,7 @@ _LOGICAL: Final = frozenset(
 
 
 def unreadable(reader: JsonSchema, writer: JsonSchema, *, any_value: bool = False) -> str | None:
-    """The reason, with the field, why the reader's schema cannot read data of the writer's; None if it can read all.
+    """Returns the reason, with the field, why the reader's schema cannot read data of the writer's; None if it can read all.
 
     - `any_value`: None if it can read some: a branch of a union, a symbol.
 
@@ -57,7 +57,7 @@ class _Resolution:
     any_value: bool
 
     def problems(self, r: Any, w: Any, where: str) -> Iterator[str]:
-        """The reasons why `r` cannot read `w`; `where` is the path of the field."""
+        """Yields the reasons why `r` cannot read `w`; `where` is the path of the field."""
         r = self.readers.get(r, r) if isinstance(r, str) else r
         w = self.writers.get(w, w) if isinstance(w, str) else w
         if isinstance(w, list):
@@ -80,7 +80,7 @@ class _Resolution:
             yield from self._inside(was, r, w, where)
 
     def _inside(self, kind: str, r: Any, w: Any, where: str) -> Iterator[str]:
-        """The same for what types of one kind are made of."""
+        """Yields the same for what types of one kind are made of."""
         if kind in ("array", "map"):
             inner = {"array": "items", "map": "values"}[kind]
             yield from self.problems(r[inner], w[inner], f"{where}.{inner}")
@@ -102,7 +102,7 @@ class _Resolution:
         return f"decimal({precision}, {scale})", f"decimal({wanted}, {wanted_scale})"
 
     def _named(self, kind: str, r: Any, w: Any, where: str) -> Iterator[str]:
-        """The same for types with names, which must agree or be aliases."""
+        """Yields the same for types with names, which must agree or be aliases."""
         short = w["name"].rpartition(".")[2]
         if short != r["name"].rpartition(".")[2] and not {short, w["name"]} & set(r.get("aliases", ())):
             yield f"{where} was {w['name']} and is {r['name']}"
@@ -122,6 +122,6 @@ class _Resolution:
                     yield f"{path} is new and has no default"
 
     def _lost(self, now: Iterable[str], was: Iterable[str]) -> set[str]:
-        """The symbols that the reader does not have, if it matters."""
+        """Returns the symbols that the reader does not have, if it matters."""
         lost = set(was) - set(now)
         return set() if self.any_value and lost != set(was) else lost

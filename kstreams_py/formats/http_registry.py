@@ -83,7 +83,7 @@ class SchemaRegistry:
             ) from None
 
     def _referenced(self, references: Iterable[Any]) -> list[str]:
-        """The texts of the schemas that are referenced, and of those that these reference."""
+        """Returns the texts of the schemas that are referenced, and of those that these reference."""
         found, left = dict[tuple[str, int], str](), [*references]
         while left:
             each = left.pop()
@@ -126,7 +126,7 @@ class SchemaRegistry:
 
 
 def _completed(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of the client, with what follows from others, and numbers as numbers. Raises ValueError."""
+    """Returns the settings of the client, with what follows from others, and numbers as numbers. Raises ValueError."""
     found = {n: float(v) if _NUMBERS.fullmatch(n) and isinstance(v, str) else v for n, v in settings.items()}
     if "bearer.auth.token" in found:
         found.setdefault("bearer.auth.credentials.source", "STATIC_TOKEN")
@@ -141,7 +141,7 @@ def _completed(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _without_user(urls: str) -> tuple[str, str]:
-    """The addresses (separated by commas) without user and password, and the first of those as `user:password`."""
+    """Returns the addresses (separated by commas) without user and password, and the first of those as `user:password`."""
     bare, users = list[str](), list[str]()
     for url in urls.split(","):
         info, address = split_user(url, "schema_registry_url", "http://user:password@host:port", ("http", "https"))

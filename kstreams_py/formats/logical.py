@@ -59,13 +59,13 @@ class Misfit:
 
 
 def to_read(schema: JsonSchema) -> JsonSchema:
-    """The schema with the logical types that are read here in place of fastavro's."""
+    """Returns the schema with the logical types that are read here in place of fastavro's."""
     found: JsonSchema = _replaced(schema, lambda each: _own_type(each, _READERS))
     return found
 
 
 def to_write(schema: JsonSchema) -> JsonSchema:
-    """The schema with the logical types that are written here, and with checks of numbers and arrays in unions."""
+    """Returns the schema with the logical types that are written here, and with checks of numbers and arrays in unions."""
     found: JsonSchema = _replaced(schema, lambda each: _own_type(each, _WRITERS), in_unions=_checked)
     return found
 
@@ -77,7 +77,7 @@ def to_validate(schema: JsonSchema) -> JsonSchema:
 
 
 def adopt(writer: tuple[Any, Names], reader: tuple[Any, Names]) -> Any:
-    """A parsed writer's schema, changed in place to have the logical types of the reader's: fastavro reads its own."""
+    """Returns a parsed writer's schema, changed in place to have the logical types of the reader's: fastavro reads its own."""
     return _Adoption(writer[1], reader[1], set()).type_of(writer[0], reader[0])
 
 
@@ -98,7 +98,7 @@ def expected_by(schema: Any) -> str:
 
 
 def _replaced(schema: Any, replace: _Replace, *, in_unions: _Replace | None = None) -> Any:
-    """A schema with each of its types replaced, and those in unions once more."""
+    """Returns a schema with each of its types replaced, and those in unions once more."""
 
     def inner(each: Any) -> Any:
         return _replaced(each, replace, in_unions=in_unions)
@@ -141,7 +141,7 @@ class _Adoption:
     changed: set[str]
 
     def type_of(self, w: Any, r: Any) -> Any:
-        """The type `w` as it is read by a reader with the type `r`."""
+        """Returns the type `w` as it is read by a reader with the type `r`."""
         if isinstance(w, list):
             return [self.type_of(each, r) for each in w]
         kind = kind_of(w, self.writers)
@@ -182,7 +182,7 @@ class _Adoption:
 
 
 def _whole(value: Any, first: int, last: int) -> Any:
-    """A whole number from `first` to `last`, as it is."""
+    """Returns a whole number from `first` to `last`, as it is."""
     is_whole = isinstance(value, SupportsIndex) and not isinstance(value, bool)
     return value if is_whole and first <= index(value) <= last else Misfit(value)
 

@@ -47,17 +47,17 @@ def _containers(values: Iterable[Any]) -> list[Any]:
 
 
 def canonical(schema: JsonSchema) -> str:
-    """The canonical JSON text of a schema: sorted keys, no spaces."""
+    """Returns the canonical JSON text of a schema: sorted keys, no spaces."""
     return json.dumps(schema, sort_keys=True, separators=(",", ":"))
 
 
 def content_id(text: str) -> int:
-    """A schema's id where no server assigns one: the first 31 bits of BLAKE2b of its canonical text."""
+    """Returns a schema's id where no server assigns one: the first 31 bits of BLAKE2b of its canonical text."""
     return int.from_bytes(blake2b(text.encode(), digest_size=4).digest()) >> 1
 
 
 def unparsed(schema: JsonSchema) -> JsonSchema:
-    """A copy without the keys that fastavro's parse_schema adds at the top."""
+    """Returns a copy without the keys that fastavro's parse_schema adds at the top."""
     if isinstance(schema, list):
         return [unparsed(each) for each in schema]
     if isinstance(schema, dict):
@@ -90,7 +90,7 @@ def parse(raw: JsonSchema, source: str) -> tuple[Any, Names]:
 
 
 def parsing_form(parsed: Any) -> str:
-    """The text that is equal for schemas with the same encoding and names ("Parsing Canonical Form")."""
+    """Returns the text that is equal for schemas with the same encoding and names ("Parsing Canonical Form")."""
     return str(to_parsing_canonical_form(parsed))
 
 
@@ -100,13 +100,13 @@ def fields_of(names: Names) -> Iterator[dict[str, Any]]:
 
 
 def kind_of(schema: Any, names: Names) -> str:
-    """The kind of a schema, or of a named one: `int`, `record`, `union` and so on."""
+    """Returns the kind of a schema, or of a named one: `int`, `record`, `union` and so on."""
     schema = names.get(schema, schema) if isinstance(schema, str) else schema
     return "union" if isinstance(schema, list) else str(schema["type"]) if isinstance(schema, dict) else str(schema)
 
 
 def inline(schema: JsonSchema, referenced: Iterable[JsonSchema]) -> JsonSchema:
-    """A schema that has the definitions of named types that are in other ones, each where it is used first."""
+    """Returns a schema that has the definitions of named types that are in other ones, each where it is used first."""
     found: dict[str, Any] = {}
     for each in referenced:
         _qualify(each, "", found)
@@ -115,7 +115,7 @@ def inline(schema: JsonSchema, referenced: Iterable[JsonSchema]) -> JsonSchema:
 
 
 def _qualify(schema: Any, namespace: str, found: dict[str, Any]) -> Any:
-    """A schema with the full names of types; adds its named types to those that are found."""
+    """Returns a schema with the full names of types; adds its named types to those that are found."""
     if isinstance(schema, list):
         return [_qualify(each, namespace, found) for each in schema]
     if isinstance(schema, str):
@@ -135,7 +135,7 @@ def _qualify(schema: Any, namespace: str, found: dict[str, Any]) -> Any:
 
 
 def _define(schema: Any, found: dict[str, Any], defined: set[str]) -> Any:
-    """A qualified schema with a definition where a type is used first, and its name after that."""
+    """Returns a qualified schema with a definition where a type is used first, and its name after that."""
     if isinstance(schema, list):
         return [_define(each, found, defined) for each in schema]
     if isinstance(schema, str):
@@ -153,7 +153,7 @@ def _define(schema: Any, found: dict[str, Any], defined: set[str]) -> Any:
 
 
 def name_of(schema: Any) -> str:
-    """The name of a schema in messages."""
+    """Returns the name of a schema in messages."""
     if isinstance(schema, list):
         return " or ".join(map(name_of, schema))
     return str(schema.get("name", schema["type"])) if isinstance(schema, dict) else str(schema)

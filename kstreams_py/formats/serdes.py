@@ -26,14 +26,14 @@ class Serde(Protocol[T]):
     __slots__ = ()
 
     def serialize(self, value: T, /) -> bytes | None:
-        """The bytes of a value. Any exception fails this record only, except those of kstreams_py, which stop."""
+        """Returns the bytes of a value. Any exception fails this record only, except those of kstreams_py, which stop."""
 
     def deserialize(self, data: bytes, /) -> T:
-        """The value of bytes. Raises DecodeError for bytes that it does not expect."""
+        """Returns the value of bytes. Raises DecodeError for bytes that it does not expect."""
 
 
 def bind(serde: Serde, registry: Registry, subject: str) -> Serde:
-    """The serde for one subject: `T-value` or `T-key` of a topic T (TopicNameStrategy)."""
+    """Returns the serde for one subject: `T-value` or `T-key` of a topic T (TopicNameStrategy)."""
     bound: Serde = serde.bind(registry, subject) if hasattr(serde, "bind") else serde
     return bound
 
@@ -52,7 +52,7 @@ class Bytes(Serde[bytes]):
         raise TypeError(f"{show(value)} is not bytes: return bytes, or give the topic a serde, such as Json()")
 
     def deserialize(self, data: bytes, /) -> bytes:
-        """The same bytes."""
+        """Returns the same bytes."""
         return data
 
 
@@ -87,7 +87,7 @@ def _no_such_number(name: str) -> float:
 
 
 def _finite(text: str) -> float:
-    """The float of a number; it is called for numbers with a fraction or an exponent alone."""
+    """Returns the float of a number; it is called for numbers with a fraction or an exponent alone."""
     number = float(text)
     if number - number != 0 or (number == 0 and text.lower().partition("e")[0].strip("-0.")):
         raise ValueError(f"no float is near to {text[:60]}")
@@ -127,5 +127,5 @@ _brief.maxstring = _brief.maxother = 60
 
 
 def show(value: object) -> str:
-    """A value for a message: short, with its type."""
+    """Returns a value for a message: short, with its type."""
     return f"{_brief.repr(value)} ({type(value).__name__})"

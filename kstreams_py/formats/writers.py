@@ -24,7 +24,7 @@ UNKNOWN_MAX: Final = 1_000
 
 
 def subjects_of(subject: str, name: str) -> tuple[str, str, str]:
-    """The subjects of a topic's schemas, by each of Confluent's strategies: by topic, by topic and record, by record.
+    """Returns the subjects of a topic's schemas, by each of Confluent's strategies: by topic, by topic and record, by record.
 
     `subject`: `T-key` or `T-value`; `name`: the full name of the reader's schema.
     """
@@ -32,7 +32,7 @@ def subjects_of(subject: str, name: str) -> tuple[str, str, str]:
 
 
 def followed_ids(registry: Registry, subject: str, name: str) -> Iterator[int]:
-    """The ids of the schemas that readers of a topic follow, those under its own subject first.
+    """Yields the ids of the schemas that readers of a topic follow, those under its own subject first.
 
     Raises Unavailable if the registry does not answer for that one; a right to the others may be missing.
     """
@@ -44,7 +44,7 @@ def followed_ids(registry: Registry, subject: str, name: str) -> Iterator[int]:
 
 
 def read_text(text: str, source: str) -> JsonSchema:
-    """A schema without defaults, which are a reader's matter: fastavro refuses some that are valid.
+    """Returns a schema without defaults, which are a reader's matter: fastavro refuses some that are valid.
 
     Raises SchemaError, which names `source`, for text that is not JSON.
     """
@@ -73,7 +73,7 @@ class Writers:
         self._refused: dict[int, tuple[float, str]] = {}
 
     def find(self, schema_id: int) -> JsonSchema:
-        """The schema with an id. Raises DecodeError if there is none that the topic's readers follow, Unavailable."""
+        """Returns the schema with an id. Raises DecodeError if there is none that the topic's readers follow, Unavailable."""
         at, why = self._refused.get(schema_id, (0.0, ""))
         if why and self._clock() - at < UNKNOWN_SECONDS:
             raise DecodeError(why)

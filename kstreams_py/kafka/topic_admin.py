@@ -92,8 +92,7 @@ class TopicAdmin:
             return self._known(request(self._limit - first), self._limit - first)
 
     def _known(self, futures: Mapping[str, Any], limit: float) -> dict[str, Any]:
-        """Returns the results, without topics that are unknown to this broker: a new topic reaches brokers one by
-        one."""
+        """Returns the results, without topics unknown to this broker: a new topic reaches brokers one by one."""
         results = {}
         for name, future in futures.items():
             try:

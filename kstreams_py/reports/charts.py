@@ -61,7 +61,7 @@ class Shape:
         return self.name == "narrow"
 
     def left(self, inches: float) -> float:
-        """The part of the width that so many inches are."""
+        """Returns the part of the width that so many inches are."""
         return inches / self.inches
 
 

@@ -59,7 +59,7 @@ def archive_classes() -> None:
 
 
 def declare(directory: Path) -> Graph:
-    """A graph of pipelines that differ in what Spark does for them."""
+    """Returns a graph of pipelines that differ in what Spark does for them."""
     from pyspark.sql import functions as sf  # noqa: PLC0415
 
     graph = Graph("archiving")

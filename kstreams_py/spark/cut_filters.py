@@ -39,12 +39,12 @@ def is_inside(cut: Cut, topic: str) -> Column:
 
 
 def header_value(name: str) -> Column:
-    """The value of a record's first header of this name; null without one."""
+    """Returns the value of a record's first header of this name; null without one."""
     return sf.get(sf.filter("headers", lambda header: header["key"] == name), sf.lit(0))["value"]
 
 
 def _by_partition(offsets: Sequence[int]) -> Column:
-    """The offset of a record's partition; 0 for one that the cut does not have."""
+    """Returns the offset of a record's partition; 0 for one that the cut does not have."""
     return sf.coalesce(
         sf.get(sf.array(*(sf.lit(each).cast("bigint") for each in offsets)), sf.col("partition")), sf.lit(0)
     )

@@ -80,7 +80,7 @@ class Cut:
     made: float | None = field(default=None, compare=False)
 
     def topic(self, name: str) -> CutTopic:
-        """A topic of the cut. Raises SettingsError if it has no such topic."""
+        """Returns a topic of the cut. Raises SettingsError if it has no such topic."""
         if name not in self.topics:
             hint = did_you_mean(name, self.topics) or f"it has {', '.join(sorted(self.topics))}"
             raise SettingsError(f"topic {name!r} is not in the cut of graph {self.graph!r}: {hint}")
@@ -101,7 +101,7 @@ class Cut:
         }
 
     def spans(self, name: str, after: Cut | None) -> tuple[Span, ...]:
-        """The range to read of each partition, from `start` to `end`, for what is inside this cut and not `after`.
+        """Returns the range to read of each partition, from `start` to `end`, for what is inside this cut and not `after`.
 
         Raises SettingsError if a topic is missing, or `after` is not an earlier cut of the same topic.
         """
@@ -129,12 +129,12 @@ class Cut:
         return sum(max(span.end - span.start, 0) for span in self.spans(name, after))
 
     def encode(self) -> str:
-        """The cut as text: JSON."""
+        """Returns the cut as text: JSON."""
         return json.dumps({"format": FORMAT, **asdict(self)}, indent=1)
 
     @classmethod
     def decode(cls, text: str, name: str) -> Cut:
-        """The cut of such a text. Raises UserMistake if it is none; `name` is that of the file, for the message."""
+        """Returns the cut of such a text. Raises UserMistake if it is none; `name` is that of the file, for the message."""
         try:
             content = json.loads(text)
             if not isinstance(content, dict) or content.get("format") != FORMAT:
@@ -170,7 +170,7 @@ def _decode(content: Mapping[str, Any]) -> Cut:
 
 
 def choose_topics(graph: Graph, names: Sequence[str] | None) -> tuple[str, ...]:
-    """The topics of a cut: those that are named, or all that are on the graph's own cluster.
+    """Returns the topics of a cut: those that are named, or all that are on the graph's own cluster.
 
     Raises UserMistake for a topic that the graph does not have.
     """
@@ -213,7 +213,7 @@ def _all_writers(graph: Graph) -> list[Writer]:
 
 
 def choose_writers(graph: Graph, names: Sequence[str]) -> list[Writer]:
-    """The writers whose records in these topics are judged by their steps; who reads an output is before who wrote.
+    """Returns the writers whose records in these topics are judged by their steps; who reads an output is before who wrote.
 
     Processors with a weaker guarantee write without transactions: their records are inside by the ends alone.
     Raises UserMistake for a processor whose transactions cannot be told from its records.

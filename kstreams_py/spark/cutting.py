@@ -130,7 +130,7 @@ class Cutting:
         )
 
     def _find_topics(self) -> dict[str, TopicInfo]:
-        """The topics of the cut, and the inputs of their writers; without that of a pipeline that has not run yet."""
+        """Returns the topics of the cut, and the inputs of their writers; without that of a pipeline that has not run yet."""
         of_processors = {name for each in self._writers if each.processor is not None for name in each.inputs}
         of_pipelines = {name for each in self._writers if each.processor is None for name in each.inputs}
         needed = {*self._names, *of_processors}
@@ -150,7 +150,7 @@ class Cutting:
         return CutWriter(writer.id, tuple(sorted(writer.outputs & set(self._names))), tuple(inputs))
 
     def _read_decided(self, group: str, partitions: Sequence[TopicPartition], deadline: float) -> Positions:
-        """The committed offsets of a group, once what was pending in it at first is decided.
+        """Returns the committed offsets of a group, once what was pending in it at first is decided.
 
         An offset that is pending all the time was decided when the committed one has changed: other transactions then
         hold it, and are not waited for.

@@ -163,7 +163,7 @@ def _text_of(column: Column, schema: Any, names: Names) -> Column:
 def _choose(
     raw: Column, cases: Sequence[_Case], otherwise: str | Column, topic: Topic, part: str, *, fails: bool
 ) -> tuple[Column, Column | None]:
-    """The value of the first case that holds, and the error; `otherwise` is why a record of no case has no value."""
+    """Returns the value of the first case that holds, and the error; `otherwise` is why a record of no case has no value."""
     nothing = sf.lit(None)
 
     def value_of(case: _Case) -> Column:
@@ -194,7 +194,7 @@ def _is_record(schema: Any) -> bool:
 
 
 def _ended(schema: Any, *, wrapped: bool) -> str:
-    """The text of a schema of records that end with the field _END: the schema's own, or records around its values."""
+    """Returns the text of a schema of records that end with the field _END: the schema's own, or records around its values."""
     whole = _wrap(schema) if wrapped else schema
     return json.dumps({**whole, "fields": [*whole["fields"], {"name": _END, "type": "long"}]})
 
@@ -220,12 +220,12 @@ def _unsafe(schema: Any) -> str:
 
 
 def _wrap(schema: Any) -> Any:
-    """The schema of a record of one field, with a value of this schema."""
+    """Returns the schema of a record of one field, with a value of this schema."""
     return {"type": "record", "name": "KsWrapped", "fields": [{"name": _WRAPPED, "type": schema}]}
 
 
 def _avro_cases(raw: Column, topic: Topic, part: str, registry: Registry | None) -> tuple[list[_Case], Column]:
-    """The cases of Avro in the wire format, each record with the schema whose id it has; why others do not decode."""
+    """Returns the cases of Avro in the wire format, each record with the schema whose id it has; why others do not decode."""
     serde: Avro = getattr(topic, part)
     reader = json.loads(serde.schema)
     head, body = sf.substring(raw, 1, 5), sf.concat(sf.expr(f"substring({part}, 6)"), sf.lit(_END_BYTES))
@@ -246,7 +246,7 @@ def _avro_cases(raw: Column, topic: Topic, part: str, registry: Registry | None)
 
 
 def _decoded(body: Column, reader: Any, text: str, source: str) -> tuple[Column | None, str]:
-    """The values of a writer whose schema is `text`, or why there are none."""
+    """Returns the values of a writer whose schema is `text`, or why there are none."""
     try:
         writer = read_text(text, source)
         why = unreadable(reader, writer, any_value=True) or _unsafe(writer)
@@ -263,7 +263,7 @@ def _decoded(body: Column, reader: Any, text: str, source: str) -> tuple[Column 
 
 
 def _writers(serde: Avro, registry: Registry | None, subject: str) -> dict[int, str]:
-    """The schemas of a topic's writers, by id: the reader's own, with its id in a file registry, and the registry's."""
+    """Returns the schemas of a topic's writers, by id: the reader's own, with its id in a file registry, and the registry's."""
     found = {content_id(serde.schema): serde.schema}
     if registry is not None:
         for schema_id in followed_ids(registry, subject, serde.name):

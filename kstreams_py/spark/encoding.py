@@ -57,7 +57,7 @@ class Encoder:
         return rows.select(key.alias(KEY), self._encode_value(rows, kinds, name).alias(VALUE))
 
     def _encode_value(self, rows: DataFrame, kinds: Mapping[str, str], key: str | None) -> Column:
-        """The value; it may have the column of the key, too, but not one that is called `key`."""
+        """Returns the value; it may have the column of the key, too, but not one that is called `key`."""
         serde = self._topic.value
         names = [name for name in kinds if name != KEY]
         record = record_fields(serde)
@@ -96,7 +96,7 @@ class Encoder:
         return content.cast("binary")
 
     def _to_avro(self, rows: DataFrame, serde: Avro, part: str, kinds: Mapping[str, str]) -> Column:
-        """A record of columns, or the only column, in the wire format; null where the only column is."""
+        """Returns a record of columns, or the only column, in the wire format; null where the only column is."""
         is_record = record_fields(serde) is not None
         reader = rows.sparkSession.range(0).select(from_avro(sf.lit(b""), serde.schema).alias(VALUE))
         taken = dict(reader.select(f"{VALUE}.*").dtypes) if is_record else dict.fromkeys(kinds, reader.dtypes[0][1])
@@ -115,7 +115,7 @@ class Encoder:
 
 
 def record_fields(serde: Serde) -> list[str] | None:
-    """The names of the fields of an Avro record; None for what is none."""
+    """Returns the names of the fields of an Avro record; None for what is none."""
     if not isinstance(serde, Avro):
         return None
     schema = json.loads(serde.schema)

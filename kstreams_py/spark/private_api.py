@@ -78,7 +78,7 @@ def open_path(spark: SparkSession, path: str) -> tuple[Any, Any]:
 
 
 def _observations(spark: Any, name: str) -> tuple[Any, Any]:
-    """An Observation, and what registers it."""
+    """Returns an Observation, and what registers it."""
     return spark._jvm.org.apache.spark.sql.Observation(name), spark._jsparkSession.observationManager()
 
 

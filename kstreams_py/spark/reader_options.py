@@ -113,13 +113,13 @@ def options(
 
 
 def assigned(found: Options, topic_name: str, partitions: Collection[int]) -> Options:
-    """The options with these partitions alone: Spark refuses offsets of a topic that has more by now."""
+    """Returns the options with these partitions alone: Spark refuses offsets of a topic that has more by now."""
     others = {name: value for name, value in found.items() if name != "subscribe"}
     return Options({**others, "assign": json.dumps({topic_name: sorted(partitions)})})
 
 
 def _bound(which: str, bound: Bound, topic_name: str) -> dict[str, str]:
-    """The options of a bound; `which` is start or end."""
+    """Returns the options of a bound; `which` is start or end."""
     if isinstance(bound, datetime):
         if bound.tzinfo is None:
             raise SettingsError(f"{which}={bound!r} has no time zone: add one, such as tzinfo=timezone.utc")

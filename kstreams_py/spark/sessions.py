@@ -138,7 +138,7 @@ def require_pyspark() -> None:
 
 
 def path_of_archive() -> Path:
-    """The path of the archive of Spark's classes for the Java that a session starts, whether it exists or not.
+    """Returns the path of the archive of Spark's classes for the Java that a session starts, whether it exists or not.
 
     Raises MissingSoftware without PySpark, or without a Java.
     """
@@ -151,7 +151,7 @@ def path_of_archive() -> Path:
 
 
 def coordinates(*, delta: bool = False) -> str:
-    """The Maven coordinates of the jars by which the installed Spark reads Kafka and Avro, and has Delta Lake."""
+    """Returns the Maven coordinates of the jars by which the installed Spark reads Kafka and Avro, and has Delta Lake."""
     return ",".join(map(str, (*spark_artifacts(), *(delta_artifacts() if delta else ()))))
 
 
@@ -195,7 +195,7 @@ def _check_scala() -> None:
 
 
 def _spark_jars() -> Path:
-    """The directory of the jars of the Spark that starts."""
+    """Returns the directory of the jars of the Spark that starts."""
     home = os.environ.get("SPARK_HOME")
     return Path(home, "jars") if home else pyspark_jars()
 
@@ -225,7 +225,7 @@ def _is_watched() -> bool:
 
 
 def _java() -> Path:
-    """The Java that Spark starts."""
+    """Returns the Java that Spark starts."""
     home = os.environ.get("JAVA_HOME")
     return Path(home, "bin", "java") if home else Path(shutil.which("java") or "java")
 

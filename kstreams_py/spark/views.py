@@ -118,7 +118,7 @@ def stream(
 def _load_batch(
     spark: SparkSession, name: str, settings: Settings, start: Bound | Cut | None, end: Bound | Cut | None
 ) -> DataFrame:
-    """The committed records between two bounds or cuts, as Spark's Kafka reader returns them."""
+    """Returns the committed records between two bounds or cuts, as Spark's Kafka reader returns them."""
     if isinstance(start, Cut) or isinstance(end, Cut):
         return _load_cut(spark, name, settings, start, end)
     df = _load(lambda: spark.read, options(name, settings, start=start, end=end))
@@ -129,7 +129,7 @@ def _load_batch(
 def _load_cut(
     spark: SparkSession, name: str, settings: Settings, start: Bound | Cut | None, end: Bound | Cut | None
 ) -> DataFrame:
-    """The records inside the cut `end`, without those inside the cut `start`."""
+    """Returns the records inside the cut `end`, without those inside the cut `start`."""
     if not isinstance(end, Cut):
         raise SettingsError("start is a cut, and end is none: make a later cut, and give it as end")
     if not isinstance(start, Cut | None):

@@ -91,7 +91,7 @@ class DeltaLakeTable:
         return published
 
     def table(self, spark: SparkSession) -> DataFrame:
-        """The published rows."""
+        """Returns the published rows."""
         if self.read() is None:
             raise SettingsError(f"{self._pipeline} has not run yet: run it first")
         return spark.read.format("delta").load(self._path)
@@ -169,7 +169,7 @@ class DeltaLakeTable:
         return f"{what} another size than in its log"
 
     def _find(self) -> tuple[Published | None, list[Row]]:
-        """The newest commit of a pipeline, and the commits of others since."""
+        """Returns the newest commit of a pipeline, and the commits of others since."""
         spark = self._session()
         with self._reported():
             if not self._has_log(spark):
@@ -227,7 +227,7 @@ class DeltaLakeTable:
 
 
 def _newest(commits: Sequence[Row]) -> tuple[Published | None, list[Row]]:
-    """The newest commit of a pipeline, and the commits of others since; without one, all that may change rows."""
+    """Returns the newest commit of a pipeline, and the commits of others since; without one, all that may change rows."""
     others: list[Row] = []
     for commit in commits:
         if commit.operation in _HARMLESS:  # one that follows a run by itself has the metadata of the run
@@ -239,7 +239,7 @@ def _newest(commits: Sequence[Row]) -> tuple[Published | None, list[Row]]:
 
 
 def _name(path: str) -> str:
-    """The name of a file, which no other of the table has."""
+    """Returns the name of a file, which no other of the table has."""
     return path.rpartition("/")[2]
 
 

@@ -61,7 +61,7 @@ PLAN_CHARACTERS: Final = 20_000
 
 
 def call(pipeline: Pipeline, frames: Sequence[Any]) -> Rows:
-    """The rows of a pipeline. Raises GraphError for an unknown column, and for a result that is no DataFrame."""
+    """Returns the rows of a pipeline. Raises GraphError for an unknown column, and for a result that is no DataFrame."""
     try:
         found = pipeline.function(*frames)
     except (AnalysisException, PySparkAttributeError, PySparkTypeError, PySparkValueError) as error:
@@ -75,22 +75,22 @@ def call(pipeline: Pipeline, frames: Sequence[Any]) -> Rows:
 
 
 def columns_of(rows: Rows) -> dict[str, str]:
-    """The name of Spark's type of each column."""
+    """Returns the name of Spark's type of each column."""
     return dict(rows.dtypes)
 
 
 def quote(name: str) -> str:
-    """The name of a column in an expression."""
+    """Returns the name of a column in an expression."""
     return "`" + name.replace("`", "``") + "`"
 
 
 def column(name: str) -> Column:
-    """The column of this name, whatever characters it has."""
+    """Returns the column of this name, whatever characters it has."""
     return sf.col(quote(name))
 
 
 def compute(rows: Rows) -> Rows:
-    """The rows as they are computed once, on the disks of Spark's processes.
+    """Returns the rows as they are computed once, on the disks of Spark's processes.
 
     Rows that are lost with one of them fail the next job: to compute them again may give others in other partitions.
     """
@@ -220,7 +220,7 @@ def start_query(
 
 
 def read_text(rows: Rows, path: str) -> str:
-    """The text of a file, on whatever file system Spark knows."""
+    """Returns the text of a file, on whatever file system Spark knows."""
     (row,) = rows.sparkSession.read.text(path, wholetext=True).collect()
     return str(row[0])
 
@@ -230,13 +230,13 @@ def _first_line(error: Exception) -> str:
 
 
 def find_cause(text: str) -> str:
-    """The innermost reason in the text of an error of Java, otherwise its first line."""
+    """Returns the innermost reason in the text of an error of Java, otherwise its first line."""
     reasons = re.findall(r"^(?:Caused by: )?[\w.]+(?:Exception|Error): (.+)$", text, flags=re.MULTILINE)
     return reasons[-1].strip() if reasons else text.strip().partition("\n")[0]
 
 
 def query_rows(session: SparkSession, query: str, limit: int) -> Iterator[Mapping[str, Any]]:
-    """The first rows of a query, as dicts. Raises SettingsError for a query that does not fit."""
+    """Yields the first rows of a query, as dicts. Raises SettingsError for a query that does not fit."""
     try:
         rows = session.sql(query).limit(limit)
     except PySparkException as error:

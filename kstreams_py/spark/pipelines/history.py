@@ -69,7 +69,7 @@ def _plan(run: Run) -> str:
 
 
 def _cuts(runs: Sequence[Run]) -> str:
-    """The ends of what each run has read."""
+    """Returns the ends of what each run has read."""
     lines = (f"run {run.number}\n" + "".join(f"  {line}\n" for line in describe_cut(run.cut)) for run in reversed(runs))
     return f"<details><summary>the cut of each run</summary><pre>{escape(''.join(lines))}</pre></details>"
 
@@ -84,7 +84,7 @@ def _row(run: Run) -> str:
 
 
 def _draw(runs: Sequence[Run], name: str, shape: Shape) -> str:
-    """A plot of the lag above one of the duration, over the time when runs ended."""
+    """Returns a plot of the lag above one of the duration, over the time when runs ended."""
     height = 3.6
     figure = Figure(figsize=(shape.inches, height))
     plots = list(figure.subplots(2, sharex=True))

@@ -60,7 +60,7 @@ class Inputs:
         """Ids of the writers' schemas that the streams know."""
 
     def read(self, spark: SparkSession, start: Cut | None, end: Cut) -> list[DataFrame]:
-        """A DataFrame of each topic, of what is in a cut and not in an earlier one. Raises what view() raises."""
+        """Returns a DataFrame of each topic, of what is in a cut and not in an earlier one. Raises what view() raises."""
         return [self._read(spark, topic, start, end) for topic in self._pipeline.inputs]
 
     def _read(self, spark: SparkSession, topic: Topic, start: Cut | None, end: Cut) -> DataFrame:
@@ -75,7 +75,7 @@ class Inputs:
         return rows.coalesce(tasks) if is_small else rows
 
     def stream(self, spark: SparkSession) -> list[DataFrame]:
-        """A stream of each topic. Raises what stream() raises."""
+        """Returns a stream of each topic. Raises what stream() raises."""
         self._schemas = self._read_ids()  # first: what the streams know besides is no harm
         return [
             stream(
@@ -167,6 +167,6 @@ class Inputs:
 
 
 def total(counts: Counts) -> tuple[int | None, int]:
-    """The records of all topics, None if Spark did not tell any, and how many of them do not decode."""
+    """Returns the records of all topics, None if Spark did not tell any, and how many of them do not decode."""
     records = sum(each.records for each in counts.values()) if counts else None
     return records, sum(each.malformed for each in counts.values())

@@ -133,7 +133,7 @@ class KafkaTable:
             return self._attempt(write)
 
     def table(self, spark: SparkSession) -> DataFrame:
-        """The committed records; of an upsert the newest of each key."""
+        """Returns the committed records; of an upsert the newest of each key."""
         if self.read() is None:
             raise SettingsError(f"{self._pipeline} has not run yet: run it first")
         found = view(spark, self._topic, registry=self._registry, settings=self._settings)
@@ -217,7 +217,7 @@ class KafkaTable:
         return decode_published(content)
 
     def _read_content(self) -> dict[str, Any] | None:
-        """The newest record of the runs; None without one, and for a tombstone."""
+        """Returns the newest record of the runs; None without one, and for a tombstone."""
         topic = self._runs.topic
         newest = self._newest(self._runs) if self._cluster.topics([topic]) else None
         if newest is not None and newest.key() != (key := self._topic.name.encode()):
@@ -236,7 +236,7 @@ class KafkaTable:
             ) from None
 
     def _newest(self, partition: TopicPartition) -> Message | None:
-        """The newest committed record; asks again for a while, as a topic that was just created has no leader yet."""
+        """Returns the newest committed record; asks again for a while, as a topic that was just created has no leader yet."""
         deadline = time.monotonic() + self._settings.request_timeout_ms / 1000
         while True:
             try:
@@ -309,7 +309,7 @@ class KafkaTable:
                 time.sleep(POLL_SECONDS)
 
     def _outputs(self, records: DataFrame, previous: Published | None, number: int) -> Iterator[Output]:
-        """The records of a run, each with the place of the run and a hash.
+        """Yields the records of a run, each with the place of the run and a hash.
 
         The hash is of what the run continues from, of the bytes, and of how many equal records are before: a run that
         is made again, at a later cut, gives its records the same one.
@@ -348,7 +348,7 @@ class KafkaTable:
 
 
 def _decode(value: bytes | None) -> dict[str, Any] | None:
-    """The content of a record of the runs, or of a reset; None for a tombstone. Raises ValueError."""
+    """Returns the content of a record of the runs, or of a reset; None for a tombstone. Raises ValueError."""
     if value is None:
         return None
     content = parse_json(value)
@@ -362,7 +362,7 @@ def _decode(value: bytes | None) -> dict[str, Any] | None:
 
 
 def encode_runs(published: Published, topic_id: str) -> bytes:
-    """The record of the runs: as many of the newest ones as a record takes."""
+    """Returns the record of the runs: as many of the newest ones as a record takes."""
     while True:
         content = json.dumps(published.as_content() | {_TOPIC_ID: topic_id}).encode()
         if len(content) <= RUNS_BYTES or len(published.runs) == 1:

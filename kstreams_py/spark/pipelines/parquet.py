@@ -81,7 +81,7 @@ class ParquetTable:
         return published
 
     def table(self, spark: SparkSession) -> DataFrame:
-        """The published rows."""
+        """Returns the published rows."""
         with reported(self._directory):
             manifest = self._directory.read()
             if manifest is None:
@@ -111,7 +111,7 @@ class ParquetTable:
         self._directory.close()
 
     def _merge(self, spark: SparkSession, files: tuple[DataFile, ...]) -> tuple[DataFile, ...]:
-        """The files, with one in place of several of a size: the next run opens all of them."""
+        """Returns the files, with one in place of several of a size: the next run opens all of them."""
         while merged := choose_merged(files):
             made = self._stage(self._read_files(spark, merged).coalesce(1), is_one=True)
             if sum(file.rows for file in made) != sum(file.rows for file in merged):
@@ -133,7 +133,7 @@ class ParquetTable:
                 )
 
     def _read_files(self, spark: SparkSession, files: Sequence[DataFile]) -> DataFrame:
-        """The rows of files; none of them is passed over, whatever the session's settings are."""
+        """Returns the rows of files; none of them is passed over, whatever the session's settings are."""
         self._check(files)
         strict = {"ignoreCorruptFiles": "false", "ignoreMissingFiles": "false"}
         return spark.read.options(**strict).parquet(*self._paths(files))
@@ -203,5 +203,5 @@ class ParquetTable:
 
 
 def _uri(path: Path) -> str:
-    """The path for Spark, which would take one without a scheme to be on the file system that it has by default."""
+    """Returns the path for Spark, which would take one without a scheme to be on the file system that it has by default."""
     return f"file://{path}"

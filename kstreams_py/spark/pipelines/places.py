@@ -26,12 +26,12 @@ class Place(NamedTuple):
     topics: dict[str, str]
 
     def encode(self) -> str:
-        """The place as text: JSON."""
+        """Returns the place as text: JSON."""
         return json.dumps(self._asdict())
 
     @classmethod
     def decode(cls, text: str) -> Place | None:
-        """The place of such a text; None for the cut of a run that was no batch of a stream.
+        """Returns the place of such a text; None for the cut of a run that was no batch of a stream.
 
         Raises ValueError for another text.
         """
@@ -57,7 +57,7 @@ class Place(NamedTuple):
         return sum(self.all_ends()) - (sum(before.all_ends()) if before is not None else 0)
 
     def ends(self, topic: str) -> dict[int, int]:
-        """The next offset of each partition of a topic."""
+        """Returns the next offset of each partition of a topic."""
         found = next((source[topic] for source in self._sources() if topic in source), {})
         return {int(partition): offset for partition, offset in found.items()}
 
@@ -66,18 +66,18 @@ class Place(NamedTuple):
         return dict.fromkeys(following.ends(topic), EARLIEST) | self.ends(topic)
 
     def all_ends(self) -> list[int]:
-        """The next offset of every partition of all topics."""
+        """Returns the next offset of every partition of all topics."""
         return [
             offset for source in self._sources() for partitions in source.values() for offset in partitions.values()
         ]
 
     def _sources(self) -> list[dict[str, dict[str, int]]]:
-        """The entry's offsets of each source; before them are a version and the batch."""
+        """Returns the entry's offsets of each source; before them are a version and the batch."""
         return [json.loads(line) for line in self.entry.splitlines()[2:] if line.startswith("{")]
 
 
 def describe_cut(text: str) -> list[str]:
-    """A line for each topic of what a run has stored: the offset before which it has read each partition."""
+    """Returns a line for each topic of what a run has stored: the offset before which it has read each partition."""
     try:
         if (place := Place.decode(text)) is not None:
             ends = {name: list(place.ends(name).values()) for name in place.topics}

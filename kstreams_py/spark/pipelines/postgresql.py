@@ -125,7 +125,7 @@ class PostgreSQLTable:
         return published
 
     def table(self, spark: SparkSession) -> DataFrame:
-        """The published rows, by way of the driver."""
+        """Returns the published rows, by way of the driver."""
         published = self.read()
         if published is None:
             raise SettingsError(f"{self._pipeline} has not run yet: run it first")
@@ -273,7 +273,7 @@ class PostgreSQLTable:
 
 
 def _line_of(rows: DataFrame) -> Column:
-    """The row as a line of COPY."""
+    """Returns the row as a line of COPY."""
     return sf.concat_ws("\t", *(_field(column(name), kind) for name, kind in rows.dtypes))
 
 

@@ -29,7 +29,7 @@ POLL_SECONDS: Final = 0.2
 
 
 def choose_pipelines(graph: Graph, names: Sequence[str]) -> tuple[Pipeline, ...]:
-    """The pipelines of these names, all without names. Raises SettingsError."""
+    """Returns the pipelines of these names, all without names. Raises SettingsError."""
     known = {pipeline.id: pipeline for pipeline in graph.pipelines}
     if not known:
         raise SettingsError(f"graph {graph.name!r} has no pipelines: declare one with @graph.pipeline")

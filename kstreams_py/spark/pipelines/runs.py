@@ -78,7 +78,7 @@ class Published(NamedTuple):
 
 
 def _shape(plan: str) -> str:
-    """A plan without its numbers: the offsets of each run, Spark's ids, and Java's names of objects."""
+    """Returns a plan without its numbers: the offsets of each run, Spark's ids, and Java's names of objects."""
     return re.sub(r"@[0-9a-f]+|\d+", "#", plan)
 
 
@@ -125,7 +125,7 @@ class Target(Protocol):
         """
 
     def table(self, spark: Any) -> Any:
-        """The published rows as a DataFrame."""
+        """Returns the published rows as a DataFrame."""
 
     def reset(self) -> None:
         """Removes the rows and the runs: the next run is the first."""

@@ -173,7 +173,7 @@ class Streaming:
             self._stored(run)
 
     def _count(self, rows: Any, place: Place, last: Place | None) -> tuple[int | None, int]:
-        """The records of a batch, and how many of them do not decode, of which it warns.
+        """Returns the records of a batch, and how many of them do not decode, of which it warns.
 
         Raises InterruptedError if they may do so by a schema that was registered since the query began.
         """
@@ -190,7 +190,7 @@ class Streaming:
         return records, malformed
 
     def _topic_ids(self) -> dict[str, str]:
-        """The ids of the inputs; Spark compares only offsets, which a topic that was created again has, too."""
+        """Returns the ids of the inputs; Spark compares only offsets, which a topic that was created again has, too."""
         cluster = KafkaCluster(self._settings)
         try:
             found = cluster.topics([topic.name for topic in self._pipeline.inputs])
@@ -199,7 +199,7 @@ class Streaming:
         return {name: each.topic_id for name, each in sorted(found.items())}
 
     def _check_place(self, place: Place, previous: Published | None) -> Place | None:
-        """The last batch that the target has; this one, or the one before. Raises SettingsError for another."""
+        """Returns the last batch that the target has; this one, or the one before. Raises SettingsError for another."""
         last = None if previous is None else Place.decode(previous.last.cut)
         remedy = "restore both, or begin again: delete the checkpoint, and run `kstreams pipeline reset`"
         if previous is not None and last is None:
