@@ -9,12 +9,12 @@ from kstreams_py.spark.cuts import Cut
 
 
 def write_cut(cut: Cut, path: Path | str) -> None:
-    """Writes a cut as a file, in place of the one that is there. Raises UserMistake if it cannot be written."""
+    """Writes a cut to a file, and replaces an existing one. Raises UserMistake if it cannot be written."""
     path = Path(path)
     part = path.with_name(f"{path.name}.part")
     try:
         part.write_text(cut.encode() + "\n", encoding="utf-8")
-        part.replace(path)  # whoever reads meanwhile finds the old one or the new one
+        part.replace(path)  # a reader meanwhile finds the old file or the new one
     except OSError as error:
         raise UserMistake(f"{path}: the cut cannot be written: {error.strerror}") from None
 
