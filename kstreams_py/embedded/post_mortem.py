@@ -11,10 +11,10 @@ from typing import Final
 from kstreams_py.errors import SettingsError
 
 MIN_FREE_BYTES: Final = 256 << 20
-"""Free space that each broker needs to start: less fills within a minute of load (measured: 33 MB after 8 s)."""
+"""Free space that each broker needs to start: less is full within a minute of load (measured: 33 MB after 8 s)."""
 
 FULL_BYTES: Final = 1 << 20
-"""With less free space a disk counts as full: the broker could not write the reason of its end to its log either."""
+"""With less free space a disk counts as full: the broker could not even write the reason for its end to its log."""
 
 NO_SPACE: Final = "No space left on device"
 
@@ -41,7 +41,7 @@ def mark_start(directory: Path) -> None:
 
 
 def full_disks(data_dir: Path, brokers: Iterable[int]) -> str:
-    """Names those of these ended brokers that a full disk has ended, with the remedy; "" if there are none."""
+    """Returns which of these brokers a full disk has ended, with the remedy; "" if none."""
     full = [str(broker) for broker in brokers if _was_full(data_dir / f"broker-{broker}")]
     if not full:
         return ""
@@ -52,7 +52,7 @@ def full_disks(data_dir: Path, brokers: Iterable[int]) -> str:
 
 
 def why_ended(directory: Path) -> str:
-    """Why the last run of the broker in this directory ended or failed to start."""
+    """Returns why the last run of the broker in this directory ended or failed to start."""
     last = _last_run(directory)
     return f"{NO_SPACE}: {_megabytes(free_bytes(directory))} are free now" if _was_full(directory) else error_in(last)
 

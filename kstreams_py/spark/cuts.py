@@ -218,9 +218,9 @@ def _all_writers(graph: Graph) -> list[Writer]:
 def choose_writers(graph: Graph, names: Sequence[str]) -> list[Writer]:
     """Returns the writers whose records in these topics are judged by their steps.
 
-    A reader of an output comes before its writer.
-    Processors with a weaker guarantee write without transactions: only the ends decide about their records.
-    Raises UserMistake for a processor whose transactions cannot be told from its records.
+    A reader of an output comes before its writer. Processors with a weaker guarantee write without transactions: only
+    the ends decide about their records.
+    Raises UserMistake for a processor whose records do not show their transactions.
     """
     writers = [
         each

@@ -38,11 +38,13 @@ OF_DRIVER: Final = "SPARK_SUBMIT_OPTS"
 
 _PAGES: Final = {
     "spark.ui.enabled": "false",
-    # even without its pages, Spark keeps their data: by default of 1,000 queries, 0.07 MB for each run    "spark.ui.retainedJobs": "50",
+    # even without its pages, Spark keeps their data: by default of 1,000 queries, 0.07 MB for each run
+    "spark.ui.retainedJobs": "50",
     "spark.ui.retainedStages": "50",
     "spark.ui.retainedTasks": "1000",
     "spark.sql.ui.retainedExecutions": "20",
-    # it also formats each plan for them, by default in full: a tenth of the CPU time of short runs    "spark.sql.ui.explainMode": "simple",
+    # it also formats each plan for them, by default in full: a tenth of the CPU time of short runs
+    "spark.sql.ui.explainMode": "simple",
 }
 """Spark's configuration for its web pages."""
 

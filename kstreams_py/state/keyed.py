@@ -130,7 +130,8 @@ class KeyedStore(Generic[K, V]):
         - `first`: None for the least key.
         - `last`: None for no end.
 
-        Keys that are put meanwhile may be missing.        """
+        Keys that are put meanwhile may be missing.
+        """
         start = b"" if first is None else self._serialize(first)
         end = None if last is None else self._serialize(last)
         above = sorted((k, v) for k, v in self._changes.items() if k >= start and (end is None or k < end))
