@@ -93,8 +93,7 @@ def repository() -> str:
 
 
 def resolve(wanted: Iterable[Artifact]) -> list[Jar]:
-    """Returns the jars of artifacts and of all their run-time dependencies, resolved from the repository's
-    descriptions.
+    """Returns the jars of artifacts and of their run-time dependencies, resolved from the repository's POMs.
 
     Raises MissingSoftware without jgo, or if the repository does not answer or has no such artifact.
     """

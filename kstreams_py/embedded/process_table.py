@@ -13,8 +13,8 @@ PROC: Final = Path("/proc")
 
 
 def command_line(pid: int) -> str:
-    """Returns the command line of a process, with a space or a NUL between arguments; "" if there is no such
-    process."""
+    """Returns a process's command line, with a space or a NUL between arguments; "" if there is no such process."""
+
     if not Path(PROC, "self").exists():
         return _ps("command=", pid)
     with suppress(OSError):
