@@ -524,7 +524,7 @@ def check_variables(fields: Collection[str] | None = None) -> None:
                 f"did you mean KSTREAMS_KAFKA__{client}?" if client != name else did_you_mean(name, known, "KSTREAMS_")
             )
             raise SettingsError(
-                f"{variable} is no setting of kstreams_py: {close or '`kstreams config show` lists all'} "
+                f"{variable} is not a setting of kstreams_py: {close or '`kstreams config show` lists all'} "
                 "(correct it, or unset it)"
             )
 

@@ -79,7 +79,7 @@ class SchemaRegistry:
             return canonical(inline(json.loads(text), referenced))
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise SchemaError(
-                f"id {schema_id} in the schema registry at {self._url} is no Avro schema: {error!r}"
+                f"id {schema_id} in the schema registry at {self._url} is not an Avro schema: {error!r}"
             ) from None
 
     def _referenced(self, references: Iterable[Any]) -> list[str]:

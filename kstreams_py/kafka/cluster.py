@@ -198,7 +198,7 @@ class KafkaCluster(_Reading):
             return  # a rebalance assigns all partitions
         assigned = {(p.topic, p.partition) for m in members if m.assignment for p in m.assignment.topic_partitions}
         if assigned != {(t.name, p) for t in self.topics(topics).values() for p in range(t.partitions)}:
-            logger.info("%s: the inputs have changed: its old membership is removed", instance_id)
+            logger.info("%s: the inputs have changed: removing its old membership", instance_id)
             GroupAdmin(self._settings, min(self._limit, LEAVE_SECONDS)).remove(group, {instance_id: mine})
 
     def _holder(self, group: str, instance_id: str) -> Holder | None:
@@ -294,7 +294,7 @@ class KafkaCluster(_Reading):
         for tp, reason in looked.refused.items():
             if not isinstance(reason, NotAuthorized):
                 raise Retriable(f"looking for open transactions on {tp}: {reason}")
-            logger.info("which transactions are open on %s is not known: %s", tp, reason)
+            logger.info("cannot tell which transactions are open on %s: %s", tp, reason)
         return looked.found
 
     def _of_consumers(self) -> dict[str, Any]:

@@ -144,7 +144,7 @@ class KafkaConsumer:
             if isinstance(error, NotAuthorized):
                 raise
             logger.info(
-                "%s: it is not known whether its inputs have changed since it last joined: %s", self.instance_id, error
+                "%s: cannot tell whether its inputs have changed since it last joined: %s", self.instance_id, error
             )
         self._membership.joining = True
         self._consumer.subscribe(
@@ -289,7 +289,7 @@ class KafkaConsumer:
         if isinstance(failure, NotAuthorized):
             raise failure
         if (remedy := JOIN_REFUSED.get(error.code())) is not None:
-            raise SettingsError(f"the group {self._settings['group.id']!r} takes no member ({error.name()}): {remedy}")
+            raise SettingsError(f"the group {self._settings['group.id']!r} takes no members ({error.name()}): {remedy}")
         if error.code() in MISSING and (missing := self._missing_topic()) is not None:
             raise missing
         self._silence.last_error = f": {error.str()} ({error.name()})"
@@ -361,7 +361,7 @@ class KafkaConsumer:
         if owner is Owner.UNSURE:
             logger.warning(
                 "%s: the membership was lost, and its holder may be this worker itself, by a join without an answer "
-                "(%s): joining again once it leaves; another worker would stay for longer than %d sessions",
+                "(%s): joining again once that leaves; another worker would stay for longer than %d sessions",
                 self.instance_id, holder, SESSIONS,
                 extra=repeated(f"answers that the membership of {self.instance_id} has an unknown holder", holder),
             )  # fmt: skip

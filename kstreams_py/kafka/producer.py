@@ -312,7 +312,7 @@ class KafkaProducer:
         if (failure := self._take_failure()) is not None:
             raise failure
         if left:
-            text = f"{left} records wait for their acknowledgement, and none came within {self._limit:g} s"
+            text = f"{left} records wait for their acknowledgement, and none arrived within {self._limit:g} s"
             raise Retriable(self._unanswered(text))
 
     def _await_acknowledgements(self) -> int:

@@ -150,7 +150,7 @@ class TopicAdmin:
             (described,) = self.client.describe_configs([resource], request_timeout=self._limit).values()
             return int(self._result(described)["offsets.retention.minutes"].value)
         except (ck.KafkaException, KStreamsError, KeyError, ValueError) as error:
-            logger.info("offsets.retention.minutes is not known: %s", error)
+            logger.info("cannot read offsets.retention.minutes: %s", error)
             return None
 
     def _result(self, future: Any, *, topics: Collection[str] = ()) -> Any:

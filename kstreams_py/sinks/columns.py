@@ -133,7 +133,7 @@ def _refused(column: list[Any], types: frozenset[type], taken: Taken) -> Iterato
     if str in kinds and (converted := taken.converted) is not None:
         texts = ((i, value) for i, value in enumerate(column) if type(value) is str)
         yield from (
-            (i, "no text that reads as a number, of which it would make one")
+            (i, "no text that looks like a number, which it would convert to a number")
             for i, value in texts
             if converted.fullmatch(value)
         )

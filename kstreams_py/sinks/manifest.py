@@ -82,7 +82,7 @@ def decode_manifest(content: bytes) -> Manifest:
         files = tuple(DataFile(name, rows, digests.get(name, "")) for name, rows in read["files"])
         return Manifest(read["columns"], positions, files, read.get("pipeline"))
     except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"it is no manifest: {error!r}") from error
+        raise ValueError(f"it is not a manifest: {error!r}") from error
 
 
 def choose_merged(files: Sequence[DataFile]) -> tuple[DataFile, ...]:

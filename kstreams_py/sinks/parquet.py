@@ -169,7 +169,7 @@ class ParquetConnection:
     def _publish(self, manifest: Manifest, staged: DataFile | None, positions: Positions) -> None:
         """Replaces the manifest, and merges files if there are enough of one size. Needs the lock."""
         if staged is not None and not (self._data / staged.name).exists():
-            raise SinkUnavailable(f"{self._sink}: the writer stood still until its file was removed", may_return=True)
+            raise SinkUnavailable(f"{self._sink}: the writer was frozen until its file was removed", may_return=True)
         written = [] if staged is None else [staged]
         following = manifest.with_write(self._consumer, positions, written)
         merged = choose_merged(following.files)

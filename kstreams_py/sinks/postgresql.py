@@ -264,7 +264,7 @@ class PostgreSQLConnection:
         try:
             parameters = _CONNECTION | self._psycopg.conninfo.conninfo_to_dict(self._sink.url)
         except self._psycopg.ProgrammingError:  # its text may have the password
-            raise SettingsError(f"{self._sink.name} is no URL of PostgreSQL: correct it") from None
+            raise SettingsError(f"{self._sink.name} is not a PostgreSQL URL: correct it") from None
         connection = self._psycopg.connect(self._psycopg.conninfo.make_conninfo("", **parameters), autocommit=True)
         try:
             for name, value in _SETTINGS.items():

@@ -74,7 +74,7 @@ def check_names(what: str, names: Sequence[str]) -> None:
                 f"{what} {name!r} has {size} bytes, of which PostgreSQL keeps {NAME_BYTES}: choose a shorter name"
             )
         if not name or "\0" in name:
-            raise SettingsError(f"{what} {name!r} is no name of PostgreSQL: choose another one")
+            raise SettingsError(f"{what} {name!r} is not a valid name in PostgreSQL: choose another one")
 
 
 def check_values(column: Column, values: Sequence[Any]) -> None:
@@ -105,7 +105,7 @@ def _find_lost_keys(text: str) -> str:
     try:  # numbers are not converted: a number of many digits takes long, or is refused
         json.loads(text, object_pairs_hook=look, parse_int=len, parse_float=len)
     except RecursionError:
-        return "keeps one of equal keys, and the value is nested too deep to look for them: return one that is flatter"
+        return "keeps one of equal keys, and the value is nested too deep to look for them: return a flatter one"
     except ValueError:
         return ""
     return "keeps one of equal keys: return an object that has each key once" if twice else ""

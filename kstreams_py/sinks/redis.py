@@ -181,7 +181,7 @@ class RedisConnection:
             columns = None
         if not isinstance(columns, list) or not all(isinstance(name, str) for name in columns):
             raise SettingsError(
-                f"{self._sink}: key {key!r} has contents of others, where the columns of a sink are stored: delete it, "
+                f"{self._sink}: key {key!r} has other contents, where the columns of a sink are stored: delete it, "
                 "or give another key="
             )
         return columns

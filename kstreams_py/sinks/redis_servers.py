@@ -35,7 +35,7 @@ def open_client(url: str) -> redis.Redis:
         retry = redis.retry.Retry(redis.backoff.NoBackoff(), 0)
         return redis.Redis.from_url(url, retry=retry, decode_responses=False, **_SECONDS)
     except ValueError:  # its text may have the password
-        raise SettingsError(f"{name_server(url)} is no URL of Redis: correct it") from None
+        raise SettingsError(f"{name_server(url)} is not a Redis URL: correct it") from None
 
 
 def lasts(error: redis.RedisError) -> bool:

@@ -66,8 +66,8 @@ class SQLite:
         names, types = split_columns(columns, _TYPES)
         if len({name.lower() for name in (HASH_COLUMN, *names)}) <= len(names):
             raise SettingsError(
-                f"two of the columns {format_columns((HASH_COLUMN, *names))} have one name for SQLite, which takes "
-                "capital and small letters for the same: rename one"
+                f"two of the columns {format_columns((HASH_COLUMN, *names))} have the same name in SQLite, which "
+                "ignores case: rename one"
             )
         kept = read_evidence(evidence, tuple(Evidence))
         vars(self).update(path=Path(path), table=table, columns=names, types=types, evidence=kept)

@@ -26,5 +26,5 @@ def read_cut(path: Path | str) -> Cut:
     except OSError as error:
         raise UserMistake(f"{path}: no cut can be read: {error.strerror}: make one with `kstreams cut`") from None
     except UnicodeDecodeError:
-        raise UserMistake(f"{path}: not a cut: it is no text: make one with `kstreams cut`") from None
+        raise UserMistake(f"{path}: not a cut: it is not text: make one with `kstreams cut`") from None
     return Cut.decode(text, str(path))

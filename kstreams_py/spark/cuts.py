@@ -164,7 +164,7 @@ def _decode(content: Mapping[str, Any]) -> Cut:
     offsets = [at for each in topics.values() for s in each.partitions for at in (s.start, s.settled, s.end)]
     offsets += [at for writer in writers for each in writer.inputs for at in each.offsets]
     if wrong := [at for at in offsets if type(at) is not int or at < 0]:
-        raise ValueError(f"{wrong[0]!r} is no offset")
+        raise ValueError(f"{wrong[0]!r} is not an offset")
     made = content.get("made")
     return Cut(str(content["graph"]), topics, writers, None if made is None else float(made))
 

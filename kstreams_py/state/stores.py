@@ -178,7 +178,7 @@ class Stores:
             if (start := starts[TopicPartition(topic, number)]) > self._read_to[number]:
                 raise InputLost(
                     f"{self._name}: the records of its changelog {topic}[{number}] before offset {start} were deleted, "
-                    f"and what they had is lost: {self._start_over}"
+                    f"and their contents are lost: {self._start_over}"
                 )
             self._goals[number] = end
 
@@ -196,7 +196,7 @@ class Stores:
             why = f"{self._name}: no broker knows its changelog {topic!r}"
             if now - self._missing_since < MISSING_SECONDS:
                 raise Retriable(why)
-            raise TopicError(f"{why}: it was deleted, and what it had is lost: {MAKE_AGAIN}")
+            raise TopicError(f"{why}: it was deleted, and its contents are lost: {MAKE_AGAIN}")
         self._missing_since = None
         if known and found.topic_id and found.topic_id != known:
             raise self._replaced(known, found.topic_id)
@@ -206,15 +206,15 @@ class Stores:
         topic = self._changelog.topic
         return InputLost(
             f"{self._name} is of another changelog: {topic!r} had the id {known}, and has {now} now: it was deleted "
-            f"and created again, and what it had is lost: {self._start_over}"
+            f"and created again, and its contents are lost: {self._start_over}"
         )
 
     def _emptied(self, number: int, had: str) -> InputLost:
         tp, topic_id = self._changelog_of(number), self._changelog.topic_id
         return InputLost(
-            f"{self._name}: its changelog {tp}, with id {topic_id}, is empty, and this worker has {had}: what the "
-            f"changelog had is lost: delete what this worker has, and {MAKE_AGAIN}, or to where it is, so that the "
-            "state begins empty there"
+            f"{self._name}: its changelog {tp}, with id {topic_id}, is empty, and this worker has {had}: the "
+            f"changelog's contents are lost: delete what this worker has, and {MAKE_AGAIN}, or to where it is, so that "
+            "the state begins empty there"
         )
 
     def _ask(self, request: Callable[[], T]) -> T:
@@ -244,10 +244,10 @@ class Stores:
                 self._read_to[number] = max(stable[tp], at) if is_whole else records[-1].offset() + 1
                 if not is_whole and self._clock() > deadline:
                     left = max(0, self._goals[number] - self._read_to[number])
-                    raise NotRestored(f"{self._name}: restoring it: at most {left:,} records left of {tp}")
+                    raise NotRestored(f"{self._name}: restoring: at most {left:,} records left of {tp}")
         if behind := [tp for number, tp in changelogs.items() if self._read_to[number] < self._goals[number]]:
             self._warn_of_open_transactions(behind)
-            raise NotRestored(f"{self._name}: restoring it: a transaction is open in {behind[0]}")
+            raise NotRestored(f"{self._name}: restoring: a transaction is open in {behind[0]}")
         self._behind_since = None
         for number in numbers:
             try:
@@ -370,7 +370,7 @@ class Stores:
         changelogs = ", ".join(str(self._changelog_of(number)) for number in sorted({tp.partition for tp in offsets}))
         return InputLost(
             f"{self._name}: its changelog {changelogs}, with id {self.changelog_id}, is empty, and the state was in "
-            f"the one with id {before}: it was deleted, and what it had is lost: {MAKE_AGAIN}; or set it to where it "
+            f"the one with id {before}: it was deleted, and its contents are lost: {MAKE_AGAIN}; or set it to where it "
             f"is (`kstreams recover reset` with {here}, and so for the partitions of other workers), so that the state "
             "begins empty there"
         )
@@ -439,7 +439,7 @@ class Stores:
             self._ends = self._ask(lambda: self._cluster.ends([*map(self._changelog_of, self.by_partition)]))
         except ClientError as error:
             self._looked_at = self._clock()
-            logger.debug("%s: the end of its changelog is not known: %s", self._name, error)
+            logger.debug("%s: cannot read the end of its changelog: %s", self._name, error)
 
     def roll_back(self) -> None:
         """Drops uncommitted changes."""

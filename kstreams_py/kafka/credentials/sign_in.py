@@ -133,7 +133,7 @@ class SignIn:
             names = [name for name in self._settings if of_what.match(name) and self.get(name)]
             if names and not is_used:
                 raise SettingsError(
-                    f"{min(names)} would not be used with security.protocol = {self.protocol}: set "
+                    f"{min(names)} has no effect with security.protocol = {self.protocol}: set "
                     f"security.protocol to {protocols}, or remove {', '.join(sorted(names))}"
                 )
 
@@ -141,7 +141,7 @@ class SignIn:
         callback = self.get("oauth.cb")
         if callback and self.mechanism != "OAUTHBEARER":
             raise SettingsError(
-                f"oauth_cb would not be used with sasl.mechanism = {self.mechanism}: set that to OAUTHBEARER, or "
+                f"oauth_cb has no effect with sasl.mechanism = {self.mechanism}: set that to OAUTHBEARER, or "
                 "remove oauth_cb"
             )
         if self.mechanism in PASSWORDS:
@@ -173,7 +173,7 @@ class SignIn:
         names = [f"{OAUTH}{name}" for name in ("client.id", "client.secret", "token.endpoint.url")]
         self._require(*names, because=f"{OAUTH}method = oidc")
         if not self.get(names[2]).startswith(("https://", "http://")):
-            raise SettingsError(f"{names[2]} is no address of HTTP: write https://host/path")
+            raise SettingsError(f"{names[2]} is not an HTTP address: write https://host/path")
         self._exclude("https.ca")
         pairs(self.get(f"{OAUTH}extensions"))
         if pem := self.get("https.ca.pem"):
@@ -251,7 +251,7 @@ class SignIn:
         """Yields a file with the value of a setting, and the setting's name: Python reads certificates from files."""
         if place := self.get(f"{what}.location"):
             if not os.path.isfile(place) or not os.access(place, os.R_OK):  # noqa: PTH113 pathlib raises for what no path is
-                raise SettingsError(f"{what}.location{shown(place)} is no file that can be read: correct it")
+                raise SettingsError(f"{what}.location{shown(place)} is not a readable file: correct it")
             yield place, f"{what}.location"
             return
         with tempfile.NamedTemporaryFile("w", suffix=".pem") as file:  # only its user can read it; deleted at the end
@@ -279,7 +279,7 @@ def _load_authorities(context: ssl.SSLContext, name: str, value: str) -> None:
         else:
             context.load_verify_locations(value)
     except ssl.SSLError as error:
-        raise SettingsError(f"{which} is no PEM ({_reason(error)}): correct it") from None
+        raise SettingsError(f"{which} is not PEM ({_reason(error)}): correct it") from None
     except (OSError, ValueError) as error:
         raise SettingsError(f"{which} cannot be read ({_reason(error)}): correct it") from None
 

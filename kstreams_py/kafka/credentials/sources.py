@@ -68,7 +68,7 @@ def _imported(target: str) -> Callable[[str], Any]:
     module_name, _, name = target.partition(":")
     where = f"oauth_cb = {target!r}"
     if not all(part.isidentifier() for part in [*module_name.split("."), *name.split(".")]):
-        raise SettingsError(f"{where} names no function: write 'package.module:function'")
+        raise SettingsError(f"{where} does not name a function: write 'package.module:function'")
     try:
         found: Any = _import_module(module_name)
         for part in name.split("."):
@@ -79,7 +79,7 @@ def _imported(target: str) -> Callable[[str], Any]:
             "or start from the directory it is in"
         ) from None
     if not callable(found):
-        raise SettingsError(f"{where} is no function, but a {type(found).__name__}: {RETURNS}")
+        raise SettingsError(f"{where} is not a function but a {type(found).__name__}: {RETURNS}")
     function: Callable[[str], Any] = found
     return function
 

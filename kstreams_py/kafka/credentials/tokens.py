@@ -50,7 +50,7 @@ class Token:
             raise ValueError("the token is empty, or has characters that no header takes")
         for name, value in self.extensions.items():
             if not _EXTENSION.fullmatch(name) or name == "auth" or not _EXTENSION_VALUE.fullmatch(value):
-                raise ValueError(f"{name!r} is no SASL extension: its name has letters only, and is not auth")
+                raise ValueError(f"{name!r} is not a SASL extension: its name has letters only, and is not auth")
 
 
 class TokenSource:
@@ -105,11 +105,11 @@ class TokenSource:
         left = 0.0 if token is None else token.expires - self._clock()
         if token is None or left <= 1:
             raise BrokerUnavailable(
-                f"no broker can be signed in to: {self._name} gives no token: {why}",
+                f"cannot sign in to any broker: {self._name} provides no token: {why}",
                 may_return=getattr(error, "may_return", True),
             ) from None
         logger.warning(
-            "%s gives no token: %s; the one before is used for another %.0f s", self._name, why, left,
+            "%s provides no token: %s; the previous one is used for another %.0f s", self._name, why, left,
             extra=away(f"tokens of {self._name}"),
         )  # fmt: skip
         return token
@@ -129,7 +129,7 @@ class TokenSource:
             self._kept_until = now + KEPT_PART * (token.expires - now)
             had_failed, self._has_failed = self._has_failed, False
         if had_failed:
-            logger.info("%s gives tokens again", self._name, extra=answers(f"tokens of {self._name}"))
+            logger.info("%s provides tokens again", self._name, extra=answers(f"tokens of {self._name}"))
         asking.set_result(token)
 
     def __call__(self, _: str) -> tuple[str, float, str, dict[str, str]]:

@@ -202,7 +202,7 @@ def reported(pipeline: Pipeline) -> Iterator[None]:
         if _UNANSWERED.search(text):
             topics = " or ".join(topic.name for topic in pipeline.inputs)
             raise BrokerUnavailable(
-                f"{pipeline}: the broker of {topics} does not answer Spark ({find_cause(text)}): look after it, and "
+                f"{pipeline}: the broker of {topics} does not answer Spark ({find_cause(text)}): check it, and "
                 "run the pipeline again; the last published table stays"
             ) from error
         raise PipelineFailed(f"{pipeline}: Spark failed: {find_cause(text)}; the last published table stays") from error

@@ -147,7 +147,7 @@ class ParquetTable:
             old = {file.name for file in current.files} if current is not None else set()
             written = [self._directory.data / file.name for file in files if file.name not in old]
             if missing := [path for path in written if not path.exists()]:
-                raise SinkUnavailable(f"{missing[0]}: the run stood still until its files were removed: run it again")
+                raise SinkUnavailable(f"{missing[0]}: the run was frozen until its files were removed: run it again")
             self._directory.replace(current, manifest, [*written, *{path.parent for path in written}])
             self._directory.sweep(manifest)
 

@@ -44,7 +44,7 @@ class Place(NamedTuple):
                 raise TypeError("its fields have other types")
             place.planned, place.count_offsets(None)
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
-            raise ValueError(f"{text[:80]!r} is no batch of a stream: {error}") from None
+            raise ValueError(f"{text[:80]!r} is not a batch of a stream: {error}") from None
         return place
 
     @property

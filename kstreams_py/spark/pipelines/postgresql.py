@@ -83,7 +83,7 @@ class PostgreSQLTable:
         try:
             psycopg.conninfo.conninfo_to_dict(target.url)
         except psycopg.ProgrammingError:  # its text may have the password
-            raise SettingsError(f"{pipeline}: {target.name} is no URL of PostgreSQL: correct it") from None
+            raise SettingsError(f"{pipeline}: {target.name} is not a PostgreSQL URL: correct it") from None
         self._psycopg = psycopg
         self._pipeline, self._target = pipeline, target
         schema, dot, self._name = target.table.rpartition(".")
@@ -166,7 +166,7 @@ class PostgreSQLTable:
         except self._psycopg.errors.IntegrityError as error:
             raise RowRefused(f"{self._pipeline}: {self._target} does not take its rows: {_line(error)}", 0) from error
         except self._psycopg.errors.CardinalityViolation as error:
-            raise RowRefused(f"{self._pipeline}: two of its rows have one key: {_line(error)}", 0) from error
+            raise RowRefused(f"{self._pipeline}: two of its rows have the same key: {_line(error)}", 0) from error
         except (self._psycopg.errors.DataError, self._psycopg.errors.InsufficientPrivilege) as error:
             raise SettingsError(f"{self._pipeline}: {self._target}: {_line(error)}") from error
         except self._psycopg.ProgrammingError as error:  # such as for a column that was dropped since the check

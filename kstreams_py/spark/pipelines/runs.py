@@ -157,7 +157,7 @@ def check_columns(pipeline: Pipeline, typed: Sequence[tuple[str, str]], publishe
         )
     if len({name.lower() for name in columns}) < len(typed):
         names = ", ".join(name for name, _ in typed)
-        raise SettingsError(f"{pipeline}: two of its columns have one name: {names}: rename one of them")
+        raise SettingsError(f"{pipeline}: two of its columns have the same name: {names}: rename one of them")
     if untyped := [name for name, kind in typed if _UNTYPED.search(kind)]:
         raise SettingsError(
             f"{pipeline}: column {untyped[0]!r} is {columns[untyped[0]]}: nulls without a type, which Delta Lake "

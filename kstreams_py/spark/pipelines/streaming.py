@@ -90,7 +90,7 @@ class Streaming:
         if self._stopped or not self._is_outdated:
             return False
         logger.info(
-            "%s: a writer has registered a schema: the stream begins again, to decode its records", self._pipeline
+            "%s: a writer has registered a schema: the stream starts again, to decode its records", self._pipeline
         )
         self._start()
         return True
@@ -203,9 +203,7 @@ class Streaming:
         last = None if previous is None else Place.decode(previous.last.cut)
         remedy = "restore both, or begin again: delete the checkpoint, and run `kstreams pipeline reset`"
         if previous is not None and last is None:
-            raise SettingsError(
-                f"{self._pipeline}: {self._pipeline.target} was made by runs that are no stream: {remedy}"
-            )
+            raise SettingsError(f"{self._pipeline}: {self._pipeline.target} was not made by a stream: {remedy}")
         known = {} if last is None else last.topics
         if changed := [name for name, topic_id in known.items() if place.topics.get(name) != topic_id]:
             raise SettingsError(
