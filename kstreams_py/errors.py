@@ -204,8 +204,8 @@ class Refused(ClientError):
 class Abortable(ClientError):
     """Abort the transaction, go back to the committed offsets, and go on.
 
-    - `outputs`: the outputs that the broker has not written, as they were passed to the producer, if it keeps them.
-      The caller may write them again.
+    - `outputs`: the outputs that the broker has not written, as they were passed to the producer, if it keeps them. The
+      caller may write them again.
     - `unanswered`: no broker answers; the caller waits for one, however many attempts fail.
     """
 

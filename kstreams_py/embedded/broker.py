@@ -243,8 +243,7 @@ def archive_classes(classpath: Sequence[Path], java: Path) -> None:
     """Writes the archive of a broker's classes unless it exists, by running a broker once; later brokers start faster.
 
     Raises the errors of EmbeddedKafka, MissingSoftware for a Java that cannot write an archive, BrokerUnavailable if
-    Java
-    does not write it, and OSError if the cache cannot be written.
+    Java does not write it, and OSError if the cache cannot be written.
     """
     archive = class_archive.path_of(classpath, java)
     if archive.exists():

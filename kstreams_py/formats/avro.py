@@ -51,8 +51,7 @@ class Avro(Serde[Any]):
     writer's schema to this one: fields with defaults, aliases, promotions (Avro 1.11, "Schema Resolution").
 
     Values are written unchanged or refused. They are nested at most 200 deep, and have at most 10,000 items that take
-    no
-    bytes; decimals have at most 4,300 digits.
+    no bytes; decimals have at most 4,300 digits.
 
     The worker binds the serde to the subject of each topic. The first written value registers the schema; a reader
     registers nothing. Raises SchemaError for an invalid schema.

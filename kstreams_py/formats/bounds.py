@@ -1,7 +1,7 @@
 """Limits of Avro values, which are checked before fastavro decodes or encodes them.
 
-fastavro recurses in C without a limit, so a value that is nested too deeply ends the process. It reads as many items
-as a block claims, although items such as nulls take no bytes. For schemas that allow neither, the checks cost nothing.
+fastavro recurses in C without a limit, so a value that is nested too deeply ends the process. It reads as many items as
+a block claims, although items such as nulls take no bytes. For schemas that allow neither, the checks cost nothing.
 """
 
 from __future__ import annotations

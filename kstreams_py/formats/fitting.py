@@ -107,8 +107,7 @@ def _usual_numbers(numbers: Mapping[str, str]) -> Check:
     """Makes a check that the numbers of a record have the usual types, and ranges that fastavro does not check.
 
     `numbers`: the codes by field name. The check is compiled, as dataclasses' methods are (measured: a third of the
-    time
-    of a check of a tuple's types, and no more than packing it).
+    time of a check of a tuple's types, and no more than packing it).
     """
     tests = {
         "i": "type(x := value[{}]) is int and -0x80000000 <= x <= 0x7fffffff",

@@ -106,9 +106,8 @@ class Json(Serde[Any]):
     """JSON (RFC 8259) in UTF-8, without spaces.
 
     NaN and infinities are refused, as they are not JSON; so are numbers without a near float, such as 1e400. If an
-    object
-    has a name twice, the last one counts, as for most parsers. A record whose value is `null` becomes a dead letter: a
-    function could not distinguish it from a tombstone.
+    object has a name twice, the last one counts, as for most parsers. A record whose value is `null` becomes a dead
+    letter: a function could not distinguish it from a tombstone.
     """
 
     has_null: ClassVar[bool] = True

@@ -102,9 +102,8 @@ def _make_calls(calls: SimpleQueue[Call | None]) -> None:
 def end(clients: list[Any]) -> None:
     """Ends the clients of a list, which must hold the only references to them, and empties it.
 
-    librdkafka ends a client with its last reference, and may wait forever for one of its threads (measured with 2.16:
-    1 in 250 plain consumers whose requests for offsets were all cut off). After END_SECONDS such a client is left
-    behind.
+    librdkafka ends a client with its last reference, and may wait forever for one of its threads (measured with 2.16: 1
+    in 250 plain consumers whose requests for offsets were all cut off). After END_SECONDS such a client is left behind.
     """
     if not clients:
         return

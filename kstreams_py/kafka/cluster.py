@@ -81,8 +81,7 @@ class KafkaCluster(_Reading):
 
         - `name`: the name of another cluster, for errors; "" for the cluster of the inputs.
         - `patient`: a request for offsets of partitions may take `request_timeout_ms`, as any other request. Otherwise
-          it
-          may take ENDS_SECONDS (reader.py), as a worker stops within `drain_timeout_ms`.
+          it may take ENDS_SECONDS (reader.py), as a worker stops within `drain_timeout_ms`.
         """
         if settings.leave_on_stop:
             connection(settings)  # raises now, not at the stop, for settings with which no worker can leave its group
@@ -150,8 +149,7 @@ class KafkaCluster(_Reading):
                 # measured: the client's default back-off of 1 s throttles a reader sevenfold
                 "fetch.queue.backoff.ms": 5,
                 # a fetch from idle partitions delays the records of partitions that were assigned or resumed after it
-                # was
-                # sent; measured: the fetches of 20 idle consumers take 0.7 % of a core with 500 ms, 1.8 % with 100
+                # was sent; measured: the fetches of 20 idle consumers take 0.7 % of a core with 500 ms, 1.8 % with 100
                 "fetch.wait.max.ms": 100 if joins or pauses else 500,
                 # a join needs a few records of each partition; records that it reads ahead of other inputs have to wait
                 "fetch.message.max.bytes": (1 if joins else 4) << 20,
@@ -163,8 +161,7 @@ class KafkaCluster(_Reading):
                 # five minutes: with auto.create.topics.enable their requests would create the deleted topic again
                 "topic.metadata.refresh.interval.ms": 10_000,
                 # members learn of a rebalance by a heartbeat; measured when a static member left: with heartbeats every
-                # 3 s
-                # its partitions moved after 2.9 s, with 1 s after 0.9
+                # 3 s its partitions moved after 2.9 s, with 1 s after 0.9
                 "heartbeat.interval.ms": min(1_000, self._settings.session_timeout_ms // 3),
                 **self._of_consumers(),
                 # measured: if the coordinator has moved, a commit outside of transactions is sent to the old one every
@@ -322,8 +319,8 @@ class KafkaCluster(_Reading):
             "acks": mode.acks,
             "enable.idempotence": mode.idempotent,
             # librdkafka #4953: if a batch is refused because the one before it was, an idempotent producer begins a new
-            # epoch. In it, batches of other partitions that were written and wait to be sent again are written twice.
-            # A broker accepts any sequence number from a producer that is new to a partition: if the first batch fails
+            # epoch. In it, batches of other partitions that were written and wait to be sent again are written twice. A
+            # broker accepts any sequence number from a producer that is new to a partition: if the first batch fails
             # and a second in flight is accepted, librdkafka reports both as written (measured: the first is lost).
             "max.in.flight": 1,
         }

@@ -384,6 +384,6 @@ class KafkaConsumer:
             self._paused = wanted
 
     def close(self) -> None:
-        # the client's own close() makes callbacks, and deadlocks during a rebalance; this does neither
-        # (see test_close_during_a_rebalance_returns_and_calls_no_callback)
+        # the client's own close() makes callbacks, and deadlocks during a rebalance; this does neither (see
+        # test_close_during_a_rebalance_returns_and_calls_no_callback)
         end([self.__dict__.pop("_consumer")])

@@ -1,9 +1,9 @@
 """Finds transactions that an earlier producer of the same transactional id left open and that nobody will end.
 
-A coordinator may count a transaction as ended although its marker is missing in a partition (docs/exactly-once.md,
-14). There the transaction stays open until the next marker of the same producer id ends it. If that marker is a
-commit, aborted outputs become visible, and they are also made again. So nothing is written before a person has ended
-the transaction as its coordinator did.
+A coordinator may count a transaction as ended although its marker is missing in a partition (docs/exactly-once.md, 14).
+There the transaction stays open until the next marker of the same producer id ends it. If that marker is a commit,
+aborted outputs become visible, and they are also made again. So nothing is written before a person has ended the
+transaction as its coordinator did.
 """
 
 from __future__ import annotations

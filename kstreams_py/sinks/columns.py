@@ -27,8 +27,7 @@ def split_columns(columns: Columns, known: Collection[type]) -> tuple[tuple[str,
     """Returns the names and the types of declared columns.
 
     `known`: the types that the target has. Raises SettingsError if there is no column, or if a column is declared
-    twice,
-    is reserved, or has another type.
+    twice, is reserved, or has another type.
     """
     if isinstance(columns, str):
         raise SettingsError(f"columns={columns!r} is one text: write ({columns!r},)")

@@ -114,8 +114,7 @@ class ParquetConnection:
     """One worker's writer of a directory: see SinkConnection.
 
     A data file is written before the lock is taken. Under the lock, the manifest is read, compared with the offsets
-    that
-    the writer expects, and replaced once the files are on the disk. The kernel releases the lock of a process that
+    that the writer expects, and replaced once the files are on the disk. The kernel releases the lock of a process that
     dies.
     """
 

@@ -1,8 +1,8 @@
 """Columns of a table in PostgreSQL: the values that each takes, and the statement that stores rows whole or not at all.
 
 For a type with a limit, an explicit cast shortens or rounds values that an assignment refuses, and an assignment
-rounds,
-too. So values are sent as the type that holds them exactly, and the statement compares each with the column's result.
+rounds, too. So values are sent as the type that holds them exactly, and the statement compares each with the column's
+result.
 """
 
 from __future__ import annotations

@@ -41,8 +41,7 @@ class Redis:
 
     Needs redis-py: `pip install 'kstreams_py[redis]'`. A batch is one script of SET NX: all of it is stored, or
     nothing. Values are None, str, bool, int, and float other than NaN and infinity. Whether a server that dies loses
-    the
-    last rows depends on its `appendonly` and `appendfsync`; a warning names them if it may lose rows.
+    the last rows depends on its `appendonly` and `appendfsync`; a warning names them if it may lose rows.
 
     - `url`: `redis://user:password@host:port/0`, `rediss://` or `unix://`. It must not be a Redis Cluster's.
     - `key`: the beginning of the keys. `KEY:columns` has the names of the columns.
@@ -73,8 +72,7 @@ class Redis:
         """Connects, and warns of a server that may lose rows.
 
         Raises SinkUnavailable, SettingsError if the keys have other columns or the server belongs to a Redis Cluster,
-        and
-        MissingSoftware without redis-py.
+        and MissingSoftware without redis-py.
         """
         return RedisConnection(self)
 

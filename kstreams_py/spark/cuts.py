@@ -2,8 +2,8 @@
 
 A record is inside the cut if it is below `settled` of its partition. From there to `end`, it is inside if the step that
 made it is before the offset that its processor had committed. A pipeline that writes a topic commits the numbers of its
-runs as offsets. Records without such a writer are inside if they are below `end`.
-docs/cuts.md explains why this keeps each transaction whole, and why a record inside a cut is inside each later one.
+runs as offsets. Records without such a writer are inside if they are below `end`. docs/cuts.md explains why this keeps
+each transaction whole, and why a record inside a cut is inside each later one.
 """
 
 from __future__ import annotations
@@ -219,8 +219,8 @@ def choose_writers(graph: Graph, names: Sequence[str]) -> list[Writer]:
     """Returns the writers whose records in these topics are judged by their steps.
 
     A reader of an output comes before its writer. Processors with a weaker guarantee write without transactions: only
-    the ends decide about their records.
-    Raises UserMistake for a processor whose records do not show their transactions.
+    the ends decide about their records. Raises UserMistake for a processor whose records do not show their
+    transactions.
     """
     writers = [
         each

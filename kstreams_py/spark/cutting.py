@@ -53,8 +53,7 @@ def cut(
 
     Takes about as long as a transaction. Raises UserMistake for a topic that the graph does not have, for a processor
     whose records do not show their transactions, and for a transaction that stays open; TopicError for a topic that
-    does
-    not exist; BrokerUnavailable.
+    does not exist; BrokerUnavailable.
     """
     settings = settings or Settings.load()
     limit = settings.transaction_timeout_ms / 1000 + GRACE_SECONDS if timeout is None else timeout

@@ -60,13 +60,12 @@ def session(
 
     - `jars`: the Kafka and Avro jars of the installed Spark, as `embedded.jars.spark_jars()` returns them. By default
       the jars that `kstreams jars` has cached, with the archived classes; if there are none, Spark fetches them into
-      the
-      cache.
+      the cache.
     - `java`: used if JAVA_HOME is not set. By default the one on PATH, otherwise found by `embedded.java.find_java`.
     - `conf`: further configuration, as in `session(**{"spark.driver.memory": "4g"})`, or that of `delta_conf()`.
 
-    Runs in two local threads if neither `conf` nor spark-submit sets a master.
-    Raises MissingSoftware without PySpark, without a Java on which it runs, or with a Spark for another Scala.
+    Runs in two local threads if neither `conf` nor spark-submit sets a master. Raises MissingSoftware without PySpark,
+    without a Java on which it runs, or with a Spark for another Scala.
     """
     require_pyspark()
     _check_scala()

@@ -52,17 +52,15 @@ def view(
     - `registry`: has the writers' Avro schemas under `<topic>-value`; None if all records have the topic's schema.
     - `settings`: Settings.load() by default.
     - `start`, `end`: see Bound; 'earliest' and 'latest' by default. With a Cut as `end`, the view has the records
-      inside
-      it; with an earlier Cut as `start`, without those inside that one. Each record is then in exactly one of such
-      views.
+      inside it; with an earlier Cut as `start`, without those inside that one. Each record is then in exactly one of
+      such views.
     - `flatten`: makes a column for each field of an Avro record; otherwise there is one column `value`.
     - `malformed`: with "drop", the view leaves out records that do not decode; view_errors() has them.
     - `inspect`: see Inspect; for example to count records by Spark's `observe`.
 
     Columns are the value's fields, or `value` if it is not an Avro record, then META. Avro is decoded with the writer's
     schema and resolved to the topic's. JSON and text are strings (`json_columns` makes columns of JSON); everything
-    else
-    is binary. A tombstone has nulls in the value's columns.
+    else is binary. A tombstone has nulls in the value's columns.
 
     By default a record that does not decode makes the query fail, with topic, partition, offset and remedy. Raises
     SchemaError for a field with the name of a column of META, SettingsError for an invalid bound, MissingSoftware for a
@@ -87,8 +85,7 @@ def view_errors(
     """Returns the committed records of a topic that do not decode, which `view` with malformed="drop" leaves out.
 
     Parameters and errors are those of `view`. The columns are `error` (the reason with its remedy), `key` and `value`
-    as
-    they were written, `partition`, `offset`, `timestamp` and `headers`.
+    as they were written, `partition`, `offset`, `timestamp` and `headers`.
     """
     check_serdes(topic)
     return _errors(_load_batch(spark, topic.name, settings or Settings.load(), start, end), topic, registry)

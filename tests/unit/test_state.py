@@ -1006,7 +1006,7 @@ def test_changelog_that_no_broker_knows_is_waited_for_and_then_ends_the_worker()
         with pytest.raises(TopicError) as raised:
             turn(driver, 100)
         assert str(raised.value) == (
-            f"count: state 'counts': no broker knows its changelog {CHANGELOG!r}: it was deleted, and what it had is "
+            f"count: state 'counts': no broker knows its changelog {CHANGELOG!r}: it was deleted, and its contents are "
             "lost: set the group to the start (`kstreams recover reset`), so that the state is made again"
         )
 

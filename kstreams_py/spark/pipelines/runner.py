@@ -60,14 +60,11 @@ def run_once(
     - `session`: a SparkSession that reads Kafka.
     - `given`: the cut to run at; a new one by default.
     - `since`: the time of this process's last run, in seconds since 1970: a complete table is not made again at the
-      same
-      cut, and no new record has waited for longer. None for the first run.
+      same cut, and no new record has waited for longer. None for the first run.
 
     Raises GraphError for a function that does not fit, SettingsError for a target that does not take the rows,
-    InputLost
-    if records that the table needs were deleted, BrokerUnavailable if no broker answers Spark, PipelineFailed if a
-    Spark
-    job fails for another reason, and the errors of cut(), view() and the target.
+    InputLost if records that the table needs were deleted, BrokerUnavailable if no broker answers Spark, PipelineFailed
+    if a Spark job fails for another reason, and the errors of cut(), view() and the target.
     """
     began = time.monotonic()
     with closing(open_target(pipeline, settings, lambda: session)) as target:
