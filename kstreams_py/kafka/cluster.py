@@ -161,7 +161,7 @@ class KafkaCluster(_Reading):
                 # five minutes: with auto.create.topics.enable their requests would create the deleted topic again
                 "topic.metadata.refresh.interval.ms": 10_000,
                 # members learn of a rebalance by a heartbeat; measured when a static member left: with heartbeats every
-                # 3 s its partitions moved after 2.9 s, with 1 s after 0.9
+                # 3 s, its partitions moved after 2.9 s, with 1 s after 0.9
                 "heartbeat.interval.ms": min(1_000, self._settings.session_timeout_ms // 3),
                 **self._of_consumers(),
                 # measured: if the coordinator has moved, a commit outside of transactions is sent to the old one every
