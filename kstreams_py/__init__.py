@@ -5,10 +5,10 @@ Modules outside the packages:
 errors       rule     every exception, drawn as a tree
 records      rule     values that cross packages: TopicPartition, Positions, Message, Out, Step
 metrics      rule     what is counted and timed of a processor, and the states of a worker
-printable    rule     text from outside that is shown: nothing in it moves a cursor or begins a line
-log_fields   rule     fields of log records: what they are about, and how many of a kind are folded
-secrets      adapter  what must not be shown: passwords, user and password of URLs
-forks        adapter  what a child of os.fork must leave alone
+printable    rule     makes text from outside safe to print: nothing in it moves a cursor or begins a line
+log_fields   rule     fields of log records, by which the command's log folds records of the same kind
+secrets      adapter  hides passwords, and the user and password of URLs
+forks        adapter  keeps a child of os.fork from ending the parent's clients and databases
 settings     adapter  settings from arguments, the environment and TOML; contradictions are refused
 __main__     acts     `python -m kstreams_py`
 """

@@ -51,9 +51,9 @@ from typing import Any, Final
 
 
 def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
-    """The end of a message about a name that does not exist: the most similar one that does, or "".
+    """Returns "did you mean ...?" with the known name that is most similar to `name`; "" if none is similar.
 
-    `prefix` is that of all names; it does not count as similar.
+    `prefix`: the common prefix of all names; it does not count as similarity.
     """
     close = get_close_matches(name.removeprefix(prefix), [each.removeprefix(prefix) for each in known], n=1)
     return f"did you mean {prefix}{close[0]}?" if close else ""
@@ -98,7 +98,7 @@ class RecordTooLarge(RecordRefused):
 class RowRefused(RecordRefused):
     """A sink's target never takes a row: a constraint, a type. Nothing of its write is stored.
 
-    `index`: of the row in the write.
+    `index`: the index of the row in the write.
     """
 
     def __init__(self, message: str, index: int) -> None:
@@ -119,7 +119,7 @@ class Unavailable(KStreamsError):
 class BrokerUnavailable(Unavailable):
     """No broker answers at the address, or it refuses the credentials.
 
-    `may_return`: another attempt may succeed without anybody's help; not if the credentials are refused.
+    `may_return`: whether another attempt may succeed without intervention; not if the credentials are refused.
     """
 
     def __init__(self, message: str, *, may_return: bool = True) -> None:
@@ -134,7 +134,7 @@ class NotAuthorized(Unavailable):
 class SinkUnavailable(Unavailable):
     """A sink's target cannot be written: a full disk, a closed database.
 
-    `may_return`: another attempt may succeed without anybody's help: the target is away, or locked.
+    `may_return`: whether another attempt may succeed without intervention: the target is away, or locked.
     """
 
     def __init__(self, message: str, *, may_return: bool = False) -> None:
@@ -145,7 +145,7 @@ class SinkUnavailable(Unavailable):
 class StoreUnavailable(Unavailable):
     """A store of queued events does not answer, or cannot be written: a full disk, a server that is away.
 
-    `may_return`: another attempt may succeed without anybody's help: a worker waits, and goes on.
+    `may_return`: whether another attempt may succeed without intervention; a worker then waits, and goes on.
     """
 
     def __init__(self, message: str, *, may_return: bool = False) -> None:
@@ -166,7 +166,7 @@ class InputLost(KStreamsError):
 
 
 class RecoveryUndecidable(InputLost):
-    """A journal is damaged, or contradicts the outputs or the committed offsets; the message has all offsets."""
+    """A journal is damaged, or contradicts the outputs or the committed offsets; the message lists the offsets."""
 
 
 class ClientError(KStreamsError):
@@ -174,13 +174,13 @@ class ClientError(KStreamsError):
 
 
 class Retriable(ClientError):
-    """Call again: nothing is lost. One that ends a process has outlasted its limit: start again later."""
+    """Call again: nothing is lost. If it ends the process, its limit has passed: start again later."""
 
     exit_status = Unavailable.exit_status
 
 
 class NotRestored(Retriable):
-    """A part of a processor's state is restored: go on with the next, once the group was heard."""
+    """A part of a processor's state is restored: poll the group, then restore the next part."""
 
 
 class SinkAway(Retriable):
@@ -204,9 +204,9 @@ class Refused(ClientError):
 class Abortable(ClientError):
     """Abort the transaction, go back to the committed offsets, and go on.
 
-    - `outputs`: those that the broker has not written, as they were passed to the producer, if it keeps them. The
+    - `outputs`: the outputs that the broker has not written, as they were passed to the producer, if it keeps them. The
       caller may write them again.
-    - `unanswered`: no broker answers: it is waited for, however many attempts fail.
+    - `unanswered`: no broker answers; the caller waits for one, however many attempts fail.
     """
 
     def __init__(self, message: str, outputs: Sequence[Any] = (), *, unanswered: bool = False) -> None:
@@ -277,12 +277,12 @@ RESTART_SECONDS: Final = 5
 
 @dataclass(frozen=True)
 class ExitStatus:
-    """What an exit status of `kstreams run` asks of the supervisor that started it.
+    """An exit status of `kstreams run`, with what the supervisor that started it has to do.
 
-    - `status`: None stands for a signal (SIGKILL by the kernel for want of memory) and for any other status.
+    - `status`: None stands for a signal (such as SIGKILL when memory runs out) and for any other status.
     - `meaning`: what has happened.
-    - `restart`: whether another start can help without anybody's help.
-    - `asks`: what to do before, or instead.
+    - `restart`: whether another start can succeed without intervention.
+    - `asks`: what to do before the restart, or instead of it.
     """
 
     status: int | None

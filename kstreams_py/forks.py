@@ -1,4 +1,4 @@
-"""What a child of `os.fork` must leave alone: its copies of clients and databases, whose threads it does not have."""
+"""Keeps a child of `os.fork` from ending its copies of clients and databases: it does not have their threads."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ _owners: Final = WeakSet[object]()
 
 
 def leave_to_this_process(owner: object) -> None:
-    """Keeps an object, with all that it holds, from being ended in a child of this process."""
+    """Keeps an object, with everything that it holds, from being freed in a child of this process."""
     _owners.add(owner)
 
 
 def _keep_all() -> None:
     for owner in list(_owners):
-        # one reference too many: Python's end in the child would end a client of librdkafka there, a SIGSEGV
+        # an extra reference: freeing a client of librdkafka when the child exits would crash it (SIGSEGV)
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(owner))
     _owners.clear()
 

@@ -1,4 +1,4 @@
-"""Fields of log records: what they are about, and how the command's log folds many of a kind."""
+"""Fields of log records, by which the command's log folds records of the same kind."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ FOLD: Final = "fold"
 
 
 def away(who: str, **fields: object) -> dict[str, Any]:
-    """Of an attempt that failed, probably because a broker is away; `who` is what tries again."""
+    """Returns the fields for a failed attempt, probably because a broker is away. `who`: what tries again."""
     return {FOLD: ("away", who), **fields}
 
 
 def answers(who: str, **fields: object) -> dict[str, Any]:
-    """Of an attempt that succeeded after others of `who` have failed."""
+    """Returns the fields for an attempt of `who` that succeeded after others had failed."""
     return {FOLD: ("answers", who), **fields}
 
 
 def repeated(what: str, newest: str = "", **fields: object) -> dict[str, Any]:
-    """Of what may come many times a second.
+    """Returns the fields for an event that may occur many times a second.
 
-    - `what`: names it in the plural, and whose it is, as in "dead letters of processor price": each such name is folded
-      for itself.
-    - `newest`: what is shown of the last one, in a few words; "" if all are the same.
+    - `what`: the kind of the event, in the plural and with its owner, as in "dead letters of processor price". Each
+      kind is folded on its own.
+    - `newest`: what is shown of the latest event, in a few words; "" if all are the same.
     """
     return {FOLD: ("repeated", what, newest), **fields}

@@ -41,7 +41,7 @@ class WorkerState(StrEnum):
     RETRYING = "retrying"
     """A function failed, and is called again after a wait (Retry)."""
     BROKER_AWAY = "broker away"
-    """A broker that it needs gives no answer."""
+    """A broker that it needs does not answer."""
     SINK_AWAY = "sink away"
     """The target of its rows is away; they wait."""
     DRAINING = "draining"
@@ -53,7 +53,7 @@ class WorkerState(StrEnum):
 
 
 class Histogram:
-    """Counts of values by size: one bucket up to each bound, and one for all above."""
+    """Counts of values by size: one bucket up to each bound, and one for all larger values."""
 
     __slots__ = ("bounds", "counts", "sum")
 
@@ -63,12 +63,12 @@ class Histogram:
         self.sum = 0.0
 
     def observe(self, value: float, times: int = 1) -> None:
-        """Counts a value as often as it was seen."""
+        """Counts a value `times` times."""
         self.counts[bisect_left(self.bounds, value)] += times
         self.sum += value * times
 
     def measures(self, name: str) -> Iterator[tuple[str, float]]:
-        """The buckets that are not empty, as `name:number`, and the sum, as `name:sum`."""
+        """Yields the buckets that are not empty, as `name:number`, and the sum, as `name:sum`."""
         for number, count in enumerate(self.counts):
             if count:
                 yield f"{name}:{number}", count
@@ -77,7 +77,7 @@ class Histogram:
 
 
 MEASURED_ALL: Final = 64
-"""Records whose sizes are all measured. To measure each of many costs 8 % of a fast loop (measured)."""
+"""Up to this many records, each size is measured. To measure all of many takes 8 % of a fast loop (measured)."""
 
 COUNTS: Final[Mapping[str, str]] = {
     "records_in": "steps that were run; of a map each is a record",
@@ -90,14 +90,14 @@ COUNTS: Final[Mapping[str, str]] = {
     "bytes_out": "bytes of the values of outputs and dead letters; of many at once, estimated by some",
     "rebalances": "assignments and losses of partitions",
 }
-"""The counts of `Counters`, each with its meaning. Steps that are run again are counted again."""
+"""The counts of `Counters`, each with its meaning. A step that is run again is counted again."""
 
 
 @dataclass(slots=True)
 class Counters:
     """Counts of one processor in one worker since it started; only that worker's thread writes them.
 
-    `step_seconds` has the mean of each intake for all of its steps: no clock is read for each record.
+    `step_seconds` counts the mean of an intake for each of its steps, as no clock is read for each record.
     """
 
     records_in: int = 0
@@ -145,7 +145,7 @@ class Counters:
         self.retries += 1
 
     def renewed(self, reason: str) -> None:
-        """Counts a new producer in place of another; `reason` is one of RENEWALS."""
+        """Counts the replacement of a producer; `reason` is one of RENEWALS."""
         self.renewals[reason] = self.renewals.get(reason, 0) + 1
 
     def rebalanced(self) -> None:
@@ -153,11 +153,14 @@ class Counters:
         self.rebalances += 1
 
     def as_dict(self) -> dict[str, int]:
-        """Name to count, for each of COUNTS."""
+        """Returns the count for each name in COUNTS."""
         return {name: getattr(self, name) for name in COUNTS}
 
     def measures(self) -> dict[str, float]:
-        """Renewals by reason and histograms, in one flat mapping that can be summed over workers, without zeros."""
+        """Returns the renewals by reason and the histograms, without zeros.
+
+        The mapping is flat, so that it can be summed over workers.
+        """
         found: dict[str, float] = {f"renewals:{reason}": count for reason, count in self.renewals.copy().items()}
         found.update(self.step_seconds.measures("step_seconds"))
         found.update(self.commit_seconds.measures("commit_seconds"))
@@ -170,13 +173,15 @@ EVENTS: Final[Mapping[str, str]] = {
     "held": "it came before its predecessor",
     "fault": "it contradicts the order, or its object is stopped: it has a dead letter",
 }
-"""What becomes of an event of a `graph.ordered` processor, with its meaning. One that was held is counted twice."""
+"""The outcomes of an event of a `graph.ordered` processor, each with its meaning. A held event counts twice."""
 
 
 class LongestHeld(NamedTuple):
-    """The event that is held for longest.
+    """The event that has been held longest.
 
-    - `group`: the consumer group. `place`: topic, partition and offset. `prev`: the event that it waits for.
+    - `group`: the consumer group.
+    - `place`: topic, partition and offset.
+    - `prev`: the id of the event that it waits for.
     - `since`: seconds since 1970.
     """
 
@@ -193,7 +198,7 @@ class EventCounts:
     """Events of a `graph.ordered` processor in one worker; only that worker's thread writes them.
 
     - `applied`, `duplicate`, `held`, `fault`: since the worker started; see EVENTS.
-    - `held_now`, `stopped_now`: events that wait, and objects that are stopped, of the partitions that it holds.
+    - `held_now`, `stopped_now`: events that wait, and objects that are stopped, in the worker's partitions.
     """
 
     applied: int = 0
@@ -205,12 +210,12 @@ class EventCounts:
     longest_held: LongestHeld | None = None
 
     def measures(self) -> dict[str, float]:
-        """The counts as of Counters.measures."""
+        """Returns the counts, in the form of `Counters.measures`."""
         return {f"events:{name}": count for name in EVENTS if (count := getattr(self, name))}
 
 
 def estimate(size: Callable[[Sequence[T]], int], items: Sequence[T]) -> int:
-    """The size of items; of more than MEASURED_ALL, some thirty are measured."""
+    """Returns the size of items; if there are more than MEASURED_ALL, an estimate from about thirty of them."""
     if len(items) <= MEASURED_ALL:
         return size(items)
     some = items[:: len(items) // 32 | 1]  # an odd stride: kinds of records often alternate
@@ -218,12 +223,12 @@ def estimate(size: Callable[[Sequence[T]], int], items: Sequence[T]) -> int:
 
 
 def lags(positions: Positions, ends: Positions) -> dict[TopicPartition, int]:
-    """Records (and markers) of each partition between its next offset and its last stable offset, if that is known."""
+    """Returns the lag of each partition whose last stable offset is known; see `lag`."""
     return {tp: max(0, ends[tp] - position) for tp, position in positions.items() if tp in ends}
 
 
 def lag(positions: Positions, ends: Positions) -> int:
-    """Records (and markers) between next offsets (`positions`) and last stable offsets (`ends`)."""
+    """Returns the number of records (and markers) between next offsets (`positions`) and last stable ones (`ends`)."""
     return sum(lags(positions, ends).values())
 
 
@@ -231,7 +236,7 @@ class Rate:
     """The growth of a count per second, measured over the last second or more."""
 
     def __init__(self, *, shrinks: bool = False) -> None:
-        """`shrinks`: what is counted may shrink, and the rate may be below 0."""
+        """`shrinks`: the count may shrink, and the rate may be below 0."""
         self._before: tuple[float, float] | None = None
         self._rate = 0.0
         self._least = -float("inf") if shrinks else 0

@@ -14,7 +14,7 @@ HASH_HEADER: Final = "ks-hash"
 """Header of every output and dead letter: the delivery hash of the step that made it."""
 
 PLACE_HEADER: Final = "ks-step"
-"""Header of the outputs and dead letters of a join that is exactly once: the place of the step (graph/hashes.py)."""
+"""Header of the outputs and dead letters of an exactly-once join: the place of the step (graph/hashes.py)."""
 
 
 NO_TIMESTAMP: Final = 0
@@ -53,7 +53,7 @@ class Message(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class KeptRecord:
-    """A record of which the client's Message is not kept: a Message.
+    """A copy of a record, as a Message, where the client's own Message is not kept.
 
     - `place`: topic, partition and offset.
     - `stamp`: the type and the value of its timestamp.
@@ -89,10 +89,10 @@ class KeptRecord:
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """A record of which a part cannot be read, as a Message: to ask for that part raises DecodeError.
+    """A record with a part that cannot be read, as a Message: to ask for that part raises DecodeError.
 
-    - `kept`: what a dead letter can have of it.
-    - `cut`: what is missing of it, as a dead letter names it: `headers of orders[0]@5: ...`.
+    - `kept`: the part that a dead letter can have.
+    - `cut`: the missing part, as a dead letter names it: `headers of orders[0]@5: ...`.
     - `headers_fault`, `value_fault`: why this part cannot be read; "" if it can.
     """
 
@@ -117,28 +117,31 @@ class Unreadable:
         return self.kept.timestamp()
 
     def key(self) -> bytes | None:
-        """What is kept of the key."""
+        """Returns the part of the key that is kept."""
         return self.kept.key()
 
     def value(self) -> bytes | None:
-        """Raises DecodeError if it cannot be read."""
+        """Returns the value. Raises DecodeError if it cannot be read."""
         if self.value_fault:
             raise DecodeError(self.value_fault)
         return self.kept.value()
 
     def headers(self) -> list[tuple[str, bytes | None]]:
-        """Raises DecodeError if they cannot be read."""
+        """Returns the headers. Raises DecodeError if they cannot be read."""
         if self.headers_fault:
             raise DecodeError(self.headers_fault)
         return self.kept.headers()
 
 
 KEPT_BYTES: Final = 1_000
-"""Bytes of key and value that are kept of a record that is too large."""
+"""Bytes of the key, and of the value, that are kept of a record that is too large."""
 
 
 def with_bad_headers(m: Message, reason: object) -> Unreadable:
-    """A record whose headers have a name that is not UTF-8; clients that are not Java write such names."""
+    """Returns, for a record that has a header name that is not UTF-8, one without headers.
+
+    Clients other than Java's write such names.
+    """
     place = m.topic(), m.partition(), m.offset()
     fault = f"its headers cannot be read, as a name is not UTF-8: {reason}"
     cut = f"headers of {place[0]}[{place[1]}]@{place[2]}: a name is not UTF-8, none is kept"
@@ -146,7 +149,7 @@ def with_bad_headers(m: Message, reason: object) -> Unreadable:
 
 
 def too_large(m: Message, limit: int) -> Unreadable:
-    """A record whose value is larger than `limit` bytes; its first bytes are kept, and the memory is given back."""
+    """Returns, for a record whose value exceeds `limit` bytes, one with its first bytes: the memory is freed."""
     place, size = (m.topic(), m.partition(), m.offset()), len(m.value() or b"")
     fault = f"a value of {size:,} bytes: value_bytes_max is {limit:,}; raise it if the worker has the memory"
     name = f"{place[0]}[{place[1]}]@{place[2]}"
@@ -156,7 +159,7 @@ def too_large(m: Message, limit: int) -> Unreadable:
 
 
 def undecompressed(partition: TopicPartition, first: int, last: int, reason: object) -> Unreadable:
-    """In place of the records from offset `first` to `last`, of a batch that the client cannot decompress."""
+    """Returns one record in place of those from offset `first` to `last`, whose batch the client cannot decompress."""
     place, name = (*partition, last), f"{partition}@{last}"
     fault = f"the batch of the offsets {first} to {last} cannot be decompressed: {reason}"
     cut = f"key of {name}: none is kept; value of {name}: none is kept; headers of {name}: none is kept"
@@ -164,7 +167,7 @@ def undecompressed(partition: TopicPartition, first: int, last: int, reason: obj
 
 
 def readable_headers(m: Message) -> Headers:
-    """The headers of a record; none where they cannot be read."""
+    """Returns the headers of a record; none where they cannot be read."""
     try:
         return m.headers() or ()
     except DecodeError:
@@ -172,11 +175,11 @@ def readable_headers(m: Message) -> Headers:
 
 
 Inputs = tuple[Message, ...]
-"""The records of one step: one, or of a join one of each input."""
+"""The records of one step: one record, or for a join one record from each input."""
 
 
 class _Keep:
-    """The type of KEEP, the default of an Out: the value that the input record has."""
+    """The type of KEEP, the default in an Out: the output takes the part from the input record."""
 
     def __repr__(self) -> str:
         return "KEEP"
@@ -187,7 +190,7 @@ KEEP: Final[Any] = _Keep()
 
 @dataclass(frozen=True, slots=True)
 class Out:
-    """An output with its own key, headers or timestamp; each is that of the input by default.
+    """An output with its own key, headers or timestamp; by default each is the input's.
 
     - `value`: None writes a tombstone, where a function that returns a plain `None` writes nothing.
     - `headers`: pairs of name and bytes.
@@ -201,10 +204,10 @@ class Out:
 
 
 class Step:
-    """The delivery that a call of a processor's function is part of; functions take it as the argument `step`.
+    """The delivery to which a call of a processor's function belongs; functions take it as the argument `step`.
 
-    For a join, topic, key and headers are those of the first input, and the timestamp is the latest of all inputs.
-    `delivery_hash` (16 bytes) is the same on every attempt at this delivery, and unique to it: graph/hashes.py.
+    For a join, topic, key and headers come from the first input, and the timestamp is the latest of all inputs.
+    `delivery_hash` (16 bytes) is unique to this delivery, and the same on every attempt at it: see graph/hashes.py.
     """
 
     __slots__ = ("_decode_key", "_messages", "delivery_hash")
@@ -230,7 +233,7 @@ class Step:
     @property
     def headers(self) -> Headers:
         """Pairs of name and bytes, in order. Raises DecodeError if a name is not UTF-8."""
-        # a copy: what a function changes must not be changed for its next attempt, its outputs and its dead letter
+        # a copy: a change by the function must not reach its next attempt, its outputs or its dead letter
         return [*(self._messages[0].headers() or ())]
 
     @property

@@ -1,4 +1,4 @@
-"""What must not be shown: passwords, and user and password of URLs."""
+"""Hides what must not be shown: passwords, and the user and password of URLs."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ _PASSWORD: Final = re.compile(
     r"""'(?:\\.|[^'\\])*+'|"(?:\\.|[^"\\])*+"|[^\s&,;]+)""",
     re.IGNORECASE | re.DOTALL,
 )
-"""A password by its name: in a URL's query, in a keyword string of libpq, in JSON.
+"""A password, found by its name: in a URL's query, in a keyword string of libpq, in JSON.
 
-It looks once at each name, and never back: a text of others must not take minutes (`redact("passw" * 1_000)` did).
+The expression does not backtrack: text from others must not take minutes, as `redact("passw" * 1_000)` did.
 """
 
 _USER: Final = re.compile(r"\A(\s*+[a-z][a-z0-9+.-]*+://|).*@", re.IGNORECASE | re.DOTALL)
-"""What may be user and password: up to the last @, as a password may have each of / ? # @."""
+"""What may be user and password: everything up to the last @, as a password may contain / ? # and @."""
 
 _NEXT: Final = re.compile(r"(?<=,)(?=\s*[a-z][a-z0-9+.-]*://)", re.IGNORECASE)
-"""Between two URLs of a list."""
+"""The place between two URLs of a list."""
 
 
 def mask(settings: Mapping[str, str]) -> dict[str, str]:
-    """A client's settings, librdkafka's or Java's, with *** in place of the values whose names mean a secret.
+    """Returns a client's settings, librdkafka's or Java's, with *** in place of each value whose name means a secret.
 
-    User and password of a URL are hidden in any of them.
+    The user and password of a URL are hidden in every value.
     """
     return {name: "***" if _SECRET.search(name) else redact(value) for name, value in settings.items()}
 
 
 def redact(text: str) -> str:
-    """A text with *** in place of user and password of URLs, and of passwords that have their name beside them.
+    """Returns a text with *** in place of the user and password of URLs, and of passwords that stand beside their name.
 
-    What could be a password counts as one: all before the last @ of a URL.
+    Everything before the last @ of a URL counts as a password, as it could be one.
     """
     return "".join(_USER.sub(r"\1***@", _PASSWORD.sub(r"\1***", each)) for each in _NEXT.split(text))
 
@@ -54,12 +54,12 @@ def is_secret(name: str, value: str) -> bool:
 
 
 def split_user(url: str, what: str, form: str, schemes: Collection[str]) -> tuple[str, str]:
-    """User and password of a URL as they are written in it, or "", and the URL without them.
+    """Returns the user and password of a URL, as they are written in it or "", and the URL without them.
 
     - `what`, `form`: what needs the URL, and an example of one, for the message.
-    - `schemes`: those that are possible.
+    - `schemes`: the schemes that are allowed.
 
-    Raises SettingsError, without the URL, for another one, and where two readers could find two ends of a password.
+    Raises SettingsError, without the URL, for any other URL, and where it is ambiguous where the password ends.
     """
     scheme, separator, rest = url.strip().partition("://")
     end = next((at for at, char in enumerate(rest) if char in "/?#"), len(rest))
@@ -79,7 +79,7 @@ def split_user(url: str, what: str, form: str, schemes: Collection[str]) -> tupl
 
 
 class SecretUrl(str):
-    """A URL whose user and password do not show in `repr`."""
+    """A URL whose user and password `repr` does not show."""
 
     __slots__ = ()
 

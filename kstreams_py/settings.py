@@ -79,21 +79,21 @@ OTHER_VARIABLES: Final[Mapping[str, str]] = {
     "KSTREAMS_TEST_WAIT": "of the project's tests",
     "KSTREAMS_SIMULATION_SEED": "of the project's tests",
 }
-"""All KSTREAMS_* variables that are no settings. Any other is refused, so that a misspelled one is not ignored."""
+"""All KSTREAMS_* variables that are not settings. Any other is refused, so that a misspelled one is not ignored."""
 
 _OF_A_SERVICE: Final = re.compile(r"_SERVICE_HOST$|_SERVICE_PORT(_|$)|_PORT$|_PORT_\d+_(TCP|UDP|SCTP)")
-"""What Kubernetes sets in each pod for a Service whose name begins with kstreams."""
+"""Variables that Kubernetes sets in each pod for a Service whose name begins with kstreams."""
 
 
 def _client_variable(table: str, name: str) -> str:
-    """The environment variable of a client's setting."""
+    """Returns the environment variable of a client's setting."""
     return f"KSTREAMS_{table}__{name.upper().replace('.', '_')}"
 
 
 class ClientSettings(Mapping[str, str]):
-    """librdkafka settings by their dotted names; secrets do not show in `repr`, `str` or a traceback.
+    """librdkafka settings by their dotted names; `repr`, `str` and tracebacks do not show secrets.
 
-    Raises SettingsError for a value that is no text, number, boolean or path.
+    Raises SettingsError for a value that is not a text, number, boolean or path.
     """
 
     def __init__(self, values: Mapping[str, object]) -> None:
@@ -113,7 +113,7 @@ class ClientSettings(Mapping[str, str]):
 
 
 def _flat(values: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
-    """Settings by dotted names: TOML reads `sasl.password = ...` as a table in a table."""
+    """Yields settings by their dotted names: TOML reads `sasl.password = ...` as a table in a table."""
     for name, value in values.items():
         if isinstance(value, Mapping):
             yield from _flat(value, f"{prefix}{name}.")
@@ -163,7 +163,7 @@ def _address(value: str) -> str:
 
 
 def _http_address(value: str) -> str:
-    """host:port of this machine; the port may be 0."""
+    """Checks host:port of this machine; the port may be 0."""
     host, _, port = value.rpartition(":")
     if not host or not port.isdigit() or int(port) > 65_535:
         raise ValueError(f"{value!r} is not host:port, as in 127.0.0.1:8080")
@@ -177,7 +177,7 @@ STUCK_TIMEOUT_MIN_MS: Final = 1_000
 
 
 LIVEZ_TIMEOUT_MIN_MS: Final = 3_000
-"""Workers report once a second: with less, those that make progress would count as not alive."""
+"""Workers report once a second: with a shorter time-out, workers that make progress would count as not alive."""
 
 
 Client = Annotated[Mapping[str, Any], PlainValidator(_client_settings), PlainSerializer(repr, return_type=str)]
@@ -196,10 +196,10 @@ def _cluster_name(name: str) -> str:
 
 
 class OtherCluster(BaseModel):
-    """A cluster to which processors write, beside the one that they read.
+    """A cluster to which processors write, besides the one that they read.
 
     - `bootstrap_servers`: its brokers, as host:port, with commas between them.
-    - `kafka`: librdkafka's settings for it; those of the first cluster do not count.
+    - `kafka`: librdkafka's settings for it; those of the first cluster do not apply.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, arbitrary_types_allowed=True)
@@ -213,33 +213,37 @@ class Settings(BaseModel):
 
     - `bootstrap_servers`: brokers of the cluster, as host:port, with commas between them.
     - `schema_registry_url`: a schema registry with Confluent's API; None keeps schemas in files in `schema_directory`.
-    - `schema_registry`: the settings of its client by confluent-kafka's names, as ssl.ca.location or bearer.auth.token.
-    - `schema_directory`: the directory of these files; all workers and readers need the same one.
-    - `state_directory`: the directory where states with `on_disk` are, of this machine's workers.
-    - `auto_offset_reset`: where a processor begins that has no committed offsets.
-    - `commit_interval_ms`: the age of uncommitted steps at which a worker commits; at once when no record comes.
+    - `schema_registry`: the settings of its client by confluent-kafka's names, such as ssl.ca.location.
+    - `schema_directory`: the directory of these files; all workers and readers need the same directory.
+    - `state_directory`: the directory in which this machine's workers keep states with `on_disk`.
+    - `auto_offset_reset`: where a processor without committed offsets begins.
+    - `commit_interval_ms`: the age of uncommitted steps at which a worker commits; it commits at once if no record
+      comes.
     - `commit_records`: the number of uncommitted steps at which a worker commits.
-    - `value_bytes_max`: bytes of a value beyond which a record becomes a dead letter unread. A worker needs the memory
-      of two values of this size, and of the largest batch in the topic, decompressed.
-    - `transaction_timeout_ms`: after it the broker aborts a transaction; longer than the longest call of a function.
-    - `session_timeout_ms`: after it the group gives the partitions of a silent worker to others.
-    - `request_timeout_ms`: the limit of a request to a broker, its repetitions included.
-    - `drain_timeout_ms`: from a stop until a worker is given up; longer than the longest call of a function.
-    - `stuck_timeout_ms`: after it a worker that runs no turns is replaced; None only warns.
-    - `held_timeout_ms`: after it an event of `graph.ordered` that waits for the one before it is warned of.
-    - `leave_on_stop`: workers that stop leave their groups, and their partitions move at once; by default a slot keeps
-      them for `session_timeout_ms`, so that a restart costs no rebalance.
+    - `value_bytes_max`: the most bytes of a value; a record with a larger one becomes a dead letter unread. A worker
+      needs memory for two values of this size, and for the largest batch in the topic, decompressed.
+    - `transaction_timeout_ms`: when it has passed, the broker aborts a transaction; it must be longer than the longest
+      call of a function.
+    - `session_timeout_ms`: when it has passed, the group gives the partitions of a silent worker to others.
+    - `request_timeout_ms`: the limit of a request to a broker, retries included.
+    - `drain_timeout_ms`: the time from a stop until a worker is given up; it must be longer than the longest call of a
+      function.
+    - `stuck_timeout_ms`: when it has passed, a worker that runs no turn is replaced; None only warns.
+    - `held_timeout_ms`: when it has passed, a warning names the event of `graph.ordered` that still waits for the one
+      before it.
+    - `leave_on_stop`: workers that stop leave their groups, so that their partitions move at once. By default a slot
+      keeps them for `session_timeout_ms`, so that a restart causes no rebalance.
     - `http`: the host:port at which a run serves /metrics, /livez, /readyz and /status; None for no server.
-    - `http_hosts`: names by which these may be asked for, with commas between them; `*` for any. Beside them, the one
-      in `http`, localhost, that of this machine, and any address of IP.
-    - `http_errors`: /status has the texts of exceptions, which may quote records; otherwise their classes alone.
-    - `livez_timeout_ms`: after it /livez names a worker that runs no turns; by default 30 s, or transaction_timeout_ms
-      if that is longer.
+    - `http_hosts`: host names under which these may be requested, with commas between them; `*` for any. The host in
+      `http`, localhost, this machine's name and any IP address are always allowed.
+    - `http_errors`: /status shows the texts of exceptions, which may quote records; otherwise only their classes.
+    - `livez_timeout_ms`: when it has passed, /livez names a worker that runs no turn; by default 30 s, or
+      transaction_timeout_ms if that is longer.
     - `tracing`: spans for each step and commit, and `traceparent` in the headers of outputs; needs the extra `otel`.
     - `kafka`: librdkafka's settings by their names, passed to every client.
-    - `clusters`: other clusters by name, an OtherCluster each: where a topic with `cluster=` is.
+    - `clusters`: other clusters by name, each an OtherCluster; a topic with `cluster=` is in one of them.
 
-    Raises SettingsError, which names the setting, where it is written and the remedy.
+    Raises SettingsError, which names the setting, the place where it is written, and the remedy.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, arbitrary_types_allowed=True)
@@ -311,7 +315,7 @@ class Settings(BaseModel):
         return (self.livez_timeout_ms or max(30_000, self.transaction_timeout_ms)) / 1000
 
     def of_cluster(self, name: str) -> Settings:
-        """These settings for another cluster. Raises SettingsError if there is none of this name."""
+        """Returns these settings for another cluster. Raises SettingsError if there is none of this name."""
         if name not in self.clusters:
             close = did_you_mean(name, self.clusters) or f"write [clusters.{name}] with its bootstrap_servers"
             raise SettingsError(f"clusters has no {name!r}, which a topic of the graph names: {close}")
@@ -321,7 +325,7 @@ class Settings(BaseModel):
         )
 
     def as_environment(self) -> dict[str, str]:
-        """These settings as the KSTREAMS_* variables of another process, secrets included."""
+        """Returns these settings as the KSTREAMS_* variables of another process, secrets included."""
         plain = [name for name in type(self).model_fields if name not in _TABLES]
         values = {f"KSTREAMS_{name.upper()}": getattr(self, name) for name in plain}
         for cluster, each in self.clusters.items():
@@ -331,7 +335,7 @@ class Settings(BaseModel):
         return {name: str(value) for name, value in values.items() if value is not None}
 
     def secret_variables(self) -> set[str]:
-        """Those variables of `as_environment` whose values are secrets."""
+        """Returns the names of the variables of `as_environment` whose values are secrets."""
         found = {
             _client_variable(table, name)
             for table, client in self._clients()
@@ -342,7 +346,7 @@ class Settings(BaseModel):
         return found | ({"KSTREAMS_SCHEMA_REGISTRY_URL"} if url and redact(url) != url else set())
 
     def _clients(self) -> Iterator[tuple[str, Mapping[str, str]]]:
-        """The settings of clients, each with the table that they are in."""
+        """Yields the settings of each client, with the name of their table."""
         yield "KAFKA", self.kafka
         yield "SCHEMA_REGISTRY", self.schema_registry
         for name, each in self.clusters.items():
@@ -370,12 +374,12 @@ class Shown(NamedTuple):
 
 
 def explain(file: Path | None = None, **arguments: Any) -> list[Shown]:
-    """Each setting with its value and where that comes from; client settings one by one, as `kafka.<name>`.
+    """Returns each setting with its value and its origin; client settings one by one, as `kafka.<name>`.
 
     Parameters and errors are those of Settings.load.
     """
     passed = {name: value for name, value in arguments.items() if value is not None}
-    found = None if file is None else _File(file, _read(file))  # once: a pipe is empty then
+    found = None if file is None else _File(file, _read(file))  # read once: a pipe is empty afterwards
     settings = Settings.model_validate(passed, context=found)
     sources = _sources(found, Settings.model_fields, passed)
     shown = settings.model_dump(mode="json", exclude={*_TABLES})
@@ -389,20 +393,20 @@ def explain(file: Path | None = None, **arguments: Any) -> list[Shown]:
 
 
 class _File(NamedTuple):
-    """A file of settings, as it was read."""
+    """A settings file, as it was read."""
 
     path: Path
     text: str
 
 
 class _Source(NamedTuple):
-    """Settings of one source, and where one of them is written in it."""
+    """The settings of one source; `place` returns where one of them is written in it."""
 
     values: Mapping[str, Any]
     place: Callable[[str], str]
 
     def has(self, name: str) -> bool:
-        """Whether it sets the setting: also `kafka.<name>` of the client, and `clusters.<cluster>.<name>`."""
+        """Whether it has the setting, `kafka.<name>` of the client and `clusters.<cluster>.<name>` included."""
         table, dot, rest = name.partition(".")
         if not dot:
             return table in self.values
@@ -411,7 +415,7 @@ class _Source(NamedTuple):
 
 
 def _sources(file: _File | None, fields: Collection[str], arguments: Mapping[str, Any]) -> list[_Source]:
-    """All sources; of those that set a setting the last one wins."""
+    """Returns all sources; the last one that has a setting wins."""
     check_variables(fields)
     return [
         _Source({} if file is None else _parsed(*file), lambda name: "" if file is None else _place(*file, name)),
@@ -421,12 +425,12 @@ def _sources(file: _File | None, fields: Collection[str], arguments: Mapping[str
 
 
 def _origin(name: str, sources: Iterable[_Source]) -> str:
-    """Where the value of a setting is written; "" for a default."""
+    """Returns the place where the value of a setting is written; "" for a default."""
     return next((source.place(name) for source in reversed(list(sources)) if source.has(name)), "")
 
 
 def _variable(name: str) -> str:
-    """The environment variable of a setting."""
+    """Returns the environment variable of a setting."""
     table, dot, rest = name.partition(".")
     if table == "clusters" and dot:
         cluster, _, rest = rest.partition(".")
@@ -436,7 +440,7 @@ def _variable(name: str) -> str:
 
 
 def _place(file: Path, text: str, name: str) -> str:
-    """The file, with the line where a setting is written if one is found, and its table."""
+    """Returns the file, with the line and the table where a setting is written, if that is found."""
     wanted, table = _canonical(name), ""
     for number, line in enumerate(text.splitlines(), 1):
         if header := re.match(r"\s*\[([^\[\]]+)\]", line):
@@ -451,7 +455,7 @@ def _place(file: Path, text: str, name: str) -> str:
 
 
 def _canonical(name: str) -> str:
-    """A dotted name of TOML without its quotes, as client settings are compared."""
+    """Returns a dotted name of TOML without quotes, in the form in which client settings are compared."""
     return re.sub(r"[\"'\s]", "", name).lower().replace("_", ".")
 
 
@@ -463,7 +467,7 @@ _REMEDIES: Final = {
     "string_type": "write a text, in quotes",
     "path_type": "write a path, in quotes",
 }
-"""What to do about an error of pydantic, by its type or the first word of that."""
+"""What to do about an error of pydantic, by its type or the first word of its type."""
 
 _OF_CLUSTERS: Final = {
     "missing": "write it",
@@ -476,7 +480,7 @@ _OF_CLUSTERS: Final = {
 
 
 def _refusal(error: ErrorDetails, sources: Sequence[_Source], fields: Sequence[str]) -> str:
-    """One error of pydantic as a message with the setting, its value, where it is written, and the remedy."""
+    """Returns a message for an error of pydantic: the setting, its value, where it is written, and the remedy."""
     kind, text = error["type"], error["msg"].removeprefix("Value error, ")
     if not error["loc"]:  # a contradiction: its text names the settings and their values
         named = [(name, _origin(name, sources)) for name in fields if re.search(rf"\b{name}\b", text)]
@@ -520,7 +524,7 @@ def check_variables(fields: Collection[str] | None = None) -> None:
                 f"did you mean KSTREAMS_KAFKA__{client}?" if client != name else did_you_mean(name, known, "KSTREAMS_")
             )
             raise SettingsError(
-                f"{variable} is no setting of kstreams_py: {close or '`kstreams config show` lists all'} "
+                f"{variable} is not a setting of kstreams_py: {close or '`kstreams config show` lists all'} "
                 "(correct it, or unset it)"
             )
 
@@ -544,7 +548,7 @@ def _parsed(file: Path, text: str) -> dict[str, Any]:
 
 
 def _environment(fields: Collection[str]) -> dict[str, Any]:
-    """The settings in KSTREAMS_* variables. Those of a table have a variable each, or all of them one, as JSON."""
+    """Returns the settings in KSTREAMS_* variables. A table has a variable for each entry, or one for all, as JSON."""
     variables = {name.lower(): value for name, value in os.environ.items()}
     found: dict[str, Any] = {field: variables[name] for field in fields if (name := f"kstreams_{field}") in variables}
     for table in found.keys() & set(_TABLES):
@@ -572,7 +576,7 @@ def _environment(fields: Collection[str]) -> dict[str, Any]:
 
 
 def _merged(*sources: Mapping[str, Any]) -> dict[str, Any]:
-    """Merges the settings of all sources: the last source that has one wins. Those of tables are merged one by one."""
+    """Merges the settings of all sources: the last one that has a setting wins. Tables are merged entry by entry."""
     merged: dict[str, Any] = {}
     for source in sources:
         before = dict(merged)
@@ -590,11 +594,11 @@ def _merged(*sources: Mapping[str, Any]) -> dict[str, Any]:
 
 
 _OF_CLIENTS: Final = ("kafka", "schema_registry")
-"""Tables of settings of a client."""
+"""The tables that have the settings of a client."""
 
 _TABLES: Final = {
     "kafka": "KAFKA__<NAME>",
     "schema_registry": "SCHEMA_REGISTRY__<NAME>",
     "clusters": "CLUSTERS__<CLUSTER>__<NAME>",
 }
-"""Settings that are tables, with the variable of a single one."""
+"""The settings that are tables, each with the variable of a single entry."""

@@ -1,7 +1,7 @@
 """The embedded broker: a real Apache Kafka (KRaft) of one or more nodes on this machine's loopback.
 
-Each node is a combined broker and controller, a JVM with a process session of its own. So Ctrl-C in a terminal reaches
-only the program that uses the cluster, which ends its work first and then the cluster.
+Each node is a combined broker and controller, a JVM in its own process session. So Ctrl-C in a terminal reaches only
+the program that uses the cluster, which first ends its work and then the cluster.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ ARCHIVE_SECONDS: Final = 120.0
 _JVM: Final = ("-Xms128m", "-Xmx512m", "-XX:+UseSerialGC", "-Djava.awt.headless=true")
 
 _STOPPED: Final = 128 + signal.SIGTERM
-"""The exit status of a JVM that has shut down after a SIGTERM."""
+"""The exit status of a JVM that was shut down by SIGTERM."""
 
 
 class EmbeddedKafka:
     """A cluster that runs from `start` to `stop`, or for a `with` block; brokers are numbered from 0.
 
     - `classpath`: Kafka's jars; by default those in the user's cache, fetched once.
-    - `java`: the program; by default found by `find_java`.
-    - `brokers`: how many brokers.
+    - `java`: the path of the program `java`; by default found by `find_java`.
+    - `brokers`: the number of brokers.
     - `data_dir`: the directory of the data; by default a temporary one.
-    - `port`: of the first broker; by default, and for the other brokers, free ones.
+    - `port`: the port of the first broker; by default, and for the other brokers, free ports.
     - `settings`: Kafka's server properties, which override those of nodes.py.
     - `outlives`: if False, the cluster is killed when this process dies without `stop`.
 
@@ -91,7 +91,7 @@ class EmbeddedKafka:
 
     @property
     def bootstrap_servers(self) -> str:
-        """Addresses of all brokers, as clients take them."""
+        """The addresses of all brokers, in the form that clients take."""
         return ",".join(f"{HOST}:{node.port}" for node in self._nodes)
 
     @property
@@ -133,22 +133,23 @@ class EmbeddedKafka:
         self._end(broker, signal.SIGKILL)
 
     def terminate(self, broker: int, within: float = STOP_SECONDS) -> bool:
-        """Shut one broker down (SIGTERM), after it has handed its partitions over.
+        """Shuts one broker down (SIGTERM); it first hands its partitions over.
 
-        Returns False if the broker did not end `within` so many seconds, and was killed.
+        Returns False if the broker did not end `within` that many seconds, and was killed.
         """
         return self._end(broker, signal.SIGTERM, within)
 
     def run_for_classes(self, archive: Path) -> bool:
-        """Runs one broker for a moment, so that Java archives its classes; returns whether the archive exists."""
+        """Runs one broker briefly, so that Java archives its classes; returns whether the archive exists."""
         self._to_archive = class_archive.to_write(archive)
         with self:
             return self.terminate(0, ARCHIVE_SECONDS) and archive.exists()
 
     def restart(self, *brokers: int) -> None:
-        """Starts brokers again with their ports and data, at once; shuts those down first that run.
+        """Starts brokers again at the same time, with their ports and data; first shuts down those that run.
 
-        Where so few run that one more makes no quorum of controllers, it does not get ready alone: name several.
+        If so few brokers run that one more makes no quorum of controllers, a single one does not get ready: name
+        several.
         """
         for broker in brokers:
             if broker in self._running:
@@ -168,7 +169,7 @@ class EmbeddedKafka:
         await_stopped(process.pid)
 
     def resume(self, broker: int) -> None:
-        """Continue a paused broker (SIGCONT)."""
+        """Continues a paused broker (SIGCONT)."""
         self._running[broker].send_signal(signal.SIGCONT)
 
     def release(self) -> None:
@@ -241,8 +242,8 @@ class EmbeddedKafka:
 def archive_classes(classpath: Sequence[Path], java: Path) -> None:
     """Writes the archive of a broker's classes unless it exists, by running a broker once; later brokers start faster.
 
-    Raises as EmbeddedKafka does, MissingSoftware for a Java that cannot write one, BrokerUnavailable if it does not,
-    OSError if the cache cannot be written.
+    Raises the errors of EmbeddedKafka, MissingSoftware for a Java that cannot write an archive, BrokerUnavailable if
+    Java does not write it, and OSError if the cache cannot be written.
     """
     archive = class_archive.path_of(classpath, java)
     if archive.exists():
@@ -259,7 +260,7 @@ def archive_classes(classpath: Sequence[Path], java: Path) -> None:
 
 @contextlib.contextmanager
 def _interrupt_deferred() -> Iterator[None]:
-    """Handles a Ctrl-C that comes inside the block after it; only the main thread is interrupted by one."""
+    """Defers a Ctrl-C inside the block until its end; only the main thread is ever interrupted."""
     handler = signal.getsignal(signal.SIGINT)
     if not callable(handler) or threading.current_thread() is not threading.main_thread():
         yield
@@ -275,7 +276,7 @@ def _interrupt_deferred() -> Iterator[None]:
 
 
 def _start_guard(temporary: Path | None) -> subprocess.Popen[bytes]:
-    """Starts a shell that kills the brokers and deletes temporary data when its input ends, as at this process's death.
+    """Starts a shell that kills the brokers and deletes temporary data when its input ends, as when this process dies.
 
     Each line of its input has the process ids of all running brokers; the last line counts.
     """
@@ -286,7 +287,7 @@ def _start_guard(temporary: Path | None) -> subprocess.Popen[bytes]:
 
 
 def _await_end(process: subprocess.Popen[bytes], deadline: float) -> None:
-    # the last of several controllers cannot shut down by itself: the quorum has ended with the others
+    # the last of several controllers cannot shut down by itself: the others' end has ended the quorum
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(max(0.0, deadline - time.monotonic()))
     process.kill()
@@ -294,7 +295,7 @@ def _await_end(process: subprocess.Popen[bytes], deadline: float) -> None:
 
 
 def _brokers_known_to(node: Node) -> int:
-    """The number of brokers in a node's answer to a metadata request (version 1, no topics); 0 without an answer."""
+    """Returns the number of brokers that a node's metadata shows (version 1, no topics); 0 without an answer."""
     request = struct.pack(">ihhihi", 14, 3, 1, 0, -1, 0)
     with contextlib.suppress(OSError, struct.error), socket.create_connection((HOST, node.port), 1.0) as connection:
         connection.sendall(request)

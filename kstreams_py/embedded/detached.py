@@ -30,8 +30,8 @@ logger = logging.getLogger(__name__)
 class Status:
     """The state of the detached cluster.
 
-    - `brokers`, `alive`: how many brokers it has, and how many of them run.
-    - `full_disk`: which brokers a full disk has ended, with the remedy; "" if none.
+    - `brokers`, `alive`: the number of its brokers, and of those that run.
+    - `full_disk`: the brokers that a full disk has ended, with the remedy; "" if there are none.
     """
 
     bootstrap_servers: str
@@ -55,9 +55,9 @@ def start(
     port: int | None = None,
     settings: Mapping[str, str] | None = None,
 ) -> Status:
-    """Starts the user's detached cluster, and returns its state once it is ready; also if it runs already.
+    """Starts the user's detached cluster unless it runs already; returns its state once it is ready.
 
-    Parameters and errors are those of EmbeddedKafka. Raises SettingsError also if a different cluster runs already.
+    Parameters and errors are those of EmbeddedKafka. Also raises SettingsError if a different cluster runs already.
     """
     before = status()
     if before and before.alive:
@@ -85,7 +85,7 @@ def start(
 
 
 def stop() -> Status | None:
-    """Stops the user's detached cluster and no other process; returns its state before, None if there was none."""
+    """Stops the user's detached cluster and no other process; returns its previous state, None if there was none."""
     before, state = status(), _read_state()
     if before is None or state is None:
         return None
@@ -103,7 +103,7 @@ def stop() -> Status | None:
 
 
 def status() -> Status | None:
-    """The state of the user's detached cluster; None if none was started."""
+    """Returns the state of the user's detached cluster; None if none was started."""
     state = _read_state()
     if state is None:
         return None
@@ -117,7 +117,7 @@ def _state_file() -> Path:
 
 
 def _check_state_is_writable() -> None:
-    """Raises SettingsError before a broker is started that no other command would find."""
+    """Raises SettingsError if the state cannot be written: no other command would find the started brokers."""
     directory = _state_file().parent
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -130,7 +130,7 @@ def _check_state_is_writable() -> None:
 
 
 def _read_state() -> dict[str, Any] | None:
-    """What `start` has written; None if there is no such file. Raises SettingsError for one that it has not written."""
+    """Reads the file that `start` writes; None if it does not exist. Raises SettingsError for other contents."""
     path = _state_file()
     try:
         state: dict[str, Any] = json.loads(path.read_text())

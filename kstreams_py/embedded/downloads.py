@@ -1,6 +1,7 @@
-"""Fetches jars from a Maven repository, each checked by its checksum; resolves artifacts by `jgo`.
+"""Fetches jars from a Maven repository, each checked by its checksum; resolves artifacts with `jgo`.
 
-The repository is that of KSTREAMS_MAVEN_REPOSITORY, of jgo's own settings file, or jgo's default, in this order.
+The repository is the one in KSTREAMS_MAVEN_REPOSITORY, the one in jgo's own settings file, or jgo's default, in this
+order.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Artifact(NamedTuple):
 
 
 class Jar(NamedTuple):
-    """A jar by its path in a Maven repository; `sha256` None stands for the checksum that the repository has."""
+    """A jar by its path in a Maven repository; `sha256` is None if the repository's own checksum counts."""
 
     path: str
     sha256: str | None = None
@@ -55,9 +56,9 @@ class Jar(NamedTuple):
 
 
 def fetch(jars: Sequence[Jar], directory: Path, progress: Progress | None = None) -> None:
-    """Downloads jars into a directory; a file in it whose name ends with `.jar` is whole and has its checksum.
+    """Downloads jars into a directory; a file whose name ends with `.jar` is complete and has its checksum.
 
-    `progress` is called with a line of text for each jar. Raises MissingSoftware, which names the jar and the reason.
+    `progress`: called with a line of text for each jar. Raises MissingSoftware, which names the jar and the reason.
     """
     base = repository()
     with _session() as session, ThreadPoolExecutor(_AT_ONCE) as pool:
@@ -73,13 +74,13 @@ def fetch(jars: Sequence[Jar], directory: Path, progress: Progress | None = None
 
 
 def digest_of(path: Path) -> str:
-    """The SHA-256 of a file."""
+    """Returns the SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def repository() -> str:
-    """The URL of the Maven repository. Raises MissingSoftware without jgo, also where the variable has no HTTP URL."""
+    """Returns the URL of the Maven repository. Raises MissingSoftware without jgo, and if it is no HTTP URL."""
     if chosen := os.environ.get(REPOSITORY):
         if not chosen.startswith(("http://", "https://")):
             raise MissingSoftware(f"{REPOSITORY}={redact(chosen)} is not a URL that starts with https:// or http://")
@@ -92,7 +93,7 @@ def repository() -> str:
 
 
 def resolve(wanted: Iterable[Artifact]) -> list[Jar]:
-    """The jars of artifacts and of all that they need at run time, resolved from the repository's descriptions.
+    """Returns the jars of artifacts and of their run-time dependencies, resolved from the repository's POMs.
 
     Raises MissingSoftware without jgo, or if the repository does not answer or has no such artifact.
     """
@@ -105,8 +106,8 @@ def resolve(wanted: Iterable[Artifact]) -> list[Jar]:
         context = MavenContext(repo_cache=Path(poms), remote_repos={"repository": repository()})
         asked = [context.create_dependency(str(artifact)) for artifact in wanted]
         for dependency in asked:
-            # otherwise the versions that one artifact's parent manages replace those of the others: Kafka 4.3.1 then
-            # gets the kafka-clients 3.9.1 of log4j's parent
+            # otherwise the versions in one artifact's parent replace those of the others: Kafka 4.3.1 would get the
+            # kafka-clients 3.9.1 of log4j's parent
             dependency.raw = True
         try:
             inputs, transitive = PythonResolver().resolve(asked)
@@ -129,7 +130,7 @@ def _require_jgo() -> None:
 
 
 def _session() -> requests.Session:
-    """A session that tries a request again when the repository is busy."""
+    """Returns a session that retries a request when the repository is busy."""
     try:
         import requests  # noqa: PLC0415, it comes with jgo
         from requests.adapters import HTTPAdapter  # noqa: PLC0415
@@ -145,7 +146,7 @@ def _session() -> requests.Session:
 
 
 def _fetch(session: requests.Session, base: str, jar: Jar, directory: Path) -> str:
-    """Downloads one jar; returns why it could not, or "". It has its name only once its checksum is right."""
+    """Downloads one jar; returns why that failed, or "". The file gets its name only once its checksum is right."""
     import requests  # noqa: PLC0415
 
     part = directory / f"{jar.name}.part"
@@ -171,7 +172,7 @@ def _fetch(session: requests.Session, base: str, jar: Jar, directory: Path) -> s
 
 
 def _checksum(session: requests.Session, url: str) -> tuple[str, str]:
-    """The checksum of a file that the repository itself has beside it, and its kind."""
+    """Returns the checksum that the repository has beside a file, and its kind."""
     for kind in ("sha256", "sha1"):
         response = session.get(f"{url}.{kind}", timeout=_TIMEOUT)
         if response.ok and (words := response.text.split()):
@@ -180,7 +181,7 @@ def _checksum(session: requests.Session, url: str) -> tuple[str, str]:
 
 
 def _reason(error: requests.RequestException) -> str:
-    """The reason without the URL, which may have a password."""
+    """Returns the reason without the URL, which may have a password."""
     import requests  # noqa: PLC0415
 
     if error.response is not None:

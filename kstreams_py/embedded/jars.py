@@ -1,9 +1,9 @@
 """The broker's and Spark's jars in the user's cache, fetched once from Maven.
 
 `jars.toml` beside this file locks the jars: their paths in a Maven repository and their checksums. `scripts/lock-jars`
-writes it. What it does not name, such as the jars of another PySpark, is resolved when it is fetched, over https alone;
-its checksums are kept beside it. A set of jars is fetched into a temporary directory that is then renamed, so a
-directory under `jars/` is complete. Each process compares the jars with their checksums before it uses them.
+writes it. Jars that it does not name, such as those of another PySpark, are resolved when they are fetched, only over
+https; their checksums are kept beside them. A set of jars is fetched into a temporary directory that is then renamed,
+so a directory under `jars/` is complete. Each process compares the jars with their checksums before it uses them.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ KAFKA_VERSION: Final = "4.3.1"
 SCALA_VERSION: Final = "2.13"
 
 SUMS: Final = "SHA256SUMS"
-"""The file with the checksums of jars that the lock does not name, as sha256sum writes it."""
+"""The file with the checksums of jars that the lock does not name, in the format of sha256sum."""
 
 _verified: Final = set[Path]()
-"""Directories whose jars this process has compared with their checksums."""
+"""The directories whose jars this process has compared with their checksums."""
 
 # Kafka depends only on the logging interface: without a binding the broker logs nothing
 KAFKA: Final = (
@@ -48,7 +48,7 @@ KAFKA: Final = (
 
 
 def cache_directory() -> Path:
-    """The directory of all jars in the user's cache; it may be deleted at any time."""
+    """Returns the directory of all jars in the user's cache; it may be deleted at any time."""
     return Path(platformdirs.user_cache_dir("kstreams_py"))
 
 
@@ -69,7 +69,7 @@ def spark_jars(progress: Progress | None = None) -> list[Path]:
 
 
 def spark_artifacts() -> tuple[Artifact, ...]:
-    """The artifacts by which the installed PySpark reads Kafka and Avro. Raises MissingSoftware without PySpark."""
+    """Returns the artifacts with which PySpark reads Kafka and Avro. Raises MissingSoftware without PySpark."""
     pyspark = _pyspark_version()
     return (
         Artifact("org.apache.spark", f"spark-sql-kafka-0-10_{SCALA_VERSION}", pyspark),
@@ -86,7 +86,7 @@ def delta_jars(progress: Progress | None = None) -> list[Path]:
 
 
 def delta_artifacts() -> tuple[Artifact, ...]:
-    """The artifact of the installed delta-spark. Raises MissingSoftware without it."""
+    """Returns the artifact of the installed delta-spark. Raises MissingSoftware without it."""
     if not has_delta():
         raise MissingSoftware("Delta Lake is not installed: run pip install 'kstreams_py[delta]'")
     return (Artifact("io.delta", f"delta-spark_{SCALA_VERSION}", version("delta-spark")),)
@@ -117,7 +117,7 @@ def _pyspark_version() -> str:
 
 
 def pyspark_jars() -> Path:
-    """The directory of jars in the installed PySpark. Raises MissingSoftware without PySpark."""
+    """Returns the directory of jars in the installed PySpark. Raises MissingSoftware without PySpark."""
     _pyspark_version()
     spec = importlib.util.find_spec("pyspark")
     if spec is None or spec.origin is None:
@@ -126,7 +126,7 @@ def pyspark_jars() -> Path:
 
 
 def module_names(jars: Iterable[Path]) -> set[str]:
-    """Names of jars without their versions, by which duplicates are left out."""
+    """Returns the names of jars without their versions, by which duplicates are found."""
     return {re.sub(r"-\d[\w.\-]*$", "", jar.stem) for jar in jars}
 
 
@@ -153,7 +153,7 @@ def resolve(wanted: tuple[Artifact, ...], present: set[str], progress: Progress 
 
 
 def _one_at_a_time(say: Progress) -> FileLock:
-    """The lock of the cache, held; says so if another process has it."""
+    """Returns the lock of the cache, which is held; `say` is called if another process holds it first."""
     lock = FileLock(cache_directory() / "fetching.lock")
     try:
         lock.acquire(timeout=0)
@@ -164,7 +164,7 @@ def _one_at_a_time(say: Progress) -> FileLock:
 
 
 def _fetch(wanted: tuple[Artifact, ...], present: set[str], final: Path, say: Progress) -> None:
-    """Fetches the locked jars of `wanted`, or else those that it resolves to, into a new directory."""
+    """Fetches the locked jars of `wanted`, or else the jars to which it resolves, into a new directory."""
     jars = list(_locked(final.name))
     if is_new := not jars:
         names = ", ".join(map(str, wanted))
@@ -182,7 +182,7 @@ def _fetch(wanted: tuple[Artifact, ...], present: set[str], final: Path, say: Pr
         if is_new:
             sums = "".join(f"{digest_of(path)}  {path.name}\n" for path in sorted(work.iterdir()))
             (work / SUMS).write_text(sums, encoding="utf-8")
-        shutil.rmtree(final, ignore_errors=True)  # one from which jars were deleted
+        shutil.rmtree(final, ignore_errors=True)  # an incomplete one, from which jars were deleted
         work.rename(final)
 
 
@@ -202,7 +202,7 @@ def cached(wanted: tuple[Artifact, ...]) -> list[Path]:
 
 
 def _sums(directory: Path) -> dict[str, str]:
-    """The checksums of the jars in a directory by their names: those of the lock, or else those kept beside them."""
+    """Returns the checksums of a directory's jars by name: the lock's, or else those kept beside the jars."""
     if locked := {jar.name: jar.sha256 or "" for jar in _locked(directory.name)}:
         return locked
     try:
@@ -214,7 +214,7 @@ def _sums(directory: Path) -> dict[str, str]:
 
 @cache
 def _locked(name: str) -> tuple[Jar, ...]:
-    """The locked jars of a directory; none if the lock does not have it."""
+    """Returns the locked jars of a directory; none if the lock does not have it."""
     locked = tomllib.loads((files("kstreams_py.embedded") / "jars.toml").read_text(encoding="utf-8"))
     return tuple(Jar(path, sha256) for path, sha256 in locked.get(name, {}).items())
 
@@ -224,5 +224,5 @@ def _directory(wanted: tuple[Artifact, ...]) -> Path:
 
 
 def directory_name(wanted: tuple[Artifact, ...]) -> str:
-    """The name of the directory of these jars, and of their table in the lock."""
+    """Returns the name of the directory of these jars, and of their table in the lock."""
     return "+".join(f"{artifact.name}-{artifact.revision}" for artifact in wanted)

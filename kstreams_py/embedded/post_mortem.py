@@ -11,16 +11,16 @@ from typing import Final
 from kstreams_py.errors import SettingsError
 
 MIN_FREE_BYTES: Final = 256 << 20
-"""Free space that each broker needs to start: less fills within a minute of load (measured: 33 MB after 8 s)."""
+"""Free space that each broker needs to start: less is full within a minute of load (measured: 33 MB after 8 s)."""
 
 FULL_BYTES: Final = 1 << 20
-"""With less free space a disk counts as full: the broker could not write the reason of its end to its log either."""
+"""With less free space a disk counts as full: the broker could not even write the reason for its end to its log."""
 
 NO_SPACE: Final = "No space left on device"
 
 
 def free_bytes(directory: Path) -> int:
-    """The free space of the file system of a directory, which need not exist yet."""
+    """Returns the free space of the file system of a directory, which need not exist yet."""
     return shutil.disk_usage(next(path for path in (directory, *directory.parents) if path.exists())).free
 
 
@@ -41,7 +41,7 @@ def mark_start(directory: Path) -> None:
 
 
 def full_disks(data_dir: Path, brokers: Iterable[int]) -> str:
-    """Names those of these ended brokers that a full disk has ended, with the remedy; "" if there are none."""
+    """Returns which of these brokers a full disk has ended, with the remedy; "" if none."""
     full = [str(broker) for broker in brokers if _was_full(data_dir / f"broker-{broker}")]
     if not full:
         return ""
@@ -52,7 +52,7 @@ def full_disks(data_dir: Path, brokers: Iterable[int]) -> str:
 
 
 def why_ended(directory: Path) -> str:
-    """Why the last run of the broker in this directory ended or failed to start."""
+    """Returns why the last run of the broker in this directory ended or failed to start."""
     last = _last_run(directory)
     return f"{NO_SPACE}: {_megabytes(free_bytes(directory))} are free now" if _was_full(directory) else error_in(last)
 
@@ -62,7 +62,7 @@ def _was_full(directory: Path) -> bool:
 
 
 def error_in(output: str) -> str:
-    """The last line of a JVM's output with an error, without the stack trace; otherwise the last line."""
+    """Returns the last line of a JVM's output with an error, without the stack trace; otherwise the last line."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     for line in reversed(lines):
         found = re.search(r"\w+(Exception|Error)\b.*|(ERROR|FATAL) .*", line)
@@ -72,7 +72,7 @@ def error_in(output: str) -> str:
 
 
 def _last_run(directory: Path) -> str:
-    """The output of a broker since its last start: its console, which each run starts empty, and its log."""
+    """Returns the output of a broker since its last start: its console, which each run starts empty, and its log."""
     console, log, began = (directory / name for name in ("console.log", "server.log", "began"))
     written = log.read_bytes() if log.exists() else b""
     start = int(began.read_text() or 0) if began.exists() else 0

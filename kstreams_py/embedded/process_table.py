@@ -1,4 +1,4 @@
-"""What the system tells of another process: in /proc, or by `ps` where that is missing (macOS)."""
+"""Looks up other processes: in /proc, or with `ps` where that is missing (macOS)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ PROC: Final = Path("/proc")
 
 
 def command_line(pid: int) -> str:
-    """The command line of a process, its arguments apart by a space or a NUL; "" if there is no such process."""
+    """Returns a process's command line, with a space or a NUL between arguments; "" if there is no such process."""
+
     if not Path(PROC, "self").exists():
         return _ps("command=", pid)
     with suppress(OSError):
@@ -22,7 +23,7 @@ def command_line(pid: int) -> str:
 
 
 def await_stopped(pid: int) -> None:
-    """Returns once a child that was sent SIGSTOP is stopped, or has ended: its threads stop after the call."""
+    """Waits until a child that was sent SIGSTOP is stopped, or has ended: its threads stop after the call."""
     if Path(PROC, "self").exists():
         os.waitid(os.P_PID, pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
         return

@@ -7,14 +7,14 @@ In reading order:
 
 serdes         rule     the protocol Serde; Bytes, String and Json
 registry       rule     the protocol Registry, which keeps writers' schemas by id
-avro           rule     the serde Avro: values in the wire format, by a schema and that of their writer
+avro           rule     the serde Avro: values in the wire format, by the reader's and the writer's schemas
 schemas        rule     parses and names Avro schemas, and makes their canonical text
-writers        acts     the schemas of a topic's writers: which are followed
-logical        adapter  logical types: what fastavro would change is refused
+writers        acts     the schemas of a topic's writers, and which of them readers follow
+logical        adapter  logical types, which refuse values that fastavro would change
 bounds         rule     how deeply a value may be nested, and how many items it may have
 fitting        rule     a quick check whether a value fits a schema
-evolution      rule     whether a new schema reads what an older one wrote
-schema_files   adapter  schemas in files: those that a program names, and those of this package
+evolution      rule     whether a new schema can read data of an older one
+schema_files   adapter  schemas in files: those that a program names, and those that this package ships
 file_registry  adapter  schemas in a directory
 http_registry  adapter  schemas in a schema registry over HTTP
 registries     acts     opens the registry that the settings name

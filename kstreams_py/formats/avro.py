@@ -47,14 +47,14 @@ class Avro(Serde[Any]):
     - `schema`: the path of an .avsc file, or the schema as parsed JSON.
     - `registry`: the registry to use instead of the worker's; None for the worker's.
 
-    Records are dicts with exactly the schema's fields; those with a default may be left out. Data is resolved from its
+    Records are dicts with exactly the schema's fields; fields with a default may be left out. Data is resolved from its
     writer's schema to this one: fields with defaults, aliases, promotions (Avro 1.11, "Schema Resolution").
 
-    Values are written whole or refused. They are nested at most 200 deep, have at most 10,000 items that take no bytes,
-    and their decimals at most 4,300 digits.
+    Values are written unchanged or refused. They are nested at most 200 deep, and have at most 10,000 items that take
+    no bytes; decimals have at most 4,300 digits.
 
-    The worker binds the serde to the subject of each topic. The first value written registers the schema; a reader
-    registers nothing. Raises SchemaError for a schema that is wrong.
+    The worker binds the serde to the subject of each topic. The first written value registers the schema; a reader
+    registers nothing. Raises SchemaError for an invalid schema.
     """
 
     __slots__ = (
@@ -71,7 +71,7 @@ class Avro(Serde[Any]):
         self._writes, names = parse(to_write(raw), source)
         self._fits = quick_check(self._writes, names, {})
         self._validates = parse(to_validate(raw), source)[0]
-        # fastavro returns the default itself: a function that changes a list would change it for all records
+        # fastavro returns the default object itself: a function that changes a list would change it for all records
         self._copies = any(isinstance(field.get("default"), list | dict) for field in fields_of(names))
         self.name: str = name_of(parsed)
         """The schema's full name."""
@@ -84,14 +84,14 @@ class Avro(Serde[Any]):
         return f"Avro({self.name})"
 
     def bind(self, registry: Registry, subject: str) -> Serde:
-        """A serde that looks writers' schemas up in the registry, and registers this schema under the subject.
+        """Returns a serde that looks writers' schemas up in the registry, and registers this schema under the subject.
 
-        Of other schemas than this one, it follows those that are registered for the topic of the subject.
+        Besides this schema, it follows the schemas that are registered for the topic of the subject.
         """
         return self._bound(self._registry or registry, subject, subject)
 
     def _bound(self, registry: Registry, subject: str, followed: str | None) -> Serde:
-        """`followed`: the subject whose schemas are followed, None for any."""
+        """Returns the bound serde. `followed`: the subject whose schemas are followed; None for any."""
         writers = Writers(registry, followed, (self.name, self.schema))
         schema, names = self._reads
         kinds = [kind_of(each, names) for each in (schema if isinstance(schema, list) else [schema])]
@@ -111,7 +111,7 @@ class Avro(Serde[Any]):
         return self._own
 
     def _writer(self, registry: Registry, subject: str) -> Callable[[Any], bytes]:
-        """`serialize` as a closure: nothing is looked up per record."""
+        """Returns `serialize` as a closure: nothing is looked up for each record."""
         parsed, fits, head = self._writes, self._fits, b""
         scan, may_be_deep, empty_items = self._bounds
         parts = list[bytes]()
@@ -142,7 +142,7 @@ class Avro(Serde[Any]):
         return serialize
 
     def _look_closer(self, value: Any) -> None:
-        """Raises ValueError, which names the field, if fastavro's validation (as slow as six writes) finds an error."""
+        """Raises ValueError, with the field, if fastavro's validation (as slow as six writes) finds an error."""
         try:
             validate(value, self._validates)
         except ValidationError as error:
@@ -162,7 +162,7 @@ class Avro(Serde[Any]):
             return  # the conversion of a logical type failed: the caller raises that error
 
     def _reader(self, writers: Writers) -> Callable[[bytes], Any]:
-        """`deserialize` as a closure, which caches the resolution of each writer's schema by the first five bytes."""
+        """Returns `deserialize` as a closure, which caches the resolution of schemas by the first five bytes."""
         known: dict[bytes, _Resolved] = {}
         refused: dict[bytes, str] = {}
 
@@ -198,7 +198,7 @@ class Avro(Serde[Any]):
         return deserialize
 
     def _resolve(self, head: bytes, writers: Writers) -> _Resolved | str:
-        """How data of the writer whose schema id is in the head is read, or why it is not."""
+        """Returns how to read data with the schema id in `head`, or the reason why it cannot be read."""
         if len(head) < 5 or head[0] != 0:
             raise DecodeError(
                 f"not Avro in the wire format: starts with {head!r}, not with a zero byte and a schema id"
@@ -206,12 +206,12 @@ class Avro(Serde[Any]):
         schema_id = int.from_bytes(head[1:])
         raw, source, reader = writers.find(schema_id), f"the schema with id {schema_id}", self._reads[0]
         try:
-            parse(raw, source)  # before its logical types are replaced: fastavro checks its own
+            parse(raw, source)  # before its logical types are replaced: fastavro checks its own types
             if problem := unreadable(self._raw, raw, any_value=True):
                 return f"written with schema {schema_id}, which {self!r} cannot read: {problem}"
             written = parse(to_read(raw), source)
             if parsing_form(written[0]) == parsing_form(reader):
-                # resolving would change nothing, and takes twice the time
+                # resolution would change nothing, and takes twice the time
                 return _Resolved(reader, None, False, self._bounds.scan)
             writer = adopt(written, self._reads)
             scan = bounds_of(writer, written[1], source, skips=True).scan
@@ -221,7 +221,7 @@ class Avro(Serde[Any]):
 
 
 class _Parts:
-    """A file that is written, as the list of what was (measured: a BytesIO takes a twentieth of the time to encode)."""
+    """A file that collects what is written in a list (measured: a BytesIO takes a twentieth of the time to encode)."""
 
     __slots__ = ("write",)
 
@@ -233,8 +233,8 @@ class _Resolved(NamedTuple):
     """How data of one writer is read.
 
     - `writer`: its schema, parsed.
-    - `reader`: that of the reader if it differs.
-    - `copies`: defaults in the value must be copied.
+    - `reader`: the reader's schema if it differs.
+    - `copies`: whether defaults in the value must be copied.
     - `scan`: see bounds.
     """
 
@@ -251,12 +251,12 @@ class _Bound:
     serialize: Callable[[Any], bytes]
     deserialize: Callable[[bytes], Any]
     has_null: bool
-    """Some bytes decode to None."""
+    """Whether some bytes decode to None."""
 
 
 def _read_changed(data: bytes, writer: Any, reader: Any) -> tuple[Any, bytes]:
-    """A value whose writer had another schema than its reader, and the bytes after it."""
-    # fastavro skips fields without a look at whether they are there: if it reads the byte that is added, they are not
+    """Returns a value that is resolved from its writer's schema to its reader's, and the bytes after it."""
+    # fastavro skips fields without checking that they exist: if it reads the appended byte, they do not
     source = BytesIO(data + b"\0")
     source.seek(5)
     value, end = schemaless_reader(source, writer, reader), source.tell()

@@ -1,7 +1,7 @@
-"""What an Avro value may be before fastavro decodes or encodes it.
+"""Limits of Avro values, which are checked before fastavro decodes or encodes them.
 
-fastavro recurses in C without a limit, so a value that is nested too deeply ends the process, and it reads as many
-items as a block claims, though items such as nulls take no bytes. Schemas that cannot do either cost nothing.
+fastavro recurses in C without a limit, so a value that is nested too deeply ends the process. It reads as many items as
+a block claims, although items such as nulls take no bytes. For schemas that allow neither, the checks cost nothing.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from kstreams_py.errors import SchemaError
 from kstreams_py.formats.schemas import Names, kind_of
 
 DEPTH_MAX: Final = 200
-"""Records, arrays and maps inside one another. A level takes more than 1 kB of stack, and a thread may have 512 kB."""
+"""The depth of nested records, arrays and maps. A level takes over 1 kB of stack, and a thread may have 512 kB."""
 
 EMPTY_MAX: Final = 10_000
-"""Values that take no bytes: nulls, and records of nulls. All other values are bounded by the size of the record."""
+"""The number of values that take no bytes: nulls, and records of nulls. The size of the record limits all others."""
 
 Scan = Callable[[bytes, int], object]
-"""Raises ValueError, EOFError or LookupError for an encoded value, from an offset on, that must not be decoded."""
+"""Raises ValueError, EOFError or LookupError if an encoded value, from an offset on, must not be decoded."""
 
 _Skip = Callable[[bytes, int, int], int]
-"""Returns the offset after a value, of a value at an offset and a depth."""
+"""Takes the offset and the depth of a value, and returns the offset after it."""
 
 _SIZES: Final = {"null": 0, "boolean": 1, "float": 4, "double": 8}
 _EMPTY: Final = ("null",)
 _UNCHECKED: Final = ("null", "boolean", "float", "double", "fixed")
-"""Kinds that fastavro skips without a look at whether the bytes are there."""
+"""Kinds that fastavro skips without checking that the bytes exist."""
 
 _VARINT_BYTES_MAX: Final = 10
 
@@ -37,11 +37,11 @@ _TOO_MANY: Final = f"it has more than {EMPTY_MAX:,} items that take no bytes"
 
 
 class Bounds(NamedTuple):
-    """What has to be checked of the values of a schema.
+    """The checks that values of a schema need.
 
-    - `scan`: of encoded values, before they are decoded; None for nothing.
-    - `depth`: of values, before they are encoded.
-    - `empty_items`: of values that were encoded, by `scan`.
+    - `scan`: checks encoded values before they are decoded; None if no check is needed.
+    - `depth`: whether the depth of values has to be checked before they are encoded.
+    - `empty_items`: whether encoded values have to be checked by `scan`.
     """
 
     scan: Scan | None
@@ -50,11 +50,11 @@ class Bounds(NamedTuple):
 
 
 def bounds_of(schema: Any, names: Names, source: str, *, skips: bool = False) -> Bounds:
-    """What has to be checked of the values of a parsed schema, with its named types.
+    """Returns the checks that values of a parsed schema, with its named types, need.
 
-    - `skips`: the reader's schema may lack some fields.
+    - `skips`: whether the reader's schema may lack some fields.
 
-    Raises SchemaError, which names `source`, for a schema that no value fits, or whose values are never decoded.
+    Raises SchemaError, which names `source`, for a schema that no value fits, or whose values can never be decoded.
     """
     facts = _Facts(names)
     if not facts.is_finite(schema):
@@ -70,7 +70,7 @@ def bounds_of(schema: Any, names: Names, source: str, *, skips: bool = False) ->
 
 
 class _Facts:
-    """What is known of the types of a schema, without any value."""
+    """Facts about the types of a schema, independent of values."""
 
     def __init__(self, names: Names) -> None:
         self.names = names
@@ -81,11 +81,11 @@ class _Facts:
             self._finite |= found
 
     def resolve(self, schema: Any) -> Any:
-        """A type, of its name."""
+        """Returns the type, also if it is given by name."""
         return self.names.get(schema, schema) if isinstance(schema, str) else schema
 
     def inner(self, schema: Any) -> Sequence[Any]:
-        """The types that a type is made of."""
+        """Returns the types inside a type."""
         match kind_of(schema, self.names):
             case "record" | "error":
                 return [field["type"] for field in self.resolve(schema)["fields"]]
@@ -113,7 +113,7 @@ class _Facts:
         return True
 
     def is_of(self, kinds: Collection[str], schema: Any) -> bool:
-        """Whether values of the type consist of these kinds alone, or take no bytes."""
+        """Whether values of the type consist only of these kinds, or take no bytes."""
         schema = self.resolve(schema)
         kind = kind_of(schema, self.names)
         if kind in ("record", "error"):
@@ -121,7 +121,7 @@ class _Facts:
         return kind in kinds or (kind == "fixed" and schema["size"] == 0)
 
     def empties(self, schema: Any) -> int:
-        """How many values that take no bytes are decoded with one value of the type, by its records alone."""
+        """Returns how many values without bytes one value of the type has in its records."""
         schema = self.resolve(schema)
         kind = kind_of(schema, self.names)
         if kind not in ("record", "error"):
@@ -132,13 +132,13 @@ class _Facts:
         return self._empties[schema["name"]]
 
     def depth(self, schema: Any) -> int | None:
-        """How deeply values of the type are nested; None for one that can contain itself."""
+        """Returns how deeply values of the type are nested; None for a type that can contain itself."""
         schema = self.resolve(schema)
         name = schema.get("name") if isinstance(schema, dict) else None
         if name in self._depths:
             return self._depths[name]
         if name is not None:
-            self._depths[name] = None  # a type that meets itself on the way
+            self._depths[name] = None  # a type that contains itself meets this entry
         found: int | None = 0
         for each in self.inner(schema):
             below = self.depth(each)
@@ -150,7 +150,7 @@ class _Facts:
         return found
 
     def has_endless_items(self, schema: Any, kinds: Collection[str]) -> bool:
-        """Whether the schema has an array whose items consist of these kinds alone."""
+        """Whether the schema has an array whose items consist only of these kinds."""
         seen, left = set[int](), [schema]
         while left:
             each = self.resolve(left.pop())
@@ -163,7 +163,7 @@ class _Facts:
 
 
 class _Scanner:
-    """Makes functions that go over an encoded value as fastavro does, without making it."""
+    """Makes functions that scan an encoded value as fastavro does, without decoding it."""
 
     def __init__(self, facts: _Facts) -> None:
         self._facts = facts
@@ -221,7 +221,7 @@ class _Scanner:
         return skip
 
     def _skip_of_blocks(self, item: _Skip, empties: int) -> _Skip:
-        """Of an array or a map; `empties`: values in one item if it takes no bytes, otherwise 0."""
+        """Returns the function for an array or a map; `empties`: values in an item without bytes, otherwise 0."""
 
         def skip(data: bytes, at: int, depth: int) -> int:
             if depth >= DEPTH_MAX:
@@ -237,7 +237,7 @@ class _Scanner:
                     raise EOFError(_CUT_OFF)
                 for _ in range(count):
                     at = item(data, at, depth + 1)
-                if end not in (-1, at):  # fastavro follows the size where it skips a field, else the items
+                if end not in (-1, at):  # fastavro follows the size if it skips a field, otherwise the items
                     raise ValueError("a block has another size than its items")
 
         return skip
@@ -265,7 +265,7 @@ def _skip_bytes(data: bytes, at: int, _: int = 0) -> int:
 
 
 def _block(data: bytes, at: int) -> tuple[int, int, int]:
-    """Of a block of items: their number, the offset after them as it says itself or -1, and that of the first."""
+    """Returns the number of items in a block, the offset after them (-1 if unknown), and that of the first one."""
     count, at = _varint(data, at)
     if count >= 0:
         return count, -1, at
@@ -274,7 +274,7 @@ def _block(data: bytes, at: int) -> tuple[int, int, int]:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """A number in zigzag and variable-length coding, and the offset after it."""
+    """Reads a number in zigzag and variable-length coding; returns it, and the offset after it."""
     found = shift = 0
     for place in range(at, at + _VARINT_BYTES_MAX):
         byte = data[place]

@@ -1,4 +1,4 @@
-"""The evolution of Avro schemas: whether a new one reads what an older one wrote."""
+"""The evolution of Avro schemas: whether a new schema can read data of an older one."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _LOGICAL: Final = frozenset(
     | {"time-millis", "time-micros", "timestamp-millis", "timestamp-micros", "timestamp-nanos"}
     | {"local-timestamp-millis", "local-timestamp-micros", "local-timestamp-nanos"}
 )
-"""The logical types of the Avro 1.12 specification: two of them give one number two meanings."""
+"""The logical types of the Avro 1.12 specification: two different ones give the same number different meanings."""
 
 
 def unreadable(reader: JsonSchema, writer: JsonSchema, *, any_value: bool = False) -> str | None:
-    """The reason, with the field, why the reader's schema cannot read data of the writer's; None if it can read all.
+    """Returns the reason, with the field, why the reader's schema cannot read data of the writer's; None if it can.
 
-    - `any_value`: None if it can read some: a branch of a union, a symbol.
+    - `any_value`: returns None also if it can read only some values: a branch of a union, a symbol.
 
     The rules are those of "Schema Resolution" in the Avro 1.11 specification, applied to the schemas alone, as far as
     fastavro follows them (names are compared without their namespace).
@@ -42,7 +42,7 @@ def unreadable(reader: JsonSchema, writer: JsonSchema, *, any_value: bool = Fals
 
 
 class _Clash(str):
-    """A reason that holds for values of other branches, too: a reader would not notice those that it reads wrongly."""
+    """A reason that counts for all branches: a reader would not notice that it reads such values wrongly."""
 
     __slots__ = ()
 
@@ -57,7 +57,7 @@ class _Resolution:
     any_value: bool
 
     def problems(self, r: Any, w: Any, where: str) -> Iterator[str]:
-        """The reasons why `r` cannot read `w`; `where` is the path of the field."""
+        """Yields the reasons why `r` cannot read `w`; `where` is the path of the field."""
         r = self.readers.get(r, r) if isinstance(r, str) else r
         w = self.writers.get(w, w) if isinstance(w, str) else w
         if isinstance(w, list):
@@ -80,7 +80,7 @@ class _Resolution:
             yield from self._inside(was, r, w, where)
 
     def _inside(self, kind: str, r: Any, w: Any, where: str) -> Iterator[str]:
-        """The same for what types of one kind are made of."""
+        """Yields the reasons inside two types of one kind."""
         if kind in ("array", "map"):
             inner = {"array": "items", "map": "values"}[kind]
             yield from self.problems(r[inner], w[inner], f"{where}.{inner}")
@@ -88,7 +88,7 @@ class _Resolution:
             yield from self._named(kind, r, w, where)
 
     def _clash(self, r: Any, w: Any) -> tuple[str, str] | None:
-        """What a value means to the writer and to the reader, if both have logical types that differ."""
+        """Returns what a value means to the writer and to the reader, if both have logical types that differ."""
         was, now = (str(each.get("logicalType")) if isinstance(each, dict) else "" for each in (w, r))
         if not _LOGICAL.issuperset((was, now)):
             return None
@@ -102,7 +102,7 @@ class _Resolution:
         return f"decimal({precision}, {scale})", f"decimal({wanted}, {wanted_scale})"
 
     def _named(self, kind: str, r: Any, w: Any, where: str) -> Iterator[str]:
-        """The same for types with names, which must agree or be aliases."""
+        """Yields the reasons for named types, whose names must agree or be aliases."""
         short = w["name"].rpartition(".")[2]
         if short != r["name"].rpartition(".")[2] and not {short, w["name"]} & set(r.get("aliases", ())):
             yield f"{where} was {w['name']} and is {r['name']}"
@@ -122,6 +122,6 @@ class _Resolution:
                     yield f"{path} is new and has no default"
 
     def _lost(self, now: Iterable[str], was: Iterable[str]) -> set[str]:
-        """The symbols that the reader does not have, if it matters."""
+        """Returns the symbols that the reader lacks, if that matters."""
         lost = set(was) - set(now)
         return set() if self.any_value and lost != set(was) else lost

@@ -25,13 +25,13 @@ _LOCK_SECONDS_MAX: Final = 10.0
 
 
 class FileRegistry:
-    """Keeps schemas as files. A subject accepts a schema only if it can read what all earlier ones wrote."""
+    """Keeps schemas as files. A subject accepts a schema only if it can read data of all earlier ones."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
     def register(self, subject: str, schema: str, /) -> int:
-        """See Registry. Processes that register at the same time wait for one another, 10 s at most."""
+        """See Registry. Processes that register at the same time wait for one another, for at most 10 s."""
         text = canonical(json.loads(schema))
         schema_id = content_id(text)
         mark = self._marks(subject) / str(schema_id)
@@ -115,7 +115,7 @@ class FileRegistry:
 
 
 def _write_durably(path: Path, text: str) -> None:
-    """Writes a file as a whole or not at all, and to the disk: records that need the schema are committed next."""
+    """Writes a whole file or nothing, and to the disk: records that need the schema are committed next."""
     if path.exists():
         return
     draft = path.with_name(f"{path.name}.new")

@@ -19,7 +19,7 @@ _UNKNOWN: Final = (40401, 40402, 40403)  # subject, version, schema
 
 
 _WAYS: Final = ("basic.auth.user.info", "bearer.auth.token", "bearer.auth.client.secret")
-"""The ways to sign in; a certificate may come to each."""
+"""The ways to sign in; each can be combined with a certificate."""
 
 _FILES: Final = ("ssl.ca.location", "ssl.certificate.location", "ssl.key.location")
 _NUMBERS: Final = re.compile(r"timeout|cache\.(capacity|latest\.ttl\.sec)|max\.retries|retries\.(max\.)?wait\.ms")
@@ -29,9 +29,9 @@ class SchemaRegistry:
     """A schema registry over HTTP. The address may hold user and password; no message shows them."""
 
     def __init__(self, url: str, **settings: Any) -> None:
-        """`settings` are confluent-kafka's own, such as `ssl.ca.location` or `bearer.auth.token`; numbers may be texts.
+        """`settings`: confluent-kafka's own, such as `ssl.ca.location` or `bearer.auth.token`; numbers may be texts.
 
-        Raises MissingSoftware without the extra, SettingsError for an address or a setting that is wrong.
+        Raises MissingSoftware without the extra, and SettingsError for a wrong address or setting.
         """
         try:
             from confluent_kafka.schema_registry import Schema, SchemaRegistryClient, SchemaRegistryError  # noqa: PLC0415
@@ -67,7 +67,7 @@ class SchemaRegistry:
         return schema_id
 
     def schema(self, schema_id: int, /) -> str:
-        """See Registry. Named types that are in other schemas of the registry are put into this one."""
+        """See Registry. Named types from referenced schemas are inserted."""
         found = self._ask(self._client.get_schema, schema_id)
         if found.schema_type not in (None, "AVRO"):
             raise LookupError(f"id {schema_id} in the schema registry at {self._url} is {found.schema_type}, not Avro")
@@ -79,11 +79,11 @@ class SchemaRegistry:
             return canonical(inline(json.loads(text), referenced))
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise SchemaError(
-                f"id {schema_id} in the schema registry at {self._url} is no Avro schema: {error!r}"
+                f"id {schema_id} in the schema registry at {self._url} is not an Avro schema: {error!r}"
             ) from None
 
     def _referenced(self, references: Iterable[Any]) -> list[str]:
-        """The texts of the schemas that are referenced, and of those that these reference."""
+        """Returns the texts of the referenced schemas, and of those that they reference."""
         found, left = dict[tuple[str, int], str](), [*references]
         while left:
             each = left.pop()
@@ -98,7 +98,7 @@ class SchemaRegistry:
         found = set[int]()
         with suppress(LookupError):
             for each in self._ask(self._client.get_versions, subject, True):
-                with suppress(LookupError):  # deleted for ever meanwhile
+                with suppress(LookupError):  # deleted permanently meanwhile
                     found.add(self._ask(self._client.get_version, subject, each, True).schema_id)
         return sorted(found)
 
@@ -114,7 +114,7 @@ class SchemaRegistry:
             raise Unavailable(
                 f"no answer from the {where}: start it, or correct schema_registry_url ({message})"
             ) from None
-        if code in _UNKNOWN:  # not any 404: a wrong address must not look like an unknown schema
+        if code in _UNKNOWN:  # not every 404: a wrong address must not look like an unknown schema
             raise LookupError(f"{'id' if isinstance(what, int) else 'subject'} {what} is not in the {where}")
         if status == 409:
             raise SchemaError(f"a schema that does not fit subject {what!r}: {message}; {REMEDY}")
@@ -126,7 +126,7 @@ class SchemaRegistry:
 
 
 def _completed(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of the client, with what follows from others, and numbers as numbers. Raises ValueError."""
+    """Returns the client's settings, with implied ones added and numbers as numbers. Raises ValueError."""
     found = {n: float(v) if _NUMBERS.fullmatch(n) and isinstance(v, str) else v for n, v in settings.items()}
     if "bearer.auth.token" in found:
         found.setdefault("bearer.auth.credentials.source", "STATIC_TOKEN")
@@ -134,14 +134,14 @@ def _completed(settings: Mapping[str, Any]) -> dict[str, Any]:
         found.setdefault("bearer.auth.credentials.source", "OAUTHBEARER")
         found.setdefault("bearer.auth.scope", "")
     if "bearer.auth.credentials.source" in found:
-        found.setdefault("bearer.auth.logical.cluster", "")  # of Confluent's cloud; others take no notice of it
+        found.setdefault("bearer.auth.logical.cluster", "")  # for Confluent's cloud; others ignore it
     if "ssl.key.location" in found:
-        found.setdefault("ssl.key.password", "")  # or OpenSSL asks for the one of an encrypted key at the terminal
+        found.setdefault("ssl.key.password", "")  # or OpenSSL asks for the password of an encrypted key at the terminal
     return found
 
 
 def _without_user(urls: str) -> tuple[str, str]:
-    """The addresses (separated by commas) without user and password, and the first of those as `user:password`."""
+    """Returns the comma-separated addresses without user and password, and the first `user:password`."""
     bare, users = list[str](), list[str]()
     for url in urls.split(","):
         info, address = split_user(url, "schema_registry_url", "http://user:password@host:port", ("http", "https"))

@@ -1,8 +1,8 @@
-"""Logical types that keep a value whole, or refuse it, in place of fastavro's own.
+"""Logical types that keep a value unchanged, or refuse it, in place of fastavro's own.
 
 fastavro writes 2**40 as a date and cuts what does not fit: a zone, microseconds, the time of a day. It rounds a decimal
-that has more digits than its type, and takes minutes for one of a megabyte. Custom logical types are its documented way
-in: https://fastavro.readthedocs.io/en/latest/logical_types.html
+that has more digits than its type, and takes minutes for one of a megabyte. Custom logical types are its documented
+extension: https://fastavro.readthedocs.io/en/latest/logical_types.html
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from fastavro.write import LOGICAL_WRITERS
 from kstreams_py.formats.schemas import JsonSchema, Names, kind_of, name_of
 
 DIGITS_MAX: Final = 4_300
-"""Digits of a decimal, whatever its precision: the time to read more grows with their square (Python's own limit)."""
+"""The most digits of a decimal, Python's own limit: the time to read them grows with the square of their number."""
 
 _LOGICAL: Final = ("logicalType", "precision", "scale")
-"""What makes a type a logical one."""
+"""The key that makes a type a logical type."""
 
 _SAME_ENCODING: Final = {"int": "long"}
 """Types that a reader may have in place of the writer's."""
 
 _OWN: Final = "ks-"
-"""Prefix of the logical types that fastavro is given; programs may have their own under the others."""
+"""Prefix of the logical types that fastavro gets: programs may have registered their own under other names."""
 
 _Replace = Callable[[Any], Any]
 
 _NUMBERS: Final = {"float": 1 << 24, "double": 1 << 53}
-"""Up to here, every whole number has a value of the type."""
+"""Up to this number, every whole number has a value of the type."""
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _EPOCH_LOCAL: Final = _EPOCH.replace(tzinfo=None)
@@ -50,7 +50,7 @@ _EXACT: Final = Context(prec=DIGITS_MAX, Emax=MAX_EMAX, Emin=MIN_EMIN)
 
 
 class Misfit:
-    """Stands for a value that does not fit: fastavro neither validates nor writes it, and tries the next of a union."""
+    """A value that does not fit: fastavro neither validates nor writes it, and tries the next branch of a union."""
 
     __slots__ = ("value",)
 
@@ -59,25 +59,25 @@ class Misfit:
 
 
 def to_read(schema: JsonSchema) -> JsonSchema:
-    """The schema with the logical types that are read here in place of fastavro's."""
+    """Returns the schema with this module's logical types for reading, in place of fastavro's."""
     found: JsonSchema = _replaced(schema, lambda each: _own_type(each, _READERS))
     return found
 
 
 def to_write(schema: JsonSchema) -> JsonSchema:
-    """The schema with the logical types that are written here, and with checks of numbers and arrays in unions."""
+    """Returns the schema with this module's logical types for writing, and checks of numbers and arrays in unions."""
     found: JsonSchema = _replaced(schema, lambda each: _own_type(each, _WRITERS), in_unions=_checked)
     return found
 
 
 def to_validate(schema: JsonSchema) -> JsonSchema:
-    """As `to_write`, with checks of all numbers and arrays: to find what a quick check says does not fit."""
+    """Returns the schema of `to_write` with checks of all numbers and arrays, to find what a quick check refused."""
     found: JsonSchema = _replaced(schema, lambda each: _checked(_own_type(each, _WRITERS)))
     return found
 
 
 def adopt(writer: tuple[Any, Names], reader: tuple[Any, Names]) -> Any:
-    """A parsed writer's schema, changed in place to have the logical types of the reader's: fastavro reads its own."""
+    """Returns a parsed writer's schema, changed in place to the reader's logical types: fastavro uses the writer's."""
     return _Adoption(writer[1], reader[1], set()).type_of(writer[0], reader[0])
 
 
@@ -87,7 +87,7 @@ def is_own(schema: Any) -> bool:
 
 
 def expected_by(schema: Any) -> str:
-    """What a type takes, in words."""
+    """Returns, in words, what a type takes."""
     if not is_own(schema):
         return name_of(schema)
     name = schema["logicalType"].removeprefix(_OWN)
@@ -98,7 +98,7 @@ def expected_by(schema: Any) -> str:
 
 
 def _replaced(schema: Any, replace: _Replace, *, in_unions: _Replace | None = None) -> Any:
-    """A schema with each of its types replaced, and those in unions once more."""
+    """Returns a schema with each of its types replaced, and those in unions once more."""
 
     def inner(each: Any) -> Any:
         return _replaced(each, replace, in_unions=in_unions)
@@ -111,7 +111,7 @@ def _replaced(schema: Any, replace: _Replace, *, in_unions: _Replace | None = No
     if isinstance(fields := schema.get("fields"), list):
         found["fields"] = [
             {**field, "type": inner(field["type"])} if isinstance(field, dict) and "type" in field else field
-            for field in fields  # the parser refuses one without a type
+            for field in fields  # the parser refuses a field without a type
         ]
     return replace(found)
 
@@ -141,7 +141,7 @@ class _Adoption:
     changed: set[str]
 
     def type_of(self, w: Any, r: Any) -> Any:
-        """The type `w` as it is read by a reader with the type `r`."""
+        """Returns the type `w` as a reader with the type `r` reads it."""
         if isinstance(w, list):
             return [self.type_of(each, r) for each in w]
         kind = kind_of(w, self.writers)
@@ -165,7 +165,7 @@ class _Adoption:
         return {"type": now, **logical} if logical and now in (kind, _SAME_ENCODING.get(kind)) else kind
 
     def _change(self, kind: str, w: dict[str, Any], r: Any) -> None:
-        """The same for a type with a name."""
+        """Changes a named type in the same way."""
         r = r if isinstance(r, dict) else {}
         if kind == "fixed":
             for key in _LOGICAL:
@@ -178,11 +178,11 @@ class _Adoption:
                 field["type"] = self.type_of(field["type"], fields[field["name"]]["type"])
 
 
-# Written: the function gets the value and its type.
+# Writing: each function gets the value and its type.
 
 
 def _whole(value: Any, first: int, last: int) -> Any:
-    """A whole number from `first` to `last`, as it is."""
+    """Returns a whole number from `first` to `last` unchanged."""
     is_whole = isinstance(value, SupportsIndex) and not isinstance(value, bool)
     return value if is_whole and first <= index(value) <= last else Misfit(value)
 
@@ -194,7 +194,7 @@ def _write_number(value: Any, schema: Any) -> Any:
         return value if _is_exact(value, schema["type"]) else Misfit(value)
     if schema["type"] == "float" and isinstance(value, float):
         try:
-            struct.pack("<f", value)  # unlike "f", which makes an infinity
+            struct.pack("<f", value)  # unlike "f", which makes it an infinity
         except OverflowError:
             return Misfit(value)
     return value
@@ -224,7 +224,7 @@ def _write_date(value: Any, _: Any) -> Any:
 
 
 def _write_time(value: Any, unit: int) -> Any:
-    """`unit`: in microseconds."""
+    """Converts a time of day; `unit`: in microseconds."""
     if not isinstance(value, time):
         return _whole(value, 0, _DAY_SECONDS * 1_000_000 // unit - 1)
     if value.tzinfo is not None or value.microsecond % unit:
@@ -234,7 +234,7 @@ def _write_time(value: Any, unit: int) -> Any:
 
 
 def _write_timestamp(value: Any, unit: int, epoch: datetime) -> Any:
-    """`epoch` has a zone if values have one."""
+    """Converts a datetime; `epoch`: has a zone if values have one."""
     if not isinstance(value, datetime):
         return _whole(value, -(1 << 63), (1 << 63) - 1)
     if value.microsecond % unit or (value.utcoffset() is None) is not (epoch.tzinfo is None):
@@ -249,7 +249,7 @@ def _write_uuid(value: Any, _: Any) -> Any:
 
 
 def _write_decimal(value: Any, schema: Any) -> Any:
-    """Also takes the bytes of the number, as fastavro does, if it would read them."""
+    """Converts a decimal; like fastavro, it also takes the number's bytes, if they could be read."""
     if isinstance(value, bytes | bytearray):
         try:
             _read_decimal(bytes(value), schema)
@@ -268,7 +268,7 @@ def _write_decimal(value: Any, schema: Any) -> Any:
     return number.to_bytes(size, signed=True)
 
 
-# Read: the function gets what was written and its type, then the reader's type or None.
+# Reading: each function gets the written value and its type, then the reader's type or None.
 
 
 def _read_decimal(data: bytes, schema: Any, reader: Any = None) -> Decimal:

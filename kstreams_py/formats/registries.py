@@ -1,4 +1,4 @@
-"""Opens the registry that the settings name: of files, or over HTTP."""
+"""Opens the registry that the settings name: files, or HTTP."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ from kstreams_py.formats.registry import Registry
 
 
 def open_registry(url: str | None, directory: Path, client: Mapping[str, str]) -> Registry:
-    """Opens the schema registry at `url` with the settings of its client, or the files in the directory without one."""
+    """Opens the schema registry at `url` with its client's settings; without a URL, the files in the directory."""
     return FileRegistry(directory) if url is None else SchemaRegistry(url, **client)

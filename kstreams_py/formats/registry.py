@@ -9,7 +9,7 @@ REMEDY: Final = "give each new field a default and only widen types, or write to
 
 
 class Registry(Protocol):
-    """Keeps writers' schemas by id. Each call raises Unavailable if it gets no answer in a finite time."""
+    """Keeps writers' schemas by id. Each call raises Unavailable if it gets no answer within a limit."""
 
     def register(self, subject: str, schema: str, /) -> int:
         """Returns the id of a schema (JSON text), each time the same. Raises SchemaError if the subject refuses it."""

@@ -25,7 +25,7 @@ def load_schema(schema: SchemaSource) -> tuple[JsonSchema, str]:
 
 
 def shipped_schema(name: str) -> JsonSchema:
-    """The schema `schemas/<name>.avsc` of this package, as parsed JSON."""
+    """Returns the schema `schemas/<name>.avsc` of this package, as parsed JSON."""
     schema: JsonSchema = json.loads((files("kstreams_py") / "schemas" / f"{name}.avsc").read_text(encoding="utf-8"))
     return schema
 

@@ -1,4 +1,4 @@
-"""Parses and names Avro schemas, and makes the canonical text by which they are registered."""
+"""Parses and names Avro schemas, and makes the canonical text under which they are registered."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ Names = dict[str, dict[Any, Any]]
 
 
 _NESTED_MAX: Final = 300
-"""Objects and lists inside one another in a schema: its parsing recurses, and has no limit of its own."""
+"""The depth of nested objects and lists in a schema: parsing recurses, and has no limit of its own."""
 
 _PRIMITIVES: Final = ("null", "boolean", "int", "long", "float", "double", "bytes", "string")
 _TYPES: Final = frozenset((*_PRIMITIVES, "record", "error", "enum", "fixed", "array", "map"))
-"""The types that are no names."""
+"""The types that are not names."""
 
 _FLAT: Final = (str, bytes, bytearray, int, float, type(None))
 
 
 def is_deeper(value: Any, limit: int) -> bool:
-    """Whether a value has more than `limit` mappings and sequences inside one another, or contains itself."""
+    """Whether mappings and sequences in a value are nested deeper than `limit`, or the value contains itself."""
     level = _containers([value])
     for _ in range(limit):
         if not level:
@@ -41,23 +41,23 @@ def is_deeper(value: Any, limit: int) -> bool:
 
 
 def _containers(values: Iterable[Any]) -> list[Any]:
-    """Those of the values that have others inside, each once."""
+    """Returns the values that have others inside, each once."""
     found = {id(each): each for each in values if not isinstance(each, _FLAT)}
     return [each for each in found.values() if isinstance(each, Mapping | Sequence)]
 
 
 def canonical(schema: JsonSchema) -> str:
-    """The canonical JSON text of a schema: sorted keys, no spaces."""
+    """Returns the canonical JSON text of a schema: sorted keys, no spaces."""
     return json.dumps(schema, sort_keys=True, separators=(",", ":"))
 
 
 def content_id(text: str) -> int:
-    """A schema's id where no server assigns one: the first 31 bits of BLAKE2b of its canonical text."""
+    """Returns a schema's id if no server assigns one: the first 31 bits of BLAKE2b of its canonical text."""
     return int.from_bytes(blake2b(text.encode(), digest_size=4).digest()) >> 1
 
 
 def unparsed(schema: JsonSchema) -> JsonSchema:
-    """A copy without the keys that fastavro's parse_schema adds at the top."""
+    """Returns a copy without the keys that fastavro's parse_schema adds at the top."""
     if isinstance(schema, list):
         return [unparsed(each) for each in schema]
     if isinstance(schema, dict):
@@ -66,7 +66,7 @@ def unparsed(schema: JsonSchema) -> JsonSchema:
 
 
 def parse(raw: JsonSchema, source: str) -> tuple[Any, Names]:
-    """fastavro's form of a schema, and its named types. Raises SchemaError, which names `source` and the error."""
+    """Returns fastavro's form of a schema, and its named types. Raises SchemaError with `source` and the error."""
     names: Names = {}
     if is_deeper(raw, _NESTED_MAX):
         raise SchemaError(f"{source} has more than {_NESTED_MAX} objects and lists inside one another: make it flatter")
@@ -90,23 +90,23 @@ def parse(raw: JsonSchema, source: str) -> tuple[Any, Names]:
 
 
 def parsing_form(parsed: Any) -> str:
-    """The text that is equal for schemas with the same encoding and names ("Parsing Canonical Form")."""
+    """Returns a text that is equal for schemas with the same encoding and names ("Parsing Canonical Form")."""
     return str(to_parsing_canonical_form(parsed))
 
 
 def fields_of(names: Names) -> Iterator[dict[str, Any]]:
-    """All fields of all records."""
+    """Yields all fields of all records."""
     return (field for named in names.values() for field in named.get("fields", ()))
 
 
 def kind_of(schema: Any, names: Names) -> str:
-    """The kind of a schema, or of a named one: `int`, `record`, `union` and so on."""
+    """Returns the kind of a schema, which may be given by name: `int`, `record`, `union` and so on."""
     schema = names.get(schema, schema) if isinstance(schema, str) else schema
     return "union" if isinstance(schema, list) else str(schema["type"]) if isinstance(schema, dict) else str(schema)
 
 
 def inline(schema: JsonSchema, referenced: Iterable[JsonSchema]) -> JsonSchema:
-    """A schema that has the definitions of named types that are in other ones, each where it is used first."""
+    """Returns a schema with the definitions of named types from other schemas, each where it is used first."""
     found: dict[str, Any] = {}
     for each in referenced:
         _qualify(each, "", found)
@@ -115,7 +115,7 @@ def inline(schema: JsonSchema, referenced: Iterable[JsonSchema]) -> JsonSchema:
 
 
 def _qualify(schema: Any, namespace: str, found: dict[str, Any]) -> Any:
-    """A schema with the full names of types; adds its named types to those that are found."""
+    """Returns a schema with the full names of types; adds its named types to `found`."""
     if isinstance(schema, list):
         return [_qualify(each, namespace, found) for each in schema]
     if isinstance(schema, str):
@@ -135,7 +135,7 @@ def _qualify(schema: Any, namespace: str, found: dict[str, Any]) -> Any:
 
 
 def _define(schema: Any, found: dict[str, Any], defined: set[str]) -> Any:
-    """A qualified schema with a definition where a type is used first, and its name after that."""
+    """Returns a qualified schema with a definition where a type is used first, and its name after that."""
     if isinstance(schema, list):
         return [_define(each, found, defined) for each in schema]
     if isinstance(schema, str):
@@ -153,7 +153,7 @@ def _define(schema: Any, found: dict[str, Any], defined: set[str]) -> Any:
 
 
 def name_of(schema: Any) -> str:
-    """The name of a schema in messages."""
+    """Returns the name of a schema in messages."""
     if isinstance(schema, list):
         return " or ".join(map(name_of, schema))
     return str(schema.get("name", schema["type"])) if isinstance(schema, dict) else str(schema)

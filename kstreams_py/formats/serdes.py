@@ -1,8 +1,8 @@
 """The protocol of a serde, and the serdes that need no schema: Bytes, String, Json.
 
 A serde is any object with `serialize` and `deserialize`; tombstones (None) never reach it. If it has `bind`, that is
-called once per topic, and returns the serde of the topic. A value or bytes that do not fit fail one record (ValueError,
-TypeError, DecodeError), which becomes a dead letter; a wrong schema or a registry without an answer stops the worker.
+called once for each topic, and returns the topic's serde. If a value or bytes do not fit (ValueError, TypeError,
+DecodeError), the record becomes a dead letter. A wrong schema, or a registry that does not answer, stops the worker.
 """
 
 from __future__ import annotations
@@ -26,14 +26,17 @@ class Serde(Protocol[T]):
     __slots__ = ()
 
     def serialize(self, value: T, /) -> bytes | None:
-        """The bytes of a value. Any exception fails this record only, except those of kstreams_py, which stop."""
+        """Returns the bytes of a value.
+
+        Any exception fails only this record, except those of kstreams_py, which stop the worker.
+        """
 
     def deserialize(self, data: bytes, /) -> T:
-        """The value of bytes. Raises DecodeError for bytes that it does not expect."""
+        """Returns the value of bytes. Raises DecodeError for bytes that it does not expect."""
 
 
 def bind(serde: Serde, registry: Registry, subject: str) -> Serde:
-    """The serde for one subject: `T-value` or `T-key` of a topic T (TopicNameStrategy)."""
+    """Returns the serde for one subject: `T-value` or `T-key` of a topic T (TopicNameStrategy)."""
     bound: Serde = serde.bind(registry, subject) if hasattr(serde, "bind") else serde
     return bound
 
@@ -43,16 +46,16 @@ class Bytes(Serde[bytes]):
     """Bytes as they are; the default."""
 
     identity: ClassVar[bool] = True
-    """Both directions return their argument, so a loop may leave out the call."""
+    """Whether both directions return their argument, so that a loop may skip the call."""
 
     def serialize(self, value: Any, /) -> bytes:
-        """Raises TypeError for anything but bytes."""
+        """Returns the same bytes. Raises TypeError for anything but bytes."""
         if isinstance(value, bytes):
             return value
         raise TypeError(f"{show(value)} is not bytes: return bytes, or give the topic a serde, such as Json()")
 
     def deserialize(self, data: bytes, /) -> bytes:
-        """The same bytes."""
+        """Returns the same bytes."""
         return data
 
 
@@ -69,13 +72,13 @@ class String(Serde[str]):
             raise SettingsError(f"String({self.encoding!r}): there is no such text encoding") from None
 
     def serialize(self, value: Any, /) -> bytes:
-        """Raises TypeError for anything but str, ValueError for characters that the encoding does not have."""
+        """Encodes a text. Raises TypeError for anything but str, and ValueError for characters outside the encoding."""
         if isinstance(value, str):
             return value.encode(self.encoding)
         raise TypeError(f"{show(value)} is not a str: return a str, or give the topic another serde")
 
     def deserialize(self, data: bytes, /) -> str:
-        """Raises DecodeError for bytes that are not text of the encoding."""
+        """Decodes a text. Raises DecodeError for bytes that are not text in the encoding."""
         try:
             return data.decode(self.encoding)
         except ValueError as error:
@@ -87,7 +90,7 @@ def _no_such_number(name: str) -> float:
 
 
 def _finite(text: str) -> float:
-    """The float of a number; it is called for numbers with a fraction or an exponent alone."""
+    """Returns the float of a number; json calls it only for numbers with a fraction or an exponent."""
     number = float(text)
     if number - number != 0 or (number == 0 and text.lower().partition("e")[0].strip("-0.")):
         raise ValueError(f"no float is near to {text[:60]}")
@@ -102,20 +105,20 @@ _from_json: Final = json.JSONDecoder(parse_constant=_no_such_number, parse_float
 class Json(Serde[Any]):
     """JSON (RFC 8259) in UTF-8, without spaces.
 
-    NaN and infinities are refused, as they are not JSON; so are numbers that no float is near to, such as 1e400. Of
-    names that an object has twice, the last one counts, as for most parsers. A record whose value is `null` becomes a
-    dead letter: for a function it would be one without a value, a tombstone.
+    NaN and infinities are refused, as they are not JSON; so are numbers without a near float, such as 1e400. If an
+    object has a name twice, the last one counts, as for most parsers. A record whose value is `null` becomes a dead
+    letter: a function could not distinguish it from a tombstone.
     """
 
     has_null: ClassVar[bool] = True
-    """Some bytes decode to None, which as a value stands for a tombstone."""
+    """Whether some bytes decode to None, which as a value stands for a tombstone."""
 
     def serialize(self, value: Any, /) -> bytes:
-        """Raises TypeError or ValueError, as json.dumps does, for values that JSON cannot represent."""
+        """Encodes a value. Raises TypeError or ValueError, as json.dumps does, for values without a JSON form."""
         return _to_json(value).encode()
 
     def deserialize(self, data: bytes, /) -> Any:
-        """Raises DecodeError for bytes that are not JSON in UTF-8."""
+        """Decodes a value. Raises DecodeError for bytes that are not JSON in UTF-8."""
         try:
             return _from_json(data.decode())
         except (ValueError, RecursionError) as error:
@@ -127,5 +130,5 @@ _brief.maxstring = _brief.maxother = 60
 
 
 def show(value: object) -> str:
-    """A value for a message: short, with its type."""
+    """Returns a value for a message: shortened, with its type."""
     return f"{_brief.repr(value)} ({type(value).__name__})"

@@ -1,7 +1,7 @@
-"""The schemas of a topic's writers, as its readers follow them: which, and why not others.
+"""The schemas of a topic's writers: which of them readers follow, and why not others.
 
-The schema id in a record is the choice of whoever wrote it. It decides on that record alone: whatever is wrong with the
-schema that it names makes a DecodeError, and only a registry without an answer is waited for.
+The writer of a record chooses the schema id in it. The id affects only that record: any fault of its schema becomes a
+DecodeError. Readers wait only for a registry that does not answer.
 """
 
 from __future__ import annotations
@@ -17,24 +17,25 @@ from kstreams_py.formats.registry import Registry
 from kstreams_py.formats.schemas import JsonSchema, content_id, parse, parsing_form
 
 UNKNOWN_SECONDS: Final = 1.0
-"""How long an id that was refused is remembered. Its schema may be registered meanwhile, so it is short."""
+"""Seconds for which a refused id is remembered; few, as its schema may be registered meanwhile."""
 
 UNKNOWN_MAX: Final = 1_000
-"""How many such ids are remembered."""
+"""The number of refused ids that are remembered."""
 
 
 def subjects_of(subject: str, name: str) -> tuple[str, str, str]:
-    """The subjects of a topic's schemas, by each of Confluent's strategies: by topic, by topic and record, by record.
+    """Returns the subjects of a topic's schemas by Confluent's strategies: topic, topic and record, record.
 
-    `subject`: `T-key` or `T-value`; `name`: the full name of the reader's schema.
+    - `subject`: `T-key` or `T-value`.
+    - `name`: the full name of the reader's schema.
     """
     return subject, f"{subject.rpartition('-')[0]}-{name}", name
 
 
 def followed_ids(registry: Registry, subject: str, name: str) -> Iterator[int]:
-    """The ids of the schemas that readers of a topic follow, those under its own subject first.
+    """Yields the ids of the schemas that readers of a topic follow, those under its own subject first.
 
-    Raises Unavailable if the registry does not answer for that one; a right to the others may be missing.
+    Raises Unavailable if the registry does not answer for that subject; a right to the others may be missing.
     """
     first, *others = subjects_of(subject, name)
     yield from registry.ids(first)
@@ -44,7 +45,7 @@ def followed_ids(registry: Registry, subject: str, name: str) -> Iterator[int]:
 
 
 def read_text(text: str, source: str) -> JsonSchema:
-    """A schema without defaults, which are a reader's matter: fastavro refuses some that are valid.
+    """Parses a writer's schema, without defaults: only readers use them, and fastavro refuses some valid ones.
 
     Raises SchemaError, which names `source`, for text that is not JSON.
     """
@@ -67,13 +68,17 @@ class Writers:
         own: tuple[str, str],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`subject`: None for any; `own`: the name and text of the reader's schema, which is always followed."""
+        """Makes no request.
+
+        - `subject`: the subject whose schemas are followed; None for any.
+        - `own`: the name and text of the reader's schema, which is always followed.
+        """
         self._registry, self._subject, self._clock = registry, subject, clock
         self._name, self._text = own
         self._refused: dict[int, tuple[float, str]] = {}
 
     def find(self, schema_id: int) -> JsonSchema:
-        """The schema with an id. Raises DecodeError if there is none that the topic's readers follow, Unavailable."""
+        """Returns the schema with an id. Raises DecodeError if readers do not follow it, and Unavailable."""
         at, why = self._refused.get(schema_id, (0.0, ""))
         if why and self._clock() - at < UNKNOWN_SECONDS:
             raise DecodeError(why)
@@ -91,7 +96,7 @@ class Writers:
         except Unavailable:
             if self._is_followed(schema_id):
                 raise
-            # the registry answers: does it refuse this id alone, or was it away a moment ago?
+            # the registry answers: does it refuse only this id, or was it away a moment ago?
             with suppress(Unavailable):
                 schema = self._ask(schema_id)
                 if self._is_own(schema):
@@ -113,13 +118,13 @@ class Writers:
             raise DecodeError(f"written with a schema that cannot be used: {error}") from None
 
     def _is_own(self, schema: JsonSchema) -> bool:
-        """Whether it has the encoding of the reader's own."""
+        """Whether it has the same encoding as the reader's own schema."""
         with suppress(SchemaError):
             return _form(schema) == _form(read_text(self._text, self._name))
         return False
 
     def _is_followed(self, schema_id: int) -> bool:
-        """Whether a schema is under a subject of the topic. Raises Unavailable."""
+        """Whether a schema is registered under a subject of the topic. Raises Unavailable."""
         return self._subject is None or schema_id in followed_ids(self._registry, self._subject, self._name)
 
     def _foreign(self, schema_id: int) -> str:

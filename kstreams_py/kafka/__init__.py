@@ -5,26 +5,26 @@ In reading order:
 membership         rule     who holds a static membership
 contracts          rule     the protocols of a cluster, its consumers and its producers
 transactions       rule     open transactions, and which of them never end
-sizes              rule     bytes that topics take, of one record and of one batch; bytes that were fetched
-foreign_records    rule     records of others in the own topics: how they are told, and named
-own_topics         acts     creates the framework's own topics, and checks the settings of any
-leftovers          acts     transactions that an earlier producer left open, and that nobody will end
-log_batches        rule     batches of a partition as they are stored, with what brokers keep in their topics
+sizes              rule     the sizes of records and batches that topics take; bytes that were fetched
+foreign_records    rule     recognizes and names records of others in the framework's own topics
+own_topics         acts     creates the framework's own topics, and checks topic settings
+leftovers          acts     finds transactions that an earlier producer left open and that nobody will end
+log_batches        rule     batches of a partition as they are stored, and the records of brokers' own topics
 groups             rule     consumer groups as an operator sees them
 described_cluster  rule     a cluster as its brokers describe it
 partitioner        rule     the partition of a key, as Java's clients compute it
 errors             adapter  maps librdkafka's error codes to the exceptions of errors.py, and watches its log
-clients            adapter  makes clients, makes their calls that may not return, and ends them
+clients            adapter  makes clients, makes calls that may not return, and ends clients
 topics             adapter  looks topics up through a client
 silence            adapter  warns of a member that reads nothing, with the reason
 group_description  adapter  describes groups, even while a coordinator moves or is down
 consumer           adapter  a static member of a group
 producer           adapter  writes records, in transactions or without
 administration     adapter  requests that only kafka-python can make: static members, open transactions
-transaction_admin  adapter  requests about transactions: look, read their logs, write markers
+transaction_admin  adapter  requests about transactions: find them, read their logs, write markers
 cluster_admin      adapter  requests that describe a cluster as a whole
 topic_admin        adapter  describes and changes topics, and explains failed calls
-unreadable         adapter  finds records that cannot be read: headers that are no text, values beyond a limit
+unreadable         adapter  finds records that cannot be read: header names that are not text, values beyond a limit
 reader             adapter  reads partitions without a group: their offsets, their records
 cluster            adapter  makes consumers and producers, and passes requests on
 """

@@ -30,13 +30,13 @@ PAUSE_SECONDS: Final = 0.1
 """Seconds between two attempts: a coordinator that moves or loads answers a moment later."""
 
 _IMPORTING: Final = threading.Lock()
-"""Its modules import each other: a thread that begins at another one while they are imported gets half of a module."""
+"""Held during the import: its modules import each other, so another thread could get a half-imported module."""
 
 
 def connection(settings: Settings) -> dict[str, Any]:
-    """kafka-python's settings for the same brokers and credentials as librdkafka's.
+    """Returns kafka-python's settings for the same brokers and credentials as librdkafka's.
 
-    Raises SettingsError for a security setting that has no counterpart: it must not be left out silently.
+    Raises SettingsError for a security setting without a counterpart: it must not be left out silently.
     """
     servers = [part.strip() for part in settings.bootstrap_servers.split(",")]
     return {"bootstrap_servers": servers, **SignIn(settings.kafka).of_kafka_python()}
@@ -60,16 +60,16 @@ class Requests:
     """
 
     def __init__(self, settings: Settings, limit: float | None = None) -> None:
-        """`limit` is how many seconds a request may take; None for request_timeout_ms."""
+        """`limit`: seconds that a request may take; None for request_timeout_ms."""
         self._connection = connection(settings)
         self._address = settings.bootstrap_servers
         self._limit = limit or settings.request_timeout_ms / 1000
 
     def ask(self, doing: str, needs: str, call: Callable[[Any], T]) -> T:
-        """Makes a request in a thread of its own, which is left behind if it exceeds the limit; returns the answer.
+        """Makes a request in its own thread, which is left behind if it exceeds the limit; returns the answer.
 
         - `doing`: describes the request in messages.
-        - `needs`: the right that the request takes.
+        - `needs`: the right that the request needs.
         """
         import_kafka()
         from kafka import errors  # noqa: PLC0415
@@ -140,7 +140,7 @@ class GroupAdmin(Requests):
     """Makes requests about groups, and about the transactions that hold their offsets."""
 
     def describe(self, groups: Collection[str]) -> dict[str, GroupInfo]:
-        """The groups with their members; a group that does not exist is "Dead" and has none."""
+        """Returns the groups with their members; a group that does not exist is "Dead" and has no member."""
 
         def ask(client: Any) -> dict[str, GroupInfo]:
             found = client.describe_groups(list(groups))
@@ -149,7 +149,7 @@ class GroupAdmin(Requests):
         return self.ask(f"describing groups {', '.join(map(repr, groups))}", "DESCRIBE on the groups", ask)
 
     def members(self, group: str) -> tuple[Member, ...]:
-        """The members of one group."""
+        """Returns the members of one group."""
         return self.describe([group])[group].members
 
     def remove(self, group: str, members: Mapping[str, str]) -> dict[str, bool]:
@@ -189,11 +189,11 @@ class GroupAdmin(Requests):
             return Pending(group, pinned, kept_in, unknown=str(error))
 
     def unstable(self, group: str, partitions: Collection[TopicPartition]) -> tuple[TopicPartition, ...]:
-        """The partitions whose offset is pending in a transaction."""
+        """Returns the partitions whose offset is pending in a transaction."""
         return self._ask_offsets(group, lambda client: _fetch_offsets(client, group, partitions, stable=True)[1])
 
     def offsets(self, group: str, partitions: Collection[TopicPartition]) -> GroupOffsets:
-        """See contracts.Cluster. The answer to one request is of one moment."""
+        """See contracts.Cluster. The answer to a request shows one moment."""
 
         def ask(client: Any) -> GroupOffsets:
             committed, pending = _fetch_offsets(client, group, partitions, stable=True)
@@ -207,7 +207,7 @@ class GroupAdmin(Requests):
         return self.ask(f"reading the offsets of group {group!r}", "DESCRIBE on the group and its topics", call)
 
     def positions_partition(self, group: str) -> TopicPartition:
-        """The partition that keeps the committed offsets of a group."""
+        """Returns the partition that keeps the committed offsets of a group."""
 
         def ask(client: Any) -> TopicPartition:
             (topic,) = client.describe_topics([POSITIONS_TOPIC])
@@ -216,7 +216,7 @@ class GroupAdmin(Requests):
         return self.ask(f"looking {POSITIONS_TOPIC} up", f"DESCRIBE on topic {POSITIONS_TOPIC}", ask)
 
     def open_transactions(self, partition: TopicPartition) -> tuple[OpenTransaction, ...]:
-        """The transactions that are open on a partition according to its leader, in order of their producer ids."""
+        """Returns the open transactions of a partition according to its leader, in order of their producer ids."""
 
         def ask(client: Any) -> tuple[OpenTransaction, ...]:
             found, refused = look_at(client, [partition])
@@ -232,7 +232,9 @@ class GroupAdmin(Requests):
 def _fetch_offsets(
     client: Any, group: str, partitions: Collection[TopicPartition], *, stable: bool
 ) -> tuple[Positions, tuple[TopicPartition, ...]]:
-    """The committed offsets of a group; with `stable`, without partitions whose offset is pending, and these.
+    """Returns the committed offsets of a group, and with `stable` the partitions whose offset is pending.
+
+    With `stable`, the offsets are without these partitions.
 
     confluent-kafka 2.16 is not used: its list_consumer_group_offsets ends the process (SIGSEGV) if the coordinator
     answers with an error, which it passes to a consumer that an admin client does not have.
@@ -289,7 +291,7 @@ def _group_info(found: Mapping[str, Any]) -> GroupInfo:
 
 
 def _partitions(assignment: Any) -> tuple[TopicPartition, ...]:
-    """A member's partitions; none while its group rebalances."""
+    """Returns a member's partitions; none while its group rebalances."""
     assigned = assignment["assigned_partitions"] if isinstance(assignment, Mapping) else ()
     return tuple(sorted(TopicPartition(each["topic"], number) for each in assigned for number in each["partitions"]))
 
@@ -297,7 +299,7 @@ def _partitions(assignment: Any) -> tuple[TopicPartition, ...]:
 def look_at(
     client: Any, partitions: Collection[TopicPartition]
 ) -> tuple[dict[TopicPartition, tuple[OpenTransaction, ...]], dict[TopicPartition, Exception]]:
-    """The open transactions of each partition, and kafka-python's error for each that cannot be looked at."""
+    """Returns the open transactions of each partition, and kafka-python's error for each that cannot be looked at."""
     leaders, refused = _leaders(client, partitions)
     before = _writers(client, leaders, refused)
     if not any(before.values()):
@@ -310,7 +312,7 @@ def look_at(
 def _leaders(
     client: Any, partitions: Collection[TopicPartition]
 ) -> tuple[dict[TopicPartition, int], dict[TopicPartition, Exception]]:
-    """The leader of each partition, and the error for each that has none."""
+    """Returns the leader of each partition, and the error for each that has none."""
     from kafka import errors  # noqa: PLC0415
 
     described = client._manager.run(client._get_cluster_metadata, sorted({tp.topic for tp in partitions}))
@@ -333,7 +335,7 @@ def _leaders(
 def _writers(
     client: Any, leaders: Mapping[TopicPartition, int], refused: dict[TopicPartition, Exception]
 ) -> dict[TopicPartition, tuple[Writer, ...]]:
-    """The producers that have a transaction open on each partition; adds to `refused` what its leader refuses."""
+    """Returns the producers with an open transaction on each partition; adds the refusals of leaders to `refused`."""
     from kafka import errors  # noqa: PLC0415
     from kafka.protocol.admin.transactions import DescribeProducersRequest  # noqa: PLC0415
 
@@ -364,7 +366,7 @@ def _writers(
 
 
 def _coordinated(client: Any, producer_ids: Collection[int]) -> dict[int, Coordinated]:
-    """The newest transaction of each producer id according to its coordinator.
+    """Returns the newest transaction of each producer id according to its coordinator.
 
     Coordinators leave out the ids on which this user lacks DESCRIBE, as if they did not know them.
     """
@@ -380,7 +382,7 @@ def _coordinated(client: Any, producer_ids: Collection[int]) -> dict[int, Coordi
 
 
 def describe_transactions(client: Any, coordinator: int, ids: Collection[str]) -> tuple[Coordinated, ...]:
-    """The newest transactions of transactional ids according to this broker, without ids that it does not know."""
+    """Returns the newest transactions of transactional ids according to this broker, without unknown ids."""
     from kafka import errors  # noqa: PLC0415
     from kafka.protocol.admin.transactions import DescribeTransactionsRequest  # noqa: PLC0415
 

@@ -1,4 +1,4 @@
-"""Makes clients, calls them where a call may not return, and ends them within a bound."""
+"""Makes clients, makes calls that may not return, and ends clients within a time limit."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ END_SECONDS: Final = 2.0
 def new_client(client: Callable[..., C], settings: Mapping[str, Any], log: ClientLog) -> C:
     """Makes a client.
 
-    Raises SettingsError, without its value, for a setting that librdkafka refuses, and Retriable where `oauth_cb` gives
+    Raises SettingsError, without the value, for a setting that librdkafka refuses, and Retriable if `oauth_cb` returns
     no token.
     """
     if (tokens := settings.get("oauth_cb")) is not None:
@@ -61,22 +61,22 @@ class Call:
             self._call()
         except ck.KafkaException as raised:
             error = raised.args[0]  # the exception holds the frames of the call, and so the client, in a cycle
-        self._call = None  # it holds the client, too
+        self._call = None  # it also holds the client
         self._outcome.put(error)
 
     def is_under_way(self) -> bool:
-        """It has not returned yet."""
+        """Whether it has not returned yet."""
         return self._outcome.empty()
 
     def finish(self, seconds: float) -> ck.KafkaError | None:
-        """Waits for its return; the error that it raised. Raises queue.Empty if it has not returned."""
+        """Waits for its return; returns the error that it raised. Raises queue.Empty if it does not return in time."""
         return self._outcome.get(timeout=seconds)
 
 
 class Caller:
-    """A thread for the calls of a client that may not return within their limits: it is left behind with such a call.
+    """A thread for calls of a client that may exceed their limits; it is left behind if one does not return.
 
-    It is kept for all calls: to start one for each took longer than some requests.
+    It is kept for all calls: to start a thread for each took longer than some requests.
     """
 
     def __init__(self) -> None:
@@ -84,7 +84,7 @@ class Caller:
         threading.Thread(target=_make_calls, args=[self._calls], name="calling a client", daemon=True).start()
 
     def begin(self, call: Callable[[], object]) -> Call:
-        """Begins a call; calls are made one after the other."""
+        """Begins a call; calls are made one after another."""
         begun = Call(call)
         self._calls.put(begun)
         return begun
@@ -102,9 +102,8 @@ def _make_calls(calls: SimpleQueue[Call | None]) -> None:
 def end(clients: list[Any]) -> None:
     """Ends the clients of a list, which must hold the only references to them, and empties it.
 
-    librdkafka ends a client with its last reference, and may wait for one of its threads for ever (measured with 2.16,
-    a plain consumer whose requests for offsets were all cut off: 1 in 250). After END_SECONDS such a client is left
-    behind.
+    librdkafka ends a client with its last reference, and may wait forever for one of its threads (measured with 2.16: 1
+    in 250 plain consumers whose requests for offsets were all cut off). After END_SECONDS such a client is left behind.
     """
     if not clients:
         return
@@ -118,8 +117,8 @@ def end(clients: list[Any]) -> None:
 class LazyClient(Generic[C]):
     """A client that its first use makes, and that its owner ends.
 
-    One that is dropped instead ends in a thread of its own, with a ResourceWarning: in the thread that happens to
-    collect the garbage it might never end (see `end`). One that is left is closed when the process exits.
+    A client that is dropped without `end` ends in its own thread, with a ResourceWarning: in the thread that happens to
+    collect the garbage it might never end (see `end`). A client that remains is closed when the process exits.
     """
 
     _all: Final[WeakSet[LazyClient[Any]]] = WeakSet()
@@ -132,7 +131,7 @@ class LazyClient(Generic[C]):
         leave_to_this_process(self)
 
     def get(self) -> C:
-        """The client; the first call makes it, and the first after `end`. Raises Abortable after `close`."""
+        """Returns the client; the first call, and the first after `end`, makes it. Raises Abortable after `close`."""
         client = next(iter(self._made), None)  # another thread may end it meanwhile
         if client is None and not self._is_closed:
             client = self._make()
@@ -144,7 +143,7 @@ class LazyClient(Generic[C]):
         return client
 
     def close(self) -> None:
-        """Ends the client for good: a thread that asks yet, as one for lags, would make one that nobody ends."""
+        """Ends the client for good: a thread that still asks for it would make a client that nobody ends."""
         self._is_closed = True
         self.end()
 
@@ -159,7 +158,7 @@ class LazyClient(Generic[C]):
 
     @classmethod
     def close_all(cls) -> None:
-        """Closes every client. After the exit no thread starts any more, and a start waits for ever (Python 3.11)."""
+        """Closes every client, before the exit: later no thread starts, and a start waits forever (Python 3.11)."""
         for client in list(cls._all):
             client.close()
 

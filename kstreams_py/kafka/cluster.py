@@ -42,10 +42,10 @@ ASSIGNMENT_SECONDS: Final = 3.0
 """Seconds that a join waits for its group's assignments: a cluster without groups first creates a topic for them."""
 
 LOOK_UP_SECONDS: Final = 10.0
-"""Limit, in seconds, of the request for the transactions of a partition, during which nobody asks for its end."""
+"""Limit, in seconds, of the request for the transactions of a partition; nobody asks for its end meanwhile."""
 
 OPEN_SECONDS: Final = 1.0
-"""Seconds for which a transaction has to be open until its coordinator is asked whether it will end it."""
+"""Seconds that a transaction has to be open before its coordinator is asked whether it will end it."""
 
 LEAVE_SECONDS: Final = 4.0
 """Seconds in which a stopping worker tries to leave its group; its supervisor waits for drain_timeout_ms plus 5 s."""
@@ -79,17 +79,17 @@ class KafkaCluster(_Reading):
     def __init__(self, settings: Settings, name: str = "", *, patient: bool = False) -> None:
         """Makes no client yet.
 
-        - `name`: of another cluster, for errors; "" for that of the inputs.
-        - `patient`: offsets of partitions may take `request_timeout_ms`, as any request may. Otherwise they may take
-          ENDS_SECONDS (reader.py), as a worker stops within `drain_timeout_ms`.
+        - `name`: the name of another cluster, for errors; "" for the cluster of the inputs.
+        - `patient`: a request for offsets of partitions may take `request_timeout_ms`, as any other request. Otherwise
+          it may take ENDS_SECONDS (reader.py), as a worker stops within `drain_timeout_ms`.
         """
         if settings.leave_on_stop:
-            connection(settings)  # raises now, not at the stop, for settings with which no worker can leave
+            connection(settings)  # raises now, not at the stop, for settings with which no worker can leave its group
         self._settings = settings
         self._patient = patient
         self._others: dict[str, KafkaCluster] = {}
         self._lock = threading.Lock()
-        """Held while another cluster is opened: workers of several processors ask for it at once."""
+        """Held while another cluster is opened: workers of several processors may ask for it at once."""
         self._keepers = 0  # see _count_keepers
         self._limit = settings.request_timeout_ms / 1000
         servers = settings.bootstrap_servers
@@ -99,15 +99,15 @@ class KafkaCluster(_Reading):
             "socket.timeout.ms": min(10_000, settings.transaction_timeout_ms),
             "log_level": 6,
             # measured: a transaction right after another is refused until the markers of the first are written, and the
-            # client asks again after this time, doubled at each attempt; with the default of 100 each took 120 ms
+            # client retries after this time, doubled at each attempt; with the default of 100, each took 120 ms
             "retry.backoff.ms": 2,
             # reconnects within a second to a broker that returns, as Java's clients do; the default is ten
             "reconnect.backoff.max.ms": 1_000,
             # topics are checked at the start: a topic that was deleted is reported before a call times out
             "topic.metadata.propagation.max.ms": min(3_000, settings.transaction_timeout_ms // 3),
             "log.connection.close": True,
-            # a worker serves metrics itself; what its clients keep for the brokers' subscriptions (KIP-714) takes 13 MB
-            # and 6 % of the time of an idle worker of 20 processors (measured)
+            # a worker serves metrics itself; the clients' own metrics for brokers (KIP-714) take 13 MB and 6 % of the
+            # time of an idle worker of 20 processors (measured)
             "enable.metrics.push": False,
             **SignIn(settings.kafka).of_librdkafka(),
         }
@@ -124,7 +124,7 @@ class KafkaCluster(_Reading):
         )
 
     def close(self) -> None:
-        """Ends the clients of the cluster's own requests; callers end their consumers and producers."""
+        """Ends the clients of the cluster's own requests; callers end their own consumers and producers."""
         for other in self._others.values():
             other.close()
         self._groups.close()
@@ -148,24 +148,24 @@ class KafkaCluster(_Reading):
             {
                 # measured: the client's default back-off of 1 s throttles a reader sevenfold
                 "fetch.queue.backoff.ms": 5,
-                # a fetch from idle partitions holds up the records of those that were assigned or resumed after it was
-                # sent; measured: the fetches of 20 idle consumers take 0.7 % of a core with 500 ms, 1.8 % with 100
+                # a fetch from idle partitions delays the records of partitions that were assigned or resumed after it
+                # was sent; measured: the fetches of 20 idle consumers take 0.7 % of a core with 500 ms, 1.8 % with 100
                 "fetch.wait.max.ms": 100 if joins or pauses else 500,
-                # a join needs a little of each partition; records that it reads ahead of other inputs have to wait
+                # a join needs a few records of each partition; records that it reads ahead of other inputs have to wait
                 "fetch.message.max.bytes": (1 if joins else 4) << 20,
-                # of all partitions together: the client queues a whole answer, however much is queued already
+                # for all partitions together: the client queues a whole answer, however much is queued already
                 "fetch.max.bytes": (8 if joins else 16) << 20,
                 "queued.min.messages": 500_000,
                 "queued.max.messages.kbytes": (24 if joins else 48) << 10,
                 # within this time a topic that was deleted or has grown is noticed; other clients keep the default of
                 # five minutes: with auto.create.topics.enable their requests would create the deleted topic again
                 "topic.metadata.refresh.interval.ms": 10_000,
-                # members learn of a rebalance by a heartbeat; measured when a static member left: with 3 s between two
-                # its partitions moved after 2.9 s, with 1 s after 0.9
+                # members learn of a rebalance by a heartbeat; measured when a static member left: with heartbeats every
+                # 3 s, its partitions moved after 2.9 s, with 1 s after 0.9
                 "heartbeat.interval.ms": min(1_000, self._settings.session_timeout_ms // 3),
                 **self._of_consumers(),
-                # measured: a commit outside of transactions is sent to a coordinator that has moved every 500 ms, for
-                # up to 30 s and without a heartbeat, before the client looks for the new one
+                # measured: if the coordinator has moved, a commit outside of transactions is sent to the old one every
+                # 500 ms, for up to 30 s and without a heartbeat, before the client looks for the new one
                 **({"retry.backoff.ms": 750} if commits else {}),
                 "group.id": group,
                 "group.instance.id": instance_id,
@@ -183,10 +183,10 @@ class KafkaCluster(_Reading):
         return TransactionAdmin(self._settings, self._limit).last_of_batch(partition, first)
 
     def _forget_old_assignment(self, group: str, instance_id: str, topics: Collection[str]) -> None:
-        """Removes the static member that a new one would replace, if the group's assignments are not of these topics.
+        """Removes the static member that a new one would replace, if the group's assignments are of other topics.
 
-        A static member that returns gets its old assignment without a rebalance (KIP-345), and librdkafka as the
-        group's leader does not compare it with the topics: partitions added meanwhile would be assigned to no member.
+        A static member that returns gets its old assignment without a rebalance (KIP-345). librdkafka as the group's
+        leader does not compare it with the topics: partitions added meanwhile would be assigned to no member.
         """
         described = self._describe(group, ASSIGNMENT_SECONDS)
         members = described.members
@@ -195,11 +195,11 @@ class KafkaCluster(_Reading):
             return  # a rebalance assigns all partitions
         assigned = {(p.topic, p.partition) for m in members if m.assignment for p in m.assignment.topic_partitions}
         if assigned != {(t.name, p) for t in self.topics(topics).values() for p in range(t.partitions)}:
-            logger.info("%s: the inputs have changed: its old membership is removed", instance_id)
+            logger.info("%s: the inputs have changed: removing its old membership", instance_id)
             GroupAdmin(self._settings, min(self._limit, LEAVE_SECONDS)).remove(group, {instance_id: mine})
 
     def _holder(self, group: str, instance_id: str) -> Holder | None:
-        """The member that holds a static membership of a group."""
+        """Returns the member that holds a static membership of a group."""
         described = self._describe(group, self._limit)
         stable, coordinator = described.state is ck.ConsumerGroupState.STABLE, described.coordinator.id
         return next(
@@ -224,7 +224,7 @@ class KafkaCluster(_Reading):
         member, instance = consumer.member_id, consumer.instance_id
         if not member:
             # a static member learns its member id with its first assignment; without the id, the request could remove
-            # a replacement
+            # its replacement
             logger.warning(
                 "%s: it never had an assignment: its membership, if it has one, stays until its session times out, or "
                 "until `kstreams slots release`",
@@ -258,7 +258,7 @@ class KafkaCluster(_Reading):
         return {tp: each[0] for tp, each in mine.items() if each and each[0].hangs}
 
     def _suspects(self, partitions: Collection[TopicPartition], group: str) -> set[TopicPartition]:
-        """Those of these partitions, and of the one with the group's offsets, on which a transaction stays open."""
+        """Returns the partitions on which a transaction stays open, of these and the one with the group's offsets."""
         suspects = self._unstable(partitions)
         with contextlib.suppress(NotAuthorized):  # a group's offsets can be used without the right to see their topic
             if group and (count := self._count_keepers()):
@@ -266,9 +266,9 @@ class KafkaCluster(_Reading):
         return suspects
 
     def _unstable(self, partitions: Collection[TopicPartition]) -> set[TopicPartition]:
-        """The partitions on which what is open now is still open after OPEN_SECONDS: those of others end before.
+        """Returns the partitions whose open transactions are still open after OPEN_SECONDS: usual ones end before.
 
-        Measured under load: to ask the coordinators instead took a starting worker 10 s.
+        Measured under load: asking the coordinators instead took a starting worker 10 s.
         """
         highs, deadline = self.ends(partitions, committed=False), time.monotonic() + OPEN_SECONDS
         while True:
@@ -279,19 +279,19 @@ class KafkaCluster(_Reading):
             time.sleep(0.02)
 
     def _count_keepers(self) -> int:
-        """The partitions of POSITIONS_TOPIC, which never change; 0 before the first group."""
+        """Returns the number of partitions of POSITIONS_TOPIC, which never changes; 0 before the first group."""
         self._keepers = self._keepers or self._reader.count(POSITIONS_TOPIC)
         return self._keepers
 
     def _look(self, partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, Sequence[OpenTransaction]]:
-        """The transactions that are open on partitions, without those at which this user must not look."""
+        """Returns the open transactions of partitions, without partitions that this user may not read."""
         if not partitions:
             return {}
         looked = TransactionAdmin(self._settings, min(self._limit, LOOK_UP_SECONDS)).look(partitions)
         for tp, reason in looked.refused.items():
             if not isinstance(reason, NotAuthorized):
                 raise Retriable(f"looking for open transactions on {tp}: {reason}")
-            logger.info("which transactions are open on %s is not known: %s", tp, reason)
+            logger.info("cannot tell which transactions are open on %s: %s", tp, reason)
         return looked.found
 
     def _of_consumers(self) -> dict[str, Any]:
@@ -318,9 +318,9 @@ class KafkaCluster(_Reading):
             "delivery.report.only.error": not mode.reports,
             "acks": mode.acks,
             "enable.idempotence": mode.idempotent,
-            # librdkafka #4953: a batch that is refused because the one before it was makes an idempotent producer begin
-            # a new epoch, in which batches of others are doubled if they were written and wait to be sent again.
-            # A broker accepts any sequence number from a producer that is new to a partition: if the first batch fails
+            # librdkafka #4953: if a batch is refused because the one before it was, an idempotent producer begins a new
+            # epoch. In it, batches of other partitions that were written and wait to be sent again are written twice. A
+            # broker accepts any sequence number from a producer that is new to a partition: if the first batch fails
             # and a second in flight is accepted, librdkafka reports both as written (measured: the first is lost).
             "max.in.flight": 1,
         }

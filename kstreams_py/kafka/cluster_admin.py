@@ -1,4 +1,4 @@
-"""Requests that describe a cluster as a whole: each asks a broker for everything of its kind at once."""
+"""Requests that describe a cluster as a whole: each asks a broker for everything of one kind at once."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from kstreams_py.kafka.described_cluster import (
 from kstreams_py.records import TopicPartition
 
 CONNECT_SECONDS: Final = 1.0
-"""Seconds in which a connection to a broker has to be made."""
+"""Seconds within which a connection to a broker has to be made."""
 
 EARLIEST: Final = -2
 LATEST: Final = -1
-"""Stand for the first and the last offset in ListOffsets."""
+"""The codes for the first and the last offset in ListOffsets."""
 
 
 class ClusterAdmin(Requests):
-    """Describes a cluster. What it raises: see Requests."""
+    """Describes a cluster. Raises the errors of Requests."""
 
     def describe(self, topics: Collection[str]) -> ClusterDescription:
-        """The brokers, and those of these topics that exist."""
+        """Returns the brokers, and the given topics that exist."""
 
         def ask(client: Any) -> ClusterDescription:
             from kafka import errors  # noqa: PLC0415
@@ -55,9 +55,10 @@ class ClusterAdmin(Requests):
         return self.ask("describing the cluster", "DESCRIBE on the topics", ask)
 
     def logs(self, partitions: Mapping[TopicPartition, Collection[int]], read: Collection[str] = ()) -> Logs:
-        """The logs of partitions that have a leader, each with the times (milliseconds since 1970) to look up.
+        """Returns the logs of the partitions that have a leader.
 
-        - `read`: topics whose sizes are asked for as well.
+        - `partitions`: for each, the times to look up, in milliseconds since 1970.
+        - `read`: topics whose sizes are requested as well.
         """
 
         def ask(client: Any) -> Logs:
@@ -74,7 +75,7 @@ class ClusterAdmin(Requests):
         return self.ask("reading the ends of partitions", "DESCRIBE on the topics", ask) if partitions else {}
 
     def positions(self, groups: Collection[str]) -> GroupPositions:
-        """The committed offsets of groups, also those that a transaction is about to replace."""
+        """Returns the committed offsets of groups, including those that a transaction is about to replace."""
 
         def ask(client: Any) -> GroupPositions:
             found = client.list_group_offsets(dict.fromkeys(groups))
@@ -87,7 +88,7 @@ class ClusterAdmin(Requests):
 
 
 def _answers(address: tuple[str, int]) -> bool:
-    """Whether a connection can be made: kafka-python asks a broker that is down until its whole limit has passed."""
+    """Whether a connection can be made: kafka-python retries a broker that is down for its whole limit."""
     try:
         with socket.create_connection(address, CONNECT_SECONDS):
             return True
@@ -112,7 +113,7 @@ def _topic(found: Mapping[str, Any], settings: Settings, silent: Collection[int]
 
 
 def _settings(client: Any, brokers: Collection[int], topics: Collection[str]) -> dict[tuple[str, str], Settings]:
-    """The settings of brokers and topics; none of those that this user may not see: kafka-python leaves them empty."""
+    """Returns the settings of brokers and topics; none where this user may not see them: kafka-python omits those."""
     from kafka.admin import ConfigResource, ConfigResourceType  # noqa: PLC0415
 
     wanted = [ConfigResource(ConfigResourceType.BROKER, str(number)) for number in brokers]
@@ -137,7 +138,7 @@ def _offsets(client: Any, asked: Mapping[TopicPartition, int]) -> dict[TopicPart
 
 
 def _sizes(client: Any, topics: Collection[str]) -> dict[TopicPartition, int]:
-    """The bytes of the largest replica of each partition; none without DESCRIBE on the cluster."""
+    """Returns the bytes of the largest replica of each partition; nothing without DESCRIBE on the cluster."""
     found: dict[TopicPartition, int] = {}
     for broker in client.describe_log_dirs(sorted(topics)):
         for directory in broker["log_dirs"]:

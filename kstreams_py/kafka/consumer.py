@@ -45,13 +45,13 @@ logger = logging.getLogger(__name__)
 _ERROR: Final = ck.Message.error
 
 JOIN_AGAIN_SECONDS: Final = 1.0
-"""Seconds between two questions who holds a lost membership."""
+"""Seconds between two requests for the holder of a lost membership."""
 
 PATIENCE_SECONDS: Final = 2.0
-"""The least limit, in seconds, of the call that adds offsets to a transaction."""
+"""The shortest limit, in seconds, of the call that adds offsets to a transaction."""
 
 HIGHS_SECONDS: Final = 1.0
-"""Seconds between two looks at the high watermarks."""
+"""Seconds between two reads of the high watermarks."""
 
 JOIN_TURN_SECONDS: Final = 0.02
 """Limit of a call, in seconds, while there is no assignment: a call serves the rebalance, then waits for a record."""
@@ -75,22 +75,22 @@ class KafkaConsumer:
     ) -> None:
         """Makes a client that joins with `subscribe`.
 
-        - `settings`: the client's.
+        - `settings`: the client's settings.
         - `limit`: seconds that a request may take.
         - `holder`: asks a group who holds a static membership (its group.instance.id); None if no member does.
         - `prepare`: called with group, instance id and topics before each new client joins.
         - `value_bytes_max`: a record with a larger value is Unreadable.
-        - `last_of_batch`: for batches that cannot be decompressed.
+        - `last_of_batch`: returns the last offset of a batch that cannot be decompressed.
         """
         self.ends: Positions = {}
         self._skipped: Positions = {}
-        """Next offsets behind batches that cannot be decompressed, since the last `assign`."""
+        """The next offsets after batches that cannot be decompressed, since the last `assign`."""
         self.highs: Positions = {}
         self.tainted = False
         self.patience = PATIENCE_SECONDS
         """Limit, in seconds, of the next call that adds offsets to a transaction; it follows the duration of calls.
 
-        Kept here, as producers are replaced; only KafkaProducer.send_offsets uses it.
+        It is kept here because producers are replaced; only KafkaProducer.send_offsets uses it.
         """
         self._settings = settings
         self._limit = limit
@@ -144,7 +144,7 @@ class KafkaConsumer:
             if isinstance(error, NotAuthorized):
                 raise
             logger.info(
-                "%s: it is not known whether its inputs have changed since it last joined: %s", self.instance_id, error
+                "%s: cannot tell whether its inputs have changed since it last joined: %s", self.instance_id, error
             )
         self._membership.joining = True
         self._consumer.subscribe(
@@ -153,7 +153,7 @@ class KafkaConsumer:
 
     def rejoin(self) -> None:
         left = [self._consumer]
-        self._connect()  # first: where it gets no token, the client before stays
+        self._connect()  # first: if it gets no token, the earlier client stays
         end(left)
         self.tainted = self._membership.lost = False
         if self._topics:
@@ -162,7 +162,7 @@ class KafkaConsumer:
     def _assign_none(self, client: ck.Consumer, partitions: list[ck.TopicPartition]) -> None:
         self._membership.member, self._membership.joining = client.memberid(), False
         try:
-            client.assign([])  # or it fetches from offsets of its own until the caller has read the committed ones
+            client.assign([])  # or it fetches from its own offsets until the caller has read the committed ones
         except ck.KafkaException:
             self._lose()
             return
@@ -197,7 +197,8 @@ class KafkaConsumer:
         self._skipped.clear()
         self._silence.start_offsets = dict(positions)
         self._consumer.assign(partitions_of(positions))
-        # a pause outlives assignments, and a partition's time with another member (librdkafka #5113; 2.16 measured)
+        # a pause survives assignments, even if another member had the partition in between (librdkafka #5113; 2.16
+        # measured)
         self.pause(())
 
     def consume(self, limit: int, timeout: float) -> Sequence[Message]:
@@ -205,7 +206,7 @@ class KafkaConsumer:
             time.sleep(JOIN_AGAIN_SECONDS)
             return []
         rebalances = self._rebalances
-        committed, self._committed_since = self._committed_since, False  # a callback's commit counts next time, too
+        committed, self._committed_since = self._committed_since, False  # a callback's commit also counts next time
         timeout = timeout if self._silence.has_assignment else min(timeout, JOIN_TURN_SECONDS)
         try:
             found = self._consumer.consume(1, timeout) if timeout else []
@@ -237,11 +238,11 @@ class KafkaConsumer:
         else:
             self._silence.look(self._consumer, self.ends, self._paused)
         self._read_highs()
-        # records from before a rebalance are of revoked partitions, or are read again from the committed offset
+        # records fetched before a rebalance are of revoked partitions, or are read again from the committed offset
         return messages if self._rebalances == rebalances else []
 
     def _read_highs(self) -> None:
-        """Reads the high watermarks if the last look is old. No broker is asked: each answer to a fetch has them."""
+        """Reads the high watermarks if the last read is old. No broker is asked: each answer to a fetch has them."""
         now = time.monotonic()
         if now - self._looked_at < HIGHS_SECONDS:
             return
@@ -252,9 +253,9 @@ class KafkaConsumer:
         self._looked_at, self.highs = now, found
 
     def _skip_batch(self, m: Any) -> Sequence[Message]:
-        """The record in place of a batch that cannot be decompressed."""
+        """Returns the record that stands for a batch that cannot be decompressed."""
         partition = TopicPartition(m.topic(), m.partition())
-        if m.offset() < self._skipped.get(partition, 0):  # the client had asked again by then
+        if m.offset() < self._skipped.get(partition, 0):  # the client had already requested it again
             return ()
         try:
             record = skip_batch(self._consumer, m, self._last_of_batch)
@@ -288,11 +289,11 @@ class KafkaConsumer:
         if isinstance(failure, NotAuthorized):
             raise failure
         if (remedy := JOIN_REFUSED.get(error.code())) is not None:
-            raise SettingsError(f"the group {self._settings['group.id']!r} takes no member ({error.name()}): {remedy}")
+            raise SettingsError(f"the group {self._settings['group.id']!r} takes no members ({error.name()}): {remedy}")
         if error.code() in MISSING and (missing := self._missing_topic()) is not None:
             raise missing
         self._silence.last_error = f": {error.str()} ({error.name()})"
-        # a broker that is away is away for each client of the process: its lines are counted together
+        # all clients of the process report the same absent broker: their lines are counted together
         whose = "clients retry" if error.code() in UNREACHABLE else f"the client of {self.instance_id} retries"
         logger.info(
             "%s: %s (%s); the client retries", doing, error.str(), error.name(),
@@ -324,7 +325,7 @@ class KafkaConsumer:
         return self._membership.ask(self._consumer.memberid())
 
     def _classify(self, error: ck.KafkaError, doing: str, topics: Collection[str] = ()) -> Exception:
-        """Maps an error as classify() does, but a fenced member is only Abortable: `consume` first asks the group.
+        """Maps an error as classify() does, but a fenced member is only Abortable, as `consume` asks the group first.
 
         A consumer's only fatal error is that it is fenced; librdkafka reports the reason only in its text and its log.
         """
@@ -360,7 +361,7 @@ class KafkaConsumer:
         if owner is Owner.UNSURE:
             logger.warning(
                 "%s: the membership was lost, and its holder may be this worker itself, by a join without an answer "
-                "(%s): joining again once it leaves; another worker would stay for longer than %d sessions",
+                "(%s): joining again once that leaves; another worker would stay for longer than %d sessions",
                 self.instance_id, holder, SESSIONS,
                 extra=repeated(f"answers that the membership of {self.instance_id} has an unknown holder", holder),
             )  # fmt: skip
@@ -383,6 +384,6 @@ class KafkaConsumer:
             self._paused = wanted
 
     def close(self) -> None:
-        # the client's own close() makes callbacks, and deadlocks in the middle of a rebalance; this does neither
-        # (see test_close_during_a_rebalance_returns_and_calls_no_callback)
+        # the client's own close() makes callbacks, and deadlocks during a rebalance; this does neither (see
+        # test_close_during_a_rebalance_returns_and_calls_no_callback)
         end([self.__dict__.pop("_consumer")])

@@ -1,7 +1,7 @@
 """The protocols of a cluster, its consumers and its producers.
 
 Implementations: cluster.py on a real cluster, testing/ in memory. Every call ends within a limit of the settings. It
-raises the ClientError that names what its caller must do, or, where a person has to act, UserMistake, Unavailable,
+raises the ClientError that names what its caller must do. If a person has to act, it raises UserMistake, Unavailable,
 Replaced or InputLost.
 """
 
@@ -21,15 +21,15 @@ class Consumer(Protocol):
     """A static member of a group, which reads committed records; its caller decides from which offsets."""
 
     ends: Positions
-    """The end offset of each partition whose records `consume` has all returned."""
+    """The end offset of each partition whose records `consume` has returned completely."""
     highs: Positions
-    """The high watermark of each partition in `ends`, some seconds old at most; above the last stable offset,
-    transactions are open. It is replaced as a whole: another thread may read it.
+    """The high watermark of each partition in `ends`, at most some seconds old; where it is above the last stable
+    offset, transactions are open. The mapping is replaced as a whole: another thread may read it.
     """
 
     @property
     def tainted(self) -> bool:
-        """A commit outside of transactions may reach the group late: commit what is processed, then `rejoin`."""
+        """Whether a commit outside of transactions may still arrive: commit what is processed, then `rejoin`."""
 
     def subscribe(
         self,
@@ -40,30 +40,30 @@ class Consumer(Protocol):
     ) -> None:
         """Joins the group. `consume` calls the callbacks, which must not raise.
 
-        - `assigned`: gets the whole new assignment; nothing of it is fetched until `assign`.
+        - `assigned`: gets the whole new assignment; none of its records are fetched until `assign`.
         - `revoked`: the assignment ends; no other member gets a partition until this returns.
         - `lost`: the membership is over; other members may have the partitions already.
         """
 
     def rejoin(self) -> None:
-        """Takes the membership with a new member id; the broker then refuses late requests of the old one.
+        """Joins with a new member id, and keeps the membership; the broker then refuses late requests of the old id.
 
         If partitions were added since the group's last assignment, the group assigns all of them again.
         """
 
     def assign(self, positions: Positions) -> None:
-        """Fetches from exactly these offsets, none paused; records that were fetched before are dropped."""
+        """Fetches from exactly these offsets, and pauses no partition; records fetched before are dropped."""
 
     def consume(self, limit: int, timeout: float) -> Sequence[Message]:
         """Waits up to `timeout` seconds for a first record, then returns fetched records, `limit` at most.
 
         The length of a record is that of its value. Returns nothing if a callback was called: every partition then
-        starts at the next `assign`. Raises Replaced if another member holds this membership, InputLost if the records
-        at the next offset were deleted.
+        starts at the next `assign`. Raises Replaced if another member holds this membership, and InputLost if the
+        records at the next offset were deleted.
         """
 
     def committed(self, partitions: Collection[TopicPartition]) -> Positions:
-        """The committed offsets of the group, without partitions that have none.
+        """Returns the committed offsets of the group, without partitions that have none.
 
         Raises Retriable while one of them is pending in a transaction.
         """
@@ -71,13 +71,14 @@ class Consumer(Protocol):
     def commit(self, positions: Positions) -> None:
         """Commits offsets outside of a transaction, and waits for the answer.
 
-        Raises Retriable without an answer (they may be committed), Abortable if the partitions may be another's.
+        Raises Retriable without an answer (the offsets may be committed), and Abortable if the partitions may belong to
+        another member.
         """
 
     def membership(self) -> Membership:
         """Asks the group who holds the membership of this consumer (its group.instance.id).
 
-        A commit outside of transactions would tell as well, but it may come late, and would set the group back.
+        A commit outside of transactions would show it as well, but it may arrive late and set the group back.
         """
 
     def pause(self, partitions: Collection[TopicPartition]) -> None:
@@ -93,8 +94,8 @@ class ProducerMode:
 
     - `acks`: -1 (all in-sync replicas), 1 (the leader) or 0 (no acknowledgement). With -1 the producer is idempotent:
       the broker recognizes a repeated record by its sequence number, and drops it.
-    - `may_repeat`: a record may be written again though it may have arrived.
-    - `reports`: outputs that ask for it are told where they are written.
+    - `may_repeat`: a record may be written again even if it may have arrived.
+    - `reports`: outputs may have a callback, which is told where they are written.
     """
 
     transactional: bool
@@ -115,7 +116,7 @@ class Producer(Protocol):
 
     @property
     def tainted(self) -> bool:
-        """A request of this producer timed out or lost its connection, and may yet reach the broker (KAFKA-17754)."""
+        """Whether a request timed out or lost its connection, and may still reach the broker (KAFKA-17754)."""
 
     def write(self, outputs: list[Output]) -> None:
         """Queues outputs in order and removes them from the list; waits while the queue is full."""
@@ -129,14 +130,17 @@ class Producer(Protocol):
         """Adds offsets to the transaction, with the current metadata of the consumer's group."""
 
     def commit_transaction(self) -> None:
-        """Raises Abortable if a delivery failed, OutcomeUnknown if no answer came in time."""
+        """Commits the transaction.
+
+        Raises Abortable if a delivery failed, and OutcomeUnknown if no answer came in time.
+        """
 
     def abort_transaction(self) -> None: ...
 
     def flush(self) -> None:
         """Waits until all records are acknowledged.
 
-        Raises Retriable if the broker makes no progress (nothing is lost), Refused or Abortable for failed records.
+        Raises Retriable if the broker makes no progress (nothing is lost), and Refused or Abortable for failed records.
         """
 
     def drop(self) -> None:
@@ -144,7 +148,7 @@ class Producer(Protocol):
 
 
 Report = Callable[[Any, Message], None]
-"""Called with an error, or None, and with the record, which has its partition and offset."""
+"""A callback that gets an error, or None, and the record with its partition and offset."""
 
 Output = tuple[str, bytes | None, bytes | None, int, Report | None, None, int, Headers | None]
 """A record to write, in the order of the client's arguments: a tuple, because one is made for each record.
@@ -176,7 +180,7 @@ class TopicInfo:
 
     @property
     def is_compacted(self) -> bool:
-        """Records of it are deleted that are not its oldest."""
+        """Whether records other than its oldest are deleted."""
         return "compact" in self.settings.get("cleanup.policy", "")
 
 
@@ -184,26 +188,26 @@ class Partitions(Protocol):
     """Reads partitions without a group."""
 
     def starts(self, partitions: Collection[TopicPartition], since: int | None = None) -> Positions:
-        """The first offset of each partition.
+        """Returns the first offset of each partition.
 
-        - `since`: that of the first record with this timestamp (milliseconds since 1970) or a later one; the end of the
-          partition if it has none.
+        - `since`: returns the offset of the first record with this timestamp (milliseconds since 1970) or a later one
+          instead; the end of the partition if there is none.
         """
 
     def ends(self, partitions: Collection[TopicPartition], *, committed: bool = True) -> Positions:
-        """The last stable offset of each partition; without `committed`, the offset after its last record."""
+        """Returns the last stable offset of each partition; without `committed`, the offset after its last record."""
 
     def newest(self, partition: TopicPartition) -> Message | None:
-        """The newest committed record of a partition; None if it has none."""
+        """Returns the newest committed record of a partition; None if it has none."""
 
     def read(
         self, partition: TopicPartition, start: int = 0, limit: int | None = None, *, committed: bool = True
     ) -> Sequence[Message]:
-        """Committed records of a partition, in order.
+        """Returns committed records of a partition, in order.
 
-        - `start`: the first offset that is read.
+        - `start`: the first offset to read.
         - `limit`: the most records to return; None for all.
-        - `committed`: without it, also records of transactions that are open or aborted.
+        - `committed`: if False, records of open and aborted transactions are returned, too.
         """
 
 
@@ -211,7 +215,7 @@ class Cluster(Partitions, Protocol):
     """A Kafka cluster."""
 
     def named(self, name: str) -> Cluster:
-        """Another cluster, by its name in the settings; this one for "". Raises SettingsError if there is none."""
+        """Returns another cluster by its name in the settings; this one for "". Raises SettingsError without one."""
 
     def consumer(
         self, group: str, instance_id: str, *, commits: bool = False, joins: bool = False, pauses: bool = False
@@ -221,7 +225,7 @@ class Cluster(Partitions, Protocol):
         - `instance_id`: its group.instance.id.
         - `commits`: it commits offsets itself, outside of transactions.
         - `joins`: the records of its inputs wait for each other, so the client fetches fewer of them ahead.
-        - `pauses`: it often pauses partitions, and reads on from those that it resumes without a long wait.
+        - `pauses`: it often pauses partitions, and must get records soon after it resumes them.
         """
 
     def producer(self, mode: ProducerMode, transactional_id: str, batch_bytes: int | None = None) -> Producer:
@@ -232,10 +236,10 @@ class Cluster(Partitions, Protocol):
         """
 
     def topics(self, names: Collection[str]) -> dict[str, TopicInfo]:
-        """The topics that exist, by name."""
+        """Returns the topics that exist, by name."""
 
     def create_topics(self, topics: Iterable[tuple[str, int, int, Mapping[str, str]]]) -> None:
-        """Creates topics of (name, partitions, replication (-1: the broker's default), settings); waits for them."""
+        """Creates topics, and waits for them: each is (name, partitions, replication (-1: the broker's), settings)."""
 
     def leave(self, consumer: Consumer) -> bool:
         """Removes the static member of a closed consumer, so that its partitions move at once.
@@ -244,30 +248,30 @@ class Cluster(Partitions, Protocol):
         """
 
     def group_offsets(self, group: str, partitions: Collection[TopicPartition]) -> GroupOffsets:
-        """The committed offsets of a group, also of partitions that have an offset pending in a transaction."""
+        """Returns the committed offsets of a group, including partitions with an offset pending in a transaction."""
 
     def pending(self, group: str, partitions: Collection[TopicPartition]) -> Pending:
-        """Which of these partitions have an offset that is pending in a transaction, and the open transactions."""
+        """Returns which of these partitions have an offset pending in a transaction, and the open transactions."""
 
     def open_transactions(self, partition: TopicPartition) -> tuple[OpenTransaction, ...]:
-        """The transactions that are open on a partition, in order of their producer ids."""
+        """Returns the transactions that are open on a partition, in order of their producer ids."""
 
     def hanging(
         self, transactional_id: str, partitions: Collection[TopicPartition], group: str = ""
     ) -> dict[TopicPartition, OpenTransaction]:
-        """The transactions of an id that are open on these partitions, and that its coordinator will not end.
+        """Returns the transactions of an id that are open on these partitions and that its coordinator will not end.
 
-        - `group`: looks at the partition that keeps the offsets of this group, too.
+        - `group`: the partition that keeps the offsets of this group is checked, too; "" for none.
 
-        Partitions at which this user must not look are left out. Raises Retriable without an answer, TopicError for a
+        Partitions that this user may not read are left out. Raises Retriable without an answer, and TopicError for a
         topic that does not exist.
         """
 
     def grow(self, topic: str, partitions: int) -> None:
-        """Adds partitions to a topic, which then has `partitions` in all."""
+        """Adds partitions to a topic, until it has `partitions` in all."""
 
     def offsets_retention_minutes(self) -> int | None:
-        """Minutes for which the cluster keeps the committed offsets of a group without members; None if unknown."""
+        """Returns the minutes for which the committed offsets of a group without members are kept; None if unknown."""
 
     def truncate(self, partition: TopicPartition, before: int) -> None:
         """Deletes the records before the offset `before`."""

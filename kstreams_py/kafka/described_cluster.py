@@ -1,4 +1,4 @@
-"""A cluster as its brokers describe it: brokers, topics, settings, the ends of their logs."""
+"""A cluster as its brokers describe it: brokers, topics, settings, and the ends of logs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from kstreams_py.records import Positions, TopicPartition
 
 Settings = Mapping[str, str]
-"""By Kafka's names; none if this user may not see them."""
+"""The settings by Kafka's names; empty if this user may not see them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +31,12 @@ class TopicDescription:
 
 @dataclass(frozen=True, slots=True)
 class ClusterDescription:
-    """The brokers with their settings, by number; the topics that were asked for and exist.
+    """The brokers with their settings, by number; the requested topics that exist.
 
     - `hidden`: topics on which this user lacks DESCRIBE.
-    - `silent`: brokers to which no connection can be made, with their addresses. They count as no leader and as no
-      replica in sync: without a quorum of controllers the others describe them as they were.
-    - `release`: of Kafka, as far as the requests that a broker knows tell it, such as "4.1".
+    - `silent`: brokers to which no connection can be made, with their addresses. They count neither as leaders nor as
+      replicas in sync: without a quorum of controllers, other brokers describe them as they were.
+    - `release`: Kafka's release, such as "4.1", as far as the requests that a broker knows show it.
     """
 
     brokers: Mapping[int, Settings]
@@ -51,7 +51,7 @@ class LogInfo:
     """The log of a partition.
 
     - `start`, `stable`: its first offset and its last stable offset.
-    - `since`: for each time that was asked for, the offset of the first record from then on; `stable` if there is none.
+    - `since`: for each requested time, the offset of the first record from then on; `stable` if there is none.
     - `size`: bytes of one replica; None if this user may not see it.
     """
 

@@ -91,7 +91,7 @@ JOIN_REFUSED: Final = {
     "group.max.session.timeout.ms",
     E.GROUP_MAX_SIZE_REACHED: "run fewer slots, or raise the broker's group.max.size",
 }
-"""Errors that keep a member from joining, with the reason and the remedy; the client only reports and retries them."""
+"""Errors that keep a member from joining, each with its remedy; the client only reports and retries them."""
 
 MEMBERSHIP_LOST: Final = "fenced by other consumer"
 """librdkafka's text for FENCED_INSTANCE_ID: the fatal error that it reports does not have this code."""
@@ -99,7 +99,7 @@ MEMBERSHIP_LOST: Final = "fenced by other consumer"
 _NOT_ADDED: Final = re.compile(
     rf'Failed to add partition "(.+)" \[\d+\] to transaction: {ck.KafkaError(E.TOPIC_AUTHORIZATION_FAILED).str()}'
 )
-"""Its text for a topic of a transaction that a right is missing to: the error that it reports has no topic."""
+"""librdkafka's text for a missing right to a topic of a transaction: the error that it reports has no topic."""
 
 TOO_LARGE: Final = {E.MSG_SIZE_TOO_LARGE, E.INVALID_MSG_SIZE, E.RECORD_LIST_TOO_LARGE}
 
@@ -110,34 +110,34 @@ REFUSED: Final = TOO_LARGE | {
     E.UNSUPPORTED_FOR_MESSAGE_FORMAT,
     E._INVALID_DIFFERENT_RECORD,
 }
-"""Errors of every attempt at the same batch; the last one is reported for the other records of a refused batch."""
+"""Errors that each attempt at the same batch gets; the last is reported for the other records of a refused batch."""
 
 
 NO_TOKEN: Final = "Failed to acquire SASL OAUTHBEARER token"
-"""Begin of its text for tokens that do not come, with the code of refused credentials."""
+"""The beginning of librdkafka's text for tokens that it does not get; the error has the code of refused credentials."""
 
 WITHOUT_TOKEN_SECONDS: Final = 30.0
-"""Seconds after a failure to get a token in which a refusal counts as its consequence.
+"""Seconds after a failure to get a token within which a refusal counts as its consequence.
 
-A client tries to get one every 10 s, and signs in again with the one before until it has expired.
+A client tries to get a token every 10 s, and signs in with the previous one until that has expired.
 """
 
 _TOO_SOON: Final = "not valid in current SASL state"
-"""A broker's text for a client that signs in again within a second, as it does with a token about to expire."""
+"""A broker's text for a client that signs in again within a second, as clients do when a token is about to expire."""
 
 _REFUSED_CLIENT: Final = re.compile(
     r"\b(invalid_client|invalid_grant|invalid_scope|unauthorized_client|unsupported_grant_type|access_denied)\b"
 )
-"""What a token endpoint answers to a client that it does not take (RFC 6749, 5.2); librdkafka reports no status."""
+"""Answers of a token endpoint to a client that it rejects (RFC 6749, 5.2); librdkafka does not report the status."""
 
 
 def has_no_token(error: ck.KafkaError) -> bool:
-    """Whether the client waits for a token of OAUTHBEARER."""
+    """Whether the client waits for an OAUTHBEARER token."""
     return error.code() == E._AUTHENTICATION and error.str().startswith(NO_TOKEN)
 
 
 def refuses_credentials(error: ck.KafkaError) -> bool:
-    """Whether somebody refuses the credentials; tokens that do not come are an outage, which is waited for."""
+    """Whether somebody refuses the credentials. Missing tokens are an outage: callers wait for them."""
     if has_no_token(error):
         return bool(_REFUSED_CLIENT.search(error.str()))
     return error.code() in UNAUTHENTICATED and _TOO_SOON not in error.str()
@@ -156,7 +156,7 @@ def name_object(
 
 
 def not_authorized(error: ck.KafkaError, doing: str) -> NotAuthorized:
-    """The exception for a missing right, with its name; `doing` describes the failed call."""
+    """Returns the exception for a missing right, which names the right; `doing` describes the failed call."""
     return NotAuthorized(
         f"{doing}: the broker refuses it ({error.name()}): grant this user {RIGHTS[error.code()]} (kafka-acls --add; "
         "`kstreams acls` prints all of a graph)"
@@ -164,7 +164,7 @@ def not_authorized(error: ck.KafkaError, doing: str) -> NotAuthorized:
 
 
 def record_refused(error: ck.KafkaError, topic: str) -> RecordRefused:
-    """The exception for a record that a topic refuses, with the reason and the remedy."""
+    """Returns the exception for a record that a topic refuses, with the reason and the remedy."""
     if error.code() in TOO_LARGE:
         return RecordTooLarge(
             f"a record for topic {topic!r} is larger than it takes: raise the topic's max.message.bytes and "
@@ -177,14 +177,14 @@ def record_refused(error: ck.KafkaError, topic: str) -> RecordRefused:
 
 
 def may_be_written(error: ck.KafkaError) -> bool:
-    """Whether a record may be in its topic though its delivery failed; a code below 0 is the client's own."""
+    """Whether a record may be in its topic although its delivery failed; a code below 0 is the client's own."""
     return error.code() < 0 or error.code() in {E.UNKNOWN, E.NETWORK_EXCEPTION, E.REQUEST_TIMED_OUT} or error.fatal()
 
 
 def classify(error: ck.KafkaError, doing: str) -> KStreamsError:
     """Maps an error of librdkafka to a ClientError, NotAuthorized or SettingsError; `doing` describes the failed call.
 
-    A refused record is not among them: its delivery report has the error, see record_refused().
+    Refused records are not among these errors: their delivery reports have them, see record_refused().
     """
     text = f"{doing}: {error.str()} ({error.name()})"
     if error.code() in RIGHTS:
@@ -215,8 +215,8 @@ class ClientLog(logging.Handler):
     - `fenced`: another member has taken the membership.
     - `error`: the last error; a fatal one and refused credentials are not replaced by later ones.
     - `connection`: the last error of a connection, as text with the broker's address; "" for none.
-    - `refused`: the topics that a right is missing to write to in a transaction; the owner clears them.
-    - `tokens`: what gives the client its tokens, if that is not the client itself.
+    - `refused`: the topics of a transaction that this user may not write to; the owner clears them.
+    - `tokens`: the source of the client's tokens; None if the client gets them itself.
     """
 
     def __init__(self, name: str) -> None:
@@ -255,14 +255,14 @@ class ClientLog(logging.Handler):
             self.error = error
 
     def refuses(self, error: ck.KafkaError) -> bool:
-        """Whether somebody refuses the credentials, and not only a token that no other one has replaced in time."""
+        """Whether somebody refuses the credentials, and not only a token that was not renewed in time."""
         failed_at = max(self._without_token_at, self.tokens.failed_at if self.tokens else self._without_token_at)
         is_without = time.monotonic() - failed_at < WITHOUT_TOKEN_SECONDS
         return refuses_credentials(error) and (has_no_token(error) or not is_without)
 
 
 def client_version() -> str:
-    """The version of librdkafka."""
+    """Returns the version of librdkafka."""
     return str(ck.libversion()[0])
 
 

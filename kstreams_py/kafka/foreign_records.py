@@ -1,4 +1,4 @@
-"""Records of others in the framework's own topics: how they are told, and named."""
+"""Recognizes and names records of others in the framework's own topics."""
 
 from __future__ import annotations
 
@@ -10,17 +10,19 @@ from kstreams_py.records import Message, TopicPartition
 
 
 def foreign(m: Message, what: str, why: object) -> str:
-    """Names a record that is not what its topic is for, as far as who has to do something: what follows is the topic's.
+    """Returns the beginning of a message about a record that does not belong in its topic.
 
-    - `what`: it should be.
-    - `why`: it is not.
+    It names the record, the reason, and who has to act. The caller adds what to do with the topic.
+
+    - `what`: what the record should be.
+    - `why`: the reason why it is not.
     """
     tp = TopicPartition(m.topic(), m.partition())
     return f"{tp}@{m.offset()} is no {what}: {why}: {who_wrote(tp.topic)}"
 
 
 def who_wrote(topic: str) -> str:
-    """What to do about a record of one of the own topics that cannot be read, by who wrote it."""
+    """Returns what to do about an unreadable record of one of the framework's topics, depending on who wrote it."""
     return (
         "run the newer release of kstreams_py that wrote it; or, if another program did (`kafka-acls --list --topic "
         f"{topic}` shows who may write there)"
@@ -28,7 +30,7 @@ def who_wrote(topic: str) -> str:
 
 
 def is_deletion(m: Message) -> bool:
-    """Whether a record is a tombstone: of a record of others, whoever deletes it writes one."""
+    """Whether a record is a tombstone, as is written to delete a record of others."""
     try:
         return m.value() is None
     except DecodeError:
@@ -36,9 +38,9 @@ def is_deletion(m: Message) -> bool:
 
 
 def parse_json(data: bytes | str) -> Any:
-    """What JSON says. Raises ValueError for other bytes, and for JSON that Python's parser does not take."""
+    """Parses JSON. Raises ValueError for other bytes, and for JSON that Python's parser does not take."""
     try:
-        return json.loads(data.decode() if isinstance(data, bytes) else data)  # of bytes it would take UTF-16, too
+        return json.loads(data.decode() if isinstance(data, bytes) else data)  # from bytes, it would also take UTF-16
     except RecursionError:
         raise ValueError("it is nested too deep") from None
     except ValueError as error:

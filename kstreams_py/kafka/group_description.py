@@ -16,16 +16,16 @@ from kstreams_py.kafka.clients import end, new_client
 from kstreams_py.kafka.errors import ClientLog, classify
 
 COORDINATOR_SECONDS: Final = 300.0
-"""Time-out of a request, longer than a coordinator is ever away: librdkafka ends the process at a later answer."""
+"""Time-out of a request, longer than any outage of a coordinator: at a later answer librdkafka ends the process."""
 
 ASK_SECONDS: Final = 2.0
-"""Seconds without an answer until another client asks as well; twice as long with each that waits."""
+"""Seconds without an answer until another client asks as well; doubled with each client that waits."""
 
 ASK_SECONDS_MOST: Final = 60.0
-"""The longest of these pauses: some 10 clients of a group wait in an outage, each with 4 threads."""
+"""The longest of these pauses: in an outage about 10 clients of a group wait, each with 4 threads."""
 
 PAUSE_SECONDS: Final = 0.1
-"""Seconds before the next request, after an answer that the coordinator has moved or is loading."""
+"""Seconds before the next request, after the answer that the coordinator has moved or is loading."""
 
 
 class _Asked(NamedTuple):
@@ -40,28 +40,28 @@ class _Asked(NamedTuple):
 class GroupReader:
     """Describes groups, with a new client for each request.
 
-    An admin client keeps the coordinator that it has found while it is used (librdkafka 2.16 renews the entry with each
-    use and never evicts it): a coordinator that has moved answers NOT_COORDINATOR for ever (measured). If it is down,
-    the client waits until the state of some broker changes.
+    An admin client keeps the coordinator that it has found for as long as it is used: librdkafka 2.16 renews the entry
+    with each use and never evicts it. If the coordinator has moved, the client gets NOT_COORDINATOR forever (measured).
+    If it is down, the client waits until the state of some broker changes.
     """
 
     def __init__(self, configuration: Mapping[str, Any], log: ClientLog) -> None:
         self._configuration = {
             **configuration,
-            # measured: with both, a new client has its answer after 20 ms, and after 95 without
+            # measured: a new client gets its answer after 20 ms with both, and after 95 ms without
             "enable.metrics.push": False,
             "retry.backoff.ms": 2,
             "error_cb": log.on_error,
         }
         self._log = log
         self._asked: list[_Asked] = []
-        """Requests without an answer, of all callers."""
+        """The unanswered requests of all callers."""
         self._lock = threading.Lock()
 
     def describe(self, group: str, limit: float) -> Any:
-        """The group as confluent-kafka describes it.
+        """Returns the group as confluent-kafka describes it.
 
-        Raises KafkaException for an error that is not retriable, or for any error once `limit` seconds have passed;
+        Raises KafkaException for an error that is not retriable, or for any error once `limit` seconds have passed, and
         TimeoutError if there was no answer at all.
         """
         deadline = time.monotonic() + limit
@@ -70,7 +70,7 @@ class GroupReader:
             while True:
                 if self._may_ask(group):
                     mine.add(self._ask(group))
-                # an answer to an earlier call may be old: it shows only that asking is worth while again
+                # an answer to an earlier call may be old: it shows only that another request is worthwhile
                 seconds = max(0.0, min(ASK_SECONDS, deadline - time.monotonic()))
                 wait([future for _, future in self._requests(group)], seconds, FIRST_COMPLETED)
                 over = time.monotonic() + PAUSE_SECONDS >= deadline
@@ -91,19 +91,19 @@ class GroupReader:
             self._end_answered()
 
     def close(self) -> None:
-        """Ends the clients, each after its answer: librdkafka ends the process at one that comes later (measured)."""
+        """Ends each client after its answer: librdkafka ends the process at an answer that comes later (measured)."""
         with self._lock:
             left, self._asked = self._asked, []
         if left:
             threading.Thread(target=_end_once_answered, args=[left], name="ending clients", daemon=True).start()
 
     def _may_ask(self, group: str) -> bool:
-        """Whether the requests of a group have waited long enough for another one."""
+        """Whether the requests of a group have waited long enough to send another one."""
         sent = [at for at, _ in self._requests(group)]
         return not sent or time.monotonic() - sent[-1] >= min(ASK_SECONDS * 2 ** (len(sent) - 1), ASK_SECONDS_MOST)
 
     def _requests(self, group: str) -> list[tuple[float, Future[Any]]]:
-        """The requests of a group that were not ended: when each was sent, and its answer."""
+        """Returns the requests of a group whose clients were not ended: when each was sent, and its answer."""
         with self._lock:
             return [(each.at, each.future) for each in self._asked if each.group == group]
 
@@ -117,7 +117,7 @@ class GroupReader:
     def _end_answered(self) -> None:
         with self._lock:
             done = [each for each in self._asked if each.future.done()]
-            # `done()` is called once: a client answered between two calls would be in neither list, and end here
+            # `done()` is called once: a client answered between two calls would be in neither list, and would end here
             self._asked = [each for each in self._asked if each not in done]
         end(done)
 

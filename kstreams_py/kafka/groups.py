@@ -14,7 +14,7 @@ from kstreams_py.records import Positions, TopicPartition
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A member of a consumer group; `instance` is its group.instance.id, "" for one that has none."""
+    """A member of a consumer group; `instance` is its group.instance.id, "" if it has none."""
 
     instance: str
     member_id: str
@@ -25,20 +25,20 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class GroupInfo:
-    """A consumer group: Kafka's name of its state ("Dead": there is no such group), and its members by instance."""
+    """A consumer group: Kafka's name for its state ("Dead": there is no such group), and its members by instance."""
 
     state: str
     members: tuple[Member, ...]
 
 
 def slot_of(group: str, instance: str) -> int | None:
-    """The slot whose static member has this group.instance.id; None if it belongs to no slot."""
+    """Returns the slot whose static member has this group.instance.id; None if it belongs to no slot."""
     name, _, number = instance.rpartition(".")
     return int(number) if name == group and number.isdecimal() else None
 
 
 def describe_slots(groups: Mapping[str, GroupInfo]) -> str:
-    """The output of `kstreams slots list`: groups with their states, members with their slots, hosts and partitions."""
+    """Returns the output of `kstreams slots list`: groups with states; members with slots, hosts and partitions."""
     return join_lines(line for group, info in groups.items() for line in _describe(group, info))
 
 
@@ -57,7 +57,7 @@ def _order(row: tuple[int | None, Member]) -> tuple[bool, int, str]:
 
 
 def members_of(graph: str, groups: Mapping[str, GroupInfo], slots: Collection[int]) -> dict[str, list[Member]]:
-    """The static members of these slots, by group. Raises SettingsError for a slot that has no member in any group."""
+    """Returns the static members of these slots, by group. Raises SettingsError for a slot without any member."""
     found: dict[str, list[Member]] = {}
     known: set[int] = set()
     for group, info in groups.items():
@@ -83,9 +83,9 @@ POSITIONS_TOPIC: Final = "__consumer_offsets"
 
 @dataclass(frozen=True, slots=True)
 class GroupOffsets:
-    """The committed offsets of a group as of one moment: of each transaction all of them or none.
+    """The committed offsets of a group at one moment: all offsets of a transaction, or none of them.
 
-    - `committed`: without partitions that have none; what is pending does not count.
+    - `committed`: without partitions that have no offset; pending offsets do not count.
     - `pending`: the partitions whose offset was pending in a transaction just before.
     """
 
@@ -98,7 +98,7 @@ class Pending:
     """The partitions whose offsets are pending in a transaction.
 
     - `kept_in`: the partition of POSITIONS_TOPIC that keeps the offsets of this group, and of others.
-    - `transactions`: those that are open on `kept_in`; some of them may be of other groups.
+    - `transactions`: the open transactions on `kept_in`; some of them may belong to other groups.
     - `unknown`: why the transactions could not be listed; "" if they could.
     """
 
@@ -109,10 +109,10 @@ class Pending:
     unknown: str = ""
 
     def describe(self, now: float, find: str) -> str:
-        """The message of a worker that waits for these offsets, with the remedy.
+        """Returns the message of a worker that waits for these offsets, with the remedy.
 
         - `now`: in seconds since 1970.
-        - `find`: the command that finds what hangs, see find_command().
+        - `find`: the command that finds hanging transactions, see find_command().
         """
         if not self.partitions:
             return f"group {self.group!r}: no offset is pending in a transaction"
@@ -140,7 +140,7 @@ def _unsure(find: str) -> str:
 
 
 def positions_partition(group: str, partitions: int) -> int:
-    """The partition of POSITIONS_TOPIC that keeps a group: |hash| modulo `partitions`, by Java's String.hashCode.
+    """Returns the partition of POSITIONS_TOPIC that keeps a group: |hash| modulo `partitions`; Java's String.hashCode.
 
     As in Kafka's Utils.abs, the smallest integer counts as 0.
     """

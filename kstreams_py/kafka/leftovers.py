@@ -1,8 +1,9 @@
-"""Transactions that an earlier producer of the same transactional id left open, and that nobody will end.
+"""Finds transactions that an earlier producer of the same transactional id left open and that nobody will end.
 
-A coordinator may count a transaction as ended whose marker is missing in a partition (docs/exactly-once.md, 14). There
-it is open for ever, and the marker of the next transaction of the same producer id ends it: a commit makes aborted
-outputs visible, which are made once more. So nothing is written before a person has ended it as its coordinator did.
+A coordinator may count a transaction as ended although its marker is missing in a partition (docs/exactly-once.md, 14).
+There the transaction stays open until the next marker of the same producer id ends it. If that marker is a commit,
+aborted outputs become visible, and they are also made again. So nothing is written before a person has ended the
+transaction as its coordinator did.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from kstreams_py.records import TopicPartition
 
 @dataclass(frozen=True, slots=True)
 class Leftovers:
-    """Looks for what a transactional id has left open.
+    """Looks for transactions that a transactional id has left open.
 
-    - `options`: those of a command that name the cluster, see place_options().
-    - `partitions`: those that it writes.
-    - `group`: whose offsets it commits; "" for none.
+    - `options`: the options of a command that name the cluster, see place_options().
+    - `partitions`: the partitions that it writes.
+    - `group`: the group whose offsets it commits; "" for none.
     """
 
     cluster: Cluster
@@ -32,7 +33,7 @@ class Leftovers:
     group: str
 
     def require_none(self) -> None:
-        """Raises Retriable while one is open, or without an answer. The producer must have been started."""
+        """Raises Retriable while such a transaction is open, or without an answer. To be called after the start."""
         found = self.cluster.hanging(self.transactional_id, self.partitions, self.group)
         if not found:
             return

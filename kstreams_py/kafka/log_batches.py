@@ -1,4 +1,4 @@
-"""Batches of a partition as they are stored: with markers, and with what brokers keep in their own topics.
+"""Batches of a partition as they are stored, with markers, and the records that brokers keep in their own topics.
 
 The formats are those of Kafka's group coordinator (OffsetCommitKey.json, OffsetCommitValue.json) and transaction
 coordinator (TransactionLogKey.json, TransactionLogValue.json).
@@ -14,14 +14,14 @@ from typing import Final, NamedTuple
 from kstreams_py.records import TopicPartition
 
 OFFSET_COMMIT_KEYS: Final = (0, 1)
-"""Versions of the keys of committed offsets; the others are of groups and their members."""
+"""Versions of the keys of committed offsets; other versions belong to groups and their members."""
 
 FLEXIBLE: Final = 1
 """The version of TransactionLogValue from which lengths are varints."""
 
 PREPARE_COMMIT: Final = 2
 PREPARE_ABORT: Final = 3
-"""Statuses of TransactionLogValue: the end of the transaction is decided."""
+"""Statuses of TransactionLogValue in which the end of the transaction is decided."""
 
 
 class Batch(NamedTuple):
@@ -30,7 +30,7 @@ class Batch(NamedTuple):
     - `first`: the offset of its first record.
     - `size`: how many records it has.
     - `producer_id`: -1 for none.
-    - `commits`: of a marker, whether it commits; None for records.
+    - `commits`: whether a marker commits; None for records.
     - `records`: the keys and values, if the reader asked for them.
     """
 
@@ -44,7 +44,7 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """The batches of a partition from an offset on; `is_complete` if they reach its end."""
+    """The batches of a partition from an offset on; `is_complete`: they reach its end."""
 
     batches: tuple[Batch, ...]
     is_complete: bool
@@ -52,7 +52,7 @@ class Log:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What a transaction coordinator decided about a transaction; `updated_at` is in seconds since 1970."""
+    """The decision of a transaction coordinator about a transaction; `updated_at` is in seconds since 1970."""
 
     producer_id: int
     commits: bool
@@ -61,7 +61,7 @@ class Prepared:
 
 
 def committed_offsets(batches: Iterable[Batch]) -> dict[str, dict[TopicPartition, int]]:
-    """The offsets that records of __consumer_offsets commit, by group; the last one of each partition."""
+    """Returns the offsets that records of __consumer_offsets commit, by group: the last one of each partition."""
     found: dict[str, dict[TopicPartition, int]] = {}
     for key, value in (record for batch in batches for record in batch.records):
         if key is None or value is None:
@@ -74,7 +74,7 @@ def committed_offsets(batches: Iterable[Batch]) -> dict[str, dict[TopicPartition
 
 
 def prepared(batches: Iterable[Batch], transactional_id: str) -> Iterator[Prepared]:
-    """The decisions about the transactions of an id in batches of __transaction_state, in their order."""
+    """Yields the decisions about an id's transactions in batches of __transaction_state, in order."""
     wanted = log_key(transactional_id)
     for key, value in (record for batch in batches for record in batch.records):
         if key == wanted and value is not None and (found := _prepared(value)) is not None:
@@ -82,7 +82,7 @@ def prepared(batches: Iterable[Batch], transactional_id: str) -> Iterator[Prepar
 
 
 def log_key(transactional_id: str) -> bytes:
-    """The key of the records of a transactional id in __transaction_state."""
+    """Returns the key of the records of a transactional id in __transaction_state."""
     name = transactional_id.encode()
     return struct.pack(">hh", 0, len(name)) + name
 
@@ -100,12 +100,12 @@ def _prepared(value: bytes) -> Prepared | None:
         topic = fields.text()
         partitions |= {TopicPartition(topic, fields.take(">i")) for _ in range(fields.length(4))}
         if fields.is_flexible:
-            fields.varint()  # tagged fields, of which Kafka 4.3 has none here
+            fields.varint()  # tagged fields: Kafka 4.3 has none here
     return Prepared(producer_id, status == PREPARE_COMMIT, frozenset(partitions), fields.take(">q") / 1000)
 
 
 class _Fields:
-    """The fields of a record in Kafka's own format, one after the other."""
+    """The fields of a record in Kafka's own format, one after another."""
 
     def __init__(self, data: bytes) -> None:
         self._data, self._at = data, 0
@@ -120,7 +120,7 @@ class _Fields:
         self._at += count
 
     def length(self, size: int) -> int:
-        """A length, in `size` bytes unless the format is flexible; 0 for null."""
+        """Returns a length, in `size` bytes unless the format is flexible; 0 for null."""
         return max(0, self.varint() - 1 if self.is_flexible else self.take({2: ">h", 4: ">i"}[size]))
 
     def text(self) -> str:

@@ -9,13 +9,13 @@ from typing import Final, NamedTuple
 from kstreams_py.errors import Replaced
 
 SESSIONS: Final = 3
-"""Sessions that an unknown holder has to outlive: a coordinator that was restarted in between starts them again."""
+"""Sessions that an unknown holder has to outlive: a coordinator that restarts in between begins all sessions again."""
 
 
 class Owner(Enum):
     """Who holds a static membership, from the point of view of the consumer that asks.
 
-    UNSURE: another member's, or this consumer's own by a join whose answer it never got.
+    UNSURE: another member holds it, or this consumer itself by a join whose answer it never got.
     """
 
     OURS = "ours"
@@ -25,7 +25,7 @@ class Owner(Enum):
 
 
 class Membership(NamedTuple):
-    """The answer of a group; `holder` describes the member that holds the membership, unless it is known to be ours."""
+    """A group's answer; `holder` describes the member that holds the membership, unless it is known to be this one."""
 
     owner: Owner
     holder: str = ""
@@ -34,10 +34,10 @@ class Membership(NamedTuple):
 class Holder(NamedTuple):
     """The member that holds a static membership.
 
-    - `client`, `host`: as the group describes them; a member that replaced another one within its session has those of
-      the replaced one (measured).
-    - `stable`: the group is in no rebalance: a member without heartbeats leaves within its session.
-    - `coordinator`: id of the broker that coordinates the group; another one starts all sessions again.
+    - `client`, `host`: as the group describes them. A member that replaced another one within its session has those of
+      the replaced member (measured).
+    - `stable`: the group is not in a rebalance: a member without heartbeats leaves within its session.
+    - `coordinator`: id of the broker that coordinates the group; a new coordinator begins all sessions again.
     """
 
     member: str
@@ -50,11 +50,11 @@ class Holder(NamedTuple):
 class StaticMembership:
     """The static membership of one consumer: its member id, and who holds the membership.
 
-    The group names members, not processes, and an unknown holder may be this consumer itself: a join that is sent again
-    because its connection broke takes the membership from its first copy. librdkafka #3437: a client whose session has
-    timed out forgets its member id and goes on with heartbeats; a coordinator that still knows the member takes the
-    empty id for another member's. So while a join has led to no assignment, such a holder is another member only if it
-    stays in a stable group, which takes heartbeats.
+    The group names members, not processes, and an unknown holder may be this consumer itself. A join that is sent again
+    because its connection broke takes the membership from its first copy. A client whose session has timed out forgets
+    its member id and continues its heartbeats; a coordinator that still knows the member takes the empty id for another
+    member's (librdkafka #3437). So while a join has led to no assignment, such a holder is another member only if it
+    stays in a stable group: to stay there takes heartbeats.
     """
 
     def __init__(
@@ -65,18 +65,19 @@ class StaticMembership:
         session_seconds: float,
         holder: Callable[[str, str], Holder | None],
     ) -> None:
-        """`holder` asks a group who holds a membership (its group.instance.id); None if no member does.
+        """Makes no request.
 
-        After `session_seconds` without a heartbeat a member leaves its group.
+        - `session_seconds`: a member without heartbeats leaves its group after that time.
+        - `holder`: asks a group who holds a membership (its group.instance.id); None if no member does.
         """
         self.group = group
         self.instance_id = instance_id
         self.member = ""
         """The member id at the last assignment."""
         self.lost = False
-        """The membership is over; the group is asked who holds it before the consumer joins again."""
+        """Whether the membership is over; the group is asked who holds it before the consumer joins again."""
         self.joining = False
-        """The client joins, for the first time or again, and has no assignment yet."""
+        """Whether the client joins, for the first time or again, and has no assignment yet."""
         self._session_seconds = session_seconds
         self._client_id = client_id
         self._holder = holder
@@ -88,12 +89,12 @@ class StaticMembership:
     def ask(self, member: str) -> Membership:
         """Asks who holds the membership. Raises the errors of `holder`.
 
-        `member` is the consumer's member id now; "" while it has none.
+        `member`: the consumer's current member id; "" while it has none.
         """
         return self._judge(self._holder(self.group, self.instance_id), member)
 
     def ask_before_joining_again(self, member: str, now: float) -> Membership:
-        """Asks as `ask` does, after the membership was lost: again and again, until it is sure; `now` is in seconds."""
+        """Asks as `ask` does, after the membership was lost; to be called until it is sure. `now` is in seconds."""
         stays, self._stays = self._stays, None
         holder = self._holder(self.group, self.instance_id)
         found = self._judge(holder, member)
@@ -111,11 +112,11 @@ class StaticMembership:
             return Membership(Owner.OURS)
         stale = holder.client == self._client_id  # see Holder
         client = "the broker still shows this worker's client id" if stale else f"{holder.client} on {holder.host}"
-        # a client that has its id of the last assignment has sent no join without an id since
+        # a client that still has the id of its last assignment has sent no join without an id since
         is_sure = not self.joining or (member and member == self.member)
         return Membership(Owner.ANOTHERS if is_sure else Owner.UNSURE, f"member {holder.member}; {client}")
 
 
 def replaced(instance_id: str, holder: str) -> Replaced:
-    """The error of a worker whose membership another member holds."""
+    """Returns the exception for a worker whose membership another member holds."""
     return Replaced(f"another worker has taken the slot of {instance_id} over ({holder}); this one ends")

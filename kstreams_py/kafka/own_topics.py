@@ -1,4 +1,4 @@
-"""Creates the framework's own topics, and checks the settings of any."""
+"""Creates the framework's own topics, and checks the settings of topics."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from kstreams_py.kafka.contracts import Cluster, TopicInfo
 
 
 def ensure_topics(cluster: Cluster, wanted: Mapping[str, tuple[int, Mapping[str, str]]]) -> list[str]:
-    """Creates the framework's own topics that are missing, and adds partitions to those that have fewer.
+    """Creates the framework's own topics that are missing, and adds partitions to those that have too few.
 
-    `wanted` has their partitions and settings by name. Returns the names of those that it has created. Raises
-    TopicError for settings that differ.
+    `wanted`: partitions and settings by name. Returns the names of the created topics. Raises TopicError for settings
+    that differ.
     """
     existing = cluster.topics(list(wanted))
     missing = [name for name in wanted if name not in existing]
@@ -26,7 +26,7 @@ def ensure_topics(cluster: Cluster, wanted: Mapping[str, tuple[int, Mapping[str,
 
 
 def check_settings(info: TopicInfo, wanted: Mapping[str, str]) -> None:
-    """Raises TopicError for a setting that is not as wanted, with the command that changes it."""
+    """Raises TopicError for a setting that differs, with the command that changes it."""
     for setting, value in wanted.items():
         if (actual := info.settings.get(setting)) != str(value):
             raise TopicError(

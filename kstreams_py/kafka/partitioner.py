@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def murmur2(data: bytes) -> int:
-    """32-bit MurmurHash2 (Austin Appleby) with the seed of Java's clients, as an unsigned number."""
+    """Returns the 32-bit MurmurHash2 (Austin Appleby) with the seed of Java's clients, as an unsigned number."""
     m, mask = 0x5BD1E995, 0xFFFFFFFF
     h = 0x9747B28C ^ len(data)
     whole = len(data) & ~3
@@ -18,5 +18,5 @@ def murmur2(data: bytes) -> int:
 
 
 def partition_of(key: bytes, partitions: int) -> int:
-    """The partition number of a key in a topic that has `partitions` partitions."""
+    """Returns the partition number of a key in a topic that has `partitions` partitions."""
     return (murmur2(key) & 0x7FFFFFFF) % partitions

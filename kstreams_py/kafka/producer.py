@@ -49,26 +49,26 @@ FLUSH_SECONDS: Final = 0.001
 """Limit of one flush, in seconds, after which the producer checks whether all records are acknowledged."""
 
 PATIENCE_KEPT: Final = 0.9
-"""The share of KafkaConsumer.patience that is left after a quick answer."""
+"""The factor by which a quick answer reduces KafkaConsumer.patience."""
 
 CALL_GRACE_SECONDS: Final = 3.0
-"""Seconds by which a call may exceed its limit; librdkafka notices the limit of added offsets after 0.5 to 1 s."""
+"""Seconds by which a call may exceed its limit; when it adds offsets, librdkafka notices the limit 0.5 to 1 s late."""
 
 REFUSED_SECONDS: Final = 1.0
-"""Seconds that the report of a record is waited for after a call that a missing right has failed."""
+"""Seconds to wait for a record's delivery report after a call that failed for a missing right."""
 
 FAILURES_KEPT: Final = 100
-"""Failed deliveries that are kept of a transaction; it is aborted whatever the others are."""
+"""Failed deliveries of a transaction that are kept; it is aborted whatever the others are."""
 
 CHUNK_RECORDS: Final = 1_000
 CHUNK_BYTES: Final = 500_000
-"""Limits of what a producer without idempotence has in flight: no more than one batch of a partition."""
+"""Limits for a producer without idempotence: it has no more than one batch of a partition in flight."""
 
 CONNECT_SECONDS: Final = 1.0
 """Seconds that a new producer waits for its first connection, before it continues without one."""
 
 SETTLING_SECONDS: Final = (0.05, 0.1, 0.2)
-"""Seconds of each attempt to start while the coordinator ends the transaction of a fenced producer."""
+"""Limit, in seconds, of each attempt to start while the coordinator ends the transaction of a fenced producer."""
 
 
 class KafkaProducer:
@@ -85,16 +85,16 @@ class KafkaProducer:
     ) -> None:
         """Makes a client.
 
-        - `settings`: the client's.
-        - `limit`: seconds that a request may take, and that the broker may make no progress.
+        - `settings`: the client's settings.
+        - `limit`: seconds that a request may take, and for which the broker may make no progress.
         - `keeps_failed`: Refused and Abortable have the outputs that may be written again.
-        - `reports`: outputs may have a callback of their own.
+        - `reports`: outputs may have their own callback.
         - `place`: the cluster and its address, for errors; "" to name neither.
         """
         self._log = ClientLog("producer")
         self._failed: list[tuple[ck.KafkaError, str, contracts.Output | None]] = []
         self._has_failed = False
-        """A delivery of this transaction has failed."""
+        """Whether a delivery of this transaction has failed."""
         self._transactional = "transactional.id" in settings
         self._id = settings.get("transactional.id", "")
         self._written = set[str]()
@@ -142,7 +142,7 @@ class KafkaProducer:
             return
         while outputs:
             # without idempotence, librdkafka sends a second batch of a partition while the first may still fail and be
-            # sent again (measured, also with max.in.flight=1, and when the leader moves): only one batch is queued
+            # sent again (measured, also with max.in.flight=1, and when the leader moves): so only one batch is queued
             self._acknowledge()
             size, chunk = 0, list[contracts.Output]()
             for output in outputs[:CHUNK_RECORDS]:
@@ -175,7 +175,7 @@ class KafkaProducer:
                 if error.code() == E._QUEUE_FULL:
                     self._await_space()
                     continue
-                self._poll(0)  # serves the reports: an earlier delivery that failed may be the reason
+                self._poll(0)  # serves the reports: an earlier failed delivery may be the reason
                 if (failure := self._take_failure()) is not None:
                     raise failure
                 refused = self._classify_refusal(error, outputs[done])
@@ -187,7 +187,7 @@ class KafkaProducer:
     def _produce(self, outputs: list[contracts.Output]) -> tuple[int, ck.KafkaError | None]:
         """Hands outputs to the client until it refuses one; returns how many it took, and the error, if any.
 
-        The error is not raised: whoever kept the exception would keep this frame, and with it a client that cannot end.
+        The error is not raised: an exception keeps this frame, and with it a client that could not end.
         """
         produce: Callable[..., None] = self._producer.produce
         if self._keeps_failed:
@@ -210,7 +210,7 @@ class KafkaProducer:
         produce(*output[:4], partial(self._output_delivered, output), None, *output[6:])
 
     def _produce_reported(self, *output: Any) -> None:
-        # librdkafka calls an output's own callback in place of the client's, which notes what has failed
+        # librdkafka calls an output's own callback instead of the client's, which records failures
         produce: Callable[..., None] = self._producer.produce
         report = None if output[REPORT] is None else partial(self._reported, output[REPORT])
         produce(*output[:4], report, None, *output[6:])
@@ -235,13 +235,13 @@ class KafkaProducer:
                 )
             if is_missing(found):
                 return no_such_topic(output[TOPIC])
-        if error.code() in MISSING | {E.TOPIC_EXCEPTION}:  # as in `_take_failure`: a report may have it instead
+        if error.code() in MISSING | {E.TOPIC_EXCEPTION}:  # as in `_take_failure`: the error may be in a report instead
             return Abortable(f"writing to {output[TOPIC]}: {error.str()} ({error.name()})")
         return classify(error, f"writing to topic {output[TOPIC]!r}")
 
     def init_transactions(self) -> None:
-        # measured: librdkafka asks again only after 500 ms, both without a coordinator and while the coordinator ends
-        # the transaction of the producer just fenced, which takes 10 ms; a new client asks at once
+        # measured: librdkafka retries only after 500 ms, both without a coordinator and while the coordinator ends the
+        # transaction of the producer just fenced, which takes 10 ms; a new client asks at once
         self._await_connection()
         for seconds in SETTLING_SECONDS:
             try:
@@ -250,7 +250,7 @@ class KafkaProducer:
             except ck.KafkaException as error:
                 if error.args[0].code() == E.CONCURRENT_TRANSACTIONS:
                     left = [self._producer]
-                    self._connect()  # first: where it gets no token, the client before stays
+                    self._connect()  # first: if it gets no token, the earlier client stays
                     self._end_caller()
                     end(left)
                     self._await_connection()
@@ -275,7 +275,7 @@ class KafkaProducer:
         metadata = consumer.group_metadata()
         patience, begun = min(consumer.patience, self._limit), time.monotonic()
         try:
-            # the client would wait for ever for a coordinator that is down, though the group has another one by then
+            # the client would wait forever for a coordinator that is down, although the group has a new one by then
             self._call(
                 lambda client, limit: client.send_offsets_to_transaction(partitions_of(positions), metadata, limit),
                 "adding offsets to the transaction",
@@ -298,8 +298,8 @@ class KafkaProducer:
             raise OutcomeUnknown(str(error)) from None
 
     def abort_transaction(self) -> None:
-        # librdkafka #4849: an abort must not race records in flight; and to purge these leaves a gap in the sequence
-        # numbers, at which the next transaction of the same epoch would fail
+        # librdkafka #4849: an abort must not race records in flight; purging them leaves a gap in the sequence numbers,
+        # at which the next transaction of the same epoch would fail
         seconds = FAILED_FLUSH_SECONDS if self._has_failed else ABORT_FLUSH_SECONDS
         left = self._drain(time.monotonic() + min(self._limit, seconds))
         self._failed.clear()
@@ -315,24 +315,24 @@ class KafkaProducer:
         if (failure := self._take_failure()) is not None:
             raise failure
         if left:
-            text = f"{left} records wait for their acknowledgement, and none came within {self._limit:g} s"
+            text = f"{left} records wait for their acknowledgement, and none arrived within {self._limit:g} s"
             raise Retriable(self._unanswered(text))
 
     def _await_acknowledgements(self) -> int:
-        """Waits for acknowledgements or failures while some arrive; returns how many records have neither."""
+        """Waits for acknowledgements or failures as long as some arrive; returns how many records have neither."""
         left, before = self._drain(0.0), 0
         while left and left != before and self._is_whole():
             before, left = left, self._drain(time.monotonic() + self._limit, self._is_whole)
         return left
 
     def _is_whole(self) -> bool:
-        """Whether no delivery of the transaction has failed; otherwise it is aborted, and nothing is waited for."""
+        """Whether no delivery of the transaction has failed; otherwise it is aborted without a wait."""
         return not (self._transactional and self._has_failed)
 
     def _drain(self, deadline: float, going: Callable[[], bool] = lambda: True) -> int:
         """Sends queued records without lingering, until the deadline and while `going`; returns how many are left.
 
-        As successes are not reported, flush() looks every 10 ms only: many short ones end sooner than a long one.
+        As successes are not reported, flush() checks only every 10 ms: many short calls end sooner than a long one.
         """
         try:
             while (left := self._producer.flush(FLUSH_SECONDS)) and going() and time.monotonic() < deadline:
@@ -342,7 +342,7 @@ class KafkaProducer:
         return left
 
     def _take_failure(self) -> KStreamsError | None:
-        """The exception for deliveries that failed since the last call, None without any; permanent errors first."""
+        """Returns the exception for deliveries that failed since the last call, permanent errors first; or None."""
         refused = [each for each in self._failed if each[0].code() in REFUSED]
         failed, self._failed = self._failed, []
         for error, topic, _ in failed:
@@ -351,7 +351,7 @@ class KafkaProducer:
         if failed and self._log.refused:  # then the client purges all records of the transaction, and reports only that
             return self._classify(ck.KafkaError(E.TOPIC_AUTHORIZATION_FAILED), "writing")
         unanswered = False
-        # once for each topic: where no broker answers, each question takes the whole limit
+        # once for each topic: if no broker answers, each request takes the whole limit
         for topic in dict.fromkeys(each[1] for each in failed if each[0].code() in MISSING | {E._MSG_TIMED_OUT}):
             found = describe_topic(self._producer, topic, self._limit)
             if is_missing(found):
@@ -402,8 +402,8 @@ class KafkaProducer:
     def _classify(
         self, error: ck.KafkaError, doing: str, *, group: str = "", topics: Collection[str] = ()
     ) -> KStreamsError:
-        """The exception for a failed call; `topics` are its own, and without any those that were written to."""
-        # once a topic is refused, each later call has that error: adding the offsets of other topics, too
+        """Returns the exception for a failed call; `topics`: the call's own, by default those that were written."""
+        # once a topic is refused, each later call gets that error, even one that adds the offsets of other topics
         named = self._log.refused or topics or self._written
         return classify(error, name_object(doing, error, topics=named, group=group, transactional_id=self._id))
 
@@ -416,9 +416,9 @@ class KafkaProducer:
         group: str = "",
         topics: Collection[str] = (),
     ) -> None:
-        """Makes a call of the transactional API in another thread: not every call keeps its limit.
+        """Makes a call of the transactional API in another thread, as not every call keeps its limit.
 
-        To add offsets, librdkafka may wait for ever for a coordinator that no event announces.
+        When it adds offsets, librdkafka may wait forever for a coordinator that no event announces.
         """
         limit = self._limit if limit is None else limit
         if self._caller is None:
@@ -448,7 +448,7 @@ class KafkaProducer:
     def _await_reports(self, seconds: float) -> None:
         """Serves the log and the delivery reports, and waits for a delivery that failed.
 
-        A record that was refused fails each later call: with that error, but not with its topic.
+        A refused record makes each later call fail with its error, but without its topic.
         """
         until = time.monotonic() + seconds
         with suppress(NotAuthorized):  # a client that has failed for good reports its error again

@@ -21,13 +21,13 @@ ENDS_SECONDS: Final = 5.0
 """Seconds for three requests for offsets: a request to a leader that is down does not move to its successor."""
 
 ASK_SECONDS: Final = ENDS_SECONDS / 3
-"""Seconds for one of them."""
+"""Seconds for one of these requests."""
 
 UNKNOWN: Final = {E._UNKNOWN_PARTITION, E.UNKNOWN_TOPIC_OR_PART}
 
 
 class Reader:
-    """A consumer that joins no group, which the first call makes. The methods are those of contracts.Cluster."""
+    """A consumer that joins no group; the first call makes it. Its methods are those of contracts.Cluster."""
 
     def __init__(
         self,
@@ -40,9 +40,10 @@ class Reader:
         """Makes no client yet.
 
         - `configuration`: returns the client's settings.
-        - `limit`, `offsets_limit`: seconds that each call may take, and one for the offsets of partitions.
-        - `explain`: maps an error, and the `topics` that it is about, to an exception.
-        - `last_of_batch`: for batches that cannot be decompressed.
+        - `limit`: seconds that each call may take.
+        - `offsets_limit`: seconds that a call for the offsets of partitions may take.
+        - `explain`: maps an error, and the `topics` that it concerns, to an exception.
+        - `last_of_batch`: returns the last offset of a batch that cannot be decompressed.
         """
         self._configuration, self._explain, self._last_of_batch = configuration, explain, last_of_batch
         self._limit, self._offsets_limit = limit, offsets_limit
@@ -57,14 +58,14 @@ class Reader:
         if since is None:
             return self._offsets(partitions, ck.OFFSET_BEGINNING)
         found = self._offsets(partitions, max(since, 0))
-        # a partition without such a record is answered with OFFSET_END
+        # the answer for a partition without such a record is OFFSET_END
         return found | self.ends([tp for tp, offset in found.items() if offset < 0])
 
     def ends(self, partitions: Collection[TopicPartition]) -> Positions:
         return self._offsets(partitions, ck.OFFSET_END)
 
     def count(self, topic: str) -> int:
-        """The number of partitions of a topic; 0 if there is none of this name."""
+        """Returns the number of partitions of a topic; 0 if it does not exist."""
         try:
             found = self.client.list_topics(topic, min(self._limit, ENDS_SECONDS)).topics[topic]
         except ck.KafkaException as error:
@@ -101,7 +102,7 @@ class Reader:
         if not partitions:
             return {}
         # the admin client would connect to a leader that is down thousands of times a second (measured: a whole core),
-        # and does not look for its successor
+        # and would not look for its successor
         asked = [ck.TopicPartition(*tp, which) for tp in partitions]
         topics = {tp.topic for tp in partitions}
         deadline, is_known = time.monotonic() + self._offsets_limit, False
@@ -115,7 +116,8 @@ class Reader:
             why, exist = self._look_for_leaders(topics)
             is_known |= exist
             if time.monotonic() > deadline:
-                # a client may ask the frozen broker for the leaders, too: one answer of another tells that they are up
+                # a client may ask the frozen broker for the leaders, too: an answer of another broker shows that they
+                # are up
                 if is_known and failure.code() in UNREACHABLE | {E._UNKNOWN_PARTITION}:
                     raise Retriable(f"a partition of {', '.join(map(repr, sorted(topics)))} has no leader that answers")
                 # while no broker answers, the client calls each partition unknown
@@ -123,9 +125,9 @@ class Reader:
             time.sleep(0.05)
 
     def _look_for_leaders(self, topics: Collection[str]) -> tuple[Any, bool]:
-        """Asks for the leaders, or the client keeps to those that it knows.
+        """Asks for the leaders: otherwise the client keeps those that it knows.
 
-        Returns the error if no broker answers, or None, and whether one knows all of the topics.
+        Returns the error if no broker answers, or None, and whether a broker knows all of the topics.
         """
         exist = True
         for topic in topics:
@@ -136,7 +138,7 @@ class Reader:
         return None, exist
 
     def _watermarks(self, partition: TopicPartition) -> tuple[int, int]:
-        """The first and the last stable offset; asks again for a partition that was just added."""
+        """Returns the first and the last stable offset; retries for a partition that was just added."""
         deadline = time.monotonic() + self._limit
         while True:
             try:
@@ -150,13 +152,13 @@ class Reader:
                 return low, stable
 
     def _between(self, partition: TopicPartition, start: int, stable: int, limit: int | None = None) -> list[Message]:
-        """The committed records from `start` on and before `stable`, `limit` of them at most."""
+        """Returns the committed records from `start` on and before `stable`, at most `limit` of them."""
         found: list[Any] = []
         skipped: list[Message] = []
         wanted = sys.maxsize if limit is None else limit
         if start >= stable:
             return found
-        # no local variable has the client: the traceback of what is raised here would keep it alive after `close`
+        # no local variable holds the client: the traceback of an exception would keep it alive after `close`
         self.client.assign([ck.TopicPartition(*partition, start)])
         deadline, reached = time.monotonic() + self._limit, start
         try:
@@ -168,13 +170,13 @@ class Reader:
                         reached = offset + 1
                     elif error.code() == E._PARTITION_EOF:
                         reached = max(reached, offset)  # a new leader's high watermark may be behind for a moment
-                    elif error.code() == E._BAD_COMPRESSION and offset >= reached:  # or it had asked again by then
+                    elif error.code() == E._BAD_COMPRESSION and offset >= reached:  # or it had asked for it again
                         skipped.append(skip_batch(self.client, m, self._last_of_batch))
                         reached = skipped[-1].offset() + 1
                     elif error.code() == E.GROUP_AUTHORIZATION_FAILED:
                         continue  # the client looks for the coordinator of a group, and it never joins one
                     elif isinstance(failure := classify(error, f"reading topic {partition.topic!r}"), NotAuthorized):
-                        raise failure  # not Retriable: the caller would ask again for ever
+                        raise failure  # not Retriable: the caller would retry forever
                 if len(found) + len(skipped) == wanted or reached >= stable:
                     records = replace_unreadable(found)
                     return sorted([*records, *skipped], key=lambda m: m.offset()) if skipped else records

@@ -15,7 +15,7 @@ from kstreams_py.records import Positions, TopicPartition
 logger = logging.getLogger(__name__)
 
 STILL_SECONDS: Final = 30.0
-"""Seconds without a record before a member looks for the reason, and between two such looks."""
+"""Seconds without a record before a member looks for the reason, and between two attempts."""
 
 ENDS_SECONDS: Final = 1.0
 """Limit of the request for the ends of the partitions, in seconds."""
@@ -25,16 +25,16 @@ class Silence:
     """Measures how long a member has read nothing; logs a warning if the group or the brokers are the reason."""
 
     def __init__(self, member: str, group: str, limit: float) -> None:
-        """`limit` is in seconds, for a request."""
+        """`limit`: seconds that a request may take."""
         self.start_offsets: Positions = {}
         """The offsets at which the partitions were assigned."""
         self.last_error = ""
-        """The client's message about its last failure that it retries."""
+        """The client's message about the last failure that it retries."""
         self._member = member
         self._group = group
         self._limit = min(limit, ENDS_SECONDS)
         self.has_assignment = False
-        """Whether the group has made an assignment to this member, be it of no partition."""
+        """Whether the group has made an assignment to this member, even one without partitions."""
         self.heard()
 
     def assigned(self) -> None:
@@ -46,7 +46,7 @@ class Silence:
         self.has_assignment = False
 
     def heard(self) -> None:
-        """Records that the member has read a record, or the end of a partition."""
+        """Records that the member has read a record, or has reached the end of a partition."""
         self._since = time.monotonic()
 
     def look(self, client: ck.Consumer, ends: Positions, paused: Collection[TopicPartition]) -> None:

@@ -1,4 +1,4 @@
-"""What topics take of one record and of one batch, in bytes and otherwise; bytes that were fetched."""
+"""The limits of topics for a record and for a batch, in bytes and otherwise; the bytes that were fetched."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from typing import Any, Final
 from kstreams_py.kafka.contracts import TopicInfo
 
 BATCH_OVERHEAD: Final = 200
-"""Bytes of a batch that are Kafka's own, at most."""
+"""The most bytes of a batch that are Kafka's own."""
 
 CLIENT_BYTES: Final = 1_000_000
-"""What the client takes as one record, where message.max.bytes does not say otherwise."""
+"""The client's limit for a record, unless message.max.bytes sets another."""
 
 
 def batch_bytes(topics: Iterable[TopicInfo]) -> int | None:
-    """Bytes that a batch may have so that each of the topics takes it; None if none has a limit."""
+    """Returns the bytes that a batch may have so that each of the topics takes it; None if none has a limit."""
     limits = [int(limit) for info in topics if (limit := info.settings.get("max.message.bytes"))]
     return max(1, min(limits) - BATCH_OVERHEAD) if limits else None
 
 
 TIME_MARGIN_MS: Final = 60_000
-"""Milliseconds by which a timestamp stays within its limits: the record waits, and clocks differ."""
+"""Milliseconds that a timestamp must keep from its limits: the record waits, and clocks differ."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordLimits:
-    """What a topic takes as one record.
+    """The limits of a topic for a record.
 
     - `size`: bytes, see record_size().
     - `needs_key`: it refuses a record without a key, as a compacted topic does.
@@ -47,13 +47,13 @@ class RecordLimits:
 
 
 def record_limits(topic: TopicInfo | None, client_settings: Mapping[str, Any]) -> RecordLimits:
-    """What the client, and a topic if that is known, takes as one record."""
+    """Returns the limits of the client, and of a topic if that is known, for a record."""
     size = int(client_settings.get("message.max.bytes", CLIENT_BYTES))
     if topic is None:
         return RecordLimits(max(1, size - BATCH_OVERHEAD))
     settings = topic.settings
     size = min(size, int(settings.get("max.message.bytes", size)))
-    # with LogAppendTime the broker sets its own time, and looks at no other
+    # with LogAppendTime the broker sets its own time, and checks no other
     checks_time = settings.get("message.timestamp.type", "CreateTime") == "CreateTime"
     before, after = (settings.get(f"message.timestamp.{side}.max.ms") for side in ("before", "after"))
     return RecordLimits(
@@ -65,5 +65,5 @@ def record_limits(topic: TopicInfo | None, client_settings: Mapping[str, Any]) -
 
 
 def fetched_bytes(records: Sequence[Any]) -> int:
-    """Bytes of the values of records: the length of a client's record is that of its value."""
+    """Returns the bytes of the values of records: the length of a client's record is that of its value."""
     return sum(map(len, records))

@@ -33,14 +33,14 @@ FIRST_SECONDS: Final = 5.0
 
 
 class TopicAdmin:
-    """An admin client, which the first call makes. The methods are those of contracts.Cluster."""
+    """An admin client; the first call makes it. Its methods are those of contracts.Cluster."""
 
     def __init__(self, configuration: Mapping[str, Any], limit: float, log: ClientLog, name: str = "") -> None:
         """Makes no client yet.
 
         - `limit`: seconds that each call may take.
         - `log`: watches the client.
-        - `name`: of another cluster, for errors; "" for that of the inputs.
+        - `name`: the name of another cluster, for errors; "" for the cluster of the inputs.
         """
         self._configuration, self._limit, self._log = configuration, limit, log
         self._address = configuration["bootstrap.servers"]
@@ -81,7 +81,7 @@ class TopicAdmin:
         return {resource.name: future for resource, future in configs.items()}
 
     def _ask(self, request: Callable[[float], Mapping[str, Any]]) -> dict[str, Any]:
-        """What _known() returns of a request, which gets its limit; asks a second broker where the first is frozen."""
+        """Makes a request, which gets its limit; asks a second broker if the first is frozen. Returns as _known()."""
         first = min(FIRST_SECONDS, self._limit / 2)
         try:
             return self._known(request(first), first)
@@ -92,7 +92,7 @@ class TopicAdmin:
             return self._known(request(self._limit - first), self._limit - first)
 
     def _known(self, futures: Mapping[str, Any], limit: float) -> dict[str, Any]:
-        """The results, without topics that this broker does not know (yet): brokers learn of one after the other."""
+        """Returns the results, without topics unknown to this broker: a new topic reaches brokers one by one."""
         results = {}
         for name, future in futures.items():
             try:
@@ -123,7 +123,7 @@ class TopicAdmin:
                         "partitions=, replication= or config= of its declaration, or create it by hand (kafka-topics)"
                     ) from None
         names, deadline = {topic.topic for topic in wanted}, time.monotonic() + self._limit
-        while missing := names - self.topics(names).keys():  # the brokers learn of them one after the other
+        while missing := names - self.topics(names).keys():  # not all brokers learn of them at once
             if time.monotonic() > deadline:
                 raise TopicError(
                     f"topics {', '.join(sorted(missing))} were created and cannot be seen: see the broker's log"
@@ -150,7 +150,7 @@ class TopicAdmin:
             (described,) = self.client.describe_configs([resource], request_timeout=self._limit).values()
             return int(self._result(described)["offsets.retention.minutes"].value)
         except (ck.KafkaException, KStreamsError, KeyError, ValueError) as error:
-            logger.info("offsets.retention.minutes is not known: %s", error)
+            logger.info("cannot read offsets.retention.minutes: %s", error)
             return None
 
     def _result(self, future: Any, *, topics: Collection[str] = ()) -> Any:
@@ -160,15 +160,15 @@ class TopicAdmin:
             raise self.explain(error.args[0], topics=topics) from None
 
     def _wait(self, future: Any, limit: float) -> Any:
-        """The result of a request with this limit. Raises Retriable without one, KafkaException."""
+        """Returns the result of a request with this limit. Raises Retriable without one, and KafkaException."""
         try:
             return future.result(limit + 1)  # the request's own limit is shorter, and gives a reason
         except TimeoutError:
-            # nobody answers the requests of a client that another thread has ended meanwhile (measured)
+            # the requests of a client that another thread has ended meanwhile are never answered (measured)
             raise Retriable(f"no answer from {self._address} within {limit:g} s") from None
 
     def explain(self, error: ck.KafkaError, *, topics: Collection[str] = (), group: str = "") -> Exception:
-        """The exception for a failed call, with the remedy."""
+        """Returns the exception for a failed call, with the remedy."""
         if error.code() in STALE:
             self._client.end()  # the client asks the leaders that it knows, and does not look for new ones after this
             return classify(error, "asking a broker that no longer leads")

@@ -1,4 +1,4 @@
-"""Looks topics up through a client, whose errors do not tell whether a topic exists."""
+"""Looks topics up through a client, whose errors do not show whether a topic exists."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MISSING: Final = {E.UNKNOWN_TOPIC_OR_PART, E._UNKNOWN_TOPIC, E._UNKNOWN_PARTITIO
 
 
 def describe_topic(client: ck.Producer | ck.Consumer, topic: str, limit: float) -> Any:
-    """The cluster's metadata of a topic, which the client caches; None without an answer within `limit` seconds."""
+    """Returns a topic's metadata, which the client caches; None without an answer within `limit` seconds."""
     try:
         return client.list_topics(topic, limit).topics[topic]
     except ck.KafkaException:
@@ -21,10 +21,10 @@ def describe_topic(client: ck.Producer | ck.Consumer, topic: str, limit: float) 
 
 
 def is_missing(found: Any) -> bool:
-    """Whether the metadata (`found`) says that there is no such topic; a client may use a deleted one for long."""
+    """Whether the metadata (`found`) shows that the topic does not exist; a client may use a deleted one for long."""
     return found is not None and found.error is not None and found.error.code() == E.UNKNOWN_TOPIC_OR_PART
 
 
 def no_such_topic(topic: str) -> TopicError:
-    """The error for a topic that does not exist."""
+    """Returns the exception for a topic that does not exist."""
     return TopicError(f"topic {topic!r} does not exist: run `kstreams topics create`")

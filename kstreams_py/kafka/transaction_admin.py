@@ -1,4 +1,4 @@
-"""Requests about transactions: listed, described, looked for on partitions, read in their logs, ended by a marker."""
+"""Requests about transactions: list, describe, find on partitions, read from logs, end by a marker."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ PAGE_BYTES: Final = 4 << 20
 """Bytes of a partition in one answer."""
 
 READ_SHARE: Final = 0.5
-"""The share of the limit of a request for which a partition is read; what is left of it is not read."""
+"""The share of a request's limit for which a partition is read; the rest of the partition is not read."""
 
 LARGEST_OFFSET: Final = (1 << 63) - 1
 EARLIEST: Final = -2
-"""Stands for the first offset in ListOffsets."""
+"""The code for the first offset in ListOffsets."""
 
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """The open transactions of each partition; and of those that could not be looked at, the reason.
+    """The open transactions of each partition, and the reason for each partition that could not be looked at.
 
-    NotAuthorized: a right is missing.
+    The reason is NotAuthorized if a right is missing.
     """
 
     found: Mapping[TopicPartition, tuple[OpenTransaction, ...]]
@@ -40,10 +40,13 @@ class Looked:
 
 
 class TransactionAdmin(Requests):
-    """Makes requests about transactions. What it raises: see Requests."""
+    """Makes requests about transactions. Raises the errors of Requests."""
 
     def listed(self, states: Collection[str], producer_ids: Collection[int]) -> tuple[Listed, ...]:
-        """The transactional ids on which this user has DESCRIBE, sorted; of these states and producer ids, if any."""
+        """Returns the transactional ids on which this user has DESCRIBE, sorted.
+
+        - `states`, `producer_ids`: returns only ids with one of these; empty for any.
+        """
 
         def ask(client: Any) -> tuple[Listed, ...]:
             found = client.list_transactions(state_filters=sorted(states), producer_id_filters=sorted(producer_ids))
@@ -61,7 +64,7 @@ class TransactionAdmin(Requests):
         return self.ask("listing transactions", "DESCRIBE on transactional ids", ask)
 
     def described(self, transactional_id: str) -> Coordinated | None:
-        """The newest transaction of a transactional id; None if its coordinator does not know the id."""
+        """Returns the newest transaction of a transactional id; None if its coordinator does not know the id."""
 
         def ask(client: Any) -> Coordinated | None:
             from kafka.protocol.metadata import CoordinatorType  # noqa: PLC0415
@@ -78,7 +81,7 @@ class TransactionAdmin(Requests):
         )
 
     def partitions(self, topics: Collection[str] | None = None) -> dict[str, int]:
-        """The number of partitions of each of these topics that exists; None for all that this user may see."""
+        """Returns the number of partitions of each of these topics that exists; None: of all that this user may see."""
 
         def ask(client: Any) -> dict[str, int]:
             from kafka import errors  # noqa: PLC0415
@@ -95,7 +98,7 @@ class TransactionAdmin(Requests):
         return self.ask("looking topics up", "DESCRIBE and READ on the topics", ask)
 
     def look(self, partitions: Collection[TopicPartition]) -> Looked:
-        """The transactions that are open on partitions, according to their leaders and their coordinators."""
+        """Returns the open transactions of partitions, according to their leaders and their coordinators."""
 
         def ask(client: Any) -> Looked:
             found, refused = look_at(client, partitions)
@@ -113,7 +116,7 @@ class TransactionAdmin(Requests):
         return Retriable(str(error))
 
     def max_timeout(self) -> float | None:
-        """The longest time-out of a transaction that the brokers accept, in seconds; None if it is not shown."""
+        """Returns the longest transaction time-out that the brokers accept, in seconds; None if it is not shown."""
 
         def ask(client: Any) -> float | None:
             from kafka.admin import ConfigResource, ConfigResourceType  # noqa: PLC0415
@@ -132,11 +135,11 @@ class TransactionAdmin(Requests):
         return self.ask(f"reading the settings of the brokers at {self._address}", "DESCRIBE_CONFIGS", ask)
 
     def read(self, partition: TopicPartition, start: int, producer_id: int) -> Log:
-        """The batches of a partition from an offset on, with the records of one producer."""
+        """Returns the batches of a partition from an offset on, with the records of one producer."""
         return self._read(partition, start, lambda batch: bool(batch.producer_id == producer_id))
 
     def decisions(self, transactional_id: str) -> tuple[tuple[Prepared, ...], bool]:
-        """What the coordinator decided about the transactions of an id, in order, and whether its log was read whole.
+        """Returns the coordinator's decisions about an id's transactions, in order, and whether its log was read whole.
 
         Compaction deletes older decisions.
         """
@@ -149,7 +152,7 @@ class TransactionAdmin(Requests):
         return tuple(prepared(log.batches, transactional_id)), log.is_complete
 
     def _read(self, partition: TopicPartition, start: int | None, is_wanted: Callable[[Any], object]) -> Log:
-        """The batches of a partition from an offset on, None for its first; with records where they are wanted."""
+        """Returns the batches of a partition from an offset on (None: the first), with the wanted records."""
 
         def ask(client: Any) -> Log:
             from kafka import TopicPartition as Place  # noqa: PLC0415
@@ -171,7 +174,7 @@ class TransactionAdmin(Requests):
         return self.ask(f"reading {partition}", f"READ on topic {partition.topic}", ask)
 
     def last_of_batch(self, partition: TopicPartition, offset: int) -> int:
-        """The last offset of the batch that has an offset, without decompressing it; `offset` if none has."""
+        """Returns the last offset of the batch that has `offset`, without decompressing it; `offset` if none has it."""
 
         def ask(client: Any) -> int:
             from kafka import TopicPartition as Place  # noqa: PLC0415
@@ -219,7 +222,7 @@ def _leader(client: Any, place: Any) -> int:
 
 
 def _fetch(client: Any, leader: int, partition: TopicPartition, offset: int) -> Any:
-    """One page of a partition from an offset on, whatever became of its transactions."""
+    """Returns one page of a partition from an offset on, including open and aborted transactions."""
     from kafka import errors  # noqa: PLC0415
     from kafka.protocol.consumer import FetchRequest  # noqa: PLC0415
 
@@ -241,7 +244,7 @@ def _fetch(client: Any, leader: int, partition: TopicPartition, offset: int) -> 
 
 
 def _batches(answer: Any) -> Iterator[Any]:
-    """The batches of a page, without decompressing them."""
+    """Returns the batches of a page, without decompressing them."""
     from kafka.record.memory_records import MemoryRecords  # noqa: PLC0415
 
     return iter(MemoryRecords(bytes(answer.records or b"")))

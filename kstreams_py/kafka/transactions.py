@@ -1,4 +1,4 @@
-"""Open transactions, as the leaders of their partitions and their coordinators see them: which of them never end."""
+"""Open transactions, as leaders of partitions and coordinators see them, and which of them never end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STATES: Final = (
     "PrepareEpochFence",
     "Dead",
 )
-"""Kafka's names of the states of a transactional id."""
+"""Kafka's names for the states of a transactional id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Coordinated:
     - `coordinator`: the number of that broker.
     - `timeout`: in seconds, after which the coordinator aborts it.
     - `started_at`: in seconds since 1970; None if there was none since the producer started.
-    - `partitions`: those that it will end; none once it counts the transaction as complete.
+    - `partitions`: the partitions on which it will end it; none once it counts the transaction as complete.
     """
 
     transactional_id: str
@@ -54,7 +54,7 @@ class Coordinated:
     partitions: frozenset[TopicPartition]
 
     def will_end(self, partition: TopicPartition, epoch: int) -> bool:
-        """Whether the coordinator will end what a producer of this epoch has open on a partition.
+        """Whether the coordinator will end the open transaction of a producer of this epoch on a partition.
 
         A coordinator that prepares an end may have raised the epoch already.
         """
@@ -76,13 +76,13 @@ class Writer:
 class OpenTransaction:
     """A transaction that is open on a partition.
 
-    - `coordinator_epoch`: that of the producer's last marker on the partition; -1 for none.
+    - `coordinator_epoch`: the epoch in the producer's last marker on the partition; -1 for none.
     - `start`: the offset of its first record.
     - `written_at`: the time of its last record, in seconds since 1970; the producer may have set it.
     - `transactional_id`: "" if no coordinator names it.
-    - `hangs`: whether its coordinator will not end it, so that it never ends by itself; None if none is shown to this
-      user. Kafka leaves out transactional ids on which the user lacks DESCRIBE, without an error.
-    - `state`: of its transactional id at the coordinator; "" if no coordinator names it.
+    - `hangs`: whether its coordinator will not end it, so that it never ends by itself; None if this user sees no
+      coordinator of it. Kafka leaves out transactional ids on which the user lacks DESCRIBE, without an error.
+    - `state`: the state of its transactional id at the coordinator; "" if no coordinator names it.
     - `started_at`: when it began, in seconds since 1970; None unless its coordinator will end it.
     """
 
@@ -98,21 +98,21 @@ class OpenTransaction:
 
     @property
     def identity(self) -> tuple[int, int, int]:
-        """Tells it from other transactions of the partition: producer id, epoch and first offset."""
+        """Producer id, epoch and first offset, which together identify it on the partition."""
         return self.producer_id, self.epoch, self.start
 
     def age(self, now: float) -> float:
-        """Seconds since it began; since its last record if the begin is not known. `now` is in seconds since 1970."""
+        """Returns the seconds since it began, or since its last record if that is unknown; `now`: since 1970."""
         return max(0.0, now - (self.written_at if self.started_at is None else self.started_at))
 
     def describe(self, now: float) -> str:
-        """This transaction in one line; `now` is in seconds since 1970."""
+        """Returns this transaction in one line; `now` is in seconds since 1970."""
         name = f" ({self.transactional_id})" if self.transactional_id else ""
         producer = f"producer {self.producer_id} epoch {self.epoch}{name}"
         return f"{producer} from offset {self.start}, {self.age(now):.0f} s old: {self.describe_end()}"
 
     def describe_end(self) -> str:
-        """Whether it ends by itself."""
+        """Returns, in words, whether it ends by itself."""
         if self.hangs is None:
             return "no coordinator shows it to this user: it hangs, or DESCRIBE on its transactional id is missing"
         if self.hangs:
@@ -121,33 +121,36 @@ class OpenTransaction:
 
 
 def command(verb: str, partition: TopicPartition, start: int) -> str:
-    """The command that ends a transaction on a partition; `verb` is abort or commit."""
+    """Returns the command that ends a transaction on a partition; `verb` is abort or commit."""
     topic, number = partition
     return f"kstreams transactions {verb} --topic {topic} --partition {number} --start-offset {start}"
 
 
 def cluster_option(name: str) -> str:
-    """The option of a printed command that names another cluster; none for "", the graph's own."""
+    """Returns the option of a printed command that names another cluster; "" for the graph's own, named ""."""
     return f" --cluster {shlex.quote(name)}" if name else ""
 
 
 def place_options(bootstrap_servers: str, cluster: str = "") -> str:
-    """The options of a printed command that name a cluster: by its name in the settings, "" for the graph's own."""
+    """Returns the options of a printed command that name a cluster.
+
+    `cluster`: its name in the settings; "" for the graph's own, which is named by its address.
+    """
     return cluster_option(cluster) or f" --bootstrap-servers {shlex.quote(bootstrap_servers)}"
 
 
 def find_command(options: str, topics: Collection[str] = ()) -> str:
-    """The command that finds the transactions that hang, and prints those that end them.
+    """Returns the command that finds hanging transactions, and prints the commands that end them.
 
     - `options`: see place_options().
-    - `topics`: those that it looks at; none for all.
+    - `topics`: the topics that it looks at; empty for all.
     """
     named = "".join(f" --topic {topic}" for topic in sorted(topics))
     return f"kstreams transactions find-hanging{named}{options}"
 
 
 def find_command_at(bootstrap_servers: str, topics: Collection[str] = ()) -> str:
-    """find_command() for the cluster at this address."""
+    """Returns find_command() for the cluster at this address."""
     return find_command(place_options(bootstrap_servers), topics)
 
 
@@ -157,10 +160,10 @@ def match(
     known: Mapping[int, Coordinated],
     after: Collection[Writer],
 ) -> tuple[OpenTransaction, ...]:
-    """The transactions open on a partition, in order of their producer ids; `known` is by producer id.
+    """Returns the open transactions of a partition, in order of their producer ids; `known` is by producer id.
 
-    The coordinators were asked between two looks at the partition: a transaction that ends in between is complete for
-    its coordinator, and does not hang.
+    The coordinators were asked between two reads of the partition's writers (`before`, `after`): a transaction that
+    ends in between is complete for its coordinator, and does not hang.
     """
     still = {(each.producer_id, each.epoch, each.start) for each in after}
     found = sorted((w for w in before if (w.producer_id, w.epoch, w.start) in still), key=lambda w: w.producer_id)

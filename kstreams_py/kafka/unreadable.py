@@ -1,4 +1,4 @@
-"""Finds the records that cannot be read: headers whose names are no text, values beyond a limit, whole batches."""
+"""Finds records that cannot be read: header names that are not text, values beyond a limit, whole batches."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from kstreams_py.records import TopicPartition, Unreadable, too_large, undecompr
 _HEADERS: Final = ck.Message.headers
 
 LastOfBatch = Callable[[TopicPartition, int], int]
-"""Asks for the last offset of the batch at a partition and offset."""
+"""Returns the last offset of the batch at a partition and offset."""
 
 
 def skip_batch(client: ck.Consumer, m: Any, last_of_batch: LastOfBatch) -> Unreadable:
-    """The record in place of a batch that cannot be decompressed, behind which the client continues; `m` is the event.
+    """Returns a record in place of a batch that cannot be decompressed, and moves the client past the batch.
 
-    librdkafka refuses one that is larger than receive.message.max.bytes, and asks for it again for ever.
+    `m`: the event of the batch. librdkafka refuses a batch larger than receive.message.max.bytes, and requests it again
+    forever.
     """
     partition, first = TopicPartition(m.topic(), m.partition()), m.offset()
     last = last_of_batch(partition, first)
@@ -29,11 +30,11 @@ def skip_batch(client: ck.Consumer, m: Any, last_of_batch: LastOfBatch) -> Unrea
 
 
 def replace_unreadable(messages: list[Any], value_bytes_max: int | None = None) -> list[Any]:
-    """The records, with an Unreadable in place of each that cannot be read.
+    """Returns the records, with an Unreadable in place of each that cannot be read.
 
-    It must see each record before anything else asks for headers: where a name is not UTF-8, the first call of
-    `Message.headers()` raises, and the next one returns a name that is no object, at which the process dies (SIGSEGV;
-    confluent-kafka 2.16). After it the headers are replaced.
+    It must see each record before anything else asks for headers. If a name is not UTF-8, the first call of
+    `Message.headers()` raises, and the next one returns a name that is not an object, at which the process dies
+    (SIGSEGV; confluent-kafka 2.16). So the headers are replaced after the first call.
     """
     rest = iter(messages)
     while True:

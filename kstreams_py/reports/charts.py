@@ -13,7 +13,7 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 
 POINTS: Final = 72
-"""Units of the SVG in an inch."""
+"""SVG units in an inch."""
 
 INKS: Final = {
     name: f"#0000{number:02x}"
@@ -61,7 +61,7 @@ class Shape:
         return self.name == "narrow"
 
     def left(self, inches: float) -> float:
-        """The part of the width that so many inches are."""
+        """Returns the fraction of the width that these inches take."""
         return inches / self.inches
 
 
@@ -69,13 +69,13 @@ _SHAPES: Final = (Shape("wide", 10.4, 80), Shape("narrow", 4.1, 40))
 
 
 def draw_shapes(draw: Callable[[Shape], str]) -> str:
-    """What `draw` returns for each shape, in the style of the page."""
+    """Returns the results of `draw` for all shapes, drawn in the style of the page."""
     with mpl.rc_context(_STYLE):
         return "\n".join(map(draw, _SHAPES))
 
 
 def draw_columns(figure: Figure, plots: Sequence[Any], columns: Iterable[tuple[float, float, Sequence[str]]]) -> str:
-    """Columns over all plots, from one value of the x axis to another, that have lines of text as their titles."""
+    """Draws columns over all plots, each from one x value to another, with lines of text as its title."""
     width, height = (inches * POINTS for inches in figure.get_size_inches())
     boxes = [plot.get_position() for plot in plots]
     top, bottom = (1 - boxes[0].y1) * height, (1 - boxes[-1].y0) * height

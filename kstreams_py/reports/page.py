@@ -7,7 +7,7 @@ from string import Template
 
 
 def build_page(*, title: str, eyebrow: str, headline: str, lead: str, sections: str, footer: str) -> str:
-    """Returns a page that needs no other file and no network, nor its script but for comfort. All arguments are HTML.
+    """Returns a page that needs no other file and no network; its script is optional. All arguments are HTML.
 
     - `eyebrow`: the line above the headline.
     - `lead`: the paragraphs and the figures below it.

@@ -1,4 +1,4 @@
-"""The columns of a sink: their names and types, and which rows do not fit them."""
+"""The columns of a sink: their names and types, and the rows that do not fit them."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ Columns = Sequence[str] | Mapping[str, type]
 """Names, or the Python type of each name: `{"carrier": str, "month": int}`."""
 
 Types = tuple[type | None, ...]
-"""The Python type of each column; None where it is not known."""
+"""The Python type of each column; None if it is not known."""
 
 
 def split_columns(columns: Columns, known: Collection[type]) -> tuple[tuple[str, ...], Types]:
-    """The names and the types of declared columns.
+    """Returns the names and the types of declared columns.
 
-    `known`: the types that the target has. Raises SettingsError if there is no column, or one is declared twice,
-    reserved, or of another type.
+    `known`: the types that the target has. Raises SettingsError if there is no column, or if a column is declared
+    twice, is reserved, or has another type.
     """
     if isinstance(columns, str):
         raise SettingsError(f"columns={columns!r} is one text: write ({columns!r},)")
@@ -50,7 +50,7 @@ def split_columns(columns: Columns, known: Collection[type]) -> tuple[tuple[str,
 
 
 def read_evidence(evidence: Evidence | str, possible: Collection[Evidence]) -> Evidence:
-    """The declared evidence. Raises SettingsError for one that the target does not keep."""
+    """Returns the declared evidence. Raises SettingsError for evidence that the target does not keep."""
     if evidence in possible:
         return Evidence(evidence)
     raise SettingsError(f"evidence={str(evidence)!r} is not kept: choose {' or '.join(map(repr, map(str, possible)))}")
@@ -65,10 +65,10 @@ def format_columns(names: Iterable[str]) -> str:
 
 
 def check_table(target: str, needed: Sequence[str], found: Collection[str], unfilled: Collection[str]) -> None:
-    """Raises SettingsError if a table that exists does not have the needed columns.
+    """Raises SettingsError if an existing table does not have the needed columns.
 
     - `found`: the columns of the table.
-    - `unfilled`: those of them that do not fill themselves: they have no default, and are not generated.
+    - `unfilled`: the columns of the table without a value by default: they have no default, and are not generated.
     """
     if set(needed) - set(found) or set(unfilled) - set(needed):
         raise SettingsError(
@@ -78,17 +78,17 @@ def check_table(target: str, needed: Sequence[str], found: Collection[str], unfi
 
 
 FLOATS: Final = frozenset({float, int})
-"""What a column of floats takes: integers too, if a float holds them."""
+"""The types that a column of floats takes: integers too, if a float holds them exactly."""
 
 
 class Taken(NamedTuple):
     """The values that a column takes besides None.
 
-    - `types`: their types, subclasses excluded; None if the target itself decides.
+    - `types`: their types, without subclasses; None if the target itself decides.
     - `nan`: whether it stores NaN.
     - `infinity`: whether it stores infinity.
-    - `aware`: whether a time must have a time zone, or must have none; None for other types.
-    - `converted`: the texts that it makes numbers of; None for none.
+    - `aware`: True if a time must have a time zone, False if it must have none; None for other types.
+    - `converted`: the texts that it turns into numbers; None for none.
     """
 
     types: frozenset[type] | None
@@ -99,7 +99,7 @@ class Taken(NamedTuple):
 
 
 def check_rows(rows: Sequence[Row], names: Sequence[str], accepted: Sequence[Taken]) -> None:
-    """Raises RowRefused for the first row that has another number of values, or one that its column does not take."""
+    """Raises RowRefused for the first row with a wrong number of values, or a value that its column does not take."""
     values = list(map(attrgetter("values"), rows))
     if set(map(len, values)) - {len(names)}:
         index = next(index for index, row in enumerate(values) if len(row) != len(names))
@@ -115,7 +115,7 @@ def check_rows(rows: Sequence[Row], names: Sequence[str], accepted: Sequence[Tak
 
 
 def _refused(column: list[Any], types: frozenset[type], taken: Taken) -> Iterator[tuple[int, str]]:
-    """The indices of values that a column does not take, the first of each reason."""
+    """Yields the indices of values that a column does not take, the first for each reason, with the reason."""
     kinds = set(map(type, column)) - {type(None)}
     if kinds - types:
         index = next(index for index, value in enumerate(column) if type(value) in kinds - types)
@@ -132,7 +132,7 @@ def _refused(column: list[Any], types: frozenset[type], taken: Taken) -> Iterato
     if str in kinds and (converted := taken.converted) is not None:
         texts = ((i, value) for i, value in enumerate(column) if type(value) is str)
         yield from (
-            (i, "no text that reads as a number, of which it would make one")
+            (i, "no text that looks like a number, which it would convert to a number")
             for i, value in texts
             if converted.fullmatch(value)
         )
@@ -148,7 +148,7 @@ def _listed(types: Iterable[type]) -> str:
 
 
 def check_expected(target: str, stored: Positions, expected: Positions) -> None:
-    """Raises StaleWriter if the offsets that are stored differ from those that the writer expects."""
+    """Raises StaleWriter if the stored offsets differ from those that the writer expects."""
     if stored == expected:
         return
     differing = sorted(tp for tp in {*stored, *expected} if stored.get(tp) != expected.get(tp))
@@ -157,9 +157,9 @@ def check_expected(target: str, stored: Positions, expected: Positions) -> None:
 
 
 def first_refused(rows: Sequence[Row], accepts: Callable[[Sequence[Row]], bool]) -> int | None:
-    """The index of the first row that a target refuses; None if it refuses none of them any more.
+    """Returns the index of the first row that a target refuses; None if it now refuses none.
 
-    `accepts`: whether the target takes the first rows. A target that refuses these refuses more of them too.
+    `accepts`: whether the target takes the given first rows. A target that refuses some first rows also refuses more.
     """
     index = bisect_left(range(len(rows)), True, key=lambda last: not accepts(rows[: last + 1]))
     return index if index < len(rows) else None

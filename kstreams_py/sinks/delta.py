@@ -15,7 +15,7 @@ class Delta:
 
     Rows and runs are in one commit of the table's log. It takes the rows of pipelines, not of processors.
 
-    - `path`: a directory, or a URL of a file system that Spark can write; made if it is missing.
+    - `path`: a directory, or a URL of a file system that Spark can write; created if it is missing.
     """
 
     path: str
@@ -25,12 +25,12 @@ class Delta:
 
     @property
     def pipeline_modes(self) -> Collection[Mode]:
-        """All."""
+        """All modes."""
         return tuple(Mode)
 
     @property
     def checkpoint(self) -> str:
-        """Where a streaming pipeline keeps its checkpoint: Delta passes over names that begin with `_`."""
+        """The path of a streaming pipeline's checkpoint: Delta ignores names that begin with `_`."""
         return f"{self.path}/_checkpoint"
 
     def __str__(self) -> str:

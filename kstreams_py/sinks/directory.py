@@ -1,4 +1,4 @@
-"""A directory of data files that one manifest publishes: its lock, its atomic replacement, the removal of old files."""
+"""A directory of data files, published by one manifest: its lock, its atomic replacement, the removal of old files."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from kstreams_py.errors import SinkUnavailable
 from kstreams_py.sinks.manifest import Manifest, decode_manifest, encode_manifest
 
 DATA: Final = "_data"
-"""The directory of the files: Spark passes over names that begin so, when it is told to read the directory above."""
+"""The directory of the files: Spark ignores names with this beginning when it reads the directory above."""
 
 CHECKPOINT: Final = "_checkpoint"
 LOCK: Final = "_lock"
 MANIFEST: Final = "_manifest.json"
 PUBLISHED: Final = "_published"
-"""An empty file, there while something is published: a directory without its manifest looks new otherwise."""
+"""An empty file that exists while something is published: otherwise a directory without its manifest looks new."""
 
 LOCK_SECONDS: Final = 5.0
-"""How long a writer waits for others that publish."""
+"""Seconds that a writer waits for other writers that publish."""
 
 KEPT_SECONDS: Final = 3600.0
-"""How long files stay that are not published, or not any more: a reader may have their names from an older manifest."""
+"""How long unpublished files stay: a reader may have their names from an older manifest."""
 
 _END_BYTES: Final = 64 * 1024
-"""How much of a file's end its digest has at least: two files may have the same footer, with other rows."""
+"""The least part of a file's end in its digest, in bytes: two files may have the same footer and different rows."""
 
 _REMEDIES: Final = {
     errno.ENOSPC: "free space on its disk",
@@ -48,14 +48,14 @@ _REMEDIES: Final = {
 
 
 class Directory:
-    """A directory of data files, as its writers and readers share it. Makes no request until a method is called.
+    """A directory of data files, shared by its writers and readers. It accesses no file until a method is called.
 
     A file is staged under a name that no manifest has, and is published when the manifest is replaced as a whole. The
     kernel releases the lock of a process that dies.
     """
 
     def __init__(self, path: Path) -> None:
-        # absolute: Spark's Java process keeps the working directory that it was started in
+        # absolute: Spark's Java process keeps the working directory in which it was started
         self.path = path.absolute()
         self.data = self.path / DATA
         self._syncing = ThreadPoolExecutor(4, "directory-sync")
@@ -64,17 +64,17 @@ class Directory:
         return f"{self.path}"
 
     def prepare(self) -> None:
-        """Makes the directory if it is missing."""
+        """Creates the directory if it is missing."""
         self.data.mkdir(parents=True, exist_ok=True)
         _sync(self.path.absolute().parent)
         _sync(self.path)
 
     def read(self) -> Manifest | None:
-        """The published manifest; None if nothing is. Raises SinkUnavailable if it was edited or removed by hand."""
+        """Returns the published manifest, or None. Raises SinkUnavailable if it was edited or removed by hand."""
         path = self.path / MANIFEST
         try:
             if (content := self._content()) is None and (self.path / PUBLISHED).exists():
-                content = self._content()  # it may have been the first one, published meanwhile
+                content = self._content()  # the first manifest may have been published meanwhile
                 if content is None and (self.path / PUBLISHED).exists():
                     raise ValueError("it was removed by hand")
             return None if content is None else decode_manifest(content)
@@ -90,7 +90,7 @@ class Directory:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Holds the lock of those who publish. Raises SinkUnavailable if another holds it for LOCK_SECONDS."""
+        """Holds the lock for publishing. Raises SinkUnavailable if another writer holds it for LOCK_SECONDS."""
         try:
             with FileLock(self.path / LOCK, timeout=LOCK_SECONDS):
                 yield
@@ -109,14 +109,14 @@ class Directory:
             os.utime(self.data / name)  # its hour begins now: readers may have just read the previous manifest
         path = self.path / f"{MANIFEST}.new"
         path.write_bytes(encode_manifest(manifest))
-        # at once, since a disk flushes once for all that ask it together: 2 ms, and one after the other 7 ms
+        # at once: a disk flushes once for all simultaneous requests (2 ms; one after another 7 ms)
         list(self._syncing.map(_sync, [*written, self.data, path]))
         path.replace(self.path / MANIFEST)
-        (self.path / PUBLISHED).touch()  # after the manifest: a writer that dies between has published
+        (self.path / PUBLISHED).touch()  # after the manifest: a writer that dies in between has published
         _sync(self.path)
 
     def retract(self, manifest: Manifest) -> None:
-        """Publishes nothing in place of this manifest. Needs the lock."""
+        """Removes this manifest, so that nothing is published. Needs the lock."""
         for file in manifest.files:
             with contextlib.suppress(FileNotFoundError):  # removed by hand
                 os.utime(self.data / file.name)
@@ -125,7 +125,7 @@ class Directory:
         _sync(self.path)
 
     def sweep(self, manifest: Manifest | None) -> None:
-        """Removes old files that the manifest does not have: replaced, or of a writer that died. Needs the lock."""
+        """Removes old files that the manifest does not have: replaced, or of dead writers. Needs the lock."""
         published = {file.name for file in manifest.files} if manifest is not None else set()
         for path in [*self.data.glob("*"), *self.data.glob("*/*")]:
             old = path.stat().st_mtime < time.time() - KEPT_SECONDS if path.exists() else False
@@ -143,7 +143,10 @@ class Directory:
 
 
 def digest_end(path: Path) -> str:
-    """The digest of a Parquet file's length and end: the footer, or 64 KiB if that is more. Empty for no such file."""
+    """Returns the digest of a Parquet file's length and end; "" if there is no such file.
+
+    The end is the footer, or 64 KiB if that is more.
+    """
     with path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(size - 8, 0))

@@ -1,4 +1,4 @@
-"""The manifest of a directory of Parquet files: what is published, and which files are to be merged."""
+"""The manifest of a directory of Parquet files: which files are published, and which have to be merged."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from kstreams_py.records import Positions, TopicPartition
 VERSION: Final = 1
 
 MERGED_AT_ONCE: Final = 16
-"""Files of one size that are merged into one: a row is written again once for each power of this number."""
+"""How many files of one size are merged into one: a row is rewritten once for each power of this number."""
 
 LARGE_ROWS: Final = 1_000_000
-"""Files with as many rows are not merged."""
+"""Files with at least this many rows are not merged."""
 
 
 class DataFile(NamedTuple):
     """A file in the directory of the data.
 
-    - `digest`: of the file's end, see digest_end(); empty in a manifest that an earlier release wrote.
+    - `digest`: the digest of the file's end, see digest_end(); "" in a manifest of an earlier release.
     """
 
     name: str
@@ -29,12 +29,12 @@ class DataFile(NamedTuple):
 
 
 class Manifest(NamedTuple):
-    """What is published.
+    """The published state of a directory.
 
-    - `columns`: the name of the type of each column.
+    - `columns`: the columns, each with the name of its type.
     - `positions`: the next offsets, by consumer.
-    - `files`: those that have the rows of all records below these offsets.
-    - `pipeline`: of a pipeline's table its owner and its runs (spark/pipelines/runs.py); None for one of sinks.
+    - `files`: the files with the rows of all records below these offsets.
+    - `pipeline`: the owner and the runs of a pipeline's table (spark/pipelines/runs.py); None for a sink's.
     """
 
     columns: Mapping[str, str]
@@ -43,12 +43,12 @@ class Manifest(NamedTuple):
     pipeline: Mapping[str, Any] | None = None
 
     def with_write(self, consumer: str, positions: Positions, added: Sequence[DataFile]) -> Manifest:
-        """The manifest after a write: the consumer's other positions stay."""
+        """Returns the manifest after a write: the consumer's other positions stay."""
         of_consumer = {**self.positions.get(consumer, {}), **positions}
         return self._replace(positions={**self.positions, consumer: of_consumer}, files=(*self.files, *added))
 
     def with_merge(self, merged: Sequence[DataFile], result: DataFile) -> Manifest:
-        """The manifest with one file in place of several."""
+        """Returns the manifest with one file in place of several."""
         return self._replace(files=(*(file for file in self.files if file not in merged), result))
 
 
@@ -61,7 +61,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
             for consumer, positions in sorted(manifest.positions.items())
         },
         "files": [[file.name, file.rows] for file in manifest.files],
-        # beside the files, where earlier releases pass over them
+        # beside the files, where earlier releases ignore them
         "digests": {file.name: file.digest for file in manifest.files if file.digest},
         **({} if manifest.pipeline is None else {"pipeline": manifest.pipeline}),
     }
@@ -69,7 +69,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
 
 
 def decode_manifest(content: bytes) -> Manifest:
-    """Raises ValueError for what is no manifest of this version."""
+    """Parses a manifest. Raises ValueError if it is not a manifest of this version."""
     try:
         read = json.loads(content)
         if read["version"] != VERSION:
@@ -82,13 +82,14 @@ def decode_manifest(content: bytes) -> Manifest:
         files = tuple(DataFile(name, rows, digests.get(name, "")) for name, rows in read["files"])
         return Manifest(read["columns"], positions, files, read.get("pipeline"))
     except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"it is no manifest: {error!r}") from error
+        raise ValueError(f"it is not a manifest: {error!r}") from error
 
 
 def choose_merged(files: Sequence[DataFile]) -> tuple[DataFile, ...]:
-    """The files to be merged into one: the first size of which there are enough; none if there is no such size.
+    """Returns the files to be merged into one: those of the first size with enough files; none if no size has.
 
-    The files of a table are then few: of each power of MERGED_AT_ONCE less than that, besides the large ones.
+    This keeps the files of a table few: for each power of MERGED_AT_ONCE fewer than that number, besides the large
+    ones.
     """
     sizes: dict[int, list[DataFile]] = {}
     for file in files:

@@ -47,14 +47,14 @@ _TYPES: Final[dict[type, Taken]] = {
 class Parquet:
     """A directory of Parquet files. Needs pyarrow: `pip install 'kstreams_py[parquet]'`.
 
-    What is published is in `_manifest.json`, which is replaced as a whole: the names of its files, and the next offsets
-    of the inputs. Read with `files()`; other files in `_data` are not published yet, or not any more. Small files are
+    `_manifest.json`, which is replaced as a whole, has the names of the published files and the next offsets of the
+    inputs. Read the table with `files()`: other files in `_data` are not published yet, or no longer. Small files are
     merged into larger ones as the table grows. Several workers may write to one directory, on a file system with flock.
 
-    - `directory`: made if it is missing.
+    - `directory`: created if it is missing.
     - `columns`: a mapping of name to Python type: str, int (64 bits), float, bool, bytes, Decimal (38 digits, 18 of
       them after the point, as in Spark), date, and datetime with a time zone. None for a pipeline, whose rows have
-      their own.
+        their own columns.
 
     Raises SettingsError if the columns are not possible, and for a URL.
     """
@@ -81,21 +81,21 @@ class Parquet:
 
     @property
     def pipeline_modes(self) -> Collection[Mode]:
-        """All."""
+        """All modes."""
         return tuple(Mode)
 
     @property
     def checkpoint(self) -> str:
-        """Where a streaming pipeline keeps its checkpoint: a URI, as Spark may have another file system by default."""
+        """The URI of a streaming pipeline's checkpoint: Spark's default file system may be another one."""
         return f"file://{Directory(self.directory).path / CHECKPOINT}"
 
     def __str__(self) -> str:
         return f"{self.directory}"
 
     def files(self) -> list[Path]:
-        """The absolute paths of the published files: the whole table, each row once. A reader has an hour to read them.
+        """Returns the absolute paths of the published files: the whole table, each row once.
 
-        Raises SinkUnavailable if the manifest cannot be read.
+        A reader has an hour to read them. Raises SinkUnavailable if the manifest cannot be read.
         """
         with reported(self):
             directory = Directory(self.directory)
@@ -103,9 +103,9 @@ class Parquet:
             return [directory.data / file.name for file in manifest.files] if manifest is not None else []
 
     def open(self, consumer: str) -> ParquetConnection:
-        """Makes the directory if it is missing. `consumer`: owns the stored offsets.
+        """Creates the directory if it is missing. `consumer`: the owner of the stored offsets.
 
-        Raises SinkUnavailable; SettingsError if the directory has other columns; MissingSoftware without pyarrow.
+        Raises SinkUnavailable, SettingsError if the directory has other columns, and MissingSoftware without pyarrow.
         """
         return ParquetConnection(self, consumer)
 
@@ -113,8 +113,9 @@ class Parquet:
 class ParquetConnection:
     """One worker's writer of a directory: see SinkConnection.
 
-    A data file is written before the lock is taken. Under the lock the manifest is read, compared with what the writer
-    expects, and replaced once the files are on the disk. The kernel releases the lock of a process that dies.
+    A data file is written before the lock is taken. Under the lock, the manifest is read, compared with the offsets
+    that the writer expects, and replaced once the files are on the disk. The kernel releases the lock of a process that
+    dies.
     """
 
     def __init__(self, sink: Parquet, consumer: str) -> None:
@@ -130,7 +131,7 @@ class ParquetConnection:
         self._schema = pa.schema(
             [(name, _arrow_type(pa, kind)) for name, kind in zip(sink.columns, sink.types, strict=True)]
         )
-        self._table(())  # pyarrow imports pandas with its first array, which is not to delay a write
+        self._table(())  # pyarrow imports pandas with its first array, which must not delay a write
         self._directory = Directory(sink.directory)
         self._data = self._directory.data
         with reported(sink):
@@ -144,7 +145,7 @@ class ParquetConnection:
             return self._stored(self._read(), partitions)
 
     def write(self, rows: Sequence[Row], positions: Positions, expected: Positions) -> int:
-        """Publishes rows and positions by one manifest; returns how many rows are new: all of them."""
+        """Publishes rows and positions by one manifest; returns how many rows are new, which is all of them."""
         check_rows(rows, self._sink.columns, self._accepted)
         table = self._table(rows)
         with reported(self._sink):
@@ -167,7 +168,7 @@ class ParquetConnection:
     def _publish(self, manifest: Manifest, staged: DataFile | None, positions: Positions) -> None:
         """Replaces the manifest, and merges files if there are enough of one size. Needs the lock."""
         if staged is not None and not (self._data / staged.name).exists():
-            raise SinkUnavailable(f"{self._sink}: the writer stood still until its file was removed", may_return=True)
+            raise SinkUnavailable(f"{self._sink}: the writer was frozen until its file was removed", may_return=True)
         written = [] if staged is None else [staged]
         following = manifest.with_write(self._consumer, positions, written)
         merged = choose_merged(following.files)
@@ -180,7 +181,7 @@ class ParquetConnection:
             self._directory.sweep(following)
 
     def _read_file(self, file: DataFile) -> pa.Table:
-        """A published file's rows. Raises SinkUnavailable if it is another file by now."""
+        """Returns a published file's rows. Raises SinkUnavailable if the file was replaced."""
         path = self._data / file.name
         if file.digest and digest_end(path) != file.digest:
             raise SinkUnavailable(
@@ -192,13 +193,13 @@ class ParquetConnection:
     def _stage(self, table: pa.Table) -> DataFile:
         """Writes a data file, under a name that no manifest has yet."""
         name = f"part-{uuid.uuid4().hex}.parquet"
-        # dictionaries pay for values that repeat over many rows; for few, they double the time
+        # dictionaries save time if values repeat over many rows; for few rows, they double it
         uses_dictionary = table.num_rows >= _DICTIONARY_ROWS
         self._parquet.write_table(table, self._data / name, filesystem=self._disk, use_dictionary=uses_dictionary)
         return DataFile(name, table.num_rows, digest_end(self._data / name))
 
     def _table(self, rows: Sequence[Row]) -> pa.Table:
-        """The rows as columns. Raises RowRefused for a value that its type does not hold."""
+        """Returns the rows as columns. Raises RowRefused for a value that its type does not hold."""
         columns = zip(*(row.values for row in rows), strict=True) if rows else ((),) * len(self._schema)
         arrays = [self._array(list(values), field) for values, field in zip(columns, self._schema, strict=True)]
         return self._pa.table(arrays, schema=self._schema)
@@ -218,7 +219,7 @@ class ParquetConnection:
             raise
 
     def _read(self) -> Manifest:
-        """The published manifest. Raises SettingsError if it has other columns."""
+        """Returns the published manifest. Raises SettingsError if it has other columns."""
         declared = _typed(self._sink)
         manifest = self._directory.read() or Manifest(declared)
         if manifest.pipeline is not None:

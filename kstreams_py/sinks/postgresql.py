@@ -47,12 +47,12 @@ if TYPE_CHECKING:
     import psycopg
 
 LIMIT_SECONDS: Final = 20.0
-"""The longest time of one call. A server that does not answer for longer counts as away."""
+"""The longest time of a call, in seconds. A server that does not answer for longer counts as away."""
 
 _SETTINGS: Final = {
-    "lock_timeout": "5s",  # of a row that another writer holds
+    "lock_timeout": "5s",  # for a row that another writer has locked
     "statement_timeout": "15s",
-    # a writer that was frozen in its transaction holds its rows: the server ends it
+    # a writer that is frozen in its transaction keeps rows locked: the server ends the transaction
     "idle_in_transaction_session_timeout": "10s",
 }
 
@@ -63,7 +63,7 @@ _CONNECTION: Final[dict[str, Any]] = {
     "keepalives_interval": "5",
     "keepalives_count": "2",
 }
-"""Parameters of libpq, unless the URL has them."""
+"""Parameters of libpq, unless the URL sets them."""
 
 _TYPES: Final[dict[type, str]] = {
     str: "text",
@@ -75,7 +75,7 @@ _TYPES: Final[dict[type, str]] = {
     datetime.datetime: "timestamp with time zone",
     datetime.date: "date",
 }
-"""Of the columns of a table that is created."""
+"""PostgreSQL's types for the columns of a created table, by Python's."""
 
 _TEXT: Final = Taken(frozenset({str}))
 _INTEGERS: Final = Taken(frozenset({int}))
@@ -107,30 +107,33 @@ _TAKEN: Final[dict[str, tuple[Taken, str]]] = {
     "time without time zone": (Taken(frozenset({datetime.time}), aware=False), "time without time zone"),
     "interval": (Taken(frozenset({datetime.timedelta})), "interval"),
 }
-"""What a column of a type takes, and the type that holds each of these values whole. Of others, PostgreSQL decides."""
+"""The values that a column of a type takes, and the type that holds each of them exactly.
+
+For other types, PostgreSQL decides.
+"""
 
 _OF_SERVER: Final = ("08", "25", "28", "40", "53", "55P03", "57", "58", "F0", "XX001", "XX002")
-"""Beginnings of the SQLSTATEs that no row causes: the server cannot now, or is broken."""
+"""Beginnings of the SQLSTATEs that no row causes: the server cannot serve the request now, or is broken."""
 
 _MAY_RETURN: Final = ("08", "40", "53200", "53300", "55P03", "57P", "57014", "25")
-"""Of what passes: connections, serialization, memory, locks, a server that stops or is a standby for now."""
+"""Beginnings of transient SQLSTATEs: connections, serialization, memory, locks, a server that stops or is a standby."""
 
 _LASTING: Final = ("authentication failed", "does not exist", "no pg_hba.conf entry", "no password supplied")
-"""In messages of connections that another attempt does not open; libpq does not pass their SQLSTATE."""
+"""Texts in errors of connections that another attempt does not open; libpq does not pass their SQLSTATE."""
 
 
 @dataclass(frozen=True, init=False)
 class PostgreSQL:
     """A table in PostgreSQL. Needs psycopg: `pip install 'kstreams_py[postgresql]'`.
 
-    A table that is missing is created when the columns have types: str, int, float, bool, bytes, Decimal, date, and
-    datetime with a time zone. Of a table that exists, columns that fill themselves may be left out. A value that a
-    column would round or cut is refused. `write` returns after a synchronous commit.
+    A missing table is created if the columns have types: str, int, float, bool, bytes, Decimal, date, and datetime with
+    a time zone. If the table exists, columns with a default or a generated value may be left out. A value that a column
+    would round or cut is refused. `write` returns after a synchronous commit.
 
-    - `url`: `postgresql://user:password@host:port/database`, with any parameter of libpq. Not that of a pooler in
+    - `url`: `postgresql://user:password@host:port/database`, with any parameter of libpq. It must not be a pooler's in
       transaction mode.
-    - `table`: its name, with its schema if it is not on the search path: `"schema.table"`.
-    - `columns`: names, or a mapping of name to Python type. None for a pipeline, whose rows have their own.
+    - `table`: its name, with its schema if that is not on the search path: `"schema.table"`.
+    - `columns`: names, or a mapping of name to Python type. None for a pipeline, whose rows have their own columns.
     - `evidence`: "hash" stores `delivery_hash` (bytea) as the primary key; "offsets" stores only the columns, and the
       offsets in the table `kstreams_offsets` of the same schema.
 
@@ -158,17 +161,17 @@ class PostgreSQL:
 
     @property
     def pipeline_modes(self) -> Collection[Mode]:
-        """All."""
+        """All modes."""
         return tuple(Mode)
 
     def __str__(self) -> str:
         return f"{self.name}: table {self.table}"
 
     def open(self, consumer: str) -> PostgreSQLConnection:
-        """Connects, and makes the table if it is missing. `consumer`: owns the stored offsets.
+        """Connects, and creates the table if it is missing. `consumer`: the owner of the stored offsets.
 
-        Raises SinkUnavailable; SettingsError if the table exists with other columns, or is missing and has no types;
-        MissingSoftware without psycopg.
+        Raises SinkUnavailable, SettingsError if the table exists with other columns, or is missing and the columns have
+        no types, and MissingSoftware without psycopg.
         """
         return PostgreSQLConnection(self, consumer)
 
@@ -203,7 +206,7 @@ class PostgreSQLConnection:
     def write(self, rows: Sequence[Row], positions: Positions, expected: Positions) -> int:
         """Stores rows, and with `OFFSETS` the positions, in one transaction; returns how many rows are new.
 
-        With `HASH` it is one statement, so that no writer that was frozen can hold rows.
+        With `HASH` the transaction is one statement, so that a frozen writer cannot keep rows locked.
         """
         with self._usable() as connection:
             check_rows(rows, self._sink.columns, [column.taken for column in self._stored])
@@ -231,7 +234,7 @@ class PostgreSQLConnection:
 
     @contextlib.contextmanager
     def _usable(self) -> Iterator[psycopg.Connection[Any]]:
-        """The connection, made if there is none. Raises SinkUnavailable for errors that are not of a row."""
+        """Yields the connection, and opens it if necessary. Raises SinkUnavailable for errors that no row causes."""
         try:
             if self._connection is None:
                 self._connection = self._open()
@@ -251,7 +254,7 @@ class PostgreSQLConnection:
         return SinkUnavailable(f"{self._sink}: {text}", may_return=may_return)
 
     def _is_of_server(self, error: Exception) -> bool:
-        """Whether no row causes the error: the server cannot now, or is broken, or the connection is."""
+        """Whether no row causes the error: the server cannot serve now, or is broken, or the connection is."""
         state: str | None = getattr(error, "sqlstate", None)
         if state is not None:
             return state.startswith(_OF_SERVER)
@@ -261,7 +264,7 @@ class PostgreSQLConnection:
         try:
             parameters = _CONNECTION | self._psycopg.conninfo.conninfo_to_dict(self._sink.url)
         except self._psycopg.ProgrammingError:  # its text may have the password
-            raise SettingsError(f"{self._sink.name} is no URL of PostgreSQL: correct it") from None
+            raise SettingsError(f"{self._sink.name} is not a PostgreSQL URL: correct it") from None
         connection = self._psycopg.connect(self._psycopg.conninfo.make_conninfo("", **parameters), autocommit=True)
         try:
             for name, value in _SETTINGS.items():
@@ -277,11 +280,11 @@ class PostgreSQLConnection:
         return connection
 
     def _prepare(self, connection: psycopg.Connection[Any]) -> None:
-        """Makes the tables that are missing, and checks the one that exists. Raises SettingsError."""
+        """Creates the missing tables, and checks the existing one. Raises SettingsError."""
         needed = {self._table} if self._sink.evidence is Evidence.HASH else {self._table, self._offsets}
         if not all(_find(connection, table) for table in needed):
             with connection.transaction():
-                # CREATE TABLE IF NOT EXISTS fails where two run at once
+                # CREATE TABLE IF NOT EXISTS fails if two writers run it at once
                 connection.execute("SELECT pg_advisory_xact_lock(hashtext('kstreams_py.sinks'))")
                 self._create(connection, {table for table in needed if not _find(connection, table)})
         described = connection.execute(DESCRIBE, (_find(connection, self._table),)).fetchall()
@@ -313,7 +316,7 @@ class PostgreSQLConnection:
         return self._columns[-len(self._sink.columns) :]
 
     def _check_types(self, columns: Sequence[Column]) -> None:
-        """Raises SettingsError if a declared type is not that of the table, or hashes do not fit."""
+        """Raises SettingsError if a declared type differs from the table's, or if hashes do not fit."""
         kinds = dict(zip(self._sink.columns, self._sink.types, strict=True))
         for column in columns:
             if column.name == HASH_COLUMN:
@@ -324,7 +327,7 @@ class PostgreSQLConnection:
                     )
                 continue
             kind, types = kinds[column.name], column.taken.types
-            # a column of real takes few of the floats that a sink may have
+            # a column of type real takes few of the floats that a sink may have
             if kind is not None and (types is None or kind not in types or column.base == "real"):
                 raise SettingsError(
                     f"{self._sink}: column {column.name!r} is {column.type}, and the sink declares {name_type(kind)}: "
@@ -355,7 +358,7 @@ class PostgreSQLConnection:
             columns.insert(0, f"{HASH_COLUMN} bytea PRIMARY KEY")
         connection.execute(f"CREATE TABLE {self._table} ({', '.join(columns)})", ())
         if self._sink.evidence is Evidence.OFFSETS:
-            # a table that was dropped has lost its rows: offsets that are left of it would leave them out
+            # the rows of a dropped table are lost: its old offsets would leave them out of the new one
             connection.execute(f"DELETE FROM {self._offsets} WHERE table_name = %s", (self._table_name,))
 
     def _execute(self, connection: psycopg.Connection[Any], rows: Sequence[Row]) -> int:
@@ -390,12 +393,12 @@ class PostgreSQLConnection:
         return {TopicPartition(topic, partition): offset for topic, partition, offset in found}
 
     def _advance(self, connection: psycopg.Connection[Any], positions: Positions, expected: Positions) -> None:
-        """Stores positions, if what is stored is what is expected. Raises StaleWriter."""
+        """Stores positions, if the stored ones are as expected; otherwise raises StaleWriter."""
         name = str(self._sink)
         check_expected(name, self._read(connection, {*positions, *expected}, "FOR UPDATE"), expected)
         arrays = "unnest(%(topics)s::text[], %(numbers)s::integer[], %(offsets)s::bigint[])"
         values = f"{arrays} AS new(topic, partition, next_offset)"
-        insert = (  # of two writers that saw no offsets, the second waits here for the first, and is stale
+        insert = (  # if two writers saw no offsets, the second waits here for the first, and is stale
             f"INSERT INTO {self._offsets} (table_name, consumer, topic, partition, next_offset)"
             f" SELECT %(table)s, %(consumer)s, new.* FROM {values} ON CONFLICT DO NOTHING"
         )
@@ -419,7 +422,7 @@ class PostgreSQLConnection:
     def _refuse(self, connection: psycopg.Connection[Any], rows: Sequence[Row], error: Exception) -> NoReturn:
         """Finds the row that PostgreSQL refused, and raises RowRefused; nothing is stored.
 
-        Where it refuses no rows at all as well, the mistake is in the set-up: raises its error.
+        If PostgreSQL also refuses to store no rows, the set-up is wrong: raises that error.
         """
         with connection.transaction(force_rollback=True):
             connection.execute(self._insert, [[] for _ in self._names])
@@ -430,7 +433,7 @@ class PostgreSQLConnection:
                 with connection.transaction(force_rollback=True):
                     self._execute(connection, first)
                     connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
-            except (KStreamsError, MemoryError):  # the first row that would be changed, before any that is refused
+            except (KStreamsError, MemoryError):  # the first row that would be changed, before any refused row
                 raise
             except Exception as refusal:
                 if self._is_of_server(refusal):
@@ -440,7 +443,7 @@ class PostgreSQLConnection:
             return True
 
         index = first_refused(rows, accepts)
-        if index is None:  # what a constraint looks at has changed in the meantime
+        if index is None:  # the data that a constraint checks has changed meanwhile
             raise SinkUnavailable(f"{self._sink}: {_first_line(error)}", may_return=True) from error
         reason = reasons.get(index + 1, error)
         remedy = "" if getattr(reason, "sqlstate", None) else ": return values that psycopg takes, such as their texts"
@@ -449,7 +452,7 @@ class PostgreSQLConnection:
 
 @contextlib.contextmanager
 def _limited(connection: psycopg.Connection[Any]) -> Iterator[None]:
-    """Ends the connection if a call takes longer than the limit: libpq waits for an answer without end."""
+    """Ends the connection if a call exceeds the limit: libpq itself waits forever for an answer."""
     with socket.socket(fileno=os.dup(connection.fileno())) as line:
         timer = threading.Timer(LIMIT_SECONDS, line.shutdown, (socket.SHUT_RDWR,))
         timer.daemon = True
@@ -462,13 +465,13 @@ def _limited(connection: psycopg.Connection[Any]) -> Iterator[None]:
 
 
 def _find(connection: psycopg.Connection[Any], table: str) -> int | None:
-    """The oid of a table, by its quoted name; None if it does not exist."""
+    """Returns the oid of a table, by its quoted name; None if it does not exist."""
     [(oid,)] = connection.execute("SELECT to_regclass(%s)::oid", (table.replace("%%", "%"),)).fetchall()
     return oid  # type: ignore[no-any-return]
 
 
 def _convert(values: list[Any], column: Column) -> None:
-    """Makes values of one type of those in a column that takes several: psycopg sends lists of one type."""
+    """Converts the values of a column that takes several types to one type: psycopg sends lists of one type."""
     types = column.taken.types or frozenset()
     if len(types) < 2:
         return
@@ -478,7 +481,7 @@ def _convert(values: list[Any], column: Column) -> None:
 
 
 def _first_line(error: Exception) -> str:
-    """The message of an error without its details, which have values of the row."""
+    """Returns the message of an error without its details, which have values of the row."""
     return str(error).strip().partition("\n")[0]
 
 

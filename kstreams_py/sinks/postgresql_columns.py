@@ -1,7 +1,8 @@
 """Columns of a table in PostgreSQL: the values that each takes, and the statement that stores rows whole or not at all.
 
-Of a type with a limit, an explicit cast shortens or rounds what an assignment refuses, and an assignment rounds too. So
-values are sent as the type that holds them whole; what the column makes of one is compared with it in the statement.
+For a type with a limit, an explicit cast shortens or rounds values that an assignment refuses, and an assignment
+rounds, too. So values are sent as the type that holds them exactly, and the statement compares each with the column's
+result.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from kstreams_py.errors import RowRefused, SettingsError
 from kstreams_py.sinks.columns import HASH_COLUMN, Taken
 
 NAME_BYTES: Final = 63
-"""PostgreSQL cuts longer names: two of them may be one."""
+"""PostgreSQL cuts longer names, so that two of them may become equal."""
 
 DESCRIBE: Final = """
 WITH RECURSIVE bases AS (
@@ -26,10 +27,10 @@ WITH RECURSIVE bases AS (
 SELECT attname, format_type(type, -1), format_type(type, modifier), modifier >= 0, is_filled
 FROM bases JOIN pg_type ON oid = type WHERE typtype <> 'd' ORDER BY attnum
 """
-"""The columns of a table; of a domain the type that it is made of."""
+"""Selects the columns of a table; for a domain, its underlying type."""
 
 _NARROW: Final = {"name", '"char"', "money", "oid", "real"}
-"""Types that change values of the type that is given without a limit in their declaration."""
+"""Types that change values of the type `given`, even without a limit in their declaration."""
 
 _JSON: Final = {"json", "jsonb"}
 
@@ -37,11 +38,11 @@ _JSON: Final = {"json", "jsonb"}
 class Column(NamedTuple):
     """A column of a table.
 
-    - `type`: as PostgreSQL shows it, of a domain the one that it is made of.
+    - `type`: as PostgreSQL shows it; for a domain, its underlying type.
     - `base`: `type` without its limit.
     - `taken`: the values that it takes.
     - `given`: the type as which values are sent.
-    - `is_exact`: whether it stores all values of `given` whole, or refuses them.
+    - `is_exact`: whether it stores each value of `given` exactly, or refuses it.
     """
 
     name: str
@@ -53,10 +54,10 @@ class Column(NamedTuple):
 
 
 def describe(name: str, base: str, kind: str, known: Mapping[str, tuple[Taken, str]], *, is_limited: bool) -> Column:
-    """A column by its type. Raises SettingsError for one of arrays.
+    """Returns a column by its type. Raises SettingsError for a column of arrays.
 
     - `base`, `kind`: the name of the type, without its limit and with it.
-    - `known`: of a type, what it takes, and the type that holds each of these values whole; of others, PostgreSQL
+    - `known`: the values that a type takes, and the type that holds each of them exactly. For other types, PostgreSQL
       decides.
     """
     if base.endswith("[]"):
@@ -66,24 +67,24 @@ def describe(name: str, base: str, kind: str, known: Mapping[str, tuple[Taken, s
 
 
 def check_names(what: str, names: Sequence[str]) -> None:
-    """Raises SettingsError for a name that PostgreSQL would cut, or cannot have."""
+    """Raises SettingsError for a name that PostgreSQL would cut or does not allow."""
     for name in names:
         if (size := len(name.encode(errors="replace"))) > NAME_BYTES:
             raise SettingsError(
                 f"{what} {name!r} has {size} bytes, of which PostgreSQL keeps {NAME_BYTES}: choose a shorter name"
             )
         if not name or "\0" in name:
-            raise SettingsError(f"{what} {name!r} is no name of PostgreSQL: choose another one")
+            raise SettingsError(f"{what} {name!r} is not a valid name in PostgreSQL: choose another one")
 
 
 def check_values(column: Column, values: Sequence[Any]) -> None:
-    """Raises RowRefused for the first value of which PostgreSQL would store something else, where it decides itself."""
+    """Raises RowRefused for the first value that PostgreSQL would change, where it decides itself."""
     kinds = set(map(type, values)) - {type(None)}
     if kinds <= {str} and column.base != "jsonb":
         return
     for index, value in enumerate(values):
         reason = ""
-        if isinstance(value, list):  # of the arrays in an array, unnest() makes rows
+        if isinstance(value, list):  # unnest() makes rows of the arrays in an array
             reason = (
                 f"takes no list: {'return its text, by json.dumps' if column.base in _JSON else 'return one value'}"
             )
@@ -94,35 +95,35 @@ def check_values(column: Column, values: Sequence[Any]) -> None:
 
 
 def _find_lost_keys(text: str) -> str:
-    """Why jsonb would store a part of JSON only, or ""; what is no JSON PostgreSQL refuses."""
+    """Returns why jsonb would store only a part of the JSON, or "". PostgreSQL itself refuses what is not JSON."""
     twice = []
 
     def look(pairs: Sequence[tuple[str, Any]]) -> None:
         if len({key for key, _ in pairs}) < len(pairs):
             twice.append(pairs)
 
-    try:  # numbers are not made: one of many digits takes long, or is refused
+    try:  # numbers are not converted: a number of many digits takes long, or is refused
         json.loads(text, object_pairs_hook=look, parse_int=len, parse_float=len)
     except RecursionError:
-        return "keeps one of equal keys, and the value is nested too deep to look for them: return one that is flatter"
+        return "keeps one of equal keys, and the value is nested too deep to look for them: return a flatter one"
     except ValueError:
         return ""
     return "keeps one of equal keys: return an object that has each key once" if twice else ""
 
 
 def quote(name: str) -> str:
-    """A name in a statement that psycopg formats; it formats those without parameters if it is given ()."""
+    """Returns a quoted name for a statement that psycopg formats: without parameters, pass () so that it does."""
     return '"' + name.replace('"', '""').replace("%", "%%") + '"'
 
 
 def make_insert(table: str, columns: Sequence[Column], *, by_hash: bool) -> str:
-    """The statement that stores rows, from an array for each column.
+    """Returns the statement that stores rows, from an array for each column.
 
     - `table`: its quoted name.
-    - `by_hash`: rows whose delivery hash is there are left unchanged.
+    - `by_hash`: rows whose delivery hash is stored already are left unchanged.
 
-    Its result is one row: how many rows are stored, and the place and the column of the first value that would not be
-    stored whole, both from 1 on; then none is stored. Where each column is exact, it has no result.
+    Its result is one row: the number of stored rows, and the row number and the column number, from 1 on, of the first
+    value that would be changed; in that case no row is stored. If each column is exact, it has no result.
     """
     names = ", ".join(quote(column.name) for column in columns)
     end = f" ON CONFLICT ({HASH_COLUMN}) DO NOTHING" if by_hash else ""

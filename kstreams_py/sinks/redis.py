@@ -40,10 +40,10 @@ class Redis:
     """Keys in Redis, one for each row: `KEY:<delivery hash>` has the row as a JSON object.
 
     Needs redis-py: `pip install 'kstreams_py[redis]'`. A batch is one script of SET NX: all of it is stored, or
-    nothing. Values are None, str, bool, int, and float other than NaN and infinity. What a server that dies loses of
-    the last rows is decided by its `appendonly` and `appendfsync`; a warning names them where it keeps too little.
+    nothing. Values are None, str, bool, int, and float other than NaN and infinity. Whether a server that dies loses
+    the last rows depends on its `appendonly` and `appendfsync`; a warning names them if it may lose rows.
 
-    - `url`: `redis://user:password@host:port/0`, `rediss://` or `unix://`. Not that of a Redis Cluster.
+    - `url`: `redis://user:password@host:port/0`, `rediss://` or `unix://`. It must not be a Redis Cluster's.
     - `key`: the beginning of the keys. `KEY:columns` has the names of the columns.
     - `columns`: names, or a mapping of name to Python type.
 
@@ -69,10 +69,10 @@ class Redis:
         return f"{self.name}: keys {self.key}:*"
 
     def open(self, consumer: str) -> RedisConnection:  # noqa: ARG002 offsets are not stored
-        """Connects, and warns of a server that keeps nothing on its disk.
+        """Connects, and warns of a server that may lose rows.
 
-        Raises SinkUnavailable; SettingsError if the keys have other columns, or the server is one of a Redis Cluster;
-        MissingSoftware without redis-py.
+        Raises SinkUnavailable, SettingsError if the keys have other columns or the server belongs to a Redis Cluster,
+        and MissingSoftware without redis-py.
         """
         return RedisConnection(self)
 
@@ -142,7 +142,7 @@ class RedisConnection:
         return client
 
     def _check(self, client: redis.Redis) -> None:
-        """Raises SettingsError for a cluster and for other columns; warns of what the server loses."""
+        """Raises SettingsError for a cluster and for other columns; warns if the server may lose rows."""
         found: dict[str, Any] = client.info()
         refuse_cluster(self._sink.name, found)
         if not found.get("aof_enabled"):
@@ -166,12 +166,12 @@ class RedisConnection:
         check_table(str(self._sink), self._sink.columns, columns, columns)
 
     def _columns(self, client: redis.Redis) -> list[str]:
-        """The columns of the rows that are there; those of this sink if it is the first. Raises SettingsError."""
+        """Returns the columns of the stored rows; this sink's if it is the first. Raises SettingsError."""
         key = f"{self._sink.key}:columns"
         client.set(key, json.dumps(self._sink.columns), nx=True)
         try:
             columns = json.loads(client.get(key))  # type: ignore[arg-type]
-        except (ValueError, TypeError):  # no JSON, or deleted meanwhile
+        except (ValueError, TypeError):  # not JSON, or deleted meanwhile
             columns = None
         except self._redis.ResponseError as error:
             if not str(error).startswith("WRONGTYPE"):
@@ -179,14 +179,14 @@ class RedisConnection:
             columns = None
         if not isinstance(columns, list) or not all(isinstance(name, str) for name in columns):
             raise SettingsError(
-                f"{self._sink}: key {key!r} has contents of others, where the columns of a sink are stored: delete it, "
+                f"{self._sink}: key {key!r} has other contents, where the columns of a sink are stored: delete it, "
                 "or give another key="
             )
         return columns
 
 
 def encode_rows(rows: Sequence[Row], columns: Sequence[str]) -> list[bytes]:
-    """The rows as JSON objects in UTF-8. Raises RowRefused for what they do not hold, as half of a surrogate."""
+    """Returns the rows as JSON objects in UTF-8. Raises RowRefused for other values, such as a lone surrogate."""
     encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
     encoded: list[bytes] = []
     try:

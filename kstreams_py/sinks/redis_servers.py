@@ -1,4 +1,4 @@
-"""Servers of Redis: connections without hidden attempts, and what is refused of a server."""
+"""Redis servers: connections without hidden retries, and the servers that are refused."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ if TYPE_CHECKING:
     import redis
 
 _PASSING: Final = ("BUSY", "CLUSTERDOWN", "LOADING", "MASTERDOWN", "NOREPLICAS", "READONLY", "TRYAGAIN")
-"""Beginnings of the answers of a server that cannot now: it starts, runs a script, or is a replica for now."""
+"""Beginnings of transient errors of a server: it starts, runs a script, or is a replica for now."""
 
 _SECONDS: Final = {"socket_connect_timeout": 5.0, "socket_timeout": 10.0}
 
 
 def name_server(url: str) -> str:
-    """The URL without user, password and query. Raises SettingsError, without them, for what is no URL of Redis."""
+    """Returns the URL without user, password and query. Raises SettingsError, without them, if it is not Redis's."""
     bare = split_user(url, "Redis", "redis://user:password@host:port/0", ("redis", "rediss", "unix"))[1]
     return re.sub(r"[?#].*", "", bare, flags=re.DOTALL)
 
 
 def open_client(url: str) -> redis.Redis:
-    """A client that makes each request once: another attempt of redis-py would outlast the limits, or act twice.
+    """Returns a client that makes each request once: a retry of redis-py would exceed the limits, or act twice.
 
-    Raises SettingsError, without the password, for what is no URL of Redis, and ImportError without redis-py.
+    Raises SettingsError, without the password, if it is not a URL of Redis, and ImportError without redis-py.
     """
     import redis  # noqa: PLC0415 an extra
 
@@ -35,13 +35,13 @@ def open_client(url: str) -> redis.Redis:
         retry = redis.retry.Retry(redis.backoff.NoBackoff(), 0)
         return redis.Redis.from_url(url, retry=retry, decode_responses=False, **_SECONDS)
     except ValueError:  # its text may have the password
-        raise SettingsError(f"{name_server(url)} is no URL of Redis: correct it") from None
+        raise SettingsError(f"{name_server(url)} is not a Redis URL: correct it") from None
 
 
 def lasts(error: redis.RedisError) -> bool:
-    """Whether another attempt fails as well, until somebody helps: a wrong password, a missing right, a full disk.
+    """Whether another attempt fails as well, until somebody intervenes: a wrong password, a missing right, a full disk.
 
-    So does each answer that is not known to pass, such as that of a key with contents of another kind.
+    Any answer that is not known to be transient counts as lasting, such as a key with contents of another kind.
     """
     import redis  # noqa: PLC0415 an extra
 
@@ -53,7 +53,7 @@ def lasts(error: redis.RedisError) -> bool:
 
 
 def refuse_cluster(name: str, info: Mapping[str, Any]) -> None:
-    """Raises SettingsError for a server of a Redis Cluster, by what it says of itself."""
+    """Raises SettingsError if the server's own information shows that it belongs to a Redis Cluster."""
     if info.get("cluster_enabled"):
         raise SettingsError(
             f"{name} is part of a Redis Cluster, where no transaction covers keys of several nodes: name a server that "

@@ -46,7 +46,7 @@ class SQLite:
     Several processes may write to one file. Commits are on the disk before `write` returns. Values are None, str,
     bytes, bool, float, and int of 64 bits; a column with a type takes only those that SQLite returns unchanged.
 
-    - `path`: of the file. Its directory must exist.
+    - `path`: the path of the file. Its directory must exist.
     - `columns`: names, or a mapping of name to Python type.
     - `evidence`: "hash" stores `delivery_hash` as the primary key; "offsets" stores only the columns, and the offsets
       in the table `kstreams_offsets` of the same file.
@@ -66,8 +66,8 @@ class SQLite:
         names, types = split_columns(columns, _TYPES)
         if len({name.lower() for name in (HASH_COLUMN, *names)}) <= len(names):
             raise SettingsError(
-                f"two of the columns {format_columns((HASH_COLUMN, *names))} have one name for SQLite, which takes "
-                "capital and small letters for the same: rename one"
+                f"two of the columns {format_columns((HASH_COLUMN, *names))} have the same name in SQLite, which "
+                "ignores case: rename one"
             )
         kept = read_evidence(evidence, tuple(Evidence))
         vars(self).update(path=Path(path), table=table, columns=names, types=types, evidence=kept)
@@ -76,9 +76,9 @@ class SQLite:
         return f"{self.path}: table {self.table}"
 
     def open(self, consumer: str) -> SQLiteConnection:
-        """Opens the file, and makes the table if it is missing. `consumer`: owns the stored offsets.
+        """Opens the file, and creates the table if it is missing. `consumer`: the owner of the stored offsets.
 
-        Raises SinkUnavailable; SettingsError if the table exists with other columns.
+        Raises SinkUnavailable, and SettingsError if the table exists with other columns.
         """
         return SQLiteConnection(self, consumer)
 
@@ -125,7 +125,10 @@ class SQLiteConnection:
 
     @contextlib.contextmanager
     def usable(self) -> Iterator[sqlite3.Connection]:
-        """The connection, opened if it is not. Raises SinkUnavailable, with the remedy, if the file cannot be used."""
+        """Yields the connection, and opens it if necessary.
+
+        Raises SinkUnavailable, with the remedy, if the file cannot be used.
+        """
         try:
             if self._connection is None:
                 self._connection = self._open()
@@ -142,7 +145,7 @@ class SQLiteConnection:
             if isinstance(error, sqlite3.Error):
                 if is_of_file(error):
                     raise
-                self._explain(connection)  # raises what is no row's, such as a table that was dropped
+                self._explain(connection)  # raises an error that no row causes, such as for a table that was dropped
             index = len(rows) - len(list(remaining)) - 1  # rows are fetched one by one, each before it is stored
             raise RowRefused(f"{self.sink} does not take the row: {error}", index) from error
 
@@ -159,7 +162,7 @@ class SQLiteConnection:
         )
 
     def _open(self) -> sqlite3.Connection:
-        # SqliteTable closes it in whichever thread finds that its own has ended
+        # SqliteTable closes it in any thread, once the thread of the connection has ended
         connection = open_file(self.sink.path)
         try:
             self._prepare(connection)
@@ -169,7 +172,7 @@ class SQLiteConnection:
         return connection
 
     def _prepare(self, connection: sqlite3.Connection) -> None:
-        """Makes the tables that are missing, and checks the one that exists. Raises SettingsError."""
+        """Creates the missing tables, and checks the existing one. Raises SettingsError."""
         needed = {self.sink.table} if self.sink.evidence is Evidence.HASH else {self.sink.table, _OFFSETS}
         if needed - _tables(connection):
             with transaction(connection):
@@ -214,12 +217,12 @@ class SQLiteConnection:
             connection.execute(f"CREATE TABLE {_quoted(sink.table)} ({', '.join([key, *columns])}) WITHOUT ROWID")
         else:
             connection.execute(f"CREATE TABLE {_quoted(sink.table)} ({', '.join(columns)})")
-            # a table that was dropped has lost its rows: offsets that are left of it would leave them out
+            # the rows of a dropped table are lost: its old offsets would leave them out of the new one
             connection.execute(f"DELETE FROM {_OFFSETS} WHERE table_name = ?", (sink.table,))
 
 
 class SqliteTable:
-    """A table that functions write to themselves, by the delivery hash; created when first used.
+    """A table to which functions write themselves, by the delivery hash; created when first used.
 
     Several threads and processes may write to one file: each opens its own connection when first used.
     Every method raises SinkUnavailable, with the file and the remedy, if the file or its table cannot be used.
@@ -234,8 +237,8 @@ class SqliteTable:
     def insert(self, rows: Iterable[Sequence[Any]]) -> int:
         """Writes rows of (delivery hash, value per column) in one transaction; returns how many are new.
 
-        A row whose delivery hash is stored already is ignored. Raises RowRefused if SQLite does not take one of them;
-        none is written then.
+        A row whose delivery hash is stored already is ignored. Raises RowRefused if SQLite does not take a row; then no
+        row is written.
         """
         return self._connected().write([Row(row[0], tuple(row[1:])) for row in rows], {}, {})
 
@@ -258,12 +261,12 @@ class SqliteTable:
                 sink = SQLite(self.path, table=self._table, columns=self._columns)
                 connections[process] = sink.open("")
             except SettingsError as error:
-                # a function would make a dead letter of each record
+                # the worker must stop: otherwise each record would become a dead letter
                 raise SinkUnavailable(f"{error}, then start again") from error
         return connections[process]
 
     def _connections(self) -> dict[int, SQLiteConnection]:
-        """This thread's connections by process id: after a fork, one must be neither used nor closed."""
+        """Returns this thread's connections by process id: after a fork, they must be neither used nor closed."""
         if not hasattr(self._local, "connections"):
             self._local.connections = _Connections()
         found: _Connections = self._local.connections
@@ -271,9 +274,9 @@ class SqliteTable:
 
 
 class _Connections(dict[int, SQLiteConnection]):
-    """One thread's connections; that of this process is closed with the end of the thread, or of the table.
+    """One thread's connections; this process's is closed when the thread ends, or the table is freed.
 
-    Otherwise Python 3.13 warns of each (ResourceWarning), which tests may take for an error.
+    Otherwise Python 3.13 warns of each (ResourceWarning), which tests may treat as an error.
     """
 
     def __del__(self) -> None:
@@ -287,16 +290,16 @@ def _tables(connection: sqlite3.Connection) -> set[str]:
 
 
 def _is_strict(connection: sqlite3.Connection, table: str) -> bool:
-    """Whether it is a STRICT table, which SQLite 3.37 introduced."""
+    """Whether the table is STRICT, which SQLite 3.37 introduced."""
     if sqlite3.sqlite_version_info < (3, 37):
         return False
     return connection.execute("SELECT 1 FROM pragma_table_list(?) WHERE strict", (table,)).fetchone() is not None
 
 
 def _taken(declared: str, *, is_strict: bool) -> Taken:
-    """The values that a column of a declared type returns as they were stored.
+    """Returns the values that a column of a declared type returns unchanged.
 
-    Others are converted by the column's affinity: https://sqlite.org/datatype3.html, 3.1. NaN would be NULL.
+    The column's affinity converts others: https://sqlite.org/datatype3.html, 3.1. NaN would become NULL.
     """
     kind = declared.upper()
     if "INT" in kind:

@@ -1,4 +1,4 @@
-"""Files of SQLite that several processes write: durable commits, and what to do about an error."""
+"""SQLite files that several processes write: durable commits, and what to do about an error."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 BUSY_SECONDS: Final = 5.0
-"""How long a writer waits for other writers: well within a transaction's time-out."""
+"""Seconds that a writer waits for other writers: well within a transaction's time-out."""
 
 _HELD: Final = f"end the program that has locked it for more than {BUSY_SECONDS:g} s"
 _RIGHTS: Final = "give this user the right to write it and its directory"
@@ -57,7 +57,8 @@ def open_file(path: Path) -> sqlite3.Connection:
 def _write_ahead(connection: sqlite3.Connection) -> None:
     """Sets the file's journal mode to WAL, so that readers and one writer do not wait for each other.
 
-    SQLite's busy time-out does not cover the lock for this change, which several may need at once for a new file.
+    SQLite's busy time-out does not cover the lock for this change, which several writers of a new file may need at
+    once.
     """
     deadline = time.monotonic() + BUSY_SECONDS
     while True:
@@ -73,7 +74,7 @@ def _write_ahead(connection: sqlite3.Connection) -> None:
 
 @contextlib.contextmanager
 def transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    """Commits what is done inside, or rolls it back if that raises."""
+    """Commits the changes made in the block, or rolls them back if the block raises."""
     connection.execute("BEGIN IMMEDIATE")  # waits for other writers here, instead of failing at the first row
     try:
         yield
@@ -84,15 +85,15 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
 
 
 def describe_error(path: Path, error: sqlite3.Error) -> str:
-    """A message with the file and the remedy."""
+    """Returns a message with the file and the remedy."""
     return f"{path}: {error}: {_REMEDIES.get(code_of(error), 'check its disk')}, then start again"
 
 
 def is_of_file(error: sqlite3.Error) -> bool:
-    """Whether the file cannot be used, or its disk: no row causes the error."""
+    """Whether the file or its disk cannot be used, so that no row causes the error."""
     return code_of(error) not in _OF_ROWS
 
 
 def code_of(error: sqlite3.Error) -> int:
-    """SQLite's primary error code; SQLITE_ERROR if there is none."""
+    """Returns SQLite's primary error code; SQLITE_ERROR if there is none."""
     return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF

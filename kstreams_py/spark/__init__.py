@@ -4,18 +4,18 @@ In reading order:
 
 sessions        adapter  session(): a SparkSession with Kafka and Avro
 reader_options  adapter  options(): where a reader of a topic starts and ends, and how it connects to the brokers
-cuts            rule     Cut: records of several topics between which no transaction is torn
+cuts            rule     Cut: offsets of several topics that show each transaction whole
 cut_files       adapter  a cut as a file
-cutting         acts     cut(): asks the cluster, in the order that tears no transaction
-cut_filters     adapter  what is inside a cut, as an expression of Spark
-decoding        adapter  keys and values as columns, and why some do not decode
+cutting         acts     cut(): asks the cluster in an order that keeps each transaction whole
+cut_filters     adapter  whether a record is inside a cut, as a Spark expression
+decoding        adapter  keys and values as columns, and the reason where one does not decode
 encoding        adapter  rows as keys and values, the counterpart of decoding
 views           adapter  view() and stream(): committed records as columns; view_errors(): what they drop
 catalog         adapter  create_views(): the topics of a graph as tables of Spark SQL
-json_columns    adapter  json_columns(): JSON values as columns, by a schema that is given or sampled
-private_api     adapter  what PySpark has no public way to
+json_columns    adapter  json_columns(): JSON values as columns, by a given or sampled schema
+private_api     adapter  the parts of PySpark that have no public API
 pipelines/               tables that a function makes of committed topics
-archiving       adapter  writes the archive of Spark's classes, by running pipelines once
+archiving       adapter  writes the archive of Spark's classes by running pipelines once
 """
 
 from kstreams_py.spark.catalog import create_views

@@ -1,4 +1,4 @@
-"""Writes the archive of Spark's classes, by running pipelines once, in a process whose JVM writes it when it ends."""
+"""Writes the archive of Spark's classes by running pipelines once, in a process whose JVM writes it at its end."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ _PROGRAM: Final = "kstreams_py.spark.archiving"
 def archive_classes() -> None:
     """Writes the archive of Spark's classes unless it exists (200 MB); later sessions start faster.
 
-    Raises MissingSoftware without PySpark, without a Java that can write one, or if it does not; OSError if the cache
-    cannot be written.
+    Raises MissingSoftware without PySpark, without a Java that can write an archive, or if Java does not write it, and
+    OSError if the cache cannot be written.
     """
     archive = path_of_archive()
     if archive.exists():
@@ -43,10 +43,10 @@ def archive_classes() -> None:
     archive.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=archive.parent) as directory:
         written = Path(directory, archive.name)
-        options = [*class_archive.to_write(written), "-XX:TieredStopAtLevel=1"]  # the fast compiler alone
+        options = [*class_archive.to_write(written), "-XX:TieredStopAtLevel=1"]  # only the fast compiler
         environment = {**os.environ, OF_DRIVER: " ".join(options)}
         try:
-            # its output ends with that of the JVM, which ends after the process
+            # its output ends with that of the JVM, which outlives the process
             done = subprocess.run(
                 [sys.executable, "-P", "-m", _PROGRAM],
                 cwd=directory, env=environment, capture_output=True, text=True, timeout=ARCHIVE_SECONDS, check=False,
@@ -59,7 +59,7 @@ def archive_classes() -> None:
 
 
 def declare(directory: Path) -> Graph:
-    """A graph of pipelines that differ in what Spark does for them."""
+    """Returns a graph of pipelines for which Spark does different work."""
     from pyspark.sql import functions as sf  # noqa: PLC0415
 
     graph = Graph("archiving")
@@ -85,7 +85,7 @@ def main() -> None:
     graph = declare(Path.cwd())
     conf: dict[str, Any] = delta_conf() if has_delta() else {}
     spark = session("archiving", **conf)
-    # started after Spark, which forks, before there is a client of librdkafka
+    # started after Spark, which forks: no client of librdkafka may exist then
     with EmbeddedKafka(settings={"auto.create.topics.enable": "true"}) as kafka:
         settings = Settings(bootstrap_servers=kafka.bootstrap_servers)
         for _ in range(_RUNS):

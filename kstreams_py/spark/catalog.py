@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 DATABASE: Final = "spark.sql.globalTempDatabase"
-"""Spark's setting of the database whose views all sessions of an application see; fixed when it starts."""
+"""Spark's setting for the database whose views all sessions of an application see; fixed when Spark starts."""
 
 ERRORS: Final = "_errors"
-"""The end of the name of the view of records that do not decode."""
+"""The suffix of the view of records that do not decode."""
 
 
 def create_views(
@@ -33,15 +33,15 @@ def create_views(
 ) -> str:
     """Creates a view of each topic of a graph, and one of its records that do not decode; returns their database.
 
-    - `registry`, `settings`: as of view().
+    - `registry`, `settings`: as in view().
 
     The database is `kstreams` in a session of session(), otherwise that of Spark's setting
-    spark.sql.globalTempDatabase: ``spark.sql("select * from kstreams.`flights.departed`")``. Each query reads what is
-    committed when it begins; records that do not decode are in ``kstreams.`flights.departed_errors```. The views are
-    there until the application ends; a second call replaces them.
+    spark.sql.globalTempDatabase: ``spark.sql("select * from kstreams.`flights.departed`")``. Each query reads the
+    records that are committed when it begins; records that do not decode are in ``kstreams.`flights.departed_errors```.
+    The views exist until the application ends; a second call replaces them.
 
-    A topic that has no view, because it does not exist or Spark cannot decode it, is left out with a warning; so are
-    topics of other clusters. Raises SettingsError, MissingSoftware and BrokerUnavailable as view() does.
+    A topic that does not exist, or that Spark cannot decode, is left out with a warning; so are topics of other
+    clusters. Raises SettingsError, MissingSoftware and BrokerUnavailable as view() does.
     """
     settings = settings or Settings.load()
     for topic in graph.topics.values():

@@ -9,12 +9,12 @@ from kstreams_py.spark.cuts import Cut
 
 
 def write_cut(cut: Cut, path: Path | str) -> None:
-    """Writes a cut as a file, in place of the one that is there. Raises UserMistake if it cannot be written."""
+    """Writes a cut to a file, and replaces an existing one. Raises UserMistake if it cannot be written."""
     path = Path(path)
     part = path.with_name(f"{path.name}.part")
     try:
         part.write_text(cut.encode() + "\n", encoding="utf-8")
-        part.replace(path)  # whoever reads meanwhile finds the old one or the new one
+        part.replace(path)  # a reader meanwhile finds the old file or the new one
     except OSError as error:
         raise UserMistake(f"{path}: the cut cannot be written: {error.strerror}") from None
 
@@ -26,5 +26,5 @@ def read_cut(path: Path | str) -> Cut:
     except OSError as error:
         raise UserMistake(f"{path}: no cut can be read: {error.strerror}: make one with `kstreams cut`") from None
     except UnicodeDecodeError:
-        raise UserMistake(f"{path}: not a cut: it is no text: make one with `kstreams cut`") from None
+        raise UserMistake(f"{path}: not a cut: it is not text: make one with `kstreams cut`") from None
     return Cut.decode(text, str(path))

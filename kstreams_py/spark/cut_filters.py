@@ -1,4 +1,4 @@
-"""What is inside a cut, as an expression on the columns of Spark's Kafka reader. No row passes through Python."""
+"""Whether a record is inside a cut, as an expression on the columns of Spark's Kafka reader, without Python."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def is_inside(cut: Cut, topic: str) -> Column:
     known = sf.create_map(*(sf.lit(part) for pair in limits.items() for part in pair))
 
     def is_before(place: Column) -> Column:
-        """Whether the step at this place is inside; null for a place of no writer."""
+        """Whether the step at this place is inside; null if the place is no writer's."""
         return sf.substring(place, 9, 8) < sf.try_element_at(known, sf.substring(place, 1, 8))
 
-    # the hash first: a processor of an older release passes a place on that is of the step before its own
+    # the hash first: a processor of an older release passes on the place of the step before its own
     own, place = header_value(HASH_HEADER), header_value(PLACE_HEADER)
     is_step_inside = sf.coalesce(is_before(own), is_before(place), sf.lit(True))
     # an event that was held: a later record of the same task has released it
@@ -39,12 +39,12 @@ def is_inside(cut: Cut, topic: str) -> Column:
 
 
 def header_value(name: str) -> Column:
-    """The value of a record's first header of this name; null without one."""
+    """Returns the value of a record's first header of this name; null without one."""
     return sf.get(sf.filter("headers", lambda header: header["key"] == name), sf.lit(0))["value"]
 
 
 def _by_partition(offsets: Sequence[int]) -> Column:
-    """The offset of a record's partition; 0 for one that the cut does not have."""
+    """Returns the offset for a record's partition; 0 for a partition that the cut does not have."""
     return sf.coalesce(
         sf.get(sf.array(*(sf.lit(each).cast("bigint") for each in offsets)), sf.col("partition")), sf.lit(0)
     )

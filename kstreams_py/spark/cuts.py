@@ -1,9 +1,9 @@
-"""A cut: which records of several topics are inside, so that each transaction is inside on all of them or on none.
+"""A cut: which records of several topics are inside, so that each transaction is inside on all topics or on none.
 
-A record is inside its cut if it is below `settled` of its partition, or else below `end`, where the step that made it
-is before the offset that its processor had committed. A pipeline that writes a topic commits the numbers of its runs as
-offsets. Records of no such writer are inside below `end`.
-docs/cuts.md tells why this tears no transaction, and why what is inside a cut is inside each later one.
+A record is inside the cut if it is below `settled` of its partition. From there to `end`, it is inside if the step that
+made it is before the offset that its processor had committed. A pipeline that writes a topic commits the numbers of its
+runs as offsets. Records without such a writer are inside if they are below `end`. docs/cuts.md explains why this keeps
+each transaction whole, and why a record inside a cut is inside each later one.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from kstreams_py.graph.names import runs_topic
 from kstreams_py.graph.topology import Graph
 
 FORMAT: Final = "kstreams_py cut 1"
-"""Names the version of the text of a cut."""
+"""The version of a cut's text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """What a cut has of a partition, in offsets.
+    """The part of a partition that a cut covers, in offsets.
 
-    - `start`: the first one that the partition had.
-    - `settled`: all committed records below are inside; a read of what is new since the cut begins here.
+    - `start`: the first offset that the partition had.
+    - `settled`: all committed records below it are inside; a read of records that are new since the cut begins here.
     - `end`: no record from here on is inside.
     """
 
@@ -40,7 +40,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class CutTopic:
-    """A topic of a cut: the broker's id of it ("" if it has none), and its partitions in order."""
+    """A topic of a cut: the broker's id of it ("" for none), and its partitions in order."""
 
     topic_id: str
     partitions: tuple[Span, ...]
@@ -48,7 +48,7 @@ class CutTopic:
 
 @dataclass(frozen=True, slots=True)
 class CutInput:
-    """How far a writer has committed an input: the next offset of each partition, 0 without a committed one."""
+    """How far a writer has committed an input: the next offset of each partition, 0 if none is committed."""
 
     topic: str
     topic_id: str
@@ -57,7 +57,7 @@ class CutInput:
 
 @dataclass(frozen=True, slots=True)
 class CutWriter:
-    """A processor, or a pipeline, that writes some topics of a cut, and what it has committed."""
+    """A processor, or a pipeline, that writes some topics of a cut, with its committed offsets."""
 
     processor: str
     outputs: tuple[str, ...]
@@ -66,12 +66,12 @@ class CutWriter:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Offsets of several topics between which no transaction of their writers is torn.
+    """Offsets of several topics that show each transaction of their writers whole.
 
-    - `graph`: its name.
-    - `topics`: by name.
+    - `graph`: the name of the graph.
+    - `topics`: the topics by name.
     - `writers`: the processors whose records are judged by their steps.
-    - `made`: seconds since 1970; what was visible then is inside. None in a cut of an older release.
+    - `made`: seconds since 1970; records that were visible then are inside. None in a cut of an older release.
     """
 
     graph: str
@@ -80,18 +80,21 @@ class Cut:
     made: float | None = field(default=None, compare=False)
 
     def topic(self, name: str) -> CutTopic:
-        """A topic of the cut. Raises SettingsError if it has no such topic."""
+        """Returns a topic of the cut. Raises SettingsError if it has no such topic."""
         if name not in self.topics:
             hint = did_you_mean(name, self.topics) or f"it has {', '.join(sorted(self.topics))}"
             raise SettingsError(f"topic {name!r} is not in the cut of graph {self.graph!r}: {hint}")
         return self.topics[name]
 
     def is_settled(self, name: str) -> bool:
-        """Whether no transaction was open on the topic: its offsets alone tell what is inside."""
+        """Whether no transaction was open on the topic, so that offsets alone decide what is inside."""
         return all(each.settled == each.end for each in self.topic(name).partitions)
 
     def limits(self, name: str) -> dict[bytes, bytes]:
-        """By the first 8 bytes of a step's place: the last 8 bytes of the first place that is not inside."""
+        """Returns the limits of writers' steps: a step's place (16 bytes) is inside if it is below the limit.
+
+        The key is the first 8 bytes of a place, the value the last 8 bytes of the first place that is not inside.
+        """
         return {
             hash_prefix(f"{self.graph}.{writer.processor}", each.topic, each.topic_id, number): pack_offset(offset)
             for writer in self.writers
@@ -101,7 +104,7 @@ class Cut:
         }
 
     def spans(self, name: str, after: Cut | None) -> tuple[Span, ...]:
-        """The range to read of each partition, from `start` to `end`, for what is inside this cut and not `after`.
+        """Returns the range of each partition, from `start` to `end`, with the records of this cut and not of `after`.
 
         Raises SettingsError if a topic is missing, or `after` is not an earlier cut of the same topic.
         """
@@ -125,16 +128,16 @@ class Cut:
         return tuple(Span(begin, each.settled, each.end) for begin, each in zip(begins, spans, strict=True))
 
     def count(self, name: str, after: Cut | None) -> int:
-        """How many offsets are to read of a topic. Raises what spans() raises."""
+        """Returns the number of offsets to read of a topic. Raises as spans() does."""
         return sum(max(span.end - span.start, 0) for span in self.spans(name, after))
 
     def encode(self) -> str:
-        """The cut as text: JSON."""
+        """Returns the cut as text: JSON."""
         return json.dumps({"format": FORMAT, **asdict(self)}, indent=1)
 
     @classmethod
     def decode(cls, text: str, name: str) -> Cut:
-        """The cut of such a text. Raises UserMistake if it is none; `name` is that of the file, for the message."""
+        """Reads a cut from its text. Raises UserMistake for another text; `name`: the file's, for the message."""
         try:
             content = json.loads(text)
             if not isinstance(content, dict) or content.get("format") != FORMAT:
@@ -161,7 +164,7 @@ def _decode(content: Mapping[str, Any]) -> Cut:
     offsets = [at for each in topics.values() for s in each.partitions for at in (s.start, s.settled, s.end)]
     offsets += [at for writer in writers for each in writer.inputs for at in each.offsets]
     if wrong := [at for at in offsets if type(at) is not int or at < 0]:
-        raise ValueError(f"{wrong[0]!r} is no offset")
+        raise ValueError(f"{wrong[0]!r} is not an offset")
     made = content.get("made")
     return Cut(str(content["graph"]), topics, writers, None if made is None else float(made))
 
@@ -170,7 +173,7 @@ def _decode(content: Mapping[str, Any]) -> Cut:
 
 
 def choose_topics(graph: Graph, names: Sequence[str] | None) -> tuple[str, ...]:
-    """The topics of a cut: those that are named, or all that are on the graph's own cluster.
+    """Returns the topics of a cut: the named ones, or all that are on the graph's own cluster.
 
     Raises UserMistake for a topic that the graph does not have.
     """
@@ -187,8 +190,8 @@ def choose_topics(graph: Graph, names: Sequence[str] | None) -> tuple[str, ...]:
 class Writer:
     """A processor or a pipeline that commits offsets in the transactions of its records.
 
-    - `inputs`: the topics of the offsets: of a pipeline the topic of its runs, which it makes itself.
-    - `reads`: the topics of its records.
+    - `inputs`: the topics of the offsets; for a pipeline the topic of its runs, which it creates itself.
+    - `reads`: the topics of the records that it reads.
     """
 
     id: str
@@ -199,7 +202,7 @@ class Writer:
 
 
 def _all_writers(graph: Graph) -> list[Writer]:
-    """All processors, and the pipelines into topics."""
+    """Returns all processors, and the pipelines that write topics."""
     found = list[Writer]()
     for each in graph.processors:
         inputs = tuple(topic.name for topic in each.inputs)
@@ -213,10 +216,11 @@ def _all_writers(graph: Graph) -> list[Writer]:
 
 
 def choose_writers(graph: Graph, names: Sequence[str]) -> list[Writer]:
-    """The writers whose records in these topics are judged by their steps; who reads an output is before who wrote.
+    """Returns the writers whose records in these topics are judged by their steps.
 
-    Processors with a weaker guarantee write without transactions: their records are inside by the ends alone.
-    Raises UserMistake for a processor whose transactions cannot be told from its records.
+    A reader of an output comes before its writer. Processors with a weaker guarantee write without transactions: only
+    the ends decide about their records. Raises UserMistake for a processor whose records do not show their
+    transactions.
     """
     writers = [
         each
@@ -233,7 +237,7 @@ def choose_writers(graph: Graph, names: Sequence[str]) -> list[Writer]:
 
 
 def why_uncut(processor: Processor, names: Sequence[str]) -> str:
-    """Why the transactions of a processor cannot be told from its records in these topics; "" if they can."""
+    """Returns why a processor's records in these topics do not show their transactions; "" if they do."""
     if processor.cluster:
         return f"its outputs are on cluster {processor.cluster!r}, and its offsets are not in their transactions"
     if processor.journal is not None:
@@ -246,7 +250,7 @@ def why_uncut(processor: Processor, names: Sequence[str]) -> str:
 
 
 def _readers_first(writers: Sequence[Writer]) -> list[Writer]:
-    """Each writer after those that read what it writes; in a circle in any order."""
+    """Returns each writer after the writers that read its outputs; in a cycle, in any order."""
     found: dict[str, Writer] = {}
     seen = set[str]()
 

@@ -1,13 +1,13 @@
-"""Makes a cut: asks the cluster in the order that tears no transaction.
+"""Makes a cut: asks the cluster in an order that keeps each transaction whole.
 
-1. The last stable offset of each partition (`settled`): transactions with records below are decided.
-2. The committed offsets of the writers, those that read an output before those that wrote it. What is pending when a
-   group is asked is waited for, so that transactions that are decided on an output are also decided in the group.
-3. The high watermark of each partition: the records of all transactions whose offsets were read are below. It is the
+1. The last stable offset of each partition (`settled`): transactions with records below it are decided.
+2. The committed offsets of the writers: readers of an output before its writers. Offsets that are pending when a group
+   is asked are awaited, so that a transaction that is decided on an output is also decided in the group.
+3. The high watermark of each partition: the records of all transactions whose offsets were read are below it. It is the
    `end`, once the last stable offset has reached it.
 
-Each wait is for transactions that are open at one moment, never for a moment without one. Each order has a reason, in
-docs/cuts.md.
+Each wait is for the transactions that are open at one moment, never for a moment without any. docs/cuts.md gives the
+reason for each order.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ POLL_SECONDS: Final = 0.02
 def cut(
     graph: Graph, topics: Sequence[str] | None = None, *, settings: Settings | None = None, timeout: float | None = None
 ) -> Cut:
-    """Makes a cut of topics of a graph: each transaction of its processors is inside on all of them or on none.
+    """Makes a cut of topics of a graph: each transaction of its processors is inside on all topics or on none.
 
     - `topics`: their names; None for all that are on the graph's own cluster.
     - `settings`: Settings.load() by default.
-    - `timeout`: seconds to wait for transactions that are open. None for `transaction_timeout_ms` and 15 s more, after
-      which the broker has ended all that do not hang.
+    - `timeout`: seconds to wait for open transactions. None for `transaction_timeout_ms` and 15 s more, after which the
+      broker has ended all that do not hang.
 
     Takes about as long as a transaction. Raises UserMistake for a topic that the graph does not have, for a processor
-    whose transactions cannot be told from its records, and for a transaction that stays open; TopicError for a topic
-    that does not exist; BrokerUnavailable.
+    whose records do not show their transactions, and for a transaction that stays open; TopicError for a topic that
+    does not exist; BrokerUnavailable.
     """
     settings = settings or Settings.load()
     limit = settings.transaction_timeout_ms / 1000 + GRACE_SECONDS if timeout is None else timeout
@@ -78,10 +78,10 @@ class Cutting:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """Makes no request; the arguments that are not listed are as for `cut`.
+        """Makes no request. The arguments that are not listed are those of `cut`.
 
-        - `limit`: seconds.
-        - `options`: those of a printed command that name the cluster, see place_options().
+        - `limit`: in seconds.
+        - `options`: the options of a printed command that name the cluster, see place_options().
         """
         self._graph, self._cluster, self._limit = graph, cluster, limit
         self._options, self._clock, self._sleep = options, clock, sleep
@@ -89,7 +89,7 @@ class Cutting:
         self._writers = choose_writers(graph, self._names)
 
     def make(self) -> Cut:
-        """Makes the cut; from the start if a topic changes meanwhile, or a request fails that may be repeated."""
+        """Makes the cut; starts again if a topic changes meanwhile, or if a retriable request fails."""
         deadline = self._clock() + self._limit
         while True:
             try:
@@ -115,7 +115,7 @@ class Cutting:
         ends = {tp: max(highs[tp], settled[tp]) for tp in partitions}
         self._wait_for(ends, deadline)
         if _identity(self._find_topics()) != _identity(topics):
-            return None  # a partition that was added meanwhile may have part of a transaction
+            return None  # a partition that was added meanwhile may have a part of a transaction
         return Cut(
             self._graph.name,
             {
@@ -130,7 +130,7 @@ class Cutting:
         )
 
     def _find_topics(self) -> dict[str, TopicInfo]:
-        """The topics of the cut, and the inputs of their writers; without that of a pipeline that has not run yet."""
+        """Returns the topics of the cut and the inputs of their writers, except of pipelines that have not run."""
         of_processors = {name for each in self._writers if each.processor is not None for name in each.inputs}
         of_pipelines = {name for each in self._writers if each.processor is None for name in each.inputs}
         needed = {*self._names, *of_processors}
@@ -150,10 +150,10 @@ class Cutting:
         return CutWriter(writer.id, tuple(sorted(writer.outputs & set(self._names))), tuple(inputs))
 
     def _read_decided(self, group: str, partitions: Sequence[TopicPartition], deadline: float) -> Positions:
-        """The committed offsets of a group, once what was pending in it at first is decided.
+        """Returns the committed offsets of a group, once all offsets that were pending at first are decided.
 
-        An offset that is pending all the time was decided when the committed one has changed: other transactions then
-        hold it, and are not waited for.
+        An offset that stays pending counts as decided once the committed one has changed: then other transactions hold
+        it, and there is no need to wait for them.
         """
         first = self._cluster.group_offsets(group, partitions)
         found, left = first, first.pending
@@ -167,7 +167,7 @@ class Cutting:
         return found.committed
 
     def _wait_for(self, ends: Positions, deadline: float) -> None:
-        """Waits until the last stable offsets have reached these."""
+        """Waits until the last stable offsets have reached these ends."""
         while True:
             stable = self._cluster.ends(list(ends))
             behind = sorted(tp for tp, end in ends.items() if stable[tp] < end)

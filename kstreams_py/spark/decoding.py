@@ -1,4 +1,4 @@
-"""The bytes of keys and values as columns, and why some do not decode. No row passes through Python."""
+"""The bytes of keys and values as columns, and the reason where one does not decode. No row passes through Python."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 _END: Final = "ks_end"
-"""A field behind all others, for a number that is added to each value: it is that one if the value ends before it.
+"""A field after all others, for a number that is appended to each value: the field has it if the value ends there.
 
-from_avro returns a record of nulls for bytes that it cannot decode, and takes no notice of bytes after a value.
+from_avro returns a record of nulls for bytes that it cannot decode, and ignores bytes after a value.
 """
 
 _END_NUMBER: Final = (1 << 61) + secrets.randbits(61)
-"""Whoever writes a value cannot know it."""
+"""The appended number; no writer of a value can know it."""
 
 _END_BYTES: Final = bytes((_END_NUMBER << 1 >> 7 * n) & 0x7F | 0x80 for n in range(8)) + bytes([_END_NUMBER >> 55])
-"""It as Avro writes it; it has 62 bits."""
+"""The number as Avro writes it; it has 62 bits."""
 
 _WRAPPED: Final = "ks_value"
-"""The field with a value that is no record: a record of one field has the bytes of that (Avro's specification)."""
+"""The field with a value that is no record: a record of one field has the same bytes (Avro's specification)."""
 
 
 class Decoded(NamedTuple):
     """A decoded key or value.
 
     - `column`: the value; null where it does not decode.
-    - `fields`: of an Avro record; empty for any other value.
+    - `fields`: the fields of an Avro record; empty for any other value.
     - `error`: why it does not decode, as text; null where it does. None if the query fails instead.
     """
 
@@ -57,7 +57,7 @@ class Decoded(NamedTuple):
 
 
 class _Case(NamedTuple):
-    """What some records have: a value, or the reason why they have none."""
+    """A case of records: their value, or the reason why they have none."""
 
     condition: Column
     value: Column | None
@@ -65,7 +65,7 @@ class _Case(NamedTuple):
 
 
 def check_serdes(topic: Topic) -> None:
-    """Raises SchemaError for text and for schemas that Spark does not decode."""
+    """Raises SchemaError for text encodings and for schemas that Spark does not decode."""
     for part in ("key", "value"):
         serde = getattr(topic, part)
         if isinstance(serde, Avro) and (problem := _unfit(json.loads(serde.schema))):
@@ -83,11 +83,11 @@ def check_serdes(topic: Topic) -> None:
 def decode(
     df: DataFrame, topic: Topic, part: str, registry: Registry | None, *, fails: bool
 ) -> tuple[DataFrame, Decoded]:
-    """Returns a frame with what has to be added to that of Spark's Kafka reader, and the columns of one part.
+    """Returns the frame of Spark's Kafka reader with the columns that decoding needs, and the decoded part.
 
     - `part`: "key" or "value".
     - `registry`: as in view().
-    - `fails`: the query fails at a record that does not decode.
+    - `fails`: whether the query fails at a record that does not decode.
     """
     serde, raw = getattr(topic, part), sf.col(part)
     if isinstance(serde, String | Json):
@@ -116,7 +116,7 @@ def decode(
 
 
 def _is_whole(found: Column, reader: Any) -> Column:
-    """Whether a value that from_avro returned is that of all bytes, and its text is in UTF-8."""
+    """Whether a value that from_avro returned covers all bytes, and its text is in UTF-8."""
     is_whole = found[_END].eqNullSafe(sf.lit(_END_NUMBER))
     schema, names = parse(reader, "the schema")
     if not _is_record(reader):
@@ -148,7 +148,7 @@ def _is_text(column: Column, schema: Any, names: Names) -> Column | None:
             branches = [each for each in schema if kind_of(each, names) != "null"]
             columns = [column] if len(branches) == 1 else [column[f"member{n}"] for n in range(len(branches))]
             kinds = {kind_of(each, names) for each in branches}
-            if kinds not in ({"int", "long"}, {"float", "double"}):  # of which Spark makes one type
+            if kinds not in ({"int", "long"}, {"float", "double"}):  # Spark makes one type of these
                 found = [_is_text(each, branch, names) for each, branch in zip(columns, branches, strict=True)]
     checks = [sf.coalesce(each, sf.lit(True)) for each in found if each is not None]
     return functools.reduce(operator.and_, checks) if checks else None
@@ -163,7 +163,10 @@ def _text_of(column: Column, schema: Any, names: Names) -> Column:
 def _choose(
     raw: Column, cases: Sequence[_Case], otherwise: str | Column, topic: Topic, part: str, *, fails: bool
 ) -> tuple[Column, Column | None]:
-    """The value of the first case that holds, and the error; `otherwise` is why a record of no case has no value."""
+    """Returns the value of the first matching case, and the error.
+
+    `otherwise`: the reason why a record that matches no case has no value.
+    """
     nothing = sf.lit(None)
 
     def value_of(case: _Case) -> Column:
@@ -194,13 +197,16 @@ def _is_record(schema: Any) -> bool:
 
 
 def _ended(schema: Any, *, wrapped: bool) -> str:
-    """The text of a schema of records that end with the field _END: the schema's own, or records around its values."""
+    """Returns the text of a schema whose records end with the field _END.
+
+    The records are the schema's own, or with `wrapped` records around its values.
+    """
     whole = _wrap(schema) if wrapped else schema
     return json.dumps({**whole, "fields": [*whole["fields"], {"name": _END, "type": "long"}]})
 
 
 def _unfit(schema: Any) -> str:
-    """What keeps Spark from showing values of a schema as columns; "" for nothing."""
+    """Returns why Spark cannot show values of a schema as columns; "" if it can."""
     if _is_record(schema) and not schema["fields"]:
         return "it has no fields"
     for record in parse(schema, "the schema")[1].values():
@@ -212,7 +218,7 @@ def _unfit(schema: Any) -> str:
 
 
 def _unsafe(schema: Any) -> str:
-    """What lets a value of a schema end Spark's process or fill its memory, as nothing limits it; "" for nothing."""
+    """Returns why a value of a schema could end Spark's process or fill its memory; "" if it cannot."""
     bounds = bounds_of(*parse(schema, "the schema"), "the schema")
     if bounds.depth:
         return "it has a record that contains itself"
@@ -220,12 +226,12 @@ def _unsafe(schema: Any) -> str:
 
 
 def _wrap(schema: Any) -> Any:
-    """The schema of a record of one field, with a value of this schema."""
+    """Returns the schema of a record of one field, with a value of this schema."""
     return {"type": "record", "name": "KsWrapped", "fields": [{"name": _WRAPPED, "type": schema}]}
 
 
 def _avro_cases(raw: Column, topic: Topic, part: str, registry: Registry | None) -> tuple[list[_Case], Column]:
-    """The cases of Avro in the wire format, each record with the schema whose id it has; why others do not decode."""
+    """Returns a case for each schema id of Avro in the wire format, and why other records do not decode."""
     serde: Avro = getattr(topic, part)
     reader = json.loads(serde.schema)
     head, body = sf.substring(raw, 1, 5), sf.concat(sf.expr(f"substring({part}, 6)"), sf.lit(_END_BYTES))
@@ -246,7 +252,7 @@ def _avro_cases(raw: Column, topic: Topic, part: str, registry: Registry | None)
 
 
 def _decoded(body: Column, reader: Any, text: str, source: str) -> tuple[Column | None, str]:
-    """The values of a writer whose schema is `text`, or why there are none."""
+    """Returns the values of a writer whose schema is `text`, or the reason why there are none."""
     try:
         writer = read_text(text, source)
         why = unreadable(reader, writer, any_value=True) or _unsafe(writer)
@@ -263,7 +269,7 @@ def _decoded(body: Column, reader: Any, text: str, source: str) -> tuple[Column 
 
 
 def _writers(serde: Avro, registry: Registry | None, subject: str) -> dict[int, str]:
-    """The schemas of a topic's writers, by id: the reader's own, with its id in a file registry, and the registry's."""
+    """Returns the schemas of a topic's writers by id, including the reader's own by its id in a file registry."""
     found = {content_id(serde.schema): serde.schema}
     if registry is not None:
         for schema_id in followed_ids(registry, subject, serde.name):

@@ -29,20 +29,20 @@ _WHOLE: Final = {
     "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss[.SSSSSS][XXX]",
     "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss[.SSSSSS]",
 }
-"""Options of JSON: without them Spark leaves fields out that are null, and cuts microseconds."""
+"""Options of JSON: without them Spark leaves out fields that are null, and cuts microseconds."""
 
 _INTEGERS: Final = ("tinyint", "smallint", "int", "bigint")
 
 
 class Encoder:
-    """Makes the records of a topic of rows.
+    """Turns rows into the records of a topic.
 
-    The key is the column that is named, otherwise the column `key`; without one, null. The value is the column `value`,
-    or a record or object of the columns. Text of JSON is taken as it is; of another type JSON is made.
+    The key is the named column, otherwise the column `key`; null without one. The value is the column `value`, or a
+    record or object of the columns. For JSON, text is taken as it is, and other types are converted.
     """
 
     def __init__(self, what: str, topic: Topic, registry: Registry, key: str | None) -> None:
-        """`what`: names the rows in messages; `key`: the column of the key, None for `key` if the rows have it."""
+        """`what`: names the rows in messages. `key`: the column of the key, None for `key` if the rows have it."""
         check_serdes(topic)
         self._what, self._topic, self._registry, self._key = what, topic, registry, key
 
@@ -57,7 +57,7 @@ class Encoder:
         return rows.select(key.alias(KEY), self._encode_value(rows, kinds, name).alias(VALUE))
 
     def _encode_value(self, rows: DataFrame, kinds: Mapping[str, str], key: str | None) -> Column:
-        """The value; it may have the column of the key, too, but not one that is called `key`."""
+        """Returns the value; it may include the column of the key, unless that is called `key`."""
         serde = self._topic.value
         names = [name for name in kinds if name != KEY]
         record = record_fields(serde)
@@ -79,7 +79,7 @@ class Encoder:
         return self._to_avro(rows, serde, VALUE, {name: kinds[name] for name in record})
 
     def _encode_column(self, rows: DataFrame, name: str, part: str) -> Column:
-        """One column as a key or value."""
+        """Returns a column as a key or value."""
         serde: Serde = getattr(self._topic, part)
         content, kind = column(name), dict(rows.dtypes)[name]
         if isinstance(serde, Avro):
@@ -96,14 +96,14 @@ class Encoder:
         return content.cast("binary")
 
     def _to_avro(self, rows: DataFrame, serde: Avro, part: str, kinds: Mapping[str, str]) -> Column:
-        """A record of columns, or the only column, in the wire format; null where the only column is."""
+        """Returns a record of the columns, or the only column, in the wire format; null where that is null."""
         is_record = record_fields(serde) is not None
         reader = rows.sparkSession.range(0).select(from_avro(sf.lit(b""), serde.schema).alias(VALUE))
         taken = dict(reader.select(f"{VALUE}.*").dtypes) if is_record else dict.fromkeys(kinds, reader.dtypes[0][1])
         columns = []
         for name, kind in kinds.items():
             wanted = taken[name]
-            if kind != wanted and not (kind in _INTEGERS and wanted in _INTEGERS):  # Spark refuses what overflows
+            if kind != wanted and not (kind in _INTEGERS and wanted in _INTEGERS):  # Spark refuses values that overflow
                 raise SettingsError(
                     f"{self._what}: column {name!r} is {kind}, and {serde!r} takes {wanted}: cast it to that"
                 )
@@ -115,7 +115,7 @@ class Encoder:
 
 
 def record_fields(serde: Serde) -> list[str] | None:
-    """The names of the fields of an Avro record; None for what is none."""
+    """Returns the names of the fields of an Avro record; None for another serde."""
     if not isinstance(serde, Avro):
         return None
     schema = json.loads(serde.schema)

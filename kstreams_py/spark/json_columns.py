@@ -1,4 +1,4 @@
-"""JSON values as columns, by a schema that is given or sampled."""
+"""JSON values as columns, by a given or sampled schema."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 SAMPLED: Final = 1_000
-"""Records whose fields decide on a sampled schema."""
+"""The number of records from which a schema is sampled."""
 
 _MALFORMED: Final = "ks_malformed"
 """A field that Spark fills with the text of a value that does not fit the schema."""
@@ -27,8 +27,8 @@ _MALFORMED: Final = "ks_malformed"
 def json_columns(df: DataFrame, schema: StructType | str | None = None) -> DataFrame:
     """Returns a view or stream of JSON values with a column for each of their fields, in place of the column `value`.
 
-    - `schema`: the fields, as a StructType or as text (`"quantity INT, unit_price DOUBLE"`); None samples them, of a
-      view only.
+    - `schema`: the fields, as a StructType or as text (`"quantity INT, unit_price DOUBLE"`); None samples them, which
+      only a view allows.
 
     A field that a value does not have is null, and one that the schema does not have is left out. A value that is not a
     JSON object, or has a field of another type, fails the query that reads it, with partition and offset. Raises
@@ -55,7 +55,7 @@ def json_columns(df: DataFrame, schema: StructType | str | None = None) -> DataF
 
 
 def sampled_schema(df: DataFrame, records: int = SAMPLED) -> StructType:
-    """Returns the fields of the JSON values of a view, as its first `records` have them; fields are in order of name.
+    """Returns the fields of a view's JSON values, as its first `records` have them, in order of name.
 
     Raises SchemaError for a stream, without any record, and if a value is not a JSON object.
     """
@@ -64,7 +64,7 @@ def sampled_schema(df: DataFrame, records: int = SAMPLED) -> StructType:
     values = [row["value"] for row in df.where(sf.col("value").isNotNull()).select("value").limit(records).collect()]
     if not values:
         raise SchemaError("there is no record to sample: give json_columns() a schema")
-    # of an array of the values Spark infers one schema of all; unlike its reader, in a session of Spark Connect, too
+    # from an array of the values Spark infers one schema for all; unlike its reader, also in Spark Connect
     inferred = sf.schema_of_json(sf.lit(f"[{','.join(values)}]"))
     try:
         (row,) = df.sparkSession.range(1).select(inferred).collect()

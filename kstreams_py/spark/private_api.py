@@ -1,6 +1,6 @@
-"""What PySpark has no public way to: its private attributes, and the classes of Spark behind them.
+"""The parts of PySpark that have no public API: its private attributes, and the classes of Spark behind them.
 
-Another release of PySpark may lack one, which then is one message.
+If another release of PySpark lacks one, there is one message for it.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 TESTED: Final = "4.0"
-"""The release of PySpark that has all this."""
+"""The release of PySpark that has all of these."""
 
 
 def require(spark: SparkSession) -> None:
     """Looks for what a run of a pipeline uses. Raises MissingSoftware if PySpark, or a session of Connect, lacks it.
 
-    What a batch of a stream uses is there only in one.
+    What a batch of a stream uses exists only in a batch, and is not checked.
     """
     if "connect" in type(spark).__module__:
         raise MissingSoftware("pipelines do not run in a session of Spark Connect: make it with spark.session()")
@@ -39,22 +39,22 @@ def require(spark: SparkSession) -> None:
 
 
 def explain(rows: DataFrame) -> str:
-    """Spark's formatted plan: what `rows.explain()` prints; to redirect that would swallow what other threads print."""
+    """Returns Spark's formatted plan, as `rows.explain()` prints it: redirecting that would affect other threads."""
     with _needed("SparkContext._jvm", "DataFrame._jdf", "queryExecution", "PythonSQLUtils.explainString"):
         java: Any = rows.sparkSession.sparkContext._jvm
         return str(java.PythonSQLUtils.explainString(rows._jdf.queryExecution(), "formatted"))
 
 
 def optimized_plan(rows: DataFrame) -> str:
-    """Spark's plan without what the rows do not need."""
+    """Returns Spark's optimized plan, without the parts that the rows do not need."""
     with _needed("DataFrame._jdf", "queryExecution", "optimizedPlan"):
         return str(rows._jdf.queryExecution().optimizedPlan().toString())
 
 
 def start_observation(name: str, spark: SparkSession, parent: DataFrame) -> Any:
-    """Registers an Observation of the next job with `parent.observe(name, ...)`; PySpark's own is of the first one.
+    """Registers an Observation of the next job with `parent.observe(name, ...)`; PySpark's own observes the first job.
 
-    - `parent`: what it was called of, and not what it has returned.
+    - `parent`: the DataFrame on which `observe` was called, not its result.
     """
     with _needed("SparkSession._jvm", "Observation", "SparkSession._jsparkSession", "observationManager", "_jdf"):
         observation, manager = _observations(spark, name)
@@ -63,14 +63,14 @@ def start_observation(name: str, spark: SparkSession, parent: DataFrame) -> Any:
 
 
 def observed_by_batch(query: StreamingQuery, names: Sequence[str]) -> Mapping[str, Any]:
-    """What the batch of a stream that is being stored has observed, by name; its progress has it only after that."""
+    """Returns the observations, by name, of the batch that a stream stores now: its progress has them only later."""
     with _needed("StreamingQuery._jsq", "streamingQuery", "lastExecution", "observedMetrics"):
         observed = query._jsq.streamingQuery().lastExecution().observedMetrics()
         return {name: observed.get(name).get() for name in names if observed.contains(name)}
 
 
 def open_path(spark: SparkSession, path: str) -> tuple[Any, Any]:
-    """Hadoop's file system of a path, and the path in it."""
+    """Returns Hadoop's file system of a path, and the path in it."""
     with _needed("SparkContext._jvm", "SparkContext._jsc", "hadoopConfiguration", "org.apache.hadoop.fs.Path"):
         context: Any = spark.sparkContext
         found = context._jvm.org.apache.hadoop.fs.Path(path)
@@ -78,16 +78,16 @@ def open_path(spark: SparkSession, path: str) -> tuple[Any, Any]:
 
 
 def _observations(spark: Any, name: str) -> tuple[Any, Any]:
-    """An Observation, and what registers it."""
+    """Returns an Observation, and the object that registers it."""
     return spark._jvm.org.apache.spark.sql.Observation(name), spark._jsparkSession.observationManager()
 
 
 @contextmanager
 def _needed(*names: str) -> Iterator[None]:
-    """Raises MissingSoftware for an attribute, a class or a method that is not there."""
+    """Raises MissingSoftware for a missing attribute, class or method."""
     try:
         yield
-    except Py4JJavaError:  # of what was called
+    except Py4JJavaError:  # raised by the called method
         raise
     except (AttributeError, TypeError, Py4JError) as error:
         line = str(error).strip().partition("\n")[0]

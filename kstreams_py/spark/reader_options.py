@@ -3,7 +3,7 @@
 The choices follow measurements on Spark 4.0.0 (its Kafka client is 3.9.0) with Kafka 4.3.1:
 
 - `kafkaConsumer.pollTimeoutMs` is twice `request_timeout_ms`, 30 s: a request that a hanging broker does not answer can
-  be repeated to its successor. Spark's default is 120 s. Only two things wait that long, and then fail the query: a
+  be repeated to its successor. Spark's default is 120 s. Only two cases wait that long, and then fail the query: a
   broker that does not answer, and a range that ends after the last stable offset. A limit of 1 ms failed every query,
   one of 10 ms none. Ranges without visible records (markers, aborted records) do not wait: `poll` returns as soon as
   its position moves. (Clients up to that of Spark 3.3 wait at each end without visible records: KAFKA-12980.)
@@ -11,7 +11,7 @@ The choices follow measurements on Spark 4.0.0 (its Kafka client is 3.9.0) with 
   fetch: half a second per partition and batch with the default of 500. With 50, a batch of 400,000 records in four
   partitions took 2 to 3.5 s instead of 4 to 6 s (on two busy cores).
 - `failOnDataLoss` is true. It never mistakes a gap for a loss, in batches or streams: only records that were deleted,
-  or do not exist yet, fail the query. With `false`, deleted records are skipped silently.
+  or do not exist yet, make the query fail. With `false`, deleted records are skipped silently.
 - `kafka.isolation.level` is read_committed; without it, aborted and open transactions are read. A range then ends at
   the last stable offset of each partition, which each action looks up again. Partitions end at different moments, so a
   transaction over several partitions can be visible in one and not yet in another. A view with offsets as `end` does
@@ -38,8 +38,8 @@ Bound = str | Mapping[int, int] | datetime
 - The offset of every partition: -2 for earliest, -1 for latest. An end is the first offset that is not read.
 - A datetime with a time zone: the first record of each partition with this timestamp or a later one.
 
-Timestamps are the producers'. If they are out of order, a record may be on the other side of the bound than its time;
-two views that meet at a time still share no record and omit none, if each partition has a record after that time.
+Timestamps are the producers'. If they are out of order, a record and its time may be on different sides of the bound.
+Two views that meet at a time still share no record and omit none, if each partition has a record after that time.
 """
 
 
@@ -52,11 +52,11 @@ class Options(dict[str, str]):
     __str__ = __repr__
 
     def masked(self) -> dict[str, str]:
-        """Returns the options with *** for secrets."""
+        """Returns the options, with *** in place of secrets."""
         return mask(self)
 
     def lines(self, *, secrets: bool = False) -> str:
-        """Returns a line `.option("name", "value")` for each option, sorted, as valid in Python and Scala.
+        """Returns a line `.option("name", "value")` for each option, sorted; the lines are valid in Python and Scala.
 
         - `secrets`: False shows secrets as ***.
         """
@@ -113,13 +113,13 @@ def options(
 
 
 def assigned(found: Options, topic_name: str, partitions: Collection[int]) -> Options:
-    """The options with these partitions alone: Spark refuses offsets of a topic that has more by now."""
+    """Returns the options for only these partitions: Spark refuses offsets if a topic has more partitions by now."""
     others = {name: value for name, value in found.items() if name != "subscribe"}
     return Options({**others, "assign": json.dumps({topic_name: sorted(partitions)})})
 
 
 def _bound(which: str, bound: Bound, topic_name: str) -> dict[str, str]:
-    """The options of a bound; `which` is start or end."""
+    """Returns the options for a bound; `which`: start or end."""
     if isinstance(bound, datetime):
         if bound.tzinfo is None:
             raise SettingsError(f"{which}={bound!r} has no time zone: add one, such as tzinfo=timezone.utc")

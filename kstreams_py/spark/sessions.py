@@ -1,4 +1,4 @@
-"""Makes a SparkSession that reads Kafka and Avro, or raises the reason why it cannot."""
+"""Makes a SparkSession that reads Kafka and Avro, or raises an error with the reason."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ else:
 JARS: Final = "spark.jars"
 PACKAGES: Final = "spark.jars.packages"
 OF_DRIVER: Final = "SPARK_SUBMIT_OPTS"
-"""The environment variable with options of the driver's JVM, which takes effect beside those of the configuration."""
+"""The environment variable with options of the driver's JVM; they apply in addition to the configuration's."""
 
 _PAGES: Final = {
     "spark.ui.enabled": "false",
-    # Spark keeps what its pages would show without them, too: of 1,000 queries by default, 0.07 MB for each run
+    # even without its pages, Spark keeps their data: by default of 1,000 queries, 0.07 MB for each run
     "spark.ui.retainedJobs": "50",
     "spark.ui.retainedStages": "50",
     "spark.ui.retainedTasks": "1000",
     "spark.sql.ui.retainedExecutions": "20",
-    # and it formats each plan for them, in full by default: a tenth of the CPU time of short runs
+    # it also formats each plan for them, by default in full: a tenth of the CPU time of short runs
     "spark.sql.ui.explainMode": "simple",
 }
-"""Spark's configuration of its pages."""
+"""Spark's configuration for its web pages."""
 
 _IVY: Final = {"spark.jars.ivy": str(cache_directory() / "ivy")}
 _SET_HOME: Final = "set SPARK_HOME to the directory of a Spark, or unset it"
@@ -56,16 +56,16 @@ _INSTALL_AGAIN: Final = "run pip install --force-reinstall pyspark"
 def session(
     app: str = "kstreams_py", *, jars: Sequence[Path] | None = None, java: Path | None = None, **conf: str
 ) -> SparkSession:
-    """Returns a SparkSession that can read Kafka and Avro; the running one, if there is one.
+    """Returns a SparkSession that can read Kafka and Avro; the running one if there is one.
 
     - `jars`: the Kafka and Avro jars of the installed Spark, as `embedded.jars.spark_jars()` returns them. By default
-      those that `kstreams jars` has cached, with the classes that it has archived; otherwise Spark fetches them into
+      the jars that `kstreams jars` has cached, with the archived classes; if there are none, Spark fetches them into
       the cache.
-    - `java`: used if JAVA_HOME is not set; by default, without one on PATH, found by `embedded.java.find_java`.
+    - `java`: used if JAVA_HOME is not set. By default the one on PATH, otherwise found by `embedded.java.find_java`.
     - `conf`: further configuration, as in `session(**{"spark.driver.memory": "4g"})`, or that of `delta_conf()`.
 
-    Runs in two local threads if neither `conf` nor spark-submit sets a master.
-    Raises MissingSoftware without PySpark, without a Java that it runs on, or with a Spark for another Scala.
+    Runs in two local threads if neither `conf` nor spark-submit sets a master. Raises MissingSoftware without PySpark,
+    without a Java on which it runs, or with a Spark for another Scala.
     """
     require_pyspark()
     _check_scala()
@@ -73,14 +73,14 @@ def session(
     ours = {
         **_PAGES,
         "spark.ui.showConsoleProgress": str(_is_watched()).lower(),
-        # Spark keeps the records that it has fetched for 5 minutes by default, those of each run apart from the others
+        # by default Spark keeps fetched records for 5 minutes, separately for each run
         "spark.kafka.consumer.fetchedData.cache.timeout": "30s",
         "spark.kafka.consumer.fetchedData.cache.evictorThreadRunInterval": "10s",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.globalTempDatabase": "kstreams",
-        "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",  # INT96, the default, has lost its time zone
+        "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",  # INT96, the default, loses the time zone
         "spark.sql.shuffle.partitions": "4",
-        # how long Python may take to fetch the rows that Spark has: 15 s, the default, are too few on a busy machine
+        # the time for Python to fetch Spark's rows: 15 s, the default, is too short on a busy machine
         "spark.python.authenticate.socketTimeout": "120s",
         "spark.redaction.regex": r"(?i)secret|password|token|access[.]?key|jaas|keystore[.]key",
         **_packages(jars),
@@ -89,7 +89,7 @@ def session(
         here = "127.0.0.1"
         ours |= {"spark.master": "local[2]", "spark.driver.host": here, "spark.driver.bindAddress": here}
     if (ours | conf).get("spark.master", "").startswith("local"):
-        # Spark would run Python functions by the python3 of PATH, which may not have what this one has
+        # Spark would run Python functions by the python3 on PATH, which may lack installed packages
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     for name in (JARS, PACKAGES):
         if name in conf and name in ours:
@@ -111,7 +111,7 @@ def session(
 
 
 def exec_spark_submit(arguments: Sequence[str]) -> NoReturn:
-    """Goes on as spark-submit, that of SPARK_HOME or else of the installed PySpark, in place of this process.
+    """Replaces this process by spark-submit, from SPARK_HOME or else from the installed PySpark.
 
     Its driver runs in this Python if PYSPARK_DRIVER_PYTHON is not set. Raises MissingSoftware without PySpark, without
     spark-submit, without a Java, or with a Spark for another Scala.
@@ -138,7 +138,7 @@ def require_pyspark() -> None:
 
 
 def path_of_archive() -> Path:
-    """The path of the archive of Spark's classes for the Java that a session starts, whether it exists or not.
+    """Returns the path of the archive of Spark's classes for a session's Java, whether it exists or not.
 
     Raises MissingSoftware without PySpark, or without a Java.
     """
@@ -151,24 +151,24 @@ def path_of_archive() -> Path:
 
 
 def coordinates(*, delta: bool = False) -> str:
-    """The Maven coordinates of the jars by which the installed Spark reads Kafka and Avro, and has Delta Lake."""
+    """Returns the Maven coordinates of the jars with which the installed Spark reads Kafka and Avro (and Delta)."""
     return ",".join(map(str, (*spark_artifacts(), *(delta_artifacts() if delta else ()))))
 
 
 def delta_conf() -> dict[str, str]:
-    """Spark's configuration for Delta Lake: for `session`. Raises MissingSoftware without delta-spark."""
+    """Returns Spark's configuration for Delta Lake, for `session`. Raises MissingSoftware without delta-spark."""
     conf = {
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
-        "spark.databricks.delta.snapshotPartitions": "4",  # 50, the default, are for logs of millions of files
+        "spark.databricks.delta.snapshotPartitions": "4",  # 50, the default, is for logs of millions of files
     }
     return conf if cached(delta_artifacts()) else {**conf, PACKAGES: ",".join(map(str, delta_artifacts())), **_IVY}
 
 
 def _packages(jars: Sequence[Path] | None) -> dict[str, str]:
-    """Spark's configuration for its jars; those that are neither given nor cached are fetched by Spark.
+    """Returns Spark's configuration for its jars; Spark fetches jars that are neither given nor cached.
 
-    Delta Lake's are always there if they are cached: the Java process of a later session is that of the first one.
+    Delta Lake's jars are always included if they are cached: a later session uses the Java process of the first one.
     """
     jars = cached(spark_artifacts()) if jars is None else jars
     of_delta = cached(delta_artifacts()) if has_delta() else []
@@ -183,7 +183,7 @@ def _has_master(conf: Mapping[str, str]) -> bool:
 
 
 def _check_scala() -> None:
-    """Raises MissingSoftware if the Spark of SPARK_HOME is for another Scala than the Kafka and Avro jars."""
+    """Raises MissingSoftware if the Spark in SPARK_HOME is for another Scala than the Kafka and Avro jars."""
     directory = _spark_jars()
     for jar in directory.glob("scala-library-*.jar"):
         found = jar.stem.removeprefix("scala-library-")
@@ -195,23 +195,23 @@ def _check_scala() -> None:
 
 
 def _spark_jars() -> Path:
-    """The directory of the jars of the Spark that starts."""
+    """Returns the directory of the jars of the Spark that starts."""
     home = os.environ.get("SPARK_HOME")
     return Path(home, "jars") if home else pyspark_jars()
 
 
 def _map_classes() -> None:
-    """Has the driver's JVM map the archive of Spark's classes, if there is one and no option names another."""
+    """Makes the driver's JVM map the archive of Spark's classes, if there is one and no option names another."""
     given = os.environ.get(OF_DRIVER, "")
     if "-XX:SharedArchiveFile" in given or "-XX:ArchiveClassesAtExit" in given:
         return
-    with contextlib.suppress(MissingSoftware, OSError):  # Spark, or `_check_java`, tells what is missing
+    with contextlib.suppress(MissingSoftware, OSError):  # Spark, or `_check_java`, reports what is missing
         ours = class_archive.to_use(path_of_archive())
         os.environ[OF_DRIVER] = " ".join([*ours, given]).strip()
 
 
 def _choose_java(java: Path | None) -> None:
-    """Sets JAVA_HOME to that of this Java, or of one that is found, if there is none otherwise."""
+    """Sets JAVA_HOME for this Java, or for one that is found, unless Spark finds a Java by itself."""
     if java is None and not os.environ.get("JAVA_HOME") and shutil.which("java") is None:
         with contextlib.suppress(MissingSoftware):  # `_check_java` raises it with the remedy for Spark
             java = find_java(for_spark=True)
@@ -220,18 +220,18 @@ def _choose_java(java: Path | None) -> None:
 
 
 def _is_watched() -> bool:
-    """Whether somebody sees what Spark writes to standard error: in a terminal or a notebook, and not in a log."""
+    """Whether somebody sees Spark's standard error: it goes to a terminal or a notebook, and not to a log."""
     return sys.stderr.isatty() or "ipykernel" in sys.modules
 
 
 def _java() -> Path:
-    """The Java that Spark starts."""
+    """Returns the Java that Spark starts."""
     home = os.environ.get("JAVA_HOME")
     return Path(home, "bin", "java") if home else Path(shutil.which("java") or "java")
 
 
 def _check_java(error: Exception) -> None:
-    """Raises MissingSoftware if Spark did not start because of Java: there is none, or a version that it refuses."""
+    """Raises MissingSoftware if Spark did not start because Java is missing or has a version that Spark refuses."""
     java = _java()
     major = major_version(java)
     if not major:

@@ -26,12 +26,12 @@ with suppress(ImportError):  # `require_pyspark` raises the error with the remed
     from pyspark.sql.streaming.readwriter import DataStreamReader
 
 META: Final = ("key", "partition", "offset", "timestamp", "headers", "delivery_hash")
-"""Columns in addition to the value's; `delivery_hash` is the header `ks-hash`, null without one."""
+"""Columns in addition to the value's; `delivery_hash` is the header `ks-hash`, null if there is none."""
 
 Inspect = Callable[["DataFrame", "Column"], "DataFrame"]
-"""Gets decoded records, with the column of the reason why one does not decode, before such records are dropped.
+"""Gets the decoded records, and the column with the reason why one does not decode, before such records are dropped.
 
-Returns what the view is made of.
+Returns the DataFrame from which the view is made.
 """
 
 
@@ -51,20 +51,21 @@ def view(
 
     - `registry`: has the writers' Avro schemas under `<topic>-value`; None if all records have the topic's schema.
     - `settings`: Settings.load() by default.
-    - `start`, `end`: see Bound; 'earliest' and 'latest' by default. With a Cut as `end`, what is inside it; with an
-      earlier Cut as `start`, too, without what is inside that one. Each record then is in one of such views.
-    - `flatten`: a column for each field of an Avro record; otherwise one column `value`.
-    - `malformed`: with "drop", the view is without the records that do not decode, which view_errors() has.
-    - `inspect`: see Inspect; such as to count records by Spark's `observe`.
+    - `start`, `end`: see Bound; 'earliest' and 'latest' by default. With a Cut as `end`, the view has the records
+      inside it; with an earlier Cut as `start`, without those inside that one. Each record is then in exactly one of
+      such views.
+    - `flatten`: makes a column for each field of an Avro record; otherwise there is one column `value`.
+    - `malformed`: with "drop", the view leaves out records that do not decode; view_errors() has them.
+    - `inspect`: see Inspect; for example to count records by Spark's `observe`.
 
     Columns are the value's fields, or `value` if it is not an Avro record, then META. Avro is decoded with the writer's
-    schema and resolved to the topic's. JSON and text are strings (`json_columns` makes columns of JSON), all else is
-    binary. A tombstone is null everywhere.
+    schema and resolved to the topic's. JSON and text are strings (`json_columns` makes columns of JSON); everything
+    else is binary. A tombstone has nulls in the value's columns.
 
-    By default a record that does not decode fails the query, with topic, partition, offset and remedy. Raises
+    By default a record that does not decode makes the query fail, with topic, partition, offset and remedy. Raises
     SchemaError for a field with the name of a column of META, SettingsError for an invalid bound, MissingSoftware for a
     session without Kafka, BrokerUnavailable if no broker answers, TopicError for a topic that does not exist or was
-    created again since the cut, and InputLost if records between two cuts, or of one, were deleted since.
+    created again since the cut, and InputLost if records of the cut, or between two cuts, were deleted since.
     """
     settings = settings or Settings.load()
     check_serdes(topic)
@@ -81,10 +82,10 @@ def view_errors(
     start: Bound | Cut | None = None,
     end: Bound | Cut | None = None,
 ) -> DataFrame:
-    """Returns the committed records of a topic that do not decode: those that `view` with malformed="drop" leaves out.
+    """Returns the committed records of a topic that do not decode, which `view` with malformed="drop" leaves out.
 
-    Parameters and errors as of `view`. Columns are `error`, the reason with its remedy, `key` and `value` as they
-    were written, and `partition`, `offset`, `timestamp` and `headers`.
+    Parameters and errors are those of `view`. The columns are `error` (the reason with its remedy), `key` and `value`
+    as they were written, `partition`, `offset`, `timestamp` and `headers`.
     """
     check_serdes(topic)
     return _errors(_load_batch(spark, topic.name, settings or Settings.load(), start, end), topic, registry)
@@ -102,7 +103,7 @@ def stream(
     malformed: str = FAIL,
     inspect: Inspect | None = None,
 ) -> DataFrame:
-    """Like `view`, as a stream: from its checkpoint, or from `start` ('earliest' by default) if it has none.
+    """Returns what `view` does as a stream: from its checkpoint, or without one from `start` ('earliest' by default).
 
     A batch ends at the last stable offset or after `max_offsets_per_trigger` offsets (None for no limit), markers and
     aborted records included; it can be empty. A query does not know schemas that are registered after its start.
@@ -118,7 +119,7 @@ def stream(
 def _load_batch(
     spark: SparkSession, name: str, settings: Settings, start: Bound | Cut | None, end: Bound | Cut | None
 ) -> DataFrame:
-    """The committed records between two bounds or cuts, as Spark's Kafka reader returns them."""
+    """Returns the committed records between two bounds or cuts, as Spark's Kafka reader returns them."""
     if isinstance(start, Cut) or isinstance(end, Cut):
         return _load_cut(spark, name, settings, start, end)
     df = _load(lambda: spark.read, options(name, settings, start=start, end=end))
@@ -129,7 +130,7 @@ def _load_batch(
 def _load_cut(
     spark: SparkSession, name: str, settings: Settings, start: Bound | Cut | None, end: Bound | Cut | None
 ) -> DataFrame:
-    """The records inside the cut `end`, without those inside the cut `start`."""
+    """Returns the records inside the cut `end`, without those inside the cut `start`."""
     if not isinstance(end, Cut):
         raise SettingsError("start is a cut, and end is none: make a later cut, and give it as end")
     if not isinstance(start, Cut | None):
@@ -137,7 +138,7 @@ def _load_cut(
     spans = end.spans(name, start)
     starts, ends = ({n: getattr(each, bound) for n, each in enumerate(spans)} for bound in ("start", "end"))
     df = _load(lambda: spark.read, assigned(options(name, settings, start=starts, end=ends), name, starts))
-    # measured: two filters that leave nothing out take a twentieth of the time of a small run
+    # measured: two filters that leave nothing out take a twentieth of a small run's time
     if not end.is_settled(name):
         df = df.where(is_inside(end, name))
     if start is not None and not start.is_settled(name):
@@ -149,9 +150,9 @@ def _load_cut(
 def _check_topic(
     name: str, settings: Settings, topic_id: str | None = None, starts: Mapping[int, int] | None = None
 ) -> None:
-    """Asks the cluster for the topic: Spark tells of a broker that does not answer only in a query, after 48 s.
+    """Asks the cluster for the topic: Spark reports a broker that does not answer only in a query, after 48 s.
 
-    - `topic_id`, `starts`: those of the topic in a cut; None without one.
+    - `topic_id`, `starts`: the topic's id and first offsets in a cut; None without a cut.
     """
     cluster = KafkaCluster(settings, patient=True)
     try:

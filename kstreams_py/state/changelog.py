@@ -1,9 +1,9 @@
-"""The records of a changelog: a change each, and after them the positions of the inputs that they belong to.
+"""The records of a changelog: the changes, and after them the positions of the inputs to which they belong.
 
-The partition of a task has, for each key, the newest value (or a tombstone), and under POSITIONS_KEY the next offset of
-each input. Both are committed in the transaction that commits these offsets to the group, so that a store which is
-restored is at the group's offsets, or was changed, or left out, by something else. The record names the changelog's id,
-too: one that was deleted and created again under live workers has only what they changed since.
+The partition of a task has the newest value (or a tombstone) of each key, and under POSITIONS_KEY the next offset of
+each input. Both are committed in the transaction that commits these offsets to the group. So a restored store is at the
+group's offsets, unless something else has changed the changelog or the offsets. The record of positions also names the
+changelog's id: a changelog that was deleted and created again under live workers has only their later changes.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from kstreams_py.records import TopicPartition
 from kstreams_py.state.keyed import POSITIONS_KEY, Changes
 
 CHANGELOG_SETTINGS: Final[Mapping[str, str]] = {"cleanup.policy": "compact", "delete.retention.ms": "86400000"}
-"""Of each key only the newest record counts, and has to be kept; a deletion for a day, see keyed.CHECKPOINT_SECONDS."""
+"""Only the newest record of each key has to be kept; a tombstone for a day, see keyed.CHECKPOINT_SECONDS."""
 
 READ_AT_ONCE: Final = 10_000
-"""Records of a changelog that are read in one request: more of them may not arrive within request_timeout_ms."""
+"""Records of a changelog that are read in one request: more might not arrive within request_timeout_ms."""
 
 
 MAKE_AGAIN: Final = "set the group to the start (`kstreams recover reset`), so that the state is made again"
 
 
 def start_over(topic: str) -> str:
-    """How to get past a changelog that has not, or not only, what its workers wrote."""
+    """Returns how to continue without a changelog that lacks its workers' records, or has others as well."""
     return f"stop all workers, delete {topic!r}, and {MAKE_AGAIN}"
 
 
 def unreadable_value(changelog: TopicPartition, why: object) -> str:
-    """What to do about the newest value of a key of the framework's own; `why` names the key."""
+    """Returns what to do about an unreadable newest value of a key of the framework's own; `why` names the key."""
     return f"{changelog}: {why}: {who_wrote(changelog.topic)}: {start_over(changelog.topic)}"
 
 
 class Changelog(NamedTuple):
-    """A changelog; `topic_id` is the broker's, "" while it is not known."""
+    """A changelog; `topic_id`: the broker's id of it, "" while it is not known."""
 
     topic: str
     topic_id: str
@@ -52,23 +52,23 @@ class Position(NamedTuple):
 
 
 def change_records(topic: str, partition: int, changes: Changes) -> list[Output]:
-    """A record for each change; a tombstone for a key that was deleted."""
+    """Returns a record for each change; a tombstone for a deleted key."""
     return [(topic, value, key, partition, None, None, 0, None) for key, value in changes.items()]
 
 
 def positions_record(changelog: Changelog, partition: int, positions: Mapping[str, Position]) -> Output:
-    """The record that names the next offset of each input topic, and the id of the changelog."""
+    """Returns the record that names the next offset of each input topic, and the id of the changelog."""
     value = write_positions(changelog.topic_id, positions)
     return (changelog.topic, value, POSITIONS_KEY, partition, None, None, 0, None)
 
 
 def write_positions(changelog_id: str, positions: Mapping[str, Position]) -> bytes:
-    """The value of such a record."""
+    """Returns the value of a record of positions."""
     return json.dumps({"changelog": changelog_id, "inputs": positions}, separators=(",", ":")).encode()
 
 
 def read_positions(value: bytes) -> tuple[str, dict[str, Position]]:
-    """What `write_positions` wrote: the changelog's id, and the positions. Raises ValueError for other bytes."""
+    """Reads what `write_positions` wrote: the changelog's id, and the positions. Raises ValueError for other bytes."""
     match parse_json(value):
         case {"changelog": str(topic_id), "inputs": dict(inputs)}:
             return topic_id, {str(topic): _position(each) for topic, each in inputs.items()}

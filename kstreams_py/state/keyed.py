@@ -1,4 +1,4 @@
-"""The store of one task: what is committed is in a base, what is not lies above it and can be dropped."""
+"""The store of one task: the committed part is a base; uncommitted changes lie above it and can be dropped."""
 
 from __future__ import annotations
 
@@ -23,53 +23,53 @@ _OTHERS: Final = "another serde or another program has written it: give the stat
 
 
 RESERVED: Final = b"\x00__ks."
-"""Prefix of keys in a changelog that are none of the function's."""
+"""Prefix of the keys in a changelog that do not belong to the function."""
 
 POSITIONS_KEY: Final = RESERVED + b"positions"
-"""The key of the record that names positions."""
+"""The key of the record of positions."""
 
 
 CHECKPOINT_SECONDS: Final = 43_200
-"""Seconds after which what was read of a changelog is too old to go on from: half of the time that Kafka keeps
-tombstones (changelog.CHANGELOG_SETTINGS). A deletion that compaction has removed would not be seen."""
+"""Seconds after which a store that was read from a changelog is too old to continue from: half of the time for which
+Kafka keeps tombstones (changelog.CHANGELOG_SETTINGS). It would miss a deletion that compaction has removed."""
 
 CHANGES_BYTES: Final = 4 << 20
-"""Bytes of changes that may wait for their commit; those of one step can be more."""
+"""Bytes of changes that may wait for their commit; one step may have more."""
 
 
 class Base(Protocol):
     """The committed part of a store, as bytes, with the record of its positions under POSITIONS_KEY.
 
-    - `noted`: the offset that was noted last, by this process or one before it; 0 for none.
-    - `foreign`: the state of another changelog that it has until `clear`, and where that is, as text; "" for none.
+    - `noted`: the offset that was noted last, by this process or an earlier one; 0 for none.
+    - `foreign`: describes the state of another changelog that it has until `clear`, and where that is; "" for none.
     """
 
     noted: int
     foreign: str
 
     def get(self, key: bytes) -> bytes | None:
-        """The value of a key; None if it has none."""
+        """Returns the value of a key; None if it has none."""
 
     def range(self, first: bytes, last: bytes | None) -> Iterator[tuple[bytes, bytes]]:
-        """The keys from `first` on and before `last`, in the order of bytes, with their values."""
+        """Returns the keys from `first` on and before `last`, in the order of bytes, with their values."""
 
     def apply(self, changes: Changes) -> None:
         """Makes these changes, all or none."""
 
     def note(self, offset: int) -> None:
-        """Notes that it has all of the changelog before an offset."""
+        """Notes that it has all changes of the changelog before an offset."""
 
     def clear(self) -> None:
-        """Removes all that it has."""
+        """Removes everything that it has."""
 
     def close(self) -> None:
-        """Frees what it holds."""
+        """Frees its resources."""
 
 
 class KeyedStore(Generic[K, V]):
-    """A mapping of keys to values, for the function of a processor: it has the keys of one task.
+    """A mapping of keys to values for the function of a processor; it has the keys of one task.
 
-    Values are kept as bytes: to change one that `get` returned, `put` it again.
+    Values are kept as bytes: to change a value that `get` returned, `put` it again.
     """
 
     __slots__ = (
@@ -79,24 +79,24 @@ class KeyedStore(Generic[K, V]):
 
     def __init__(self, base: Base, key: Serde[K], value: Serde[V]) -> None:
         self.base = base
-        """What is committed; for the worker."""
+        """The committed part, for the worker."""
         self._key = key
         self._value = value
         self._to_bytes, self._deserialize = key.serialize, value.deserialize
         self._varies = not isinstance(key, Bytes | String)
         self._changes: dict[bytes, bytes | None] = {}
-        """What is not committed."""
+        """The uncommitted changes."""
         self._before: list[tuple[bytes, Any]] = []
-        """What the step that runs has replaced in `_changes`, oldest first."""
+        """The entries of `_changes` that the current step has replaced, oldest first."""
         self.size = 0
-        """Bytes that are not committed, those of keys that were put again included."""
+        """Uncommitted bytes, including those of keys that were put again."""
         self.rollbacks = 0
-        """How often changes were dropped: what was derived from them is no longer valid."""
+        """How often changes were dropped: anything derived from them is no longer valid then."""
 
     # For functions.
 
     def get(self, key: K, default: Any = None) -> V | Any:
-        """The value of a key; `default` if it has none. Raises as the serdes do."""
+        """Returns the value of a key; `default` if it has none. Raises as the serdes do."""
         found = self.read(self._serialize(key))
         if found is None and self._varies:
             found = self._read_earlier(key)
@@ -109,7 +109,10 @@ class KeyedStore(Generic[K, V]):
         return self.read(self._serialize(key)) is not None or (self._varies and self._read_earlier(key) is not None)
 
     def put(self, key: K, value: V) -> None:
-        """Sets the value of a key. Raises as the serdes do, and ValueError for a value or key that is None in bytes."""
+        """Sets the value of a key.
+
+        Raises as the serdes do, and ValueError for a value or key that its serde turns into None.
+        """
         data = self._value.serialize(value)
         if data is None:
             raise ValueError(
@@ -122,9 +125,12 @@ class KeyedStore(Generic[K, V]):
         self._write(key, None)
 
     def range(self, first: K | None = None, last: K | None = None) -> Iterator[tuple[K, V]]:
-        """The keys from `first` on and before `last`, with their values, in the order of the keys' bytes.
+        """Yields the keys from `first` on and before `last`, with their values, in the order of the keys' bytes.
 
-        Without `first` from the least key on, without `last` to the greatest. What is put meanwhile may be missing.
+        - `first`: None for the least key.
+        - `last`: None for no end.
+
+        Keys that are put meanwhile may be missing.
         """
         start = b"" if first is None else self._serialize(first)
         end = None if last is None else self._serialize(last)
@@ -141,7 +147,7 @@ class KeyedStore(Generic[K, V]):
             self.write(self._serialize(key, as_it_is=True), None)
 
     def _read_earlier(self, key: K) -> bytes | None:
-        """The value of a key under the bytes that earlier versions wrote: with its names in their own order."""
+        """Returns the value of a key under the bytes that earlier versions wrote, with names in their own order."""
         earlier = self._serialize(key, as_it_is=True)
         return None if earlier == self._serialize(key) else self.read(earlier)
 
@@ -155,11 +161,11 @@ class KeyedStore(Generic[K, V]):
 
     @property
     def changes(self) -> Changes:
-        """What is not committed."""
+        """The uncommitted changes."""
         return self._changes
 
     def read(self, key: bytes) -> bytes | None:
-        """The value of a key in bytes, a reserved one among them; None if it has none."""
+        """Returns the value of a key in bytes, which may be a reserved key; None if it has none."""
         found = self._changes.get(key, _MISSING)
         return self.base.get(key) if found is _MISSING else found
 
@@ -171,26 +177,26 @@ class KeyedStore(Generic[K, V]):
         self.size += len(key) + (0 if value is None else len(value))
 
     def entries(self, first: bytes, last: bytes) -> list[tuple[bytes, bytes]]:
-        """Keys in bytes from `first` on and before `last`, with their values."""
+        """Returns the keys in bytes from `first` on and before `last`, with their values."""
         found: dict[bytes, bytes | None] = dict(self.base.range(first, last))
         found |= {key: value for key, value in self._changes.items() if first <= key < last}
         return [(key, value) for key, value in sorted(found.items()) if value is not None]
 
     @property
     def is_full(self) -> bool:
-        """What is not committed is to be committed before another step is run."""
+        """Whether the changes have to be committed before another step is run."""
         return self.size >= CHANGES_BYTES
 
     def mark(self) -> int:
-        """A place in the changes of the step that runs, for `undo`."""
+        """Returns a place in the changes of the current step, for `undo`."""
         return len(self._before)
 
     def keep(self) -> None:
-        """Keeps what a step has changed: it is done."""
+        """Keeps the changes of a step that is done."""
         self._before.clear()
 
     def undo(self, mark: int = 0) -> None:
-        """Undoes what a step has changed, or has changed after a mark: it raised."""
+        """Undoes the changes of a step that raised, or those after a mark."""
         while len(self._before) > mark:
             key, value = self._before.pop()
             if value is _MISSING:
@@ -199,12 +205,12 @@ class KeyedStore(Generic[K, V]):
                 self._changes[key] = value
 
     def roll_back(self) -> None:
-        """Drops all that is not committed."""
+        """Drops all uncommitted changes."""
         self._drop()
         self.rollbacks += 1
 
     def commit(self, positions: bytes) -> None:
-        """Adds what was not committed to the base, and its positions: it is in the changelog now."""
+        """Moves the changes to the base, with their positions: they are in the changelog now."""
         self._changes[POSITIONS_KEY] = positions
         self.base.apply(self._changes)
         self._drop()
@@ -216,9 +222,9 @@ class KeyedStore(Generic[K, V]):
 
 
 def _normal(key: Any) -> Any:
-    """The same value for all keys that are equal, though serdes write them as other bytes: in order, and 0.0 for -0.0.
+    """Returns the same value for all equal keys, which serdes may write as different bytes.
 
-    1, 1.0 and True are equal in Python, and none of them in JSON: they stay as they are.
+    Names are sorted, and -0.0 becomes 0.0. 1, 1.0 and True are equal in Python, but not in JSON: they stay as they are.
     """
     kind = type(key)
     if kind is dict:

@@ -9,7 +9,7 @@ from kstreams_py.state.keyed import Changes
 
 
 class MemoryBase:
-    """A dict; its keys are sorted when a range is read, those that are new since then only."""
+    """A dict; its keys are sorted when a range is read, and then only those that are new."""
 
     __slots__ = ("_new", "_sorted", "_values", "foreign", "noted")
 
@@ -18,7 +18,7 @@ class MemoryBase:
         self.foreign = ""
         self._values: dict[bytes, bytes] = {}
         self._sorted: list[bytes] = []
-        """Keys in order, with some that are deleted."""
+        """Keys in order; some of them are deleted."""
         self._new: list[bytes] = []
         """Keys that are not in `_sorted` yet."""
 
@@ -45,7 +45,7 @@ class MemoryBase:
                 if key not in values:
                     new.append(key)
                 values[key] = value
-        if len(new) > 2 * len(values) + 1_000:  # keys that come and go would fill it
+        if len(new) > 2 * len(values) + 1_000:  # keys that come and go would fill the list
             self._new = [key for key in dict.fromkeys(new) if key in values]
 
     def note(self, offset: int) -> None:

@@ -1,4 +1,4 @@
-"""Reads what is committed of a state from its changelog, beside the workers that write it."""
+"""Reads the committed state from its changelog, beside the workers that write it."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from kstreams_py.state.keyed import RESERVED
 
 
 def bind_state(graph: Graph, processor: Processor, registry: Registry) -> tuple[Serde, Serde]:
-    """The serdes of the keys and values of a processor's state, for their subjects in the registry."""
+    """Returns the serdes of the keys and values of a processor's state, for their subjects in the registry."""
     state, changelog = processor.state, changelog_of(graph.name, processor)
     assert state is not None, f"{processor.id} has no state"
     return bind(state.key, registry, f"{changelog}-key"), bind(state.value, registry, f"{changelog}-value")
 
 
 def read_state(graph: Graph, processor: Processor, cluster: Cluster, registry: Registry) -> dict[Any, Any]:
-    """The committed keys and values of all tasks, in the order of the keys' bytes.
+    """Returns the committed keys and values of all tasks, in the order of the keys' bytes.
 
-    Raises TopicError if the changelog does not exist, DecodeError, ClientError.
+    Raises TopicError if the changelog does not exist, DecodeError, and ClientError.
     """
     key, value = bind_state(graph, processor, registry)
     tasks = _read_tasks(graph, processor, cluster, reserved=False).values()
@@ -36,9 +36,9 @@ def read_state(graph: Graph, processor: Processor, cluster: Cluster, registry: R
 
 
 def read_reserved(graph: Graph, processor: Processor, cluster: Cluster) -> dict[int, dict[bytes, bytes]]:
-    """The committed keys and values that the framework keeps beside those of the function, by partition number.
+    """Returns the committed keys and values of the framework, which it keeps beside the function's, by partition.
 
-    Raises TopicError if the changelog does not exist, or has a record without a key, ClientError.
+    Raises TopicError if the changelog does not exist or has a record without a key, and ClientError.
     """
     return _read_tasks(graph, processor, cluster, reserved=True)
 

@@ -1,11 +1,11 @@
-"""The committed part of a store in RocksDB, which a restart on the same machine goes on with.
+"""The committed part of a store in RocksDB, from which a restart on the same machine continues.
 
-Changes go through memory, where a key that changes often is written once: a database takes 2 us for a read, and as long
-for a write. What was not written when the process ended is in the changelog, after the note.
+Changes are collected in memory, so that a key that changes often is written once: the database takes 2 us for a read,
+and as long for a write. Changes that were not written when the process ended are in the changelog, after the note.
 
-A directory belongs to one slot. A process of the slot that is frozen has its lock: the next one takes another directory
-beside it. What a directory has is committed, as far as the offset that it notes; the changelog after that is read
-again, and has the newest value of each key. A directory that was not noted for CHECKPOINT_SECONDS is removed.
+A directory belongs to one slot. A frozen process of the slot holds its lock; the next process takes another directory
+beside it. The contents of a directory are committed up to the offset in its note. The changelog after that offset is
+read again, and has the newest value of each key. A directory without a new note for CHECKPOINT_SECONDS is removed.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 DIRECTORIES_MAX: Final = 20
-"""Directories of one task: each process of the slot that is frozen keeps one."""
+"""The most directories of one task: each frozen process of the slot keeps one."""
 
 MEMORY_BYTES: Final = 16 << 20
-"""Bytes of changes of a task that are in memory before they are written, and of what is kept to be read again."""
+"""Bytes of a task's changes that are kept in memory before they are written; also the size of the read cache."""
 
 ENTRY_BYTES: Final = 150
-"""Bytes that an entry takes in memory beside key and value."""
+"""Bytes that an entry takes in memory besides its key and value."""
 
 _MISSING: Final[Any] = object()
 
 _LOCKED: Final = re.compile(r"LOCK: Resource temporarily unavailable|lock hold by current process")
-"""What RocksDB says where another process, or this one, has the lock."""
+"""RocksDB's error if another process, or this one, holds the lock."""
 
 _ENTRY: Final = b"k"
 """Prefix of the keys of the store."""
 
 _END: Final = b"l"
-"""The first key after them."""
+"""The first key after those of the store."""
 
 _NOTE: Final = b"note"
 """The key of the note: the changelog's id, the offset, the time."""
@@ -56,19 +56,19 @@ class RocksBase:
     """A database in a directory of its own."""
 
     def __init__(self, directory: Path, changelog_id: str) -> None:
-        """Opens or makes it; one beside it, with a number in its name, while another process uses it.
+        """Opens or creates the database; one beside it, with a number in its name, while another process uses it.
 
-        - `changelog_id`: of the changelog; what is there of another one is kept until `clear`, see `foreign`.
+        - `changelog_id`: the id of the changelog; the state of another changelog is kept until `clear`, see `foreign`.
 
-        Raises MissingSoftware without rocksdict, SettingsError if it cannot be used.
+        Raises MissingSoftware without rocksdict, and SettingsError if the directory cannot be used.
         """
         self._changelog_id = changelog_id
         self._directory, self._database = _open_free(directory)
         leave_to_this_process(self)
         self._unwritten: dict[bytes, bytes | None] = {}
-        """What the database has not: the newest value of each key since the last write."""
+        """What the database lacks: the newest value of each key since the last write."""
         self._read: dict[bytes, bytes | None] = {}
-        """A cache: what was written last, or read since."""
+        """A cache of what was written last, or read since."""
         self._unwritten_bytes = self._read_bytes = 0
         self.noted, self.foreign = 0, ""
         note = self._read_note()
@@ -106,13 +106,13 @@ class RocksBase:
             self._write()
 
     def note(self, offset: int) -> None:
-        # together with what it stands for: no end of the process or of the machine keeps the note alone
+        # together with the changes: a crash of the process or the machine cannot keep the note alone
         note = {"changelog": self._changelog_id, "offset": offset, "time": time.time()}
         self._write(json.dumps(note).encode())
         self.noted = offset
 
     def _write(self, note: bytes | None = None) -> None:
-        """Writes to the database what it has not, all or none, with a note."""
+        """Writes to the database what it lacks, all or none, with a note."""
         import rocksdict  # noqa: PLC0415 an extra
 
         if not self._unwritten and note is None:

@@ -1,9 +1,10 @@
 """The stores of one worker: one for each task that it holds, restored before a step of the task is run.
 
-A store is at the offsets of its task when its last commit is known. After a rebalance another worker may have had the
-task, and after a commit without an answer nobody knows: the store is restored again, from where it has read its
-changelog. It is restored to the end that the changelog had then, also past transactions that were open: one of them may
-have these offsets (test_store_is_not_restored_past_an_open_transaction).
+A store is at the offsets of its task while the outcome of its last commit is known. After a rebalance another worker
+may have had the task, and after a commit without an answer the outcome is unknown. Then the store is restored again,
+from the offset up to which it has read its changelog, to the end that the changelog has at that moment. The restore
+waits for transactions that are open there: one of them may commit these offsets
+(test_store_is_not_restored_past_an_open_transaction).
 """
 
 from __future__ import annotations
@@ -46,16 +47,16 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 PART_SECONDS: Final = 1.0
-"""Seconds after which a restore pauses: the group is heard between its parts."""
+"""Seconds after which a restore pauses: the worker polls the group between its parts."""
 
 OPEN_SECONDS: Final = 30.0
-"""Seconds for which a transaction may hold a restore up before a warning; the broker ends most within those."""
+"""Seconds that a restore may wait for a transaction before a warning; the broker ends most within that time."""
 
 LOOK_SECONDS: Final = 30.0
-"""Seconds between two looks for the end of a changelog, from which the next restore of its store begins."""
+"""Seconds between two requests for the end of a changelog, from which the next restore of its store begins."""
 
 MISSING_SECONDS: Final = 30.0
-"""Seconds for which brokers may not know a changelog: they learn of a new topic one after the other."""
+"""Seconds for which brokers may not know a changelog: a new topic reaches brokers one by one."""
 
 
 class Stores:
@@ -73,33 +74,33 @@ class Stores:
     ) -> None:
         """Makes no request.
 
-        - `name`: of the processor and its state, for the log.
+        - `name`: names the processor and its state, for the log.
         - `changelog`: the topic of its changes.
         - `topic_ids`: the broker's id of each input.
         - `open_store`: opens the store of a partition number, with the id of the changelog.
         - `clock`: returns seconds.
-        - `find_command`: what finds transactions that hang.
+        - `find_command`: the command that finds hanging transactions.
         """
         self.by_partition: dict[int, KeyedStore] = {}
         self._name, self._changelog, self._topic_ids = name, changelog, topic_ids
         self._cluster, self._open_store, self._clock = cluster, open_store, clock
         self._find_command = find_command
         self._behind_since: float | None = None
-        """Clock time since which a transaction holds a restore up, or of the last warning of that."""
+        """Clock time since which a restore waits for a transaction, or of the last warning about it."""
         self._missing_since: float | None = None
         """Clock time since which no broker knows the changelog."""
         self._positions: dict[int, dict[str, Position]] = {}
         """The positions that each store belongs to."""
         self._named: dict[int, str] = {}
-        """The id of the changelog that each store was written to."""
+        """The id of the changelog to which each store was written."""
         self._read_to: dict[int, int] = {}
-        """The next offset of its changelog that a store needs, at most."""
+        """The offset of its changelog from which a store needs records, at the latest."""
         self._known_at: dict[int, float] = {}
-        """When a store was known to have all of its changelog, in seconds since 1970; or when it was opened."""
+        """When each store was last known to have all of its changelog, or was opened, in seconds since 1970."""
         self._goals: dict[int, int] = {}
-        """Of each store that is being restored: the end that its changelog had at the beginning of that."""
+        """For each store that is being restored, the end of its changelog at the beginning of the restore."""
         self._doubts: dict[int, str] = {}
-        """Why a store did not belong to the committed offsets when it was last restored."""
+        """Why a store did not match the committed offsets when it was last restored."""
         self._newest: dict[int, Message] = {}
         """The newest record of positions that was read for each store that is being restored."""
         self._trusted = set[int]()
@@ -108,11 +109,11 @@ class Stores:
         """Stores whose changelog has no record of positions."""
         self._looked_at = clock()
         self._ends: Positions = {}
-        """What `look` has found: the next commit shows that no other worker had the tasks by then."""
+        """The ends that `look` has found: the next commit shows that no other worker had the tasks by then."""
 
     @property
     def size(self) -> int:
-        """Bytes that are not committed."""
+        """Uncommitted bytes."""
         return sum(store.size for store in self.by_partition.values())
 
     @property
@@ -122,13 +123,13 @@ class Stores:
 
     @property
     def changelog_id(self) -> str:
-        """The broker's id of it; "" while it is not known."""
+        """The broker's id of the changelog; "" while it is not known."""
         return self._changelog.topic_id
 
     # Between two assignments.
 
     def suspect(self) -> None:
-        """Drops what is not committed; another worker may have the tasks meanwhile."""
+        """Drops uncommitted changes; another worker may have the tasks meanwhile."""
         self.roll_back()
         self._trusted.clear()
         self._goals.clear()
@@ -136,8 +137,8 @@ class Stores:
     def restore(self, positions: Positions, partitions: Collection[TopicPartition]) -> None:
         """Restores the stores of these input partitions, whose committed offsets are `positions`.
 
-        Raises NotRestored after a part of it, to be called again with the same; InputLost if a store belongs to other
-        positions, other topics or another changelog; TopicError without a changelog; ClientError.
+        Raises NotRestored after a part of the restore: call again with the same arguments. Raises InputLost if a store
+        belongs to other positions, other topics or another changelog, TopicError without a changelog, and ClientError.
         """
         self.roll_back()
         numbers = {tp.partition for tp in partitions}
@@ -159,7 +160,7 @@ class Stores:
         self._trusted |= numbers
 
     def _begin(self, groups: Mapping[int, Mapping[str, int]]) -> None:
-        """Opens these stores, and asks for the ends of their changelogs. `groups` has the committed offsets of each."""
+        """Opens these stores, and requests the ends of their changelogs. `groups`: the committed offsets of each."""
         if not groups:
             return
         self._check_changelog()
@@ -177,7 +178,7 @@ class Stores:
             if (start := starts[TopicPartition(topic, number)]) > self._read_to[number]:
                 raise InputLost(
                     f"{self._name}: the records of its changelog {topic}[{number}] before offset {start} were deleted, "
-                    f"and what they had is lost: {self._start_over}"
+                    f"and their contents are lost: {self._start_over}"
                 )
             self._goals[number] = end
 
@@ -195,7 +196,7 @@ class Stores:
             why = f"{self._name}: no broker knows its changelog {topic!r}"
             if now - self._missing_since < MISSING_SECONDS:
                 raise Retriable(why)
-            raise TopicError(f"{why}: it was deleted, and what it had is lost: {MAKE_AGAIN}")
+            raise TopicError(f"{why}: it was deleted, and its contents are lost: {MAKE_AGAIN}")
         self._missing_since = None
         if known and found.topic_id and found.topic_id != known:
             raise self._replaced(known, found.topic_id)
@@ -205,19 +206,19 @@ class Stores:
         topic = self._changelog.topic
         return InputLost(
             f"{self._name} is of another changelog: {topic!r} had the id {known}, and has {now} now: it was deleted "
-            f"and created again, and what it had is lost: {self._start_over}"
+            f"and created again, and its contents are lost: {self._start_over}"
         )
 
     def _emptied(self, number: int, had: str) -> InputLost:
         tp, topic_id = self._changelog_of(number), self._changelog.topic_id
         return InputLost(
-            f"{self._name}: its changelog {tp}, with id {topic_id}, is empty, and this worker has {had}: what the "
-            f"changelog had is lost: delete what this worker has, and {MAKE_AGAIN}, or to where it is, so that the "
-            "state begins empty there"
+            f"{self._name}: its changelog {tp}, with id {topic_id}, is empty, and this worker has {had}: the "
+            f"changelog's contents are lost: delete what this worker has, and {MAKE_AGAIN}, or to where it is, so that "
+            "the state begins empty there"
         )
 
     def _ask(self, request: Callable[[], T]) -> T:
-        """What a request about the changelog returns. A broker that is away does not end a worker: raises Retriable."""
+        """Makes a request about the changelog. Raises Retriable if no broker answers: that must not end a worker."""
         try:
             return request()
         except BrokerUnavailable as error:
@@ -231,7 +232,7 @@ class Stores:
         return TopicPartition(self._changelog.topic, number)
 
     def _read_on(self, numbers: Collection[int]) -> None:
-        """Reads the changelogs of these stores on, to the ends that they had when this began."""
+        """Continues to read the changelogs of these stores, to the ends that they had when the restore began."""
         deadline = self._clock() + PART_SECONDS
         changelogs = {number: self._changelog_of(number) for number in numbers}
         stable = self._ask(lambda: self._cluster.ends(list(changelogs.values())))
@@ -243,15 +244,15 @@ class Stores:
                 self._read_to[number] = max(stable[tp], at) if is_whole else records[-1].offset() + 1
                 if not is_whole and self._clock() > deadline:
                     left = max(0, self._goals[number] - self._read_to[number])
-                    raise NotRestored(f"{self._name}: restoring it: at most {left:,} records left of {tp}")
+                    raise NotRestored(f"{self._name}: restoring: at most {left:,} records left of {tp}")
         if behind := [tp for number, tp in changelogs.items() if self._read_to[number] < self._goals[number]]:
             self._warn_of_open_transactions(behind)
-            raise NotRestored(f"{self._name}: restoring it: a transaction is open in {behind[0]}")
+            raise NotRestored(f"{self._name}: restoring: a transaction is open in {behind[0]}")
         self._behind_since = None
         for number in numbers:
             try:
                 self._decode(number)
-            except ValueError as error:  # one that was replaced since does no harm
+            except ValueError as error:  # a value that was replaced since does no harm
                 raise self._foreign(self._newest[number], "record of positions", error) from None
             del self._goals[number]
             self._newest.pop(number, None)
@@ -275,7 +276,7 @@ class Stores:
             try:
                 self._decode(number)
             except ValueError:
-                # too old: what is wrong is found again where it was read, in the changelog
+                # too old; a fault in it is found again in the changelog, from which it was read
                 self._known_at[number], self._named[number], self._positions[number] = 0.0, "", {}
 
     def _apply(self, number: int, records: Sequence[Message]) -> None:
@@ -300,21 +301,21 @@ class Stores:
         return TopicError(f"{self._name}: {foreign(m, what, why)}: {self._start_over}")
 
     def _differing(self, number: int, group: Mapping[str, int]) -> bool:
-        """Whether the group is at other offsets than a store."""
+        """Whether the group's offsets differ from those of a store."""
         return {topic: at.next for topic, at in self._positions[number].items()} != group
 
     def _placed(self, group: Mapping[str, int]) -> dict[str, Position]:
         return {topic: Position(self._topic_ids.get(topic, ""), at) for topic, at in group.items()}
 
     def _check(self, number: int, group: Mapping[str, int]) -> None:
-        """Raises InputLost if a store that was restored does not belong to its changelog, or to the group's offsets."""
+        """Raises InputLost if a restored store does not match its changelog, or the group's offsets."""
         named, topic_id = self._named[number], self._changelog.topic_id
         if named and topic_id and named != topic_id:
             raise self._replaced(named, topic_id)
         for topic, (topic_id, at) in self._positions[number].items():
             tp = TopicPartition(topic, number)
             if topic not in self._topic_ids:
-                continue  # the processor does not read it any more
+                continue  # the processor no longer reads it
             if topic_id != self._topic_ids[topic]:
                 raise InputLost(
                     f"{self._name} does not belong to its input: topic {topic!r} was deleted and created again since: "
@@ -333,7 +334,10 @@ class Stores:
             self._unplaced.discard(number)
 
     def _mistaken(self, number: int, why: str) -> KStreamsError:
-        """InputLost, once the group was heard and asked again: another worker may have committed meanwhile."""
+        """Returns NotRestored the first time, then InputLost.
+
+        In between, the group is polled and asked again: another worker may have committed meanwhile.
+        """
         if self._doubts.get(number) != why:
             self._doubts[number] = why
             return NotRestored(f"{self._name}: {why}: asking again")
@@ -346,11 +350,11 @@ class Stores:
     # The first record of positions.
 
     def check_begun(self, begun: Mapping[int, str]) -> None:
-        """Warns of stores that begin empty where the group has read records; to be called after `restore`.
+        """Warns of stores that begin empty although the group has read records; to be called after `restore`.
 
-        - `begun`: by partition number, the id of the changelog that the state was begun in, where it was.
+        - `begun`: by partition number, the id of the changelog in which the state was begun, if it was.
 
-        Raises InputLost if it was: the changelog that had it is lost.
+        Raises InputLost if the state was begun: the changelog that had it is lost.
         """
         first = {number: offsets for number, offsets in self._unplaced_offsets().items() if any(offsets.values())}
         if lost := sorted(first.keys() & begun.keys()):
@@ -366,7 +370,7 @@ class Stores:
         changelogs = ", ".join(str(self._changelog_of(number)) for number in sorted({tp.partition for tp in offsets}))
         return InputLost(
             f"{self._name}: its changelog {changelogs}, with id {self.changelog_id}, is empty, and the state was in "
-            f"the one with id {before}: it was deleted, and what it had is lost: {MAKE_AGAIN}; or set it to where it "
+            f"the one with id {before}: it was deleted, and its contents are lost: {MAKE_AGAIN}; or set it to where it "
             f"is (`kstreams recover reset` with {here}, and so for the partitions of other workers), so that the state "
             "begins empty there"
         )
@@ -393,7 +397,7 @@ class Stores:
     # In an assignment.
 
     def records(self, positions: Positions) -> list[Output]:
-        """The records of what is not committed, and of the positions that it belongs to."""
+        """Returns the records of uncommitted changes, and of the positions to which they belong."""
         outputs: list[Output] = []
         for number in sorted({tp.partition for tp in positions}):
             if changes := self.by_partition[number].changes:
@@ -407,7 +411,7 @@ class Stores:
         )
 
     def committed(self, positions: Positions) -> None:
-        """Keeps what `records` returned: it is committed."""
+        """Keeps what `records` returned, once that is committed."""
         for number in {tp.partition for tp in positions}:
             self._positions[number] = moved = self._moved(number, positions)
             self._known_at[number] = time.time()
@@ -421,10 +425,10 @@ class Stores:
         self._ends = {}
 
     def look(self) -> None:
-        """Asks for the ends of the changelogs now and then, before the offsets of a commit are sent.
+        """Requests the ends of the changelogs now and then, before the offsets of a commit are sent.
 
-        All before them is in the stores if the offsets are then taken: nobody else had the tasks. `committed` notes it.
-        Raises InputLost if the changelog was deleted and created again.
+        If the group then takes the offsets, nobody else had the tasks, and the stores have everything before these
+        ends. `committed` notes that. Raises InputLost if the changelog was deleted and created again.
         """
         if self._clock() - self._looked_at <= LOOK_SECONDS:
             return
@@ -433,10 +437,10 @@ class Stores:
             self._ends = self._ask(lambda: self._cluster.ends([*map(self._changelog_of, self.by_partition)]))
         except ClientError as error:
             self._looked_at = self._clock()
-            logger.debug("%s: the end of its changelog is not known: %s", self._name, error)
+            logger.debug("%s: cannot read the end of its changelog: %s", self._name, error)
 
     def roll_back(self) -> None:
-        """Drops what is not committed."""
+        """Drops uncommitted changes."""
         self._ends = {}
         for store in self.by_partition.values():
             store.roll_back()

@@ -530,7 +530,7 @@ def test_http_references_of_a_schema_are_resolved(server: RestServer) -> None:
     assert raised_message(DecodeError, reader.deserialize, b"\0\0\0\0\5" + body) == (
         f"written with an unknown schema: subject lost is not in the schema registry at {url(server)}"
     )
-    assert "is no Avro schema" in raised_message(DecodeError, reader.deserialize, b"\0\0\0\0\6" + body)
+    assert "is not an Avro schema" in raised_message(DecodeError, reader.deserialize, b"\0\0\0\0\6" + body)
 
 
 def test_http_id_that_is_unknown_or_of_another_topic_is_asked_for_once_a_second(server: RestServer) -> None:

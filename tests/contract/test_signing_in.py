@@ -143,7 +143,7 @@ def test_callback_that_raises_while_a_worker_runs_is_waited_for(listeners: Liste
         poll_until_held((member, TopicPartition(topic, 0)))
         callbacks.is_sealed = True
         wait_until(lambda: seen.count("sealed") >= 2 and not _has_token(rig), "its token has expired", pause=0.1)
-        with pytest.raises(Retriable, match="gives no token: RuntimeError: the vault is sealed"):
+        with pytest.raises(Retriable, match="provides no token: RuntimeError: the vault is sealed"):
             rig.cluster.consumer("another", "member")
         with pytest.raises(Retriable, match="the vault is sealed"):
             member.consumer.rejoin()

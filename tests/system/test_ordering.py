@@ -273,7 +273,8 @@ def test_events_keep_their_order_while_workers_are_killed(
         thread.join()
     await_empty(store)
     wait_until(
-        lambda: all(processes_of(store)[each] > number for each, number in before.items()), "all workers have started"
+        lambda: all(processes_of(store).get(each, 0) > number for each, number in before.items()),
+        "all workers have started",
     )
     for process in running.values():
         process.terminate()

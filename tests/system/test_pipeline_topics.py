@@ -267,7 +267,7 @@ UNFIT: Final[list[tuple[Any, dict[str, Any], type[Exception], str]]] = [
     ),
     (
         lambda df: df.selectExpr("value AS item", "offset AS item"), {}, SettingsError,
-        "two of its columns have one name: item, item: rename one of them",
+        "two of its columns have the same name: item, item: rename one of them",
     ),
     (
         lambda df: df.selectExpr("offset AS key", "value AS item"), {}, SettingsError,

@@ -1021,7 +1021,7 @@ def test_options_translate_certificate_settings_of_a_client_to_java(tmp_path: Pa
         "kafka.ssl.key.password": "pw",
     }
     (tmp_path / "client.key").unlink()
-    with pytest.raises(SettingsError, match=r"^ssl\.key\.location = .*client\.key' is no file that can be read"):
+    with pytest.raises(SettingsError, match=r"^ssl\.key\.location = .*client\.key' is not a readable file"):
         options("flights", settings)
 
 

@@ -154,7 +154,7 @@ def test_changelog_created_again_under_a_live_worker_is_refused_until_a_reset(
     assert live.process.poll() is None, live.text
     live.kill()
     status, (line,) = ended(made.start(0))
-    assert (status, "was deleted and created again, and what it had is lost" in line) == (INPUT_LOST, True), line
+    assert (status, "was deleted and created again, and its contents are lost" in line) == (INPUT_LOST, True), line
     # what the message asks for
     made.cluster.delete(changelog)
     made.reset("--to-beginning")
@@ -170,7 +170,8 @@ def test_changelog_deleted_while_workers_are_stopped_is_refused_until_a_reset(
     changelog = made.changelog("counts")
     made.cluster.delete(changelog)
     status, (line,) = ended(made.start(0))
-    assert (status, f"its changelog {changelog}[" in line, " had is lost: " in line) == (INPUT_LOST, True, True), line
+    found = status, f"its changelog {changelog}[" in line, "contents are lost: " in line
+    assert found == (INPUT_LOST, True, True), line
     made.reset("--to-beginning")
     check_made_again(made)
 

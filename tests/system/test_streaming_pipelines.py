@@ -477,7 +477,7 @@ def test_table_of_runs_without_a_stream_is_refused_and_so_is_a_cut(shop: Shop) -
     shop.declare("batch", streaming=False)
     shop.run("other")
     shop.declare("batch", streaming=True)
-    with pytest.raises(SettingsError, match="batch was made by runs that are no stream: restore both, or begin again"):
+    with pytest.raises(SettingsError, match="batch was not made by a stream: restore both, or begin again"):
         shop.run("other")
     shop.declare("stream", streaming=True)
     shop.run("other")

@@ -207,7 +207,7 @@ def test_port_option_or_command_that_does_not_exist_is_refused(
 @pytest.mark.parametrize("arguments", [("broker", "status"), ("config", "show"), ("run", "shop.py")], ids=" ".join)
 def test_misspelled_variable_is_refused_by_each_command(kstreams: Kstreams, arguments: tuple[str, ...]) -> None:
     message = (
-        "error: SettingsError: KSTREAMS_COMIT_RECORDS is no setting of kstreams_py: did you mean "
+        "error: SettingsError: KSTREAMS_COMIT_RECORDS is not a setting of kstreams_py: did you mean "
         "KSTREAMS_COMMIT_RECORDS? (correct it, or unset it)\n"
     )
     assert kstreams(*arguments, KSTREAMS_COMIT_RECORDS="5") == (2, "", message)

@@ -327,7 +327,7 @@ def refusal(source: TokenSource, limit: float = 30.0) -> str:
     return str(caught.value)
 
 
-NO_TOKEN: Final = "no broker can be signed in to: oauth_cb vault:token gives no token: "
+NO_TOKEN: Final = "cannot sign in to any broker: oauth_cb vault:token provides no token: "
 
 
 def test_token_is_asked_for_once_and_again_before_it_expires(clock: Clock, asked: Asked, source: TokenSource) -> None:
@@ -359,9 +359,9 @@ def test_callback_that_fails_is_an_outage_and_is_asked_again(
     asked.failure = None
     assert source.get().value == "t6"
     assert caplog.messages == [
-        "oauth_cb vault:token gives tokens again",
-        "oauth_cb vault:token gives no token: TimeoutError: no route; the one before is used for another 10 s",
-        "oauth_cb vault:token gives tokens again",
+        "oauth_cb vault:token provides tokens again",
+        "oauth_cb vault:token provides no token: TimeoutError: no route; the previous one is used for another 10 s",
+        "oauth_cb vault:token provides tokens again",
     ]
 
 
@@ -397,7 +397,7 @@ def test_token_does_not_show_and_one_that_no_client_sends_is_refused() -> None:
         ("ey.secret", {"pool-id": "p"}), ("ey.secret", {"pool": "p\x01auth=b"}),
     ]  # fmt: skip
     for value, extensions in rows:
-        with pytest.raises(ValueError, match=r"no header takes|is no SASL extension") as caught:
+        with pytest.raises(ValueError, match=r"no header takes|is not a SASL extension") as caught:
             Token(value, 1.0, "", extensions)
         assert "secret" not in str(caught.value)
 
@@ -436,7 +436,7 @@ def test_callback_gets_the_config_and_returns_what_confluent_kafka_takes(
     for number, returned in enumerate(("7", "('t', 'soon')", "('t',)", "None", "('t', LATER, 'alice', 5)")):
         name = f"mistaken_{tmp_path.name}_{number}".replace("-", "_")
         target = of_module(f"def token(config): return {returned}", name, tmp_path, monkeypatch)
-        assert "gives no token: it returned a" in refusal(sources.of_callback(target, "a=b"))
+        assert "provides no token: it returned a" in refusal(sources.of_callback(target, "a=b"))
 
 
 def test_config_of_a_callback_does_not_show_with_what_it_raises(
@@ -444,7 +444,7 @@ def test_config_of_a_callback_does_not_show_with_what_it_raises(
 ) -> None:
     text = "def token(config): raise ValueError(f'no vault takes {config}')"
     source = sources.of_callback(of_module(text, "vault_that_tells", tmp_path, monkeypatch), "secret=hunter2")
-    assert refusal(source).endswith("gives no token: ValueError: no vault takes ***")
+    assert refusal(source).endswith("provides no token: ValueError: no vault takes ***")
 
 
 def test_module_of_a_callback_is_looked_for_in_the_current_directory_last(tmp_path: Path) -> None:
@@ -487,12 +487,12 @@ def test_oidc_server_that_refuses_the_client_is_no_outage_and_one_that_is_away_i
     for name, source in {"secret": of_oidc(oidc, client_secret="no"), "scope": of_oidc(oidc, scope="no")}.items():
         with pytest.raises(BrokerUnavailable) as caught:
             source.get()
-        found[name] = caught.value.may_return, str(caught.value).partition("/token gives no token: ")[2]
+        found[name] = caught.value.may_return, str(caught.value).partition("/token provides no token: ")[2]
     for status in (302, 500, 503):
         oidc.status = status
         with pytest.raises(BrokerUnavailable) as caught:
             of_oidc(oidc).get()
-        found[str(status)] = caught.value.may_return, str(caught.value).partition("/token gives no token: ")[2]
+        found[str(status)] = caught.value.may_return, str(caught.value).partition("/token provides no token: ")[2]
     correct = ": correct sasl.oauthbearer.client.id, client.secret and scope"
     assert found == {
         "secret": (False, f"it answers with status 401{correct}"),
@@ -583,7 +583,7 @@ def test_client_of_a_callback_without_tokens_is_not_made_and_says_why(
     kafka = {"security.protocol": "sasl_plaintext", "sasl.mechanism": "OAUTHBEARER", "oauth_cb": target}
     settings = Settings(bootstrap_servers="127.0.0.1:1", kafka=ClientSettings(kafka))
     cluster = open_cluster(settings)
-    why = f"no broker can be signed in to: oauth_cb {target} gives no token: LookupError: no vault"
+    why = f"cannot sign in to any broker: oauth_cb {target} provides no token: LookupError: no vault"
     assert raised_message(Retriable, cluster.consumer, "g", "g.0") == why
     assert raised_message(Retriable, cluster.ends, [TopicPartition("in", 0)]) == why
     assert raised_message(BrokerUnavailable, cluster.topics, ["in"]) == why

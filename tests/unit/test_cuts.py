@@ -71,7 +71,7 @@ def test_file_that_cannot_be_read_or_written_is_named(tmp_path: Path) -> None:
     remedy = "make one with `kstreams cut`"
     for path, why in (
         (missing, f"{missing}: no cut can be read: No such file or directory: {remedy}"),
-        (binary, f"{binary}: not a cut: it is no text: {remedy}"),
+        (binary, f"{binary}: not a cut: it is not text: {remedy}"),
     ):
         with pytest.raises(UserMistake) as caught:
             read_cut(path)
@@ -91,8 +91,8 @@ BELOW_ZERO = {"start": 0, "settled": -1, "end": 0}
         ({"format": "kstreams_py positions 1"}, f"it has no {FORMAT!r} as its format"),
         ({"topics": None}, "'NoneType' object has no attribute 'items'"),
         ({"topics": {"out": {"topic_id": "t"}}}, "'partitions' is missing"),
-        ({"topics": {"out": {"topic_id": "t", "partitions": [BELOW_ZERO]}}}, "-1 is no offset"),
-        ({"writers": [{"processor": "p", "outputs": [], "inputs": [NO_NUMBER]}]}, "'7' is no offset"),
+        ({"topics": {"out": {"topic_id": "t", "partitions": [BELOW_ZERO]}}}, "-1 is not an offset"),
+        ({"writers": [{"processor": "p", "outputs": [], "inputs": [NO_NUMBER]}]}, "'7' is not an offset"),
     ],
 )
 def test_text_that_is_no_cut_is_refused_with_the_reason(change: dict[str, Any], why: str) -> None:

@@ -452,7 +452,7 @@ def test_offsets_retention_is_the_setting_of_a_broker_or_none(
     brokers = Brokers(answer)
     assert cluster_with(brokers, monkeypatch).offsets_retention_minutes() == minutes
     assert brokers.requests == [("BROKER", "2", 15.0)]
-    assert ("offsets.retention.minutes is not known: " in caplog.text) is (minutes is None)
+    assert ("cannot read offsets.retention.minutes: " in caplog.text) is (minutes is None)
 
 
 def test_grow_requests_the_total_number_of_partitions(

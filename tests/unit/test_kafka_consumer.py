@@ -765,7 +765,7 @@ def test_unknown_holder_that_stays_for_three_sessions_is_a_replacement(
     assert_replaced(member)
     text = (
         "g.0: the membership was lost, and its holder may be this worker itself, by a join without an answer (member "
-        f"other; {IS_ELSEWHERE}): joining again once it leaves; another worker would stay for longer than 3 sessions"
+        f"other; {IS_ELSEWHERE}): joining again once that leaves; another worker would stay for longer than 3 sessions"
     )
     assert [message for message in caplog.messages if "may be" in message] == [text] * 28
 

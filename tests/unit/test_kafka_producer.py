@@ -262,7 +262,7 @@ def test_flush_without_progress_loses_nothing_and_can_be_called_again(monkeypatc
     client = Queue(sends=0)
     producer = producer_of(client, monkeypatch, IDEMPOTENT)
     producer.write(outputs(0, 2))
-    with pytest.raises(Retriable, match=r"^2 records wait for their acknowledgement, and none came within 10 s$"):
+    with pytest.raises(Retriable, match=r"^2 records wait for their acknowledgement, and none arrived within 10 s$"):
         producer.flush()
     assert client.queue == outputs(0, 2)
     assert client.now == pytest.approx(10.0, abs=0.1)
@@ -389,7 +389,7 @@ def test_error_without_an_answer_names_the_cluster_its_address_and_the_cause(mon
     with pytest.raises(Retriable) as late:
         producer.flush()
     assert str(late.value) == (
-        "3 records wait for their acknowledgement, and none came within 10 s: "
+        "3 records wait for their acknowledgement, and none arrived within 10 s: "
         f"no answer from cluster 'west' at west:9092 ({refused})"
     )
 

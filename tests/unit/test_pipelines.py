@@ -179,8 +179,8 @@ def test_target_of_another_pipeline_is_refused() -> None:
             [("records", "bigint")],
             "its rows have no column 'item' of the key, but records: correct",
         ),
-        ({}, [("item", "string"), ("Item", "string")], "two of its columns have one name: item, Item: rename"),
-        ({}, [("item", "string"), ("item", "bigint")], "two of its columns have one name: item, item: rename"),
+        ({}, [("item", "string"), ("Item", "string")], "two of its columns have the same name: item, Item: rename"),
+        ({}, [("item", "string"), ("item", "bigint")], "two of its columns have the same name: item, item: rename"),
         ({}, [("item", "void")], "column 'item' is void: nulls without a type, which Delta Lake drops: cast them to"),
         ({}, [("item", "struct<x:int,y:void>")], "column 'item' is struct<x:int,y:void>: nulls without a type"),
         ({}, [("item", "array<void>")], "column 'item' is array<void>: nulls without a type"),
@@ -331,7 +331,7 @@ def test_table_in_a_directory_takes_a_path_as_well_as_its_text(target: Any, tmp_
 
 def test_url_that_is_none_of_postgresql_is_refused_without_its_password() -> None:
     pipeline = declared(to=ks.PostgreSQL("postgresql://me:secret@db:x:y/shop?nothing=1", table="totals"))
-    with pytest.raises(SettingsError, match="is no URL of PostgreSQL: correct it") as caught:
+    with pytest.raises(SettingsError, match="is not a PostgreSQL URL: correct it") as caught:
         open_target(pipeline, ks.Settings(), lambda: None)
     assert "secret" not in str(caught.value)
 

@@ -369,7 +369,7 @@ def test_setting_of_a_file_that_is_refused_is_named_with_its_line(file: Path, te
 )
 def test_variable_that_is_no_setting_is_refused(name: str, close: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, "hunter2")
-    assert read_refusal() == f"{name} is no setting of kstreams_py: {close} (correct it, or unset it)"
+    assert read_refusal() == f"{name} is not a setting of kstreams_py: {close} (correct it, or unset it)"
 
 
 def test_variables_of_other_things_are_no_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -657,5 +657,5 @@ def test_variables_that_kubernetes_sets_for_a_service_named_kstreams_are_no_mist
         monkeypatch.setenv(f"KSTREAMS_{name}", "tcp://10.0.0.1:80")
     assert Settings() == Settings.load()
     monkeypatch.setenv("KSTREAMS_PORTS", "1")
-    with pytest.raises(SettingsError, match=r"^KSTREAMS_PORTS is no setting of kstreams_py: "):
+    with pytest.raises(SettingsError, match=r"^KSTREAMS_PORTS is not a setting of kstreams_py: "):
         Settings()

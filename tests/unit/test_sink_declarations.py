@@ -42,8 +42,8 @@ ESCAPED = "in user and password write / ? # , @ as %2F %3F %23 %2C %40, and else
         (
             lambda: SQLite("f", table="t", columns=("a", "b", "A")),
             (
-                "two of the columns (delivery_hash, a, b, A) have one name for SQLite, which takes capital and small "
-                "letters for the same: rename one"
+                "two of the columns (delivery_hash, a, b, A) have the same name in SQLite, which ignores "
+                "case: rename one"
             ),
         ),
         (
@@ -66,7 +66,7 @@ ESCAPED = "in user and password write / ? # , @ as %2F %3F %23 %2C %40, and else
         ),
         (
             lambda: PostgreSQL("postgresql://db", table="s."),
-            "the name of a table or schema '' is no name of PostgreSQL: choose another one",
+            "the name of a table or schema '' is not a valid name in PostgreSQL: choose another one",
         ),
         (
             lambda: PostgreSQL("db.example/flights", table="t", columns=("a",)),

@@ -2,8 +2,8 @@
 
 In reading order:
 
-tokens   acts     tokens of OAUTHBEARER: one for all clients of a process, asked for again before it expires
-sources  adapter  where tokens come from: a function of the user, an OIDC server, AWS
-sign_in  adapter  checks the settings; those of confluent-kafka and of kafka-python
-java     adapter  those of Java's client, which Spark uses
+tokens   acts     OAUTHBEARER tokens: one for all clients of a process, renewed before it expires
+sources  adapter  sources of tokens: a function of the user, an OIDC server, AWS
+sign_in  adapter  checks the settings, and translates them for confluent-kafka and kafka-python
+java     adapter  the settings of Java's client, which Spark uses
 """

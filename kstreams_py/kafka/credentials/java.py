@@ -40,13 +40,16 @@ _LOGIN_MODULES: Final = {
 
 OIDC_HANDLER: Final = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginCallbackHandler"
 AWS_HANDLER: Final = "software.amazon.msk.auth.iam.IAMClientCallbackHandler"
-"""In the jar software.amazon.msk:aws-msk-iam-auth, which the session of Spark has to have."""
+"""It is in the jar software.amazon.msk:aws-msk-iam-auth, which the Spark session needs."""
 
 _ONLY_PKCS8: Final = re.compile(r"-----BEGIN (RSA|EC|DSA) PRIVATE KEY-----")
 
 
 def of_java(kafka: Mapping[str, str]) -> dict[str, str]:
-    """The settings of Java's client. Raises SettingsError for what it has not, and for files that it needs."""
+    """Returns the settings of Java's client.
+
+    Raises SettingsError for a setting without a counterpart, and for files that cannot be used.
+    """
     sign_in = SignIn(kafka)
     found = {_NAMES[name]: _value(name, value) for name, value in kafka.items() if name in _NAMES and value}
     if sign_in.get("security.protocol"):
@@ -105,7 +108,7 @@ def _sasl(sign_in: SignIn) -> dict[str, str]:
 
 
 def _authorities_of_endpoint(sign_in: SignIn) -> dict[str, str]:
-    """Options of JAAS for the authorities that have signed the certificate of the token endpoint."""
+    """Returns the JAAS options for the authorities that have signed the certificate of the token endpoint."""
     place = sign_in.get("https.ca.location")
     pem = _read("https.ca.location", place) if place and place != "probe" else sign_in.get("https.ca.pem")
     return {"ssl.truststore.type": "PEM", "ssl.truststore.certificates": pem} if pem else {}
@@ -128,6 +131,6 @@ def _read(name: str, place: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Returns a text as a JAAS string, which ends with its line."""
+    """Returns a text as a JAAS string, with line breaks escaped: such a string ends with its line."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\r", "\\r")
     return f'"{escaped}"'

@@ -35,11 +35,11 @@ _KNOWN: Final = re.compile(
     r"|ssl\.(ca|certificate|key)\.(location|pem)|ssl\.(key\.password|crl\.location|cipher\.suites)"
     r"|ssl\.endpoint\.identification\.algorithm|https\.ca\.(location|pem)"
     r"|sasl\.(mechanism|username|password)"
-    # the others of sasl.kerberos fill the cache of tickets, from which kafka-python takes its own
+    # the other settings of sasl.kerberos fill the ticket cache, from which kafka-python takes its tickets
     r"|sasl\.kerberos\.(service\.name|principal|keytab|kinit\.cmd|min\.time\.before\.relogin)"
     r"|sasl\.oauthbearer\.(method|client\.id|client\.secret|scope|extensions|token\.endpoint\.url|config|grant\.type)"
 )
-"""The settings of which kafka-python has a counterpart."""
+"""The settings that have a counterpart in kafka-python."""
 
 _SECURITY: Final = re.compile(r"(sasl|ssl|security|https|enable\.ssl|enable\.sasl|oauth)\b")
 
@@ -48,11 +48,11 @@ class SignIn:
     """How the clients of one cluster sign in.
 
     - `protocol`, `mechanism`: as Kafka writes them; the mechanism is "" without SASL.
-    - `tokens`: what gives the tokens of OAUTHBEARER; None where librdkafka asks for its own, or there are none.
+    - `tokens`: the source of OAUTHBEARER tokens; None if librdkafka gets its own, or none are used.
     """
 
     def __init__(self, kafka: Mapping[str, str]) -> None:
-        """`kafka` are librdkafka's settings. Raises SettingsError where they contradict each other."""
+        """`kafka`: librdkafka's settings. Raises SettingsError if they contradict each other."""
         self._settings = _without_aliases(kafka)
         self.protocol = self._choice("security.protocol", PROTOCOLS, "PLAINTEXT")
         self.uses_tls = self.protocol.endswith("SSL")
@@ -66,36 +66,37 @@ class SignIn:
             self._check_certificates()
 
     def get(self, name: str, default: str = "") -> str:
-        """A setting; "" counts as one that is not set, as in librdkafka."""
+        """Returns a setting; "" counts as not set, as in librdkafka."""
         return self._settings.get(name) or default
 
     @property
     def is_oidc(self) -> bool:
-        """Tokens come from an OIDC server."""
+        """Whether tokens come from an OIDC server."""
         return self.mechanism == "OAUTHBEARER" and self.get(f"{OAUTH}method").lower() == "oidc"
 
     @property
     def _of_brokers(self) -> str:
-        """The mechanism as brokers know it: those of MSK take a signature of AWS as a token, too."""
+        """The mechanism as brokers know it: MSK's brokers also take a signature of AWS as a token."""
         return "OAUTHBEARER" if self.mechanism == "AWS_MSK_IAM" else self.mechanism
 
     def of_librdkafka(self) -> dict[str, Any]:
-        """The settings as confluent-kafka takes them."""
+        """Returns the settings as confluent-kafka takes them."""
         found: dict[str, Any] = dict(self._settings)
         found.pop("oauth.cb", None)
-        if self.mechanism:  # in capitals: brokers compare it as it is
+        if self.mechanism:  # in capitals: brokers compare it with case
             found["sasl.mechanism"] = self._of_brokers
         if self.tokens is not None:
             found["oauth_cb"] = self.tokens
         if self.is_oidc and not (self.get("https.ca.location") or self.get("https.ca.pem")):
-            # by default the library of the wheel looks only where Red Hat keeps them, and gets no token elsewhere
+            # by default the wheel's library looks for certificates only where Red Hat keeps them, and gets no token
+            # elsewhere
             found["https.ca.location"] = "probe"
         return found
 
     def of_kafka_python(self) -> dict[str, Any]:
-        """kafka-python's settings for the same. Raises SettingsError for a security setting without a counterpart.
+        """Returns the same settings for kafka-python.
 
-        It must not be left out silently.
+        Raises SettingsError for a security setting without a counterpart: it must not be left out silently.
         """
         for name in self._settings:
             if _SECURITY.match(name) and not _KNOWN.fullmatch(name):
@@ -132,7 +133,7 @@ class SignIn:
             names = [name for name in self._settings if of_what.match(name) and self.get(name)]
             if names and not is_used:
                 raise SettingsError(
-                    f"{min(names)} would not be used with security.protocol = {self.protocol}: set "
+                    f"{min(names)} has no effect with security.protocol = {self.protocol}: set "
                     f"security.protocol to {protocols}, or remove {', '.join(sorted(names))}"
                 )
 
@@ -140,7 +141,7 @@ class SignIn:
         callback = self.get("oauth.cb")
         if callback and self.mechanism != "OAUTHBEARER":
             raise SettingsError(
-                f"oauth_cb would not be used with sasl.mechanism = {self.mechanism}: set that to OAUTHBEARER, or "
+                f"oauth_cb has no effect with sasl.mechanism = {self.mechanism}: set that to OAUTHBEARER, or "
                 "remove oauth_cb"
             )
         if self.mechanism in PASSWORDS:
@@ -165,14 +166,14 @@ class SignIn:
                 )
 
     def _check_oidc(self) -> None:
-        """Checks what the grant client_credentials takes; librdkafka has others, and checks them itself."""
+        """Checks the settings of the grant client_credentials; librdkafka checks those of other grants itself."""
         others = {f"{OAUTH}grant.type": "client_credentials", f"{OAUTH}metadata.authentication.type": "none"}
         if any(self.get(name, usual) != usual for name, usual in others.items()):
             return
         names = [f"{OAUTH}{name}" for name in ("client.id", "client.secret", "token.endpoint.url")]
         self._require(*names, because=f"{OAUTH}method = oidc")
         if not self.get(names[2]).startswith(("https://", "http://")):
-            raise SettingsError(f"{names[2]} is no address of HTTP: write https://host/path")
+            raise SettingsError(f"{names[2]} is not an HTTP address: write https://host/path")
         self._exclude("https.ca")
         pairs(self.get(f"{OAUTH}extensions"))
         if pem := self.get("https.ca.pem"):
@@ -200,7 +201,10 @@ class SignIn:
         self._context()
 
     def _context(self) -> ssl.SSLContext:
-        """A context with the same authorities, certificate and checks. Raises SettingsError for what cannot be read."""
+        """Returns a context with the same authorities, certificate and checks.
+
+        Raises SettingsError for what cannot be read.
+        """
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         verifies = self.get("enable.ssl.certificate.verification", "true").lower() == "true"
         checks_host = self.get("ssl.endpoint.identification.algorithm", "https").lower() != "none"
@@ -244,13 +248,13 @@ class SignIn:
 
     @contextmanager
     def _file_of(self, what: str) -> Iterator[tuple[str, str]]:
-        """A file with what a setting has, and the name of the setting. Python reads certificates from files only."""
+        """Yields a file with the value of a setting, and the setting's name: Python reads certificates from files."""
         if place := self.get(f"{what}.location"):
             if not os.path.isfile(place) or not os.access(place, os.R_OK):  # noqa: PTH113 pathlib raises for what no path is
-                raise SettingsError(f"{what}.location{shown(place)} is no file that can be read: correct it")
+                raise SettingsError(f"{what}.location{shown(place)} is not a readable file: correct it")
             yield place, f"{what}.location"
             return
-        with tempfile.NamedTemporaryFile("w", suffix=".pem") as file:  # for its user alone, and gone at the end
+        with tempfile.NamedTemporaryFile("w", suffix=".pem") as file:  # only its user can read it; deleted at the end
             file.write(self.get(f"{what}.pem"))
             file.flush()
             yield file.name, f"{what}.pem"
@@ -275,18 +279,18 @@ def _load_authorities(context: ssl.SSLContext, name: str, value: str) -> None:
         else:
             context.load_verify_locations(value)
     except ssl.SSLError as error:
-        raise SettingsError(f"{which} is no PEM ({_reason(error)}): correct it") from None
+        raise SettingsError(f"{which} is not PEM ({_reason(error)}): correct it") from None
     except (OSError, ValueError) as error:
         raise SettingsError(f"{which} cannot be read ({_reason(error)}): correct it") from None
 
 
 def shown(place: str) -> str:
-    """A path, for a message; nothing of a key or certificate that was written in place of one."""
+    """Returns a path for a message; "" for a key or certificate that was written in place of a path."""
     return f" = {place!r}" if re.fullmatch(r"[/\\.~]?[\w./\\:~ -]{1,200}", place) and "--" not in place else ""
 
 
 def _reason(error: Exception) -> str:
-    """What is wrong, in words; without values that the error may quote."""
+    """Returns the reason in words, without values that the error may quote."""
     if isinstance(error, ssl.SSLError):  # only some have a reason
         return str(getattr(error, "reason", "") or error.args[-1]).replace("_", " ").lower()
     return (error.strerror if isinstance(error, OSError) else "") or type(error).__name__

@@ -1,4 +1,4 @@
-"""Where tokens come from: a function of the user, an OIDC server, AWS."""
+"""Sources of tokens: a function of the user, an OIDC server, AWS."""
 
 from __future__ import annotations
 
@@ -21,22 +21,25 @@ from kstreams_py.errors import BrokerUnavailable, MissingSoftware, SettingsError
 from kstreams_py.kafka.credentials.tokens import Token, TokenSource
 
 HTTP_SECONDS: Final = 5.0
-"""Seconds that a token endpoint has for its answer."""
+"""Seconds that a token endpoint may take to answer."""
 
 ANSWER_BYTES: Final = 1 << 20
 """A longer answer of a token endpoint is no token."""
 
 REFUSED: Final = (400, 401, 403)
-"""Statuses of a token endpoint that does not take the client's id or secret (RFC 6749, 5.2)."""
+"""Statuses of a token endpoint that rejects the client's id or secret (RFC 6749, 5.2)."""
 
 RETURNS: Final = "it returns (token, expiry in seconds since 1970), or also (..., principal, extensions)"
 
 
 @cache
 def of_callback(target: str, config: str) -> TokenSource:
-    """The tokens of a function, `package.module:function`, which is called with `config` as confluent-kafka calls it.
+    """Returns the source of tokens from a function.
 
-    Raises SettingsError for one that cannot be imported.
+    - `target`: the function, as `package.module:function`.
+    - `config`: its argument, as confluent-kafka passes it.
+
+    Raises SettingsError for a function that cannot be imported.
     """
     function = _imported(target)
 
@@ -65,7 +68,7 @@ def _imported(target: str) -> Callable[[str], Any]:
     module_name, _, name = target.partition(":")
     where = f"oauth_cb = {target!r}"
     if not all(part.isidentifier() for part in [*module_name.split("."), *name.split(".")]):
-        raise SettingsError(f"{where} names no function: write 'package.module:function'")
+        raise SettingsError(f"{where} does not name a function: write 'package.module:function'")
     try:
         found: Any = _import_module(module_name)
         for part in name.split("."):
@@ -76,29 +79,29 @@ def _imported(target: str) -> Callable[[str], Any]:
             "or start from the directory it is in"
         ) from None
     if not callable(found):
-        raise SettingsError(f"{where} is no function, but a {type(found).__name__}: {RETURNS}")
+        raise SettingsError(f"{where} is not a function but a {type(found).__name__}: {RETURNS}")
     function: Callable[[str], Any] = found
     return function
 
 
 def _import_module(name: str) -> ModuleType:
-    """Imports a module from sys.path, or else from the current directory, as a graph is."""
+    """Imports a module from sys.path, or else from the current directory, as graphs are imported."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name != name.partition(".")[0] or str(Path.cwd()) in sys.path:
             raise
-    sys.path.append(str(Path.cwd()))  # only then: any optional import of a library would look there, too
+    sys.path.append(str(Path.cwd()))  # only now: libraries' optional imports would look there, too
     return importlib.import_module(name)
 
 
 @cache
 def of_aws(region: str) -> TokenSource:
-    """Tokens of AWS IAM for Amazon MSK, by the signer of AWS and the credentials that it finds.
+    """Returns the source of AWS IAM tokens for Amazon MSK: AWS's signer, with the credentials that it finds.
 
-    - `region`: "" for that of AWS_REGION or AWS_DEFAULT_REGION.
+    - `region`: "" for the one in AWS_REGION or AWS_DEFAULT_REGION.
 
-    Raises SettingsError without a region, MissingSoftware without the signer.
+    Raises SettingsError without a region, and MissingSoftware without the signer.
     """
     region = region or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or ""
     if not region:
@@ -122,9 +125,9 @@ def of_aws(region: str) -> TokenSource:
 
 
 def of_oidc(settings: Mapping[str, str]) -> TokenSource:
-    """Tokens of an OIDC server, by librdkafka's settings and the grant `client_credentials`: for kafka-python.
+    """Returns the source of tokens from an OIDC server, for kafka-python.
 
-    librdkafka asks for its own.
+    `settings`: librdkafka's. The grant is `client_credentials`. librdkafka gets its own tokens.
     """
     return _of_oidc(frozenset((n, v) for n, v in settings.items() if n.startswith(("sasl.oauthbearer.", "https.ca."))))
 
@@ -181,19 +184,19 @@ def _of_oidc(settings: frozenset[tuple[str, str]]) -> TokenSource:
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """Follows no redirect: urllib would send the client's secret to whatever host it names."""
+    """Follows no redirect: urllib would send the client's secret to any host that it names."""
 
     def redirect_request(self, *_: Any) -> None:
         return None
 
 
 def ascii_of(pem: str) -> str:
-    """PEM as Python takes it: without the letters that a name in a comment may have."""
+    """Returns PEM as Python takes it: without the non-ASCII letters that a name in a comment may have."""
     return pem.encode("ascii", "ignore").decode()
 
 
 def pairs(text: str) -> list[tuple[str, str]]:
-    """The pairs of `name=value,name=value`, as in sasl.oauthbearer.extensions. Raises SettingsError."""
+    """Returns the pairs of `name=value,name=value`, as in sasl.oauthbearer.extensions. Raises SettingsError."""
     found = []
     for part in filter(None, map(str.strip, text.split(","))):
         name, equals, value = part.partition("=")

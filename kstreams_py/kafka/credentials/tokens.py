@@ -1,4 +1,4 @@
-"""Tokens of OAUTHBEARER: one for all clients of a process, asked for again before it expires."""
+"""OAUTHBEARER tokens: one for all clients of a process, renewed before it expires."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ASK_SECONDS: Final = 8.0
 """Seconds that a client waits for a token: confluent-kafka waits 10 s for its callback, and reports no reason."""
 
 KEPT_PART: Final = 0.8
-"""The part of a token's life after which another one is asked for; librdkafka asks its callback by the same rule."""
+"""The part of a token's life after which a new one is requested; librdkafka calls its callback by the same rule."""
 
 _TOKEN: Final = re.compile(r"[\x21-\x7e]+")
 _EXTENSION: Final = re.compile(r"[A-Za-z]+")
@@ -34,10 +34,10 @@ class Token:
 
     - `value`: the token itself; no `repr` shows it.
     - `expires`: seconds since 1970.
-    - `principal`: whose it is; librdkafka only logs it.
-    - `extensions`: SASL extensions that go with it.
+    - `principal`: its owner; librdkafka only logs it.
+    - `extensions`: SASL extensions that are sent with it.
 
-    Raises ValueError, without the token, for what no client would send.
+    Raises ValueError, without the token, for a token that no client would send.
     """
 
     value: str = field(repr=False)
@@ -50,21 +50,21 @@ class Token:
             raise ValueError("the token is empty, or has characters that no header takes")
         for name, value in self.extensions.items():
             if not _EXTENSION.fullmatch(name) or name == "auth" or not _EXTENSION_VALUE.fullmatch(value):
-                raise ValueError(f"{name!r} is no SASL extension: its name has letters only, and is not auth")
+                raise ValueError(f"{name!r} is not a SASL extension: its name has letters only, and is not auth")
 
 
 class TokenSource:
     """Gives all clients of this process the same token.
 
-    It is what confluent-kafka calls as `oauth_cb`, and what kafka-python calls as its token provider.
+    confluent-kafka calls it as `oauth_cb`, and kafka-python as its token provider.
 
     - `failed_at`: the monotonic time of its newest failure.
     """
 
     def __init__(self, name: str, ask: Callable[[], Token], clock: Callable[[], float] = time.time) -> None:
-        """`name` is what gives the tokens, for messages; `ask` asks it for one, in a thread of its own.
+        """`name`: the source of the tokens, for messages. `ask`: gets a token from it, in its own thread.
 
-        What it raises is the reason why there is none, of BrokerUnavailable the message alone.
+        An exception of `ask` is reported as the reason why there is no token; of BrokerUnavailable only the message.
         """
         self._name = name
         self._ask = ask
@@ -78,9 +78,9 @@ class TokenSource:
         self._has_failed = False
 
     def get(self, limit: float = ASK_SECONDS) -> Token:
-        """The token, or another one once most of its life is over. Raises BrokerUnavailable, with the reason.
+        """Returns the token, or a new one once most of its life is over. Raises BrokerUnavailable, with the reason.
 
-        A token that has not expired is used for as long as no other one comes.
+        A token that has not expired is used until a new one arrives.
         """
         with self._lock:
             token, asking = self._token, self._asking
@@ -99,17 +99,17 @@ class TokenSource:
         return BrokerUnavailable(f"it has not returned for {self._clock() - self._asked_at:.0f} s")
 
     def _kept(self, token: Token | None, error: Exception) -> Token:
-        """The token before, if it has not expired; otherwise raises BrokerUnavailable."""
+        """Returns the previous token, if it has not expired; otherwise raises BrokerUnavailable."""
         why = str(error) if isinstance(error, BrokerUnavailable) else f"{type(error).__name__}: {error}"
         self._has_failed, self.failed_at = True, time.monotonic()
         left = 0.0 if token is None else token.expires - self._clock()
         if token is None or left <= 1:
             raise BrokerUnavailable(
-                f"no broker can be signed in to: {self._name} gives no token: {why}",
+                f"cannot sign in to any broker: {self._name} provides no token: {why}",
                 may_return=getattr(error, "may_return", True),
             ) from None
         logger.warning(
-            "%s gives no token: %s; the one before is used for another %.0f s", self._name, why, left,
+            "%s provides no token: %s; the previous one is used for another %.0f s", self._name, why, left,
             extra=away(f"tokens of {self._name}"),
         )  # fmt: skip
         return token
@@ -119,7 +119,7 @@ class TokenSource:
             token = self._ask()
             if token.expires <= (now := self._clock()) + 1:
                 raise BrokerUnavailable("its token has expired: the expiry is in seconds since 1970")
-        except BaseException as error:  # of the user's function; SystemExit, too, would only end this thread
+        except BaseException as error:  # from the user's function; SystemExit would only end this thread
             with self._lock:
                 self._asking = None
             asking.set_exception(error if isinstance(error, Exception) else BrokerUnavailable(f"it raised {error!r}"))
@@ -129,22 +129,22 @@ class TokenSource:
             self._kept_until = now + KEPT_PART * (token.expires - now)
             had_failed, self._has_failed = self._has_failed, False
         if had_failed:
-            logger.info("%s gives tokens again", self._name, extra=answers(f"tokens of {self._name}"))
+            logger.info("%s provides tokens again", self._name, extra=answers(f"tokens of {self._name}"))
         asking.set_result(token)
 
     def __call__(self, _: str) -> tuple[str, float, str, dict[str, str]]:
-        """For confluent-kafka, which asks again 10 s after this has raised."""
+        """Returns the token for confluent-kafka, which calls again 10 s after this has raised."""
         try:
             token = self.get()
-        except BrokerUnavailable as error:  # the client reports no more than that its callback has raised
+        except BrokerUnavailable as error:  # the client reports only that its callback has raised
             logger.warning("%s", error, extra=away(f"tokens of {self._name}"))
             raise
         return token.value, token.expires, token.principal, dict(token.extensions)
 
     def token(self) -> str:
-        """For kafka-python."""
+        """Returns the token for kafka-python."""
         return self.get().value
 
     def extensions(self) -> dict[str, str]:
-        """For kafka-python, which asks for the token first."""
+        """Returns the extensions for kafka-python, which asks for the token first."""
         return dict(self.get().extensions)

@@ -1,7 +1,7 @@
-"""A table of Delta Lake as the table of a pipeline: a run is the metadata of the commit that has its rows.
+"""A table of Delta Lake as the table of a pipeline: a run is stored as metadata of the commit that has its rows.
 
-A write that has the number of a run (Delta's idempotent writes, `txnAppId` and `txnVersion`) is refused or left out by
-Delta if that number was committed meanwhile: of two runs at the same time one is published.
+Each write has the number of its run (Delta's idempotent writes, `txnAppId` and `txnVersion`). If that number was
+committed meanwhile, Delta refuses the write or leaves it out: of two simultaneous runs one is published.
 https://docs.delta.io/latest/delta-batch.html#idempotent-table-writes-in-foreachbatch
 """
 
@@ -31,17 +31,17 @@ _HARMLESS: Final = ("OPTIMIZE", "VACUUM START", "VACUUM END", "SET TBLPROPERTIES
 """Operations of others that change no rows."""
 
 _UNUSUAL: Final = re.compile(r"[ ,;{}()\n\t=]")
-"""In the names of columns that Delta takes with column mapping only, which older readers do not have."""
+"""Characters in column names that Delta takes only with column mapping, which older readers lack."""
 
 _LOG: Final = "_delta_log"
 
 _BROKEN: Final = re.compile(
     r"DELTA_VERSIONS_NOT_CONTIGUOUS|DELTA_TRUNCATED_TRANSACTION_LOG|JsonParse|_delta_log/\S+json"
 )
-"""In the errors of a log that lacks a commit, or has one that is no JSON."""
+"""Texts in errors for a log that lacks a commit, or has one that is not JSON."""
 
 _NEWEST: Final = 10
-"""The commits that are looked at first: a run is mostly the newest one."""
+"""The number of commits that are read first: a run is usually the newest one."""
 
 _CONF: Final = "spark.databricks.delta."
 
@@ -50,7 +50,7 @@ class DeltaLakeTable:
     """A table of Delta Lake: see Target."""
 
     def __init__(self, pipeline: Pipeline, target: Delta, session: Callable[[], SparkSession]) -> None:
-        """`session`: opens a SparkSession that has Delta, which reading needs, too."""
+        """`session`: opens a SparkSession with Delta Lake, which reading needs, too."""
         try:
             from delta.tables import DeltaTable  # noqa: PLC0415 an extra
         except ImportError:
@@ -59,7 +59,7 @@ class DeltaLakeTable:
         self._pipeline, self._path, self._session = pipeline, target.path, session
 
     def read(self) -> Published | None:
-        """What the newest commit has. Raises SettingsError for a table that others have made, or that was changed."""
+        """Reads the newest commit. Raises SettingsError for a table that others have made or changed."""
         published = self._published()
         if published is not None:
             self._check_files()
@@ -75,7 +75,7 @@ class DeltaLakeTable:
         return published
 
     def publish(self, rows: DataFrame, previous: Published | None, finish: Callable[[int], Published]) -> Published:
-        """Counts the rows, then commits them with what `finish` makes of their number."""
+        """Counts the rows, then commits them with the result of `finish` for their number."""
         made = compute(rows)
         count = made.count()
         if self._pipeline.mode is not Mode.APPEND:
@@ -91,7 +91,7 @@ class DeltaLakeTable:
         return published
 
     def table(self, spark: SparkSession) -> DataFrame:
-        """The published rows."""
+        """Returns the published rows."""
         if self.read() is None:
             raise SettingsError(f"{self._pipeline} has not run yet: run it first")
         return spark.read.format("delta").load(self._path)
@@ -107,21 +107,21 @@ class DeltaLakeTable:
             raise SinkUnavailable(f"{self._path} was not deleted as a whole: delete it by hand")
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Does nothing: nothing is open."""
 
     @property
     def _literally(self) -> str:
-        """The path where Hadoop expects a pattern."""
+        """The path, escaped for Hadoop where it expects a pattern."""
         return re.sub(r"([][{}*?\\])", r"\\\1", self._path)
 
     def _files(self, spark: SparkSession, name: str) -> tuple[Any, Any]:
-        """Hadoop's file system of the table, and a path in it."""
+        """Returns Hadoop's file system of the table, and a path in it."""
         return open_path(spark, f"{self._path}/{name}")
 
     def _has_log(self, spark: SparkSession) -> bool:
-        """Whether there is a table; isDeltaTable() denies one whose log could not be read the last time.
+        """Whether there is a table; isDeltaTable() returns False if its log could not be read the last time.
 
-        A first run that died before its commit has left an empty log, and files of rows.
+        A first run that died before its commit leaves an empty log, and files of rows.
         """
         files, log = self._files(spark, "_delta_log")
         is_there = files.exists(log)
@@ -135,12 +135,12 @@ class DeltaLakeTable:
         return False
 
     def _any(self, spark: SparkSession, names: str) -> bool:
-        """Whether there are files of such names."""
+        """Whether there are files with such names."""
         files, pattern = open_path(spark, f"{self._literally}/{names}")
         return len(files.globStatus(pattern) or ()) > 0
 
     def _check_files(self) -> None:
-        """Raises SettingsError if files of the newest version are missing, or have other sizes than in the log."""
+        """Raises SettingsError if files of the newest version are missing, or if their sizes differ from the log."""
         spark = self._session()
         with self._reported():
             found = self._find_damage(spark)
@@ -151,7 +151,7 @@ class DeltaLakeTable:
                 )
 
     def _find_damage(self, spark: SparkSession) -> str:
-        """What differs between the log and the files; "" for nothing. Spark lists the files, on any file system."""
+        """Returns how the files differ from the log; "" if they do not. Spark lists them, on any file system."""
         table = self._tables.forPath(spark, self._path)
         (total,) = table.detail().select("sizeInBytes").head() or (0,)
         wanted = {_name(path) for path in table.toDF().inputFiles()}
@@ -169,20 +169,20 @@ class DeltaLakeTable:
         return f"{what} another size than in its log"
 
     def _find(self) -> tuple[Published | None, list[Row]]:
-        """The newest commit of a pipeline, and the commits of others since."""
+        """Returns the newest commit of a pipeline, and the commits of others since."""
         spark = self._session()
         with self._reported():
             if not self._has_log(spark):
                 return None, []
             table = self._tables.forPath(spark, self._path)
-            for limit in (_NEWEST, None):  # each commit has all the runs of its time
+            for limit in (_NEWEST, None):  # each commit has all runs until then
                 history = table.history() if limit is None else table.history(limit)
                 commits = history.select("version", "operation", "userMetadata").collect()
                 published, others = _newest(commits)
                 if published is not None or len(commits) != limit:
                     break
         if published is None:
-            others = others or commits[:1]  # a log without a run is nobody's of ours, whatever is in it
+            others = others or commits[:1]  # a log without a run is not a pipeline's, whatever it has
         return published, others
 
     def _write(self, spark: SparkSession, rows: DataFrame, *, is_new: bool) -> None:
@@ -205,7 +205,7 @@ class DeltaLakeTable:
 
     @contextmanager
     def _reported(self) -> Iterator[None]:
-        """Raises StaleWriter, MissingSoftware or SinkUnavailable in place of the errors of Delta."""
+        """Raises StaleWriter, MissingSoftware or SinkUnavailable in place of Delta's errors."""
         try:
             yield
         except (PySparkException, Py4JError) as error:
@@ -221,16 +221,16 @@ class DeltaLakeTable:
                     f"the log of {self._path}, {_LOG}, was changed by hand: restore it, or move the directory away: "
                     f"then {self._pipeline} begins again: {find_cause(text)}"
                 ) from error
-            if "DELTA_" in text and not UNTAKEN.search(text):  # which reported() tells
+            if "DELTA_" in text and not UNTAKEN.search(text):  # which reported() handles
                 raise SinkUnavailable(f"{self._pipeline}: {self._path}: {find_cause(text)}") from error
             raise
 
 
 def _newest(commits: Sequence[Row]) -> tuple[Published | None, list[Row]]:
-    """The newest commit of a pipeline, and the commits of others since; without one, all that may change rows."""
+    """Returns the newest commit of a pipeline and others' commits since; without one, all that may change rows."""
     others: list[Row] = []
     for commit in commits:
-        if commit.operation in _HARMLESS:  # one that follows a run by itself has the metadata of the run
+        if commit.operation in _HARMLESS:  # an automatic one after a run has the run's metadata
             continue
         with suppress(ValueError):
             return decode_published(json.loads(commit.userMetadata or "")), others
@@ -239,13 +239,13 @@ def _newest(commits: Sequence[Row]) -> tuple[Published | None, list[Row]]:
 
 
 def _name(path: str) -> str:
-    """The name of a file, which no other of the table has."""
+    """Returns the name of a file, which is unique in the table."""
     return path.rpartition("/")[2]
 
 
 @contextmanager
 def _committing(spark: SparkSession, published: Published) -> Iterator[None]:
-    """Gives the next commit its metadata, and its number."""
+    """Sets the metadata and the number of the next commit."""
     conf = {
         f"{_CONF}commitInfo.userMetadata": json.dumps(published.as_content()),
         f"{_CONF}write.txnAppId": published.owner,

@@ -1,4 +1,4 @@
-"""Runs several pipelines: those of batches one after the other, and streams beside them."""
+"""Runs several pipelines: batches one after another, and streams beside them."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from kstreams_py.spark.pipelines.streaming import Streaming
 logger = logging.getLogger(__name__)
 
 AWAY: Final = (BrokerUnavailable, Retriable, SinkUnavailable)
-"""What is raised while brokers, or the target of a pipeline, do not answer."""
+"""The errors that are raised while brokers, or the target of a pipeline, do not answer."""
 
 Show = Callable[[Pipeline, Run | None], None]
-"""Gets each run that was published; None for a pipeline that has found nothing new. Threads may call it."""
+"""Gets each published run; None for a pipeline that has found nothing new. Several threads may call it."""
 
 
 def run_all(
     pipelines: Sequence[Pipeline], graph: Graph, session: Any, settings: Settings, show: Show, given: Cut | None
 ) -> None:
-    """Runs each pipeline once, a stream until it has read what there was.
+    """Runs each pipeline once, a stream until it has read all records that existed at its start.
 
-    Raises SettingsError for a cut and a stream, MissingSoftware for another PySpark; otherwise as `run_once` and
+    Raises SettingsError for a cut with a stream, and MissingSoftware for another PySpark; otherwise as `run_once` and
     `Streaming` do.
     """
     if given is not None and (stream := next((each for each in pipelines if each.checkpoint is not None), None)):
@@ -63,10 +63,11 @@ def follow_all(
 ) -> None:
     """Runs pipelines at their intervals until they are stopped, or one has failed.
 
-    What is being stored when they are stopped is stored before. While no broker answers, they are tried again at their
-    intervals, each time with a warning; but the first run and the first start of a stream raise BrokerUnavailable: the
-    address may be wrong. So does a broker that refuses the credentials. Raises otherwise as `run_once` and `Streaming`
-    do.
+    A stop waits for the run or batch that is being stored. While no broker answers, pipelines are retried at their
+    intervals, each time with a warning.
+
+    Raises BrokerUnavailable if no broker answers the first run or the first start of a stream, as the address may be
+    wrong, and if a broker refuses the credentials; otherwise raises as `run_once` and `Streaming` do.
     """
     private_api.require(session)
     begun: dict[str, float] = {}
@@ -98,7 +99,7 @@ def follow_all(
 
 
 class _FollowedStream:
-    """A stream that is started again after brokers did not answer: Spark ends it then."""
+    """A stream that is started again after brokers did not answer, as Spark ends it then."""
 
     def __init__(self, pipeline: Pipeline, open_stream: Callable[[], Streaming]) -> None:
         """Starts it. Raises what `open_stream` raises."""
@@ -107,7 +108,7 @@ class _FollowedStream:
         self._due = 0.0
 
     def is_running(self) -> bool:
-        """Whether it runs, or will be started again. Raises what it has failed with."""
+        """Whether it runs, or will be started again. Raises the error with which it has failed."""
         try:
             if self._stream is None and time.monotonic() > self._due:
                 self._stream = self._open()
@@ -123,12 +124,12 @@ class _FollowedStream:
         return False
 
     def stop(self) -> None:
-        """Stops it once the batch that is being stored is."""
+        """Stops it after the batch that is being stored."""
         if self._stream is not None:
             self._stream.stop()
 
     def join(self) -> None:
-        """Waits for its end. Raises what it has failed with, unless brokers did not answer."""
+        """Waits for its end. Raises the error with which it has failed, unless brokers did not answer."""
         if self._stream is not None:
             try:
                 self._stream.join()
@@ -138,7 +139,7 @@ class _FollowedStream:
 
 
 def _may_return(error: Exception) -> bool:
-    """Whether another attempt may succeed without anybody's help."""
+    """Whether another attempt may succeed without intervention."""
     return not isinstance(error, BrokerUnavailable | SinkUnavailable) or error.may_return
 
 

@@ -1,4 +1,4 @@
-"""DataFrames of a pipeline: its function called, and Spark's errors as messages that name the pipeline."""
+"""DataFrames of a pipeline: calls its function, and turns Spark's errors into messages that name the pipeline."""
 
 from __future__ import annotations
 
@@ -37,31 +37,31 @@ _LOST: Final = re.compile(r"data may have been lost|out of range|offset was chan
 _UNANSWERED: Final = re.compile(
     r"kafka\.common\.errors\.\w*(?:Timeout|Disconnect|Network)\w*Exception|Cannot fetch record for offset"
 )
-"""What Spark's Kafka reader raises after its time-outs."""
+"""Errors of Spark's Kafka reader after its time-outs."""
 
 _CHANGED: Final = (
     (r"STATE_STORE_\w*(?:SCHEMA|ROW_FORMAT|TYPE_CHANGE)", "the state has other columns: restore the function, declare"),
     ("STREAMING_STATEFUL_OPERATOR_NOT_MATCH", "it has other stateful operations: restore it, declare"),
-    # Spark has begun a state in the checkpoint, so that the function before does not fit either
+    # Spark has begun a state in the checkpoint, so that the previous function does not fit either
     (r"/state/\d+/\d+/\S+ does not exist|CANNOT_LOAD_STATE", "it keeps a state now, which Spark has begun: declare"),
     ("sources in the checkpoint offsets", "it reads another number of topics: restore it, declare"),
 )
-"""How a stream's function differs from the one that has made its checkpoint, by Spark's error; and a remedy's begin."""
+"""How a stream's function differs from the one of its checkpoint, by Spark's error, and how the remedy begins."""
 
 UNTAKEN: Final = re.compile(r"UNSUPPORTED_DATA_TYPE|EMPTY_SCHEMA_NOT_SUPPORTED|COLUMN_CONTAINS_NULL_TYPE|empty group")
-"""In the errors of a target for columns of types that it does not have."""
+"""Texts in errors of a target for columns of types that it lacks."""
 
 _GROUPED: Final = "ks_rows"
 
 OBSERVED_SECONDS: Final = 60.0
-"""How long Spark's listener may take; other queries of the session may occupy it, and a run without it fails."""
+"""Seconds that Spark's listener may take; other queries of the session may delay it, and a run without it fails."""
 
 PLAN_CHARACTERS: Final = 20_000
-"""The most that is kept of a plan."""
+"""The most characters of a plan that are kept."""
 
 
 def call(pipeline: Pipeline, frames: Sequence[Any]) -> Rows:
-    """The rows of a pipeline. Raises GraphError for an unknown column, and for a result that is no DataFrame."""
+    """Returns the rows of a pipeline. Raises GraphError for an unknown column, or if the result is no DataFrame."""
     try:
         found = pipeline.function(*frames)
     except (AnalysisException, PySparkAttributeError, PySparkTypeError, PySparkValueError) as error:
@@ -75,24 +75,24 @@ def call(pipeline: Pipeline, frames: Sequence[Any]) -> Rows:
 
 
 def columns_of(rows: Rows) -> dict[str, str]:
-    """The name of Spark's type of each column."""
+    """Returns each column with the name of its type in Spark."""
     return dict(rows.dtypes)
 
 
 def quote(name: str) -> str:
-    """The name of a column in an expression."""
+    """Returns the quoted name of a column, for an expression."""
     return "`" + name.replace("`", "``") + "`"
 
 
 def column(name: str) -> Column:
-    """The column of this name, whatever characters it has."""
+    """Returns the column of this name, which may have any characters."""
     return sf.col(quote(name))
 
 
 def compute(rows: Rows) -> Rows:
-    """The rows as they are computed once, on the disks of Spark's processes.
+    """Returns the rows as they are computed once, on the disks of Spark's processes.
 
-    Rows that are lost with one of them fail the next job: to compute them again may give others in other partitions.
+    If a process dies, the next job fails: computing its rows again may give other rows in other partitions.
     """
     return rows.localCheckpoint(eager=True, storageLevel=StorageLevel.DISK_ONLY)
 
@@ -100,21 +100,22 @@ def compute(rows: Rows) -> Rows:
 def observe(name: str, rows: Rows, parent: Rows) -> Observed:
     """Begins to observe the next job that makes these rows.
 
-    - `name`, `parent`: of an `observe(name, ...)` in their plan, and the DataFrame that it was called of.
+    - `name`: the name in a call `parent.observe(name, ...)` in their plan.
+    - `parent`: the DataFrame on which it was called.
 
-    PySpark's Observation is of the first job, which may be one of the function's own.
+    PySpark's Observation observes the first job, which may be one of the function's own.
     """
     return Observed(private_api.start_observation(name, rows.sparkSession, parent))
 
 
 class Observed:
-    """What a job has counted; Spark's listener tells it some milliseconds after the job."""
+    """The counts of a job; Spark's listener reports them some milliseconds after the job."""
 
     def __init__(self, observation: Any) -> None:
         self._observation = observation
 
     def wait(self) -> Mapping[str, int] | None:
-        """Waits for the counts, by name; None if the listener does not tell them."""
+        """Waits for the counts, and returns them by name; None if the listener does not report them."""
         deadline = time.monotonic() + OBSERVED_SECONDS
         while not self._observation.future().isCompleted():
             if time.monotonic() > deadline:
@@ -124,28 +125,28 @@ class Observed:
 
 
 def evaluate(rows: Rows) -> None:
-    """Computes rows for what else that does, such as to move the watermark of a stream."""
+    """Computes rows for the side effects, such as to move the watermark of a stream."""
     rows.write.format("noop").mode("overwrite").save()
 
 
 def schema_of(columns: Mapping[str, str]) -> str:
-    """Columns, each with the name of Spark's type, as a schema in Spark's language."""
+    """Returns columns, each with the name of its type in Spark, as a schema in Spark's language."""
     return ", ".join(f"{quote(name)} {kind}" for name, kind in columns.items())
 
 
 def explain(rows: Rows) -> str:
-    """Spark's formatted plan of the rows, as it is before they are computed; cut off after PLAN_CHARACTERS."""
+    """Returns Spark's formatted plan of the rows before they are computed; cut off after PLAN_CHARACTERS."""
     plan = private_api.explain(rows).strip()
     return plan if len(plan) <= PLAN_CHARACTERS else f"{plan[:PLAN_CHARACTERS]}\n... {len(plan):,} characters in all"
 
 
 def begin_explaining(rows: Rows) -> Callable[[], str]:
-    """Begins to explain rows while the job that makes them runs; returns what waits for the plan."""
+    """Begins to explain rows while the job that makes them runs; returns a function that waits for the plan."""
     found = Future[str]()
 
     def run() -> None:
         try:
-            found.set_result(explain(rows.select("*")))  # a plan of its own: the job may change that of the rows
+            found.set_result(explain(rows.select("*")))  # a separate plan: the job may change that of the rows
         except Exception as error:
             found.set_exception(error)
 
@@ -154,7 +155,7 @@ def begin_explaining(rows: Rows) -> Callable[[], str]:
 
 
 def check_key(what: str, rows: Rows, key: Sequence[str]) -> None:
-    """Raises RowRefused for a key that is null or there twice."""
+    """Raises RowRefused for a key that is null or not unique."""
     if not key:
         return
     nulls = sf.lit(False)
@@ -173,9 +174,10 @@ def check_key(what: str, rows: Rows, key: Sequence[str]) -> None:
 
 @contextmanager
 def reported(pipeline: Pipeline) -> Iterator[None]:
-    """Raises PipelineFailed, InputLost, or BrokerUnavailable, with the first line of an error of Spark.
+    """Raises PipelineFailed, InputLost or BrokerUnavailable, with the first line of Spark's error.
 
-    SettingsError for a stream whose checkpoint is not of its function: Spark's text tells to switch its check off.
+    Raises SettingsError for a stream whose checkpoint belongs to another function: Spark's own text suggests to switch
+    its check off.
     """
     try:
         yield
@@ -200,7 +202,7 @@ def reported(pipeline: Pipeline) -> Iterator[None]:
         if _UNANSWERED.search(text):
             topics = " or ".join(topic.name for topic in pipeline.inputs)
             raise BrokerUnavailable(
-                f"{pipeline}: the broker of {topics} does not answer Spark ({find_cause(text)}): look after it, and "
+                f"{pipeline}: the broker of {topics} does not answer Spark ({find_cause(text)}): check it, and "
                 "run the pipeline again; the last published table stays"
             ) from error
         raise PipelineFailed(f"{pipeline}: Spark failed: {find_cause(text)}; the last published table stays") from error
@@ -212,7 +214,7 @@ def start_query(
     """Starts a query that calls `store` with each batch and its number.
 
     - `output_mode`: Spark's.
-    - `every`: seconds between two batches; None for a query that ends when it has read what there was.
+    - `every`: seconds between two batches; None for a query that ends when it has read all existing records.
     """
     trigger: dict[str, Any] = {"availableNow": True} if every is None else {"processingTime": f"{every} seconds"}
     writer = rows.writeStream.outputMode(output_mode).option("checkpointLocation", checkpoint)
@@ -220,7 +222,7 @@ def start_query(
 
 
 def read_text(rows: Rows, path: str) -> str:
-    """The text of a file, on whatever file system Spark knows."""
+    """Returns the text of a file, on any file system that Spark knows."""
     (row,) = rows.sparkSession.read.text(path, wholetext=True).collect()
     return str(row[0])
 
@@ -230,13 +232,13 @@ def _first_line(error: Exception) -> str:
 
 
 def find_cause(text: str) -> str:
-    """The innermost reason in the text of an error of Java, otherwise its first line."""
+    """Returns the innermost reason in the text of a Java error, or else its first line."""
     reasons = re.findall(r"^(?:Caused by: )?[\w.]+(?:Exception|Error): (.+)$", text, flags=re.MULTILINE)
     return reasons[-1].strip() if reasons else text.strip().partition("\n")[0]
 
 
 def query_rows(session: SparkSession, query: str, limit: int) -> Iterator[Mapping[str, Any]]:
-    """The first rows of a query, as dicts. Raises SettingsError for a query that does not fit."""
+    """Yields the first rows of a query, as dicts. Raises SettingsError for a query that does not fit."""
     try:
         rows = session.sql(query).limit(limit)
     except PySparkException as error:

@@ -20,14 +20,14 @@ from kstreams_py.spark.pipelines.runs import Published, Run
 _COLUMNS: Final = ("run", "ended", "offsets", "records", "rows", "seconds", "lag, s", "malformed")
 
 MARGIN: Final = timedelta(seconds=30)
-"""The least time beside the first and the last run in a plot."""
+"""The least time before the first and after the last run in a plot."""
 
 
 def history_page(graph: str, histories: Iterable[tuple[Pipeline, Published | None]], now: float) -> str:
     """Returns the page as HTML, which needs no other file and no network.
 
-    - `graph`: its name.
-    - `histories`: what the targets of the pipelines have; None without any run.
+    - `graph`: the name of the graph.
+    - `histories`: the published state of each pipeline; None without any run.
     - `now`: seconds since 1970.
     """
     sections = (_section(number, *each) for number, each in enumerate(histories))
@@ -69,7 +69,7 @@ def _plan(run: Run) -> str:
 
 
 def _cuts(runs: Sequence[Run]) -> str:
-    """The ends of what each run has read."""
+    """Returns the offsets at which each run has ended."""
     lines = (f"run {run.number}\n" + "".join(f"  {line}\n" for line in describe_cut(run.cut)) for run in reversed(runs))
     return f"<details><summary>the cut of each run</summary><pre>{escape(''.join(lines))}</pre></details>"
 
@@ -84,7 +84,7 @@ def _row(run: Run) -> str:
 
 
 def _draw(runs: Sequence[Run], name: str, shape: Shape) -> str:
-    """A plot of the lag above one of the duration, over the time when runs ended."""
+    """Returns a plot of the lag above a plot of the duration, over the time at which runs ended."""
     height = 3.6
     figure = Figure(figsize=(shape.inches, height))
     plots = list(figure.subplots(2, sharex=True))
@@ -115,7 +115,7 @@ def _draw(runs: Sequence[Run], name: str, shape: Shape) -> str:
 
 
 def _lines(run: Run) -> Sequence[str]:
-    """What is shown of a run on hover."""
+    """Returns the lines that are shown for a run on hover."""
     lag = [] if run.lag is None else [f"lag: {run.lag:,.1f} s"]
     facts = [f"duration: {run.seconds:,.1f} s", f"rows: {run.rows:,}", f"offsets: {run.offsets:,}"]
     return [f"run {run.number:,}, {_time(run.ended)}", *lag, *facts]

@@ -1,4 +1,4 @@
-"""The inputs of a pipeline as DataFrames, and how many records its jobs have read of them."""
+"""The inputs of a pipeline as DataFrames, and the counts of records that its jobs read."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 TASK_OFFSETS: Final = 100_000
-"""Up to that many for each task that runs at once, a topic is read by no more tasks than these."""
+"""Offsets for each task that runs at once. A topic with no more in all is read by no more tasks than run at once."""
 
 _RECORDS, _MALFORMED = "records", "malformed"
 
 
 class Count(NamedTuple):
-    """What was read of a topic: its records, and how many of them do not decode."""
+    """The records that were read of a topic, and how many of them do not decode."""
 
     records: int
     malformed: int
 
 
 Counts = Mapping[str, Count]
-"""By the name of the topic; without those that the function does not use."""
+"""The counts by topic name, without topics that the function does not use."""
 
 
 class Inputs:
     """Opens the inputs of a pipeline. Spark counts their records while it makes the rows (`Dataset.observe`).
 
-    A task that is run again after its process died may count its records twice: the counts are for people.
+    A task that is run again after its process died may count its records twice: the counts are only for people.
     """
 
     def __init__(self, pipeline: Pipeline, settings: Settings) -> None:
@@ -57,10 +57,10 @@ class Inputs:
         self._malformed = DROP if pipeline.drops_malformed else FAIL
         self._decoded: dict[str, DataFrame] = {}
         self._schemas: set[int] = set()
-        """Ids of the writers' schemas that the streams know."""
+        """The ids of the writers' schemas that the streams know."""
 
     def read(self, spark: SparkSession, start: Cut | None, end: Cut) -> list[DataFrame]:
-        """A DataFrame of each topic, of what is in a cut and not in an earlier one. Raises what view() raises."""
+        """Returns a DataFrame of each topic: the records in a cut and not in an earlier one. Raises as view() does."""
         return [self._read(spark, topic, start, end) for topic in self._pipeline.inputs]
 
     def _read(self, spark: SparkSession, topic: Topic, start: Cut | None, end: Cut) -> DataFrame:
@@ -68,15 +68,15 @@ class Inputs:
             spark, topic, registry=self._registry, settings=self._settings, start=start, end=end,
             malformed=self._malformed, inspect=self._observe(topic),
         )  # fmt: skip
-        # measured: a task, with its consumer and its file, takes as long as some 10,000 records of 100 bytes; to a
-        # target without files, rows go through the driver, a partition at a time
+        # measured: a task, with its consumer and its file, takes as long as about 10,000 records of 100 bytes; for a
+        # target without files, rows pass through the driver, one partition at a time
         tasks, makes_files = spark.sparkContext.defaultParallelism, isinstance(self._pipeline.target, Parquet | Delta)
         is_small = makes_files and end.count(topic.name, start) <= tasks * TASK_OFFSETS
         return rows.coalesce(tasks) if is_small else rows
 
     def stream(self, spark: SparkSession) -> list[DataFrame]:
-        """A stream of each topic. Raises what stream() raises."""
-        self._schemas = self._read_ids()  # first: what the streams know besides is no harm
+        """Returns a stream of each topic. Raises as stream() does."""
+        self._schemas = self._read_ids()  # first: if the streams know more ids, that does no harm
         return [
             stream(
                 spark, topic, registry=self._registry, settings=self._settings,
@@ -99,9 +99,9 @@ class Inputs:
         }
 
     def begin_counting(self, rows: DataFrame) -> Callable[[], Counts]:
-        """Begins to count before the job that makes these rows; returns what waits for the counts after it.
+        """Begins to count before the job that makes these rows; returns a function that waits for the counts after it.
 
-        Jobs that the function itself has run, such as to look at a schema, do not count.
+        Jobs that the function itself has run, such as to sample a schema, do not count.
         """
         plan = private_api.optimized_plan(rows)
         used = {name: parent for name, parent in self._decoded.items() if f"CollectMetrics {name}, " in plan}
@@ -118,16 +118,16 @@ class Inputs:
         return finish
 
     def counts_of(self, query: StreamingQuery) -> Counts:
-        """What the batch of a stream has read, while it is stored; its progress has it only after that."""
+        """Returns the counts of a stream's batch while it is stored: the stream's progress has them only later."""
         found = private_api.observed_by_batch(query, [*self._decoded])
         return {name: Count(row.getLong(0), row.getLong(1)) for name, row in found.items()}
 
     def warn_of_malformed(
         self, spark: SparkSession, counts: Counts, bounds: Callable[[Topic], tuple[Bound | Cut | None, Bound | Cut]]
     ) -> None:
-        """Logs how many records were left out, with the reason of the first one.
+        """Logs how many records were left out, with the reason for the first one.
 
-        - `bounds`: start and end of what was read of a topic.
+        - `bounds`: returns the start and the end of the read range of a topic.
         """
         for topic in self._pipeline.inputs:
             malformed = counts[topic.name].malformed if topic.name in counts else 0
@@ -142,7 +142,7 @@ class Inputs:
             )
 
     def warn_of_compaction(self) -> None:
-        """Logs which topics are compacted: runs cannot see what compaction has deleted."""
+        """Logs which topics are compacted: runs cannot see records that compaction has deleted."""
         cluster = KafkaCluster(self._settings)
         try:
             found = cluster.topics([topic.name for topic in self._pipeline.inputs])
@@ -167,6 +167,6 @@ class Inputs:
 
 
 def total(counts: Counts) -> tuple[int | None, int]:
-    """The records of all topics, None if Spark did not tell any, and how many of them do not decode."""
+    """Returns the records of all topics (None if Spark reported none), and how many of them do not decode."""
     records = sum(each.records for each in counts.values()) if counts else None
     return records, sum(each.malformed for each in counts.values())

@@ -1,7 +1,7 @@
-"""A topic as the table of a pipeline: records and runs in one transaction of Kafka.
+"""A topic as the table of a pipeline: records and runs in one Kafka transaction.
 
-Spark makes the bytes of each record, and the driver's transactional producer only passes them on: Spark's own writer
-has no transactions, and what a restarted task writes twice stays.
+Spark makes the bytes of each record, and the driver's transactional producer only passes them on. Spark's own writer
+has no transactions: records that a restarted task writes twice stay.
 """
 
 from __future__ import annotations
@@ -61,28 +61,28 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 TRANSACTION_MS: Final = 60_000
-"""The least limit of the transaction of a run; the rows are made before it begins."""
+"""The shortest time-out of a run's transaction; the rows are made before it begins."""
 
 POLL_SECONDS: Final = 0.05
 
 RUNS_BYTES: Final = 900_000
-"""The most that the record of the runs has: clients and brokers take 1 MB by default."""
+"""The most bytes of the record of the runs: clients and brokers take 1 MB by default."""
 
 _RESET: Final = "reset_by"
-"""In the record of the runs while a reset is under way: the pipeline that is reset."""
+"""The field with the pipeline that is reset, in the record of the runs while a reset is under way."""
 
 _TOPIC_ID: Final = "topic_id"
-"""In the record of the runs: the broker's id of the topic, which another topic of its name does not have."""
+"""The field with the broker's id of the topic, in the record of the runs: another topic of the same name differs."""
 
 _CHUNK: Final = 5_000
-"""Records that are queued at once."""
+"""The number of records that are queued at once."""
 
 
 class KafkaTable:
-    """A topic: see Target. Readers of committed records see the records of a run at once, and each of them once.
+    """A topic: see Target. Readers of committed records see all records of a run at once, and each of them once.
 
-    The runs are in a compacted topic beside it, whose newest committed record counts. The transactional id is that of
-    the topic: of two drivers, the one that began its transaction first is fenced.
+    The runs are in a compacted topic beside it, whose newest committed record counts. The topic determines the
+    transactional id: of two drivers, the one that began its transaction first is fenced.
     """
 
     def __init__(self, pipeline: Pipeline, topic: Topic, settings: Settings) -> None:
@@ -97,7 +97,7 @@ class KafkaTable:
         self._key = pipeline.key[0] if pipeline.key else None
 
     def read(self) -> Published | None:
-        """What the newest record of the runs has. Raises SettingsError for a topic that others write, TopicError."""
+        """Reads the newest record of the runs. Raises SettingsError for a topic that others write, and TopicError."""
         with self._reported():
             partitions = self._partitions()
             published = self._read_runs()
@@ -106,7 +106,7 @@ class KafkaTable:
             return published
 
     def publish(self, rows: DataFrame, previous: Published | None, finish: Callable[[int], Published]) -> Published:
-        """Makes the records, then writes them and what `finish` makes of their number in one transaction."""
+        """Makes the records, then writes them and the result of `finish` for their number in one transaction."""
         made = compute(rows)  # not while a transaction is open
         records = Encoder(str(self._pipeline), self._topic, self._registry, self._key).encode(made)
         count = made.count()
@@ -133,19 +133,19 @@ class KafkaTable:
             return self._attempt(write)
 
     def table(self, spark: SparkSession) -> DataFrame:
-        """The committed records; of an upsert the newest of each key."""
+        """Returns the committed records; in mode upsert only the newest of each key."""
         if self.read() is None:
             raise SettingsError(f"{self._pipeline} has not run yet: run it first")
         found = view(spark, self._topic, registry=self._registry, settings=self._settings)
         if self._pipeline.mode is not Mode.UPSERT:
             return found
-        # by the number of the run: a key may have moved to a partition that was added
+        # by the number of the run: a key may have moved to an added partition
         number = sf.substring(header_value(PLACE_HEADER), 9, 8)
         newest = sf.row_number().over(Window.partitionBy(KEY).orderBy(number.desc(), sf.col("offset").desc()))
         return found.withColumn("ks_age", newest).where("ks_age = 1").drop("ks_age")
 
     def reset(self) -> None:
-        """Deletes the records, then the runs. A reset that was interrupted is continued by the next one."""
+        """Deletes the records, then the runs. The next reset continues one that was interrupted."""
 
         def delete(producer: Producer) -> None:
             content = self._read_content()
@@ -181,7 +181,7 @@ class KafkaTable:
         return [TopicPartition(self._topic.name, number) for number in range(found[self._topic.name].partitions)]
 
     def _check_new(self, partitions: Sequence[TopicPartition]) -> None:
-        """Raises SettingsError for a topic with records, or with deleted ones of runs that were deleted, too."""
+        """Raises SettingsError for a topic that has records, or had records and lacks its runs."""
         runs = self._runs.topic
         if any(self._newest(tp) is not None for tp in partitions):
             raise SettingsError(
@@ -209,7 +209,7 @@ class KafkaTable:
             )
         if content is None:
             return None
-        if content.get(_TOPIC_ID, topic_id := self._topic_id()) != topic_id:  # an older release has not stored it
+        if content.get(_TOPIC_ID, topic_id := self._topic_id()) != topic_id:  # an older release did not store it
             raise SettingsError(
                 f"{self._pipeline}: topic {self._topic} was deleted and created again since its last run, whose "
                 "records are gone: `kstreams pipeline reset` lets it begin again"
@@ -217,7 +217,7 @@ class KafkaTable:
         return decode_published(content)
 
     def _read_content(self) -> dict[str, Any] | None:
-        """The newest record of the runs; None without one, and for a tombstone."""
+        """Returns the content of the newest record of the runs; None without a record, and for a tombstone."""
         topic = self._runs.topic
         newest = self._newest(self._runs) if self._cluster.topics([topic]) else None
         if newest is not None and newest.key() != (key := self._topic.name.encode()):
@@ -236,7 +236,7 @@ class KafkaTable:
             ) from None
 
     def _newest(self, partition: TopicPartition) -> Message | None:
-        """The newest committed record; asks again for a while, as a topic that was just created has no leader yet."""
+        """Returns the newest committed record; retries for a while, as a new topic may not have a leader yet."""
         deadline = time.monotonic() + self._settings.request_timeout_ms / 1000
         while True:
             try:
@@ -247,9 +247,9 @@ class KafkaTable:
                 time.sleep(POLL_SECONDS)
 
     def _attempt(self, step: Callable[[Producer], T]) -> T:
-        """Makes a step with a producer, and again with a new one for a while, if the outcome of a request is unknown.
+        """Makes a step with a producer; retries it for a while with a new one if the outcome of a request is unknown.
 
-        The new one ends the transaction of the one before; the step looks at what is there.
+        The new producer ends the transaction of the previous one; the step checks what is stored.
         """
         deadline = time.monotonic() + self._settings.request_timeout_ms / 1000
         while True:
@@ -263,7 +263,7 @@ class KafkaTable:
 
     @contextmanager
     def _producer(self) -> Iterator[Producer]:
-        """A producer that has fenced the one before, whose transaction has ended."""
+        """Yields a producer that has fenced the previous one, whose transaction has ended."""
         ensure_topics(self._cluster, {self._runs.topic: (1, RUNS_SETTINGS)})
         topics = self._cluster.topics([self._topic.name, self._runs.topic])
         producer = self._cluster.producer(TRANSACTIONAL, self._runs.topic, batch_bytes(topics.values()))
@@ -277,11 +277,11 @@ class KafkaTable:
             producer.drop()
 
     def _transact(self, producer: Producer, outputs: Iterator[Output], content: bytes | None, next_run: int) -> None:
-        """Writes outputs and the record of the runs in one transaction, with what a cut needs to tell their run.
+        """Writes outputs and the record of the runs in one transaction, with the offset by which a cut knows their run.
 
         - `next_run`: the offset of the pipeline's group: the place of the first run that is not written.
 
-        Raises a ClientError; what is not committed then cannot be seen.
+        Raises a ClientError; uncommitted records then stay invisible.
         """
         producer.begin_transaction()
         try:
@@ -291,16 +291,16 @@ class KafkaTable:
             with closing(self._cluster.consumer(self._pipeline.owner, self._runs.topic)) as group:
                 producer.send_offsets({self._runs: next_run}, group)
         except BaseException:
-            with suppress(ClientError):  # readers would wait for its time-out
+            with suppress(ClientError):  # otherwise readers would wait for its time-out
                 producer.abort_transaction()
             raise
         producer.commit_transaction()
         self._await_markers()
 
     def _await_markers(self) -> None:
-        """Waits until readers find what is committed: a commit returns before its markers are written."""
+        """Waits until readers see the committed records: a commit returns before its markers are written."""
         deadline = time.monotonic() + self._settings.request_timeout_ms / 1000
-        with suppress(ClientError, Unavailable):  # what is committed stays so; a reader may find it later
+        with suppress(ClientError, Unavailable):  # the commit stays; a reader may see it later
             partitions = [*self._partitions(), self._runs]
             written = self._cluster.ends(partitions, committed=False)
             while any(end < written[tp] for tp, end in self._cluster.ends(partitions).items()):
@@ -309,10 +309,10 @@ class KafkaTable:
                 time.sleep(POLL_SECONDS)
 
     def _outputs(self, records: DataFrame, previous: Published | None, number: int) -> Iterator[Output]:
-        """The records of a run, each with the place of the run and a hash.
+        """Yields the records of a run, each with the place of the run and a hash.
 
-        The hash is of what the run continues from, of the bytes, and of how many equal records are before: a run that
-        is made again, at a later cut, gives its records the same one.
+        The hash is made from the state from which the run continues, the bytes, and the number of equal records before:
+        a run that is made again, at a later cut, gives its records the same hashes.
         """
         topic, runs = self._topic.name, self._runs
         place = hash_prefix(self._pipeline.owner, runs.topic, self._runs_id(), runs.partition) + pack_offset(number)
@@ -331,7 +331,7 @@ class KafkaTable:
 
     @contextmanager
     def _reported(self) -> Iterator[None]:
-        """Raises SinkUnavailable or StaleWriter in place of the errors of a client."""
+        """Raises SinkUnavailable or StaleWriter in place of a client's errors."""
         try:
             yield
         except Refused as error:
@@ -348,7 +348,7 @@ class KafkaTable:
 
 
 def _decode(value: bytes | None) -> dict[str, Any] | None:
-    """The content of a record of the runs, or of a reset; None for a tombstone. Raises ValueError."""
+    """Returns the content of a record of the runs, or of a reset; None for a tombstone. Raises ValueError."""
     if value is None:
         return None
     content = parse_json(value)
@@ -362,7 +362,7 @@ def _decode(value: bytes | None) -> dict[str, Any] | None:
 
 
 def encode_runs(published: Published, topic_id: str) -> bytes:
-    """The record of the runs: as many of the newest ones as a record takes."""
+    """Returns the record of the runs, with as many of the newest runs as a record takes."""
     while True:
         content = json.dumps(published.as_content() | {_TOPIC_ID: topic_id}).encode()
         if len(content) <= RUNS_BYTES or len(published.runs) == 1:

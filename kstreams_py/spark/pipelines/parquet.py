@@ -29,7 +29,7 @@ _WRITTEN: Final = "ks_written"
 class ParquetTable:
     """A directory of Parquet files: see Target.
 
-    Spark writes files that no manifest has yet. Under the lock the manifest is compared with the one before the run,
+    Spark writes files that no manifest has yet. Under the lock, the manifest is compared with the one before the run,
     and replaced; it has the names of the files and the cut. Replaced files stay for an hour, for their readers.
     """
 
@@ -45,7 +45,7 @@ class ParquetTable:
         self._directory = Directory(target.directory)
 
     def read(self) -> Published | None:
-        """What the manifest has. Raises SettingsError if the directory was changed by hand, or is a sink's."""
+        """Reads the manifest. Raises SettingsError if the directory was changed by hand, or is a sink's."""
         with reported(self._directory):
             manifest = self._directory.read()
             if manifest is None:
@@ -56,7 +56,7 @@ class ParquetTable:
             return published
 
     def publish(self, rows: DataFrame, previous: Published | None, finish: Callable[[int], Published]) -> Published:
-        """Stages the rows, then publishes them with what `finish` makes of their number."""
+        """Stages the rows, then publishes them with the result of `finish` for their number."""
         spark, mode, key = rows.sparkSession, self._pipeline.mode, self._pipeline.key
         with reported(self._directory):
             self._directory.prepare()
@@ -81,7 +81,7 @@ class ParquetTable:
         return published
 
     def table(self, spark: SparkSession) -> DataFrame:
-        """The published rows."""
+        """Returns the published rows."""
         with reported(self._directory):
             manifest = self._directory.read()
             if manifest is None:
@@ -100,7 +100,7 @@ class ParquetTable:
             self._remove_checkpoint()
 
     def _remove_checkpoint(self) -> None:
-        """Removes it as a whole: Spark would take what is left of one, such as the state of other batches."""
+        """Removes the whole checkpoint: Spark would use the rest of one, such as the state of other batches."""
         with suppress(FileNotFoundError):
             removed = self._directory.data / f"checkpoint-{uuid.uuid4().hex}"
             (self._directory.path / CHECKPOINT).rename(removed)
@@ -111,7 +111,7 @@ class ParquetTable:
         self._directory.close()
 
     def _merge(self, spark: SparkSession, files: tuple[DataFile, ...]) -> tuple[DataFile, ...]:
-        """The files, with one in place of several of a size: the next run opens all of them."""
+        """Returns the files, with one in place of several of the same size: the next run opens all files."""
         while merged := choose_merged(files):
             made = self._stage(self._read_files(spark, merged).coalesce(1), is_one=True)
             if sum(file.rows for file in made) != sum(file.rows for file in merged):
@@ -133,7 +133,7 @@ class ParquetTable:
                 )
 
     def _read_files(self, spark: SparkSession, files: Sequence[DataFile]) -> DataFrame:
-        """The rows of files; none of them is passed over, whatever the session's settings are."""
+        """Returns the rows of files; no file is ignored, whatever the session's settings are."""
         self._check(files)
         strict = {"ignoreCorruptFiles": "false", "ignoreMissingFiles": "false"}
         return spark.read.options(**strict).parquet(*self._paths(files))
@@ -147,7 +147,7 @@ class ParquetTable:
             old = {file.name for file in current.files} if current is not None else set()
             written = [self._directory.data / file.name for file in files if file.name not in old]
             if missing := [path for path in written if not path.exists()]:
-                raise SinkUnavailable(f"{missing[0]}: the run stood still until its files were removed: run it again")
+                raise SinkUnavailable(f"{missing[0]}: the run was frozen until its files were removed: run it again")
             self._directory.replace(current, manifest, [*written, *{path.parent for path in written}])
             self._directory.sweep(manifest)
 
@@ -171,9 +171,9 @@ class ParquetTable:
             )
 
     def _stage(self, rows: DataFrame, *, is_one: bool = False) -> Sequence[DataFile]:
-        """Files of the rows, under names that no manifest has; none without rows.
+        """Writes the rows to files with names that no manifest has, and returns the files; none without rows.
 
-        - `is_one`: a partition is one file, however many rows it has.
+        - `is_one`: each partition becomes one file, however many rows it has.
         """
         directory = self._directory.data / f"run-{uuid.uuid4().hex}"
         counted = rows.observe(_WRITTEN, sf.count(sf.lit(1)).alias(_WRITTEN))
@@ -184,7 +184,7 @@ class ParquetTable:
         files = [DataFile(f"{directory.name}/{path.name}", self._count(path), digest_end(path)) for path in found]
         written = observed.wait()
         if written is None or written[_WRITTEN] != sum(file.rows for file in files):
-            # executors with disks of their own, or a row that was counted twice as its process died
+            # executors have their own disks, or a row was counted twice because its process died
             count = "an unknown number of" if written is None else f"{written[_WRITTEN]:,}"
             raise SinkUnavailable(
                 f"{directory}: Spark wrote {count} rows, and {sum(file.rows for file in files):,} are there: the "
@@ -195,7 +195,7 @@ class ParquetTable:
     def _count(self, path: Path) -> int:
         try:
             return int(self._parquet.read_metadata(path).num_rows)
-        except ValueError:  # pyarrow's for what is no Parquet file
+        except ValueError:  # pyarrow's error for a file that is not Parquet
             return -1
 
     def _paths(self, files: Sequence[DataFile]) -> list[str]:
@@ -203,5 +203,5 @@ class ParquetTable:
 
 
 def _uri(path: Path) -> str:
-    """The path for Spark, which would take one without a scheme to be on the file system that it has by default."""
+    """Returns the path as a URI: Spark would look for a path without a scheme on its default file system."""
     return f"file://{path}"

@@ -1,4 +1,4 @@
-"""Where the runs of a pipeline end: the places of a stream's batches, and the ends of any run as text."""
+"""Where the runs of a pipeline end: the places of a stream's batches, and the ends of each run as text."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Final, NamedTuple
 from kstreams_py.kafka.foreign_records import parse_json
 
 EARLIEST: Final = -2
-"""Spark's number for the first offset of a partition."""
+"""Spark's code for the first offset of a partition."""
 
 
 class Place(NamedTuple):
     """A batch of a stream.
 
     - `stream`: Spark's id of the query, which its checkpoint has.
-    - `batch`: its number, from 0.
-    - `entry`: the checkpoint's entry of the batch, which has its offsets.
+    - `batch`: the number of the batch, from 0.
+    - `entry`: the checkpoint's entry for the batch, with its offsets.
     - `topics`: the broker's ids of the inputs, by name.
     """
 
@@ -26,14 +26,14 @@ class Place(NamedTuple):
     topics: dict[str, str]
 
     def encode(self) -> str:
-        """The place as text: JSON."""
+        """Returns the place as text: JSON."""
         return json.dumps(self._asdict())
 
     @classmethod
     def decode(cls, text: str) -> Place | None:
-        """The place of such a text; None for the cut of a run that was no batch of a stream.
+        """Reads a place from its text; returns None for the cut of a run that was no batch of a stream.
 
-        Raises ValueError for another text.
+        Raises ValueError for any other text.
         """
         content = parse_json(text)
         if not isinstance(content, dict) or "stream" not in content:
@@ -44,40 +44,40 @@ class Place(NamedTuple):
                 raise TypeError("its fields have other types")
             place.planned, place.count_offsets(None)
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
-            raise ValueError(f"{text[:80]!r} is no batch of a stream: {error}") from None
+            raise ValueError(f"{text[:80]!r} is not a batch of a stream: {error}") from None
         return place
 
     @property
     def planned(self) -> float:
-        """When Spark has chosen its offsets, in seconds since 1970."""
+        """The time at which Spark chose its offsets, in seconds since 1970."""
         return float(json.loads(self.entry.splitlines()[1])["batchTimestampMs"]) / 1000
 
     def count_offsets(self, before: Place | None) -> int:
-        """How many offsets are between two batches; from 0 without a batch before."""
+        """Returns the number of offsets between two batches; from 0 without an earlier batch."""
         return sum(self.all_ends()) - (sum(before.all_ends()) if before is not None else 0)
 
     def ends(self, topic: str) -> dict[int, int]:
-        """The next offset of each partition of a topic."""
+        """Returns the next offset of each partition of a topic."""
         found = next((source[topic] for source in self._sources() if topic in source), {})
         return {int(partition): offset for partition, offset in found.items()}
 
     def starts(self, topic: str, following: Place) -> dict[int, int]:
-        """Where the batch that follows begins: new partitions at their first record."""
+        """Returns where the following batch begins; new partitions begin at their first record."""
         return dict.fromkeys(following.ends(topic), EARLIEST) | self.ends(topic)
 
     def all_ends(self) -> list[int]:
-        """The next offset of every partition of all topics."""
+        """Returns the next offset of every partition of all topics."""
         return [
             offset for source in self._sources() for partitions in source.values() for offset in partitions.values()
         ]
 
     def _sources(self) -> list[dict[str, dict[str, int]]]:
-        """The entry's offsets of each source; before them are a version and the batch."""
+        """Returns the entry's offsets for each source, which follow a version and the batch."""
         return [json.loads(line) for line in self.entry.splitlines()[2:] if line.startswith("{")]
 
 
 def describe_cut(text: str) -> list[str]:
-    """A line for each topic of what a run has stored: the offset before which it has read each partition."""
+    """Returns a line for each topic of a stored cut: the offset before which each partition was read."""
     try:
         if (place := Place.decode(text)) is not None:
             ends = {name: list(place.ends(name).values()) for name in place.topics}

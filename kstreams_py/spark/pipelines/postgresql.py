@@ -1,7 +1,7 @@
 """A table in PostgreSQL as the table of a pipeline: rows and runs in one transaction of the database.
 
-Spark makes the text of each row, in the format of COPY, and the driver only passes it on: no jar is needed beside the
-installed Spark, and rows and runs are in one transaction, which connections of several executors could not share.
+Spark makes the text of each row, in the format of COPY, and the driver only passes it on. So no additional jar is
+needed, and rows and runs are in one transaction, which the connections of several executors could not share.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ _TYPES: Final = {
     "timestamp": "timestamp with time zone",
     "timestamp_ntz": "timestamp without time zone",
 }
-"""PostgreSQL's types, by Spark's; decimals have theirs."""
+"""PostgreSQL's types, by Spark's; the types of decimals are derived."""
 
 _RUNS: Final = "kstreams_pipelines"
-"""The table of what is published, in the schema of the pipeline's table."""
+"""The table with the published runs, in the schema of the pipeline's table."""
 
 _REMEDY: Final = "restore it, or begin again with `kstreams pipeline reset`"
 
@@ -61,17 +61,17 @@ GROUP BY indexrelid
 """The columns of each unique index of a table."""
 
 LOCK_SECONDS: Final = 60
-"""How long a run waits for another one that publishes."""
+"""Seconds that a run waits for another run that publishes."""
 
 _LINES: Final = 2_000
-"""Rows that are passed on at once."""
+"""The number of rows that are passed on at once."""
 
 CONNECT_SECONDS: Final = 30
-"""The longest time until the server takes a connection: a run has no transaction of Kafka open meanwhile."""
+"""The longest time until the server accepts a connection; a run has no open Kafka transaction meanwhile."""
 
 
 class PostgreSQLTable:
-    """A table in PostgreSQL: see Target. Readers see the table of one run, until the transaction is committed."""
+    """A table in PostgreSQL: see Target. Readers see the previous run's table until the transaction is committed."""
 
     def __init__(self, pipeline: Pipeline, target: PostgreSQL) -> None:
         try:
@@ -83,14 +83,14 @@ class PostgreSQLTable:
         try:
             psycopg.conninfo.conninfo_to_dict(target.url)
         except psycopg.ProgrammingError:  # its text may have the password
-            raise SettingsError(f"{pipeline}: {target.name} is no URL of PostgreSQL: correct it") from None
+            raise SettingsError(f"{pipeline}: {target.name} is not a PostgreSQL URL: correct it") from None
         self._psycopg = psycopg
         self._pipeline, self._target = pipeline, target
         schema, dot, self._name = target.table.rpartition(".")
         self._table, self._runs = _quoted(target.table), _quoted(f"{schema}{dot}{_RUNS}")
 
     def read(self) -> Published | None:
-        """What is published. Raises SettingsError for a table that no pipeline has made, or that was dropped."""
+        """Reads the published state. Raises SettingsError for a table that no pipeline made, or that was dropped."""
         with self._connected() as connection:
             return self._read(connection)
 
@@ -125,7 +125,7 @@ class PostgreSQLTable:
         return published
 
     def table(self, spark: SparkSession) -> DataFrame:
-        """The published rows, by way of the driver."""
+        """Returns the published rows, which pass through the driver."""
         published = self.read()
         if published is None:
             raise SettingsError(f"{self._pipeline} has not run yet: run it first")
@@ -136,7 +136,7 @@ class PostgreSQLTable:
         return spark.createDataFrame(rows, schema_of(published.columns))
 
     def reset(self) -> None:
-        """Drops the table, with what is published."""
+        """Drops the table, and deletes its published state."""
         with self._connected() as connection:
             self._lock(connection)
             published = self._stored(connection)
@@ -148,34 +148,34 @@ class PostgreSQLTable:
             connection.execute(f"DELETE FROM {self._runs} WHERE table_name = %s", (self._name,))
 
     def close(self) -> None:
-        """Does nothing: each method has a connection of its own."""
+        """Does nothing: each method opens its own connection."""
 
     @contextmanager
     def _connected(self) -> Iterator[psycopg.Connection[Any]]:
-        """A connection in a transaction, which ends with the block. Raises SinkUnavailable, RowRefused."""
+        """Yields a connection in a transaction, which ends with the block. Raises SinkUnavailable and RowRefused."""
         try:
             with self._psycopg.connect(
                 self._target.url, connect_timeout=CONNECT_SECONDS, application_name="kstreams_py"
             ) as found:
-                # what follows the lock must see what its last holder has committed; the run must be on the disk
+                # statements after the lock must see the commits of its last holder; the run must be on the disk
                 found.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
                 found.execute("SET LOCAL synchronous_commit = on")
                 found.execute("SET LOCAL TimeZone = 'UTC'")
-                found.execute(f"SET LOCAL lock_timeout = '{LOCK_SECONDS}s'")  # a frozen run holds its locks
+                found.execute(f"SET LOCAL lock_timeout = '{LOCK_SECONDS}s'")  # a frozen run keeps its locks
                 yield found
         except self._psycopg.errors.IntegrityError as error:
             raise RowRefused(f"{self._pipeline}: {self._target} does not take its rows: {_line(error)}", 0) from error
         except self._psycopg.errors.CardinalityViolation as error:
-            raise RowRefused(f"{self._pipeline}: two of its rows have one key: {_line(error)}", 0) from error
+            raise RowRefused(f"{self._pipeline}: two of its rows have the same key: {_line(error)}", 0) from error
         except (self._psycopg.errors.DataError, self._psycopg.errors.InsufficientPrivilege) as error:
             raise SettingsError(f"{self._pipeline}: {self._target}: {_line(error)}") from error
-        except self._psycopg.ProgrammingError as error:  # such as a column that was dropped since the look at it
+        except self._psycopg.ProgrammingError as error:  # such as for a column that was dropped since the check
             raise SettingsError(f"{self._pipeline}: {self._target}: {_line(error)}: {_REMEDY}") from error
         except self._psycopg.Error as error:
             raise SinkUnavailable(f"{self._target}: {_line(error)}") from error
 
     def _lock(self, connection: psycopg.Connection[Any]) -> None:
-        """Makes the table of what is published, and holds off other runs until the transaction ends."""
+        """Creates the table of published runs, and blocks other runs until the transaction ends."""
         connection.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", (f"kstreams_py {self._runs}",))
         connection.execute(
             f"CREATE TABLE IF NOT EXISTS {self._runs} (table_name text PRIMARY KEY, content text NOT NULL)"
@@ -246,10 +246,10 @@ class PostgreSQLTable:
         return count
 
     def _move(self, connection: psycopg.Connection[Any], names: str, columns: Sequence[str]) -> None:
-        """Moves the rows to the table, as the mode has it."""
+        """Moves the rows to the table, according to the mode."""
         insert = f"INSERT INTO {self._table} ({names}) SELECT {names} FROM staged"
         if self._pipeline.mode is Mode.COMPLETE:
-            connection.execute(f"DELETE FROM {self._table}")  # readers do not wait, as they would for TRUNCATE
+            connection.execute(f"DELETE FROM {self._table}")  # unlike with TRUNCATE, readers do not wait
         elif self._pipeline.mode is Mode.UPSERT:
             key = ", ".join(map(_quote, self._pipeline.key))
             others = [_quote(name) for name in columns if name not in self._pipeline.key]
@@ -258,7 +258,7 @@ class PostgreSQLTable:
         connection.execute(insert)
 
     def _sql_types(self, columns: Mapping[str, str]) -> dict[str, str]:
-        """PostgreSQL's types of columns, by Spark's. Raises SettingsError for one that it lacks."""
+        """Returns PostgreSQL's types for columns, by Spark's. Raises SettingsError for a type that it lacks."""
         check_names("the name of a column", tuple(columns))
         found = {}
         for name, kind in columns.items():
@@ -273,7 +273,7 @@ class PostgreSQLTable:
 
 
 def _line_of(rows: DataFrame) -> Column:
-    """The row as a line of COPY."""
+    """Returns the row as a line of COPY."""
     return sf.concat_ws("\t", *(_field(column(name), kind) for name, kind in rows.dtypes))
 
 
@@ -281,7 +281,7 @@ def _field(column: Column, kind: str) -> Column:
     if kind == "binary":
         text = sf.concat(sf.lit("\\\\x"), sf.hex(column))
     elif kind == "string":
-        text = sf.validate_utf8(column)  # Python would get U+FFFD in place of other bytes
+        text = sf.validate_utf8(column)  # otherwise Python would get U+FFFD in place of invalid bytes
         for plain, escaped in (("\\", "\\\\"), ("\t", "\\t"), ("\n", "\\n"), ("\r", "\\r")):
             text = sf.replace(text, sf.lit(plain), sf.lit(escaped))
     elif kind == "timestamp":

@@ -1,7 +1,7 @@
 """Runs pipelines: each run takes the last cut from the target, makes a new one, and stores rows and cut together.
 
-A process that dies before the target's atomic step has changed nothing that others see; the next run reads the same
-records again, from the cut that the target has. Neither Spark's checkpoint nor a consumer group is used.
+If a process dies before the target's atomic step, others see no change; the next run reads the same records again, from
+the cut in the target. Neither Spark's checkpoint nor a consumer group is used.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ POLL_SECONDS: Final = 0.2
 
 
 def choose_pipelines(graph: Graph, names: Sequence[str]) -> tuple[Pipeline, ...]:
-    """The pipelines of these names, all without names. Raises SettingsError."""
+    """Returns the pipelines of these names; all if there are no names. Raises SettingsError."""
     known = {pipeline.id: pipeline for pipeline in graph.pipelines}
     if not known:
         raise SettingsError(f"graph {graph.name!r} has no pipelines: declare one with @graph.pipeline")
@@ -39,7 +39,7 @@ def choose_pipelines(graph: Graph, names: Sequence[str]) -> tuple[Pipeline, ...]
 
 
 def read_published(pipeline: Pipeline, settings: Settings, session: Callable[[], Any]) -> Published | None:
-    """What the pipeline's target has; `session` as of `open_target`. Raises SettingsError if it is another's."""
+    """Reads the state of the pipeline's target. `session`: see `open_target`. Raises SettingsError for another's."""
     with closing(open_target(pipeline, settings, session)) as target:
         published = target.read()
     check_owner(pipeline, published)
@@ -55,16 +55,16 @@ def run_once(
     given: Cut | None = None,
     since: float | None = None,
 ) -> Run | None:
-    """Runs a pipeline once; None if there was nothing to do.
+    """Runs a pipeline once, and returns the run; None if there was nothing to do.
 
     - `session`: a SparkSession that reads Kafka.
     - `given`: the cut to run at; a new one by default.
-    - `since`: when this process has run it last, in seconds since 1970: a complete table is not made again at the cut
-      that it has, and no record that is new has waited for longer. None for the first time.
+    - `since`: the time of this process's last run, in seconds since 1970: a complete table is not made again at the
+      same cut, and no new record has waited for longer. None for the first run.
 
     Raises GraphError for a function that does not fit, SettingsError for a target that does not take the rows,
-    InputLost if records were deleted that the table needs, BrokerUnavailable if no broker answers Spark, PipelineFailed
-    if a job of Spark fails for another reason, and what cut(), view() and the target raise.
+    InputLost if records that the table needs were deleted, BrokerUnavailable if no broker answers Spark, PipelineFailed
+    if a Spark job fails for another reason, and the errors of cut(), view() and the target.
     """
     began = time.monotonic()
     with closing(open_target(pipeline, settings, lambda: session)) as target:
@@ -85,7 +85,7 @@ def run_once(
             inputs.warn_of_compaction()
         with _named(pipeline):
             frames = inputs.read(session, after, new)
-        with reported(pipeline):  # the function may run jobs of its own
+        with reported(pipeline):  # the function may run its own jobs
             rows = call(pipeline, frames)
         columns = columns_of(rows)
         check_columns(pipeline, rows.dtypes, previous)
@@ -120,7 +120,7 @@ def _last_cut(pipeline: Pipeline, published: Published) -> Cut:
 
 @contextmanager
 def _named(pipeline: Pipeline) -> Iterator[None]:
-    """Adds the pipeline and its remedy to errors about topics that are not those of the last run any more."""
+    """Adds the pipeline and the remedy to errors about topics that have changed since the last run."""
     try:
         yield
     except (InputLost, SettingsError, TopicError) as error:
@@ -128,7 +128,7 @@ def _named(pipeline: Pipeline) -> Iterator[None]:
 
 
 def _count_offsets(pipeline: Pipeline, new: Cut, after: Cut | None) -> int:
-    """How many offsets are in one cut and not in the other."""
+    """Returns the number of offsets that are in one cut and not in the other."""
     with _named(pipeline):
         return sum(new.count(topic.name, after) for topic in pipeline.inputs)
 
@@ -141,10 +141,10 @@ def follow(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Runs each pipeline at its interval, one after the other, until it is stopped. A run is never interrupted.
+    """Runs each pipeline at its interval, one after another, until it is stopped. A run is never interrupted.
 
-    - `run`: runs one.
-    - `is_stopped`: is asked between runs.
+    - `run`: runs one pipeline.
+    - `is_stopped`: called between runs.
     """
     due = {pipeline.id: clock() for pipeline in pipelines}
     while not is_stopped():
@@ -160,7 +160,7 @@ def follow(
 
 
 def _report_losses(pipeline: Pipeline, old: Cut, new: Cut) -> None:
-    """A complete table is made of what is retained: says what is not there any more."""
+    """Logs which records are no longer retained: a complete table is made without them."""
     for topic in pipeline.inputs:
         before, after = old.topics.get(topic.name), new.topic(topic.name)
         if before is None:

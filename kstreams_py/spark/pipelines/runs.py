@@ -1,4 +1,4 @@
-"""The runs of a pipeline as its target stores them, what a target must do, and which targets a pipeline refuses."""
+"""The runs of a pipeline as its target stores them; the protocol of targets, and which ones a pipeline refuses."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from kstreams_py.errors import SettingsError
 from kstreams_py.graph.pipelines import Pipeline
 
 KEPT_RUNS: Final = 50
-"""Runs that a target remembers."""
+"""The number of runs that a target keeps."""
 
 SECONDS_MAX: Final = 2**37
-"""Seconds since 1970 for which a calendar has a date."""
+"""The range of seconds since 1970 for which a calendar has a date."""
 
 _UNTYPED: Final = re.compile(r"(?:^|[<:,])void(?:[>,]|$)")
 """Spark's type of a literal NULL, also as a part of another type."""
 
 
 class Run(NamedTuple):
-    """A run that was published.
+    """A published run.
 
     - `cut`: the text of its cut.
-    - `offsets`: how many it has read: records, and the markers and aborted records between them.
-    - `rows`: how many the function has returned.
-    - `ended`: seconds since 1970.
-    - `seconds`: from the begin of the cut until the rows were staged.
-    - `lag`: the longest that a new record can have waited for the run, in seconds: from the cut before until the rows
-      were staged. None for a first run, and if the moment of that cut is not known.
-    - `plan`: Spark's plan of the rows as text; "" if that of the run after it differs in numbers alone.
-    - `malformed`: how many records did not decode, and were left out.
-    - `records`: how many the function was given, with those; None if Spark did not tell.
+    - `offsets`: the number of offsets that it has read: records, and the markers and aborted records between them.
+    - `rows`: the number of rows that the function returned.
+    - `ended`: in seconds since 1970.
+    - `seconds`: the time from the beginning of the cut until the rows were staged.
+    - `lag`: the longest time that a new record may have waited for the run, in seconds: from the previous cut until the
+      rows were staged. None for a first run, and if the time of that cut is not known.
+    - `plan`: Spark's plan of the rows as text; "" if the plan of the next run differs only in numbers.
+    - `malformed`: the number of records that did not decode, and were left out.
+    - `records`: the number of records for the function, including malformed ones; None if Spark did not report it.
     """
 
     number: int
@@ -48,11 +48,11 @@ class Run(NamedTuple):
 
 
 class Published(NamedTuple):
-    """What a target has of its pipeline; it changes together with the rows.
+    """The published state of a pipeline in its target; it changes together with the rows.
 
-    - `owner`: of the pipeline.
-    - `columns`: the name of Spark's type of each column.
-    - `runs`: the last ones, the newest at the end.
+    - `owner`: the owner of the pipeline.
+    - `columns`: the columns, each with the name of its type in Spark.
+    - `runs`: the last runs, the newest at the end.
     """
 
     owner: str
@@ -65,7 +65,7 @@ class Published(NamedTuple):
 
     @classmethod
     def after(cls, previous: Published | None, owner: str, columns: Mapping[str, str], run: Run) -> Published:
-        """What is published with a run; the oldest runs are not kept."""
+        """Returns the published state after a run; the oldest runs are not kept."""
         if previous is None:
             return cls(owner, columns, (run,))
         *earlier, last = previous.runs
@@ -73,17 +73,17 @@ class Published(NamedTuple):
         return cls(owner, columns, (*earlier, last, run)[-KEPT_RUNS:])
 
     def as_content(self) -> dict[str, Any]:
-        """What `decode_published` reads: for JSON."""
+        """Returns the content for JSON that `decode_published` reads."""
         return {"owner": self.owner, "columns": dict(self.columns), "runs": [list(run) for run in self.runs]}
 
 
 def _shape(plan: str) -> str:
-    """A plan without its numbers: the offsets of each run, Spark's ids, and Java's names of objects."""
+    """Returns a plan without its numbers: the offsets of each run, Spark's ids, and Java's names of objects."""
     return re.sub(r"@[0-9a-f]+|\d+", "#", plan)
 
 
 def decode_published(content: Mapping[str, Any]) -> Published:
-    """Raises ValueError for what is no content of `Published.as_content`."""
+    """Reads the content of `Published.as_content`. Raises ValueError for any other content."""
     try:
         runs = tuple(Run(*run) for run in content["runs"])
         found = Published(content["owner"], dict(content["columns"]), runs)
@@ -107,31 +107,31 @@ def _is_count(value: object) -> bool:
 
 
 class Target(Protocol):
-    """A pipeline's table. Every method raises SinkUnavailable if it cannot be used now; of a topic BrokerUnavailable.
+    """A pipeline's table. Every method raises SinkUnavailable if it cannot be used now; for a topic BrokerUnavailable.
 
-    The rows and what is published are stored in one atomic step; a target that others see has those of one run.
+    Rows and published state are stored in one atomic step: others see a target with the rows and the state of one run.
     """
 
     def read(self) -> Published | None:
-        """What was published last; None without any run. Raises SettingsError if the table is not a pipeline's own."""
+        """Reads the published state; None without any run. Raises SettingsError if the table is not a pipeline's."""
 
     def publish(self, rows: Any, previous: Published | None, finish: Callable[[int], Published]) -> Published:
-        """Stores the rows of a DataFrame and what `finish` makes of their number. Returns that.
+        """Stores the rows of a DataFrame and the result of `finish` for their number. Returns that result.
 
         - `previous`: what `read` returned before the run.
 
-        Raises StaleWriter if another run was published since, RowRefused for a key that is null or there twice, and
-        SettingsError for columns that the table does not take; nothing is stored then.
+        Raises StaleWriter if another run was published since, RowRefused for a key that is null or not unique, and
+        SettingsError for columns that the table does not take; then nothing is stored.
         """
 
     def table(self, spark: Any) -> Any:
-        """The published rows as a DataFrame."""
+        """Returns the published rows as a DataFrame."""
 
     def reset(self) -> None:
         """Removes the rows and the runs: the next run is the first."""
 
     def close(self) -> None:
-        """Closes what is open."""
+        """Frees its resources."""
 
 
 def check_owner(pipeline: Pipeline, published: Published | None) -> None:
@@ -144,10 +144,10 @@ def check_owner(pipeline: Pipeline, published: Published | None) -> None:
 
 
 def check_columns(pipeline: Pipeline, typed: Sequence[tuple[str, str]], published: Published | None) -> None:
-    """Raises SettingsError for rows without the key, with columns that a target would lose, or with other ones.
+    """Raises SettingsError for rows without the key, with columns that a target would lose, or with other columns.
 
-    - `typed`: the name of each column, and of its type of Spark.
-    - `published`: the rows before, whose columns count if they stay.
+    - `typed`: the name of each column, and of its type in Spark.
+    - `published`: the previous state, whose columns count if its rows stay.
     """
     columns = dict(typed)
     if missing := [name for name in pipeline.key if name not in columns]:
@@ -157,7 +157,7 @@ def check_columns(pipeline: Pipeline, typed: Sequence[tuple[str, str]], publishe
         )
     if len({name.lower() for name in columns}) < len(typed):
         names = ", ".join(name for name, _ in typed)
-        raise SettingsError(f"{pipeline}: two of its columns have one name: {names}: rename one of them")
+        raise SettingsError(f"{pipeline}: two of its columns have the same name: {names}: rename one of them")
     if untyped := [name for name, kind in typed if _UNTYPED.search(kind)]:
         raise SettingsError(
             f"{pipeline}: column {untyped[0]!r} is {columns[untyped[0]]}: nulls without a type, which Delta Lake "

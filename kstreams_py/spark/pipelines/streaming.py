@@ -1,12 +1,12 @@
-"""Streaming pipelines: each batch of Spark's is stored with the place in the stream that it ends at, in one step.
+"""Streaming pipelines: each of Spark's batches is stored with the place in the stream where it ends, in one step.
 
 Spark keeps the state of a stream and the offsets of its next batch in a checkpoint, and runs the last batch again after
-a crash. So the target has the checkpoint's entry of the last batch, too: a batch that is there is left out, and a
-checkpoint that does not continue what is there is refused. Of a local disk, which Spark does not sync, the entry may be
-lost; the batch with the same number then has other offsets.
+a crash. So the target also has the checkpoint's entry for the last batch: a batch that it has is left out, and a
+checkpoint that does not continue it is refused. On a local disk, which Spark does not sync, the entry may be lost; then
+the batch with the same number has other offsets.
 
-A query decodes by the writers' schemas that it knew at its start. If a batch has records that do not decode, and a new
-one was registered, the query is begun again before the batch is stored.
+A query decodes by the writers' schemas that it knew at its start. If a batch has records that do not decode and a new
+schema was registered, the query is started again before the batch is stored.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ OUTPUT_MODES: Final = {Mode.COMPLETE: "complete", Mode.APPEND: "append", Mode.UP
 
 
 class Streaming:
-    """A streaming pipeline that runs. Its batches are stored one after the other, in a thread of Spark's."""
+    """A running streaming pipeline. Its batches are stored one after another, in one of Spark's threads."""
 
     def __init__(
         self,
@@ -51,8 +51,8 @@ class Streaming:
         """Starts it.
 
         - `session`: a SparkSession that reads Kafka.
-        - `stored`: gets each run that was published, in the thread of Spark.
-        - `follows`: it runs at the pipeline's interval until it is stopped; otherwise until it has read what there was.
+        - `stored`: gets each published run, in Spark's thread.
+        - `follows`: runs at the pipeline's interval until it is stopped; otherwise until all existing records are read.
 
         Raises GraphError for a function that does not fit, SettingsError for a target that does not take the rows.
         """
@@ -64,7 +64,7 @@ class Streaming:
         self._stopped = self._is_outdated = False
         self._every = pipeline.every if follows else None
         self._seconds = 0.0
-        """Of the batch before: a record may have come just after that was planned."""
+        """The seconds of the previous batch: a record may have arrived just after that batch was planned."""
         self._known = threading.Event()
         self._start()
 
@@ -86,33 +86,33 @@ class Streaming:
         self._known.set()
 
     def _begin_again(self) -> bool:
-        """Starts the query again, if it has ended for a new schema alone."""
+        """Starts the query again if it has ended only because of a new schema."""
         if self._stopped or not self._is_outdated:
             return False
         logger.info(
-            "%s: a writer has registered a schema: the stream begins again, to decode its records", self._pipeline
+            "%s: a writer has registered a schema: the stream starts again, to decode its records", self._pipeline
         )
         self._start()
         return True
 
     def is_running(self) -> bool:
-        """It has neither ended nor failed."""
+        """Whether it has neither ended nor failed."""
         return bool(self._query.isActive) or self._begin_again()
 
     def stop(self) -> None:
-        """Stops it once the batch that is being stored is."""
+        """Stops it after the batch that is being stored."""
         with self._storing:
             self._stopped = True
         self._query.stop()
 
     def join(self) -> None:
-        """Waits for its end. Raises what a batch has raised; otherwise as `run_once` does."""
+        """Waits for its end. Raises the error of a batch; otherwise raises as `run_once` does."""
         with reported(self._pipeline):
             while not self._has_ended():
                 pass
 
     def _has_ended(self) -> bool:
-        """Waits for the end of the query; False if it was begun again."""
+        """Waits for the end of the query; returns False if it was started again."""
         try:
             self._query.awaitTermination()
         except Exception:
@@ -136,7 +136,7 @@ class Streaming:
         try:
             with self._storing:
                 if self._stopped:
-                    raise InterruptedError("the stream was stopped")  # Spark would count the batch as done
+                    raise InterruptedError("the stream was stopped")  # otherwise Spark would count the batch as done
                 self._publish(rows, batch)
         except Exception as error:
             self._error = error
@@ -154,7 +154,7 @@ class Streaming:
             check_owner(pipeline, previous)
             last = self._check_place(place, previous)
             if last == place:
-                evaluate(rows)  # the watermark of the batch comes from its rows
+                evaluate(rows)  # the watermark comes from the rows of the batch
                 return
             columns = columns_of(rows)
 
@@ -173,9 +173,9 @@ class Streaming:
             self._stored(run)
 
     def _count(self, rows: Any, place: Place, last: Place | None) -> tuple[int | None, int]:
-        """The records of a batch, and how many of them do not decode, of which it warns.
+        """Returns the records of a batch, and how many of them do not decode; warns of these.
 
-        Raises InterruptedError if they may do so by a schema that was registered since the query began.
+        Raises InterruptedError if they may decode by a schema that was registered since the query began.
         """
         counts = self._inputs.counts_of(self._query)
         records, malformed = total(counts)
@@ -190,7 +190,7 @@ class Streaming:
         return records, malformed
 
     def _topic_ids(self) -> dict[str, str]:
-        """The ids of the inputs; Spark compares only offsets, which a topic that was created again has, too."""
+        """Returns the ids of the inputs: Spark compares only offsets, which a topic that was created again also has."""
         cluster = KafkaCluster(self._settings)
         try:
             found = cluster.topics([topic.name for topic in self._pipeline.inputs])
@@ -199,13 +199,11 @@ class Streaming:
         return {name: each.topic_id for name, each in sorted(found.items())}
 
     def _check_place(self, place: Place, previous: Published | None) -> Place | None:
-        """The last batch that the target has; this one, or the one before. Raises SettingsError for another."""
+        """Returns the target's last batch: this one or the previous one. Raises SettingsError for another."""
         last = None if previous is None else Place.decode(previous.last.cut)
         remedy = "restore both, or begin again: delete the checkpoint, and run `kstreams pipeline reset`"
         if previous is not None and last is None:
-            raise SettingsError(
-                f"{self._pipeline}: {self._pipeline.target} was made by runs that are no stream: {remedy}"
-            )
+            raise SettingsError(f"{self._pipeline}: {self._pipeline.target} was not made by a stream: {remedy}")
         known = {} if last is None else last.topics
         if changed := [name for name, topic_id in known.items() if place.topics.get(name) != topic_id]:
             raise SettingsError(

@@ -18,12 +18,12 @@ from kstreams_py.spark.pipelines.runs import Target
 
 
 def open_target(pipeline: Pipeline, settings: Settings, session: Callable[[], Any]) -> Target:
-    """Opens it.
+    """Opens the target of a pipeline.
 
-    - `settings`: of the cluster, for a topic.
-    - `session`: opens a SparkSession, or returns the one that is open; for a target that is read by Spark alone.
+    - `settings`: the settings of the cluster, for a topic.
+    - `session`: opens a SparkSession, or returns the open one; for a target that only Spark can read.
 
-    Raises SettingsError for a target of another kind, SinkUnavailable, MissingSoftware.
+    Raises SettingsError for a target of another kind, SinkUnavailable, and MissingSoftware.
     """
     if isinstance(pipeline.target, Delta):
         return DeltaLakeTable(pipeline, pipeline.target, session)

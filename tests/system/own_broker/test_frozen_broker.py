@@ -102,7 +102,7 @@ def test_run_whose_broker_freezes_names_it_and_the_remedy_and_the_next_run_goes_
     site.write("ink")
     told = f"no Kafka broker answers at {site.address}: start one"
     if by_spark:
-        told = rf"pipeline 'added': the broker of {site.topic} does not answer Spark \(.*\): look after it, and run"
+        told = rf"pipeline 'added': the broker of {site.topic} does not answer Spark \(.*\): check it, and run"
     with monkeypatch.context() as patched:
         patched.setattr(owner, name, freeze_before(site, getattr(owner, name)))
         with pytest.raises(BrokerUnavailable, match=told):
