@@ -1,7 +1,8 @@
 """The delivery hash: 128 bits that depend on which records a step reads, not on their contents or Python's hash().
 
 The *place* of a step is `hash_prefix` of its (first) input and that record's offset. A step that reads one record has
-its place as its delivery hash; the hash of a join does not tell its place. A cut compares places with committed offsets.
+its place as its delivery hash; the hash of a join does not tell its place. A cut compares places with committed
+offsets.
 """
 
 from __future__ import annotations

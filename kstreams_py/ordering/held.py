@@ -80,7 +80,7 @@ def hold(store: KeyedStore, event: Held) -> None:
         "has_value": m.value() is not None,
         "headers": [(name, _text(value)) for name, value in m.headers() or []],
     }
-    # the value is stored raw: the changelog must take each value that the topic takes, and by default has its size limit
+    # the value is stored raw: the changelog must take what the topic takes, and by default has the same size limit
     store.write(_key(event), json.dumps(kept).encode() + _VALUE + (m.value() or b""))
 
 
