@@ -93,7 +93,7 @@ class Changes:
             for path in _files(directory):
                 try:
                     status = path.stat()
-                except OSError:  # it was removed since
+                except OSError:  # it has been removed since
                     continue
                 found[path] = status.st_ino, status.st_size, status.st_mtime_ns
         return found
