@@ -55,7 +55,7 @@ class Task:
     seed: int
 
     def arguments(self) -> list[str]:
-        """The command line of its process after `python -m`."""
+        """Returns the command line of its process after `python -m`."""
         return ["kstreams_py.demo.front_end", json.dumps(asdict(self))]
 
 

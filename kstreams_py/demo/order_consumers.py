@@ -60,7 +60,7 @@ class OrderConsumers:
 
     @property
     def pids(self) -> dict[int, int]:
-        """Returns the process ids by slot."""
+        """The process ids by slot."""
         return self._supervisor.pids
 
     def close(self) -> None:

@@ -205,7 +205,7 @@ def check_target(what: str, target: object) -> Sink | None:
 
 
 def is_target(target: object) -> TypeIs[Sink]:
-    """Whether this is the declaration of a sink's target."""
+    """Returns whether this is the declaration of a sink's target."""
     return not isinstance(target, type) and callable(getattr(target, "open", None)) and hasattr(target, "evidence")
 
 
@@ -233,7 +233,7 @@ def check_stores(processor: Processor) -> None:
 
 
 def name_processor(function: Callable[..., Any], options: Options, kind: str = "processor") -> str:
-    """The id of a processor: the option `id`, or the function's name. Refuses options that do not exist.
+    """Returns the id of a processor: the option `id`, or the function's name. Refuses options that do not exist.
 
     `kind`: what messages call it.
     """

@@ -216,7 +216,7 @@ class OfOne(Protocol[Value]):
 
 @cache
 def dead_letters() -> Avro:
-    """The serde of every dead letter: schemas/dead_letter.avsc."""
+    """Returns the serde of every dead letter: schemas/dead_letter.avsc."""
     return Avro(shipped_schema("dead_letter"))
 
 

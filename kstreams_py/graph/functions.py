@@ -51,6 +51,6 @@ def is_generator(what: str, function: Callable[..., Any], *, batch: bool, sink: 
 
 
 def is_asynchronous(function: Callable[..., Any]) -> bool:
-    """Whether the function is a coroutine function, or an asynchronous generator."""
+    """Returns whether the function is a coroutine function, or an asynchronous generator."""
     bodies = (function, type(function).__call__)
     return any(inspect.iscoroutinefunction(body) or inspect.isasyncgenfunction(body) for body in bodies)

@@ -22,12 +22,12 @@ INKS: Final[Mapping[str, tuple[str, str, str]]] = {
 
 
 def text(graph: Graph) -> str:
-    """The graph as plain text."""
+    """Returns the graph as plain text."""
     return graph.describe()
 
 
 def mermaid(graph: Graph) -> str:
-    """The graph as a Mermaid flowchart."""
+    """Returns the graph as a Mermaid flowchart."""
     boxes, edges = elements(graph)
     names = {node: f"n{i}" for i, node in enumerate(boxes)}
     lines = ["flowchart LR"]
@@ -65,7 +65,7 @@ def elements(graph: Graph) -> tuple[dict[str, Box], list[Edge]]:
 
 
 def svg(graph: Graph) -> str:
-    """The graph as a self-contained SVG image."""
+    """Returns the graph as a self-contained SVG image."""
     drawn = lay_out(*elements(graph))
     size = f"{round(drawn.width)} {round(drawn.height)}"
     width, height = size.split()

@@ -171,7 +171,7 @@ class _Waiting:
 
     @property
     def oldest(self) -> Held:
-        """Returns the event with the smallest predecessor."""
+        """The event with the smallest predecessor."""
         return self.by_prev[self.prevs[0]]
 
     def pop(self) -> Held:

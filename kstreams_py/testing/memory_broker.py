@@ -135,7 +135,7 @@ class Partition:
                 yield slot
 
     def newest(self) -> StoredMessage | None:
-        """The newest committed record; None if there is none."""
+        """Returns the newest committed record; None if there is none."""
         for offset in range(self.stable - 1, self.start - 1, -1):
             slot = self._slots[offset]
             if isinstance(slot, StoredMessage) and offset not in self._aborted:

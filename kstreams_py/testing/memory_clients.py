@@ -629,7 +629,7 @@ class MemoryConsumer:
         return None if held is None else Holder(str(held.member), "another member", "memory", self._group.is_stable, 0)
 
     def _known_member(self) -> str:
-        """The member id; "" while a join has no answer."""
+        """Returns the member id; "" while a join has no answer."""
         return "" if self._joins else str(self._member)
 
     def group_metadata(self) -> GroupMetadata:
