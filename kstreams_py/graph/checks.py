@@ -118,8 +118,8 @@ def check_clusters(processor: Processor, topics: Mapping[str, Topic]) -> None:
     what, cluster = f"processor {processor.id!r}", processor.cluster
     if foreign := next((topic for topic in processor.inputs if topic.cluster), None):
         raise GraphError(
-            f"{what} reads {foreign.name!r} on cluster {foreign.cluster!r}: it can only write there; give a graph of "
-            "its own to what reads it, run with that cluster's bootstrap_servers"
+            f"{what} reads {foreign.name!r} on cluster {foreign.cluster!r}, where it can only write: read the topic in "
+            "another graph, run with that cluster's bootstrap_servers"
         )
     if other := next((topic for topic in processor.outputs if topic.cluster != cluster), None):
         raise GraphError(
@@ -158,12 +158,12 @@ def check_journal(processor: Processor) -> None:
         )
     if processor.target is not None:
         raise GraphError(
-            f"{what} and stores rows in {processor.target}, which has the evidence of its own: give it "
+            f"{what} and stores rows in {processor.target}, which keeps evidence of its own: give it "
             "persistence='transaction'"
         )
     if processor.overlaps:
         raise GraphError(
-            f"{what} and calls that overlap, which end in another order than they are recorded: give it "
+            f"{what} and calls that overlap, which do not end in the order in which they are recorded: give it "
             "persistence='transaction', or a plain function without concurrency"
         )
     if processor.outputs and not processor.hash_header:
@@ -186,8 +186,8 @@ def check_concurrency(processor: Processor, order: str | None) -> None:
         raise GraphError(f"{what} is a join, whose steps have several keys: choose order 'partition' or 'none'")
     if processor.order is not Order.PARTITION and processor.guarantee is Guarantee.AT_MOST_ONCE:
         raise GraphError(
-            f"{what} is at_most_once with order '{processor.order}': a step that ran ahead of one that fails could be "
-            "neither kept nor repeated: choose order 'partition', or another guarantee"
+            f"{what} is at_most_once with order '{processor.order}': if a step fails, a step that ran ahead of it "
+            "could be neither kept nor repeated: choose order 'partition', or another guarantee"
         )
 
 
@@ -223,7 +223,7 @@ def check_stores(processor: Processor) -> None:
         raise GraphError(f"{what} stores rows in {target}, which has column {twice[0]!r} twice: name it once")
     if processor.guarantee is Guarantee.AT_MOST_ONCE:
         raise GraphError(
-            f"{what} is at_most_once and stores rows in {target}, of which a crash would lose some: choose exactly_once"
+            f"{what} is at_most_once and stores rows in {target}: a crash would lose some of them: choose exactly_once"
         )
     if processor.stores_offsets and processor.guarantee is not Guarantee.EXACTLY_ONCE:
         raise GraphError(

@@ -159,7 +159,7 @@ def _event(place: bytes, value: bytes, partition: int) -> Held:
             record = KeptRecord(*kept, pairs)
             return Held(name, number, prev, record.value(), record, offset, at)
         case _:
-            raise ValueError("it has not the fields of one")
+            raise ValueError("it lacks fields, or has others")
 
 
 def _state(key: bytes, value: bytes) -> State:
@@ -177,7 +177,7 @@ def _stop(key: bytes, value: bytes) -> Stop:
             case [str(why), offset, at] if is_offset(offset) and _is_time(at):
                 return Stop(why, offset, at)
             case _:
-                raise ValueError("it has not the fields of one")
+                raise ValueError("it lacks fields, or has others")
     except ValueError as error:
         raise DecodeError(f"the value of key {key!r} is no stop of an object: {error}") from None
 
@@ -189,7 +189,7 @@ def _header(pair: object) -> tuple[str, bytes | None]:
         case [str(name), str(text)]:
             return name, b64decode(text, validate=True)
         case _:
-            raise ValueError("a header is none")
+            raise ValueError("a header is not a name and a value")
 
 
 def _is_time(value: object) -> TypeGuard[float]:
