@@ -41,7 +41,7 @@ class Size:
     - `records`, `warm`: measured and warm-up records of a throughput run.
     - `latency_seconds`, `latency_warm`: measured and warm-up seconds of a latency run.
     - `memory`: the numbers of records after which memory is measured; None to leave it out.
-    - `chaos_seconds`: of a chaos run; None to leave it out.
+    - `chaos_seconds`: the length of a chaos run; None to leave it out.
     """
 
     rounds: int
@@ -53,12 +53,12 @@ class Size:
     chaos_seconds: float | None
 
     def of(self, entry: Entry) -> tuple[int, int]:
-        """Measured and warm-up records of an entry: fewer where a record costs more."""
+        """Returns measured and warm-up records of an entry: fewer if a record costs more."""
         share = 1.0 if entry.load in {"100 B", "keyed", "events"} else 0.5
         if entry.workload == plan.UNITS:
-            share = 0.004  # some 10 s
+            share = 0.004  # about 10 s
         if entry.workload == plan.WAIT:
-            share = 0.03 * entry.concurrency / 64  # some 5 s of calls
+            share = 0.03 * entry.concurrency / 64  # about 5 s of calls
         return int(self.records * share), int(self.warm * share)
 
 
@@ -109,7 +109,7 @@ class Bench:
                     self._measure(number, entry, partial(self._chaos, seed=SEED + number - 1))
 
     def _warm_up(self) -> None:
-        """Makes a run that is not measured: a broker is slow until its JVM has compiled its code."""
+        """Makes a run without measuring it: a broker is slow until its JVM has compiled its code."""
         try:
             throughput(self._cluster, plan.ENTRIES[0], *self._size.of(plan.ENTRIES[0]))
         except GaveUp as error:
@@ -208,7 +208,7 @@ def main(
 
 @contextmanager
 def broker(bootstrap_servers: str | None) -> Iterator[str]:
-    """The address of the cluster to use; None for a broker of this run."""
+    """Yields the address of the cluster to use. `bootstrap_servers`: None for a broker of this run."""
     if bootstrap_servers:
         yield bootstrap_servers
         return

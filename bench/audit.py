@@ -1,9 +1,9 @@
-"""Seconds and memory of `kstreams recover audit`: `scripts/bench audit`.
+"""Measures the seconds and the memory of `kstreams recover audit`: `scripts/bench audit`.
 
-A map copies 1,000,000 records of 100 bytes, and a join 500,000 pairs of such records. Each graph is audited whole, and
+A map copies 1,000,000 records of 100 bytes, and a join 500,000 pairs of such records. Each graph is audited, and then
 one with a tenth of its records, each time by the command in a process of its own. Prints the medians of the rounds
-beside what is required: 60 s, and 64 bytes of memory for each further input. Ends with status 1 if one is missed, as on
-a machine that others use.
+beside the requirements: 60 s, and 64 bytes of memory for each further input. Ends with status 1 if one is missed, which
+other load on the machine may cause.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ REQUIRED_SECONDS: Final = 60.0
 REQUIRED_BYTES: Final = 64.0
 
 START_SECONDS: Final = 120.0
-"""Limit of the run that writes the outputs."""
+"""The time limit of the run that writes the outputs."""
 
 MAP: Final = "graph.map(topic({0!r}), to=topic({1!r}), id='work')(lambda value: value)"
 JOIN: Final = "graph.join(topic({0!r}), topic({1!r}), to=topic({2!r}), id='work')(lambda a, b: a)"
@@ -63,7 +63,7 @@ class Audited:
             worker.wait()
 
     def measure(self) -> tuple[float, float]:
-        """Audits; returns the seconds, and the most memory in bytes. Raises GaveUp."""
+        """Audits the graph. Returns the seconds, and the most memory in bytes. Raises GaveUp."""
         began = time.perf_counter()
         process = subprocess.Popen(self._command("recover audit"), env=self._environment, stdout=subprocess.PIPE)
         assert process.stdout is not None

@@ -33,10 +33,10 @@ FROZEN_SECONDS: Final = 14.0
 WOKEN_SECONDS: Final = 5.0
 """How long a frozen worker runs beside its replacement after it is continued, before it gets SIGTERM."""
 CALM_SECONDS: Final = 3.0
-"""Time without faults: before the first one, once every partition has output; and after the last, for duplicates."""
+"""Time without faults: before the first one, once every partition has output; and after the last, to see duplicates."""
 PATIENCE_SECONDS: Final = 120.0
 COMMIT_SECONDS: Final = 0.2
-"""The most time from the last output before a fault to the fault: outputs become visible by commits."""
+"""The most time from the last output before a fault to the fault, because outputs become visible by commits."""
 RESTART_SECONDS: Final = 0.5
 """The least time between two starts in one slot, so that a worker that cannot start does not take the CPU."""
 
@@ -51,7 +51,7 @@ class Fault:
 
 
 def schedule(seconds: float, seed: int) -> list[Fault]:
-    """Draws one every 2 to 5 seconds: kill (SIGKILL), stop (SIGTERM) or freeze (SIGSTOP, and a replacement at once).
+    """Draws a fault every 2 to 5 seconds: kill (SIGKILL), stop (SIGTERM) or freeze (SIGSTOP and a replacement at once).
 
     Every three faults have each kind once, in random order.
     """
@@ -77,11 +77,11 @@ class Arrivals:
             self.times[m.partition()].append(now)
 
     def all_of(self, sent: Mapping[int, int]) -> bool:
-        """Whether as many records of each key have arrived as were sent."""
+        """Returns whether as many records of each key have arrived as were sent."""
         return all(len(self.numbers[key]) >= count for key, count in sent.items())
 
     def silences(self, since: float, until: float) -> list[tuple[float, float]]:
-        """Times without output on one partition, between `since` and `until`: start and length of each, in seconds."""
+        """Returns start and length in seconds of each time without output on one partition, within the bounds."""
         found = []
         for times in self.times.values():
             marks = [since, *(at for at in times if since < at < until), until]
@@ -89,7 +89,7 @@ class Arrivals:
         return found
 
     def figures(self, faults: list[Fault], begun: float, last: float) -> dict[str, float]:
-        """The longest silence of all, and of those after each kind of fault, up to the next fault."""
+        """Returns the longest silence, overall and after each kind of fault until the next fault."""
         silences = self.silences(begun, last)
         found = {"longest silence s": max(length for _, length in silences), "faults": float(len(faults))}
         starts = [begun + fault.at - COMMIT_SECONDS for fault in faults]
@@ -100,11 +100,11 @@ class Arrivals:
         return found
 
     def mistakes(self, sent: Mapping[int, int]) -> dict[str, float]:
-        """The numbers of lost and duplicated records, and of records out of order, which count once each."""
+        """Returns the numbers of lost and duplicated records, and of records out of order, which count once each."""
         due = {(key, number): 1 for key, count in sent.items() for number in range(count)}
         found = Counter((key, number) for key, numbers in self.numbers.items() for number in numbers)
         totals = compare(found, due).totals
-        late = overtaken(found, line=itemgetter(0), rank=itemgetter(1))  # each once, in the order of its first arrival
+        late = overtaken(found, line=itemgetter(0), rank=itemgetter(1))  # each once, by its first arrival
         more = totals[Kind.DUPLICATE] + totals[Kind.FOREIGN]
         return {"lost": totals[Kind.LOST], "duplicated": more, "out of order": sum(1 for _ in late)}
 
@@ -122,7 +122,7 @@ class Load:
                 "max.in.flight": 1,  # with more, librdkafka #4953 doubles records when a leader moves
                 "linger.ms": 5,
                 "log_level": 0,
-                "partitioner": "murmur2_random",  # as the contestants', so that a record keeps its partition number
+                "partitioner": "murmur2_random",  # as the contestants have, so a record keeps its partition number
             }
         )
         self._ending = threading.Event()
@@ -175,7 +175,7 @@ class Fleet:
         return not self._frozen and not self._woken
 
     def strike(self, fault: Fault) -> None:
-        """Makes a fault happen."""
+        """Carries out a fault."""
         worker = self._workers[fault.slot]
         self._asked.add(worker.process.pid)
         if fault.kind == "freeze":
@@ -220,7 +220,9 @@ class Fleet:
 
 
 def chaos(cluster: Cluster, entry: Entry, seconds: float, seed: int, log: Callable[[str], object]) -> dict[str, float]:
-    """Measures one contestant under the faults of `schedule`; `log` is called with a line for each unexpected end.
+    """Measures one contestant under the faults of `schedule`.
+
+    - `log`: called with a line for each unexpected end.
 
     Raises GaveUp if there is no output on some partition.
     """
@@ -267,13 +269,13 @@ def chaos(cluster: Cluster, entry: Entry, seconds: float, seed: int, log: Callab
 
 
 def never() -> bool:
-    """A condition for `watch` that is not met, so that it waits for the time."""
+    """Returns False: with this condition, `watch` waits until its time is over."""
     return False
 
 
 @contextmanager
 def under_load(cluster: Cluster, fleet: Fleet, job: Job) -> Iterator[tuple[Fleet, Load]]:
-    """The workers and their load; at the end of the block both end, and the topics are deleted."""
+    """Yields the workers and their load. At the end of the block it ends both, and deletes the topics."""
     load = Load(cluster.bootstrap, job.inputs[0])
     try:
         yield fleet, load

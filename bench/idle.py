@@ -1,8 +1,8 @@
-"""What an idle worker of many processors costs, and /metrics of it: `python -m bench.idle`.
+"""Measures the cost of an idle worker with many processors, and of its /metrics: `python -m bench.idle`.
 
 A graph of 20 maps runs with a supervisor, `--workers 1` and `--http`, against a broker of this run, and reads nothing.
 Prints the worker's and the supervisor's share of a core and resident memory, and the time of /metrics, each beside its
-target. Ends with status 1 if a target is missed; a machine that others use misses that of /metrics.
+target. Ends with status 1 if a target is missed; under other load, a machine misses the target of /metrics.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ START_SECONDS: Final = 120.0
 """The longest time until the workers are ready."""
 
 REQUESTS: Final = 200
-"""Requests for /metrics that are timed."""
+"""The number of timed requests for /metrics."""
 
 
 class Figure(NamedTuple):
@@ -61,7 +61,7 @@ class Figure(NamedTuple):
 
 
 def cpu_seconds(pid: int) -> float:
-    """The processor time of a process so far."""
+    """Returns the processor time of a process so far."""
     stat = Path(f"/proc/{pid}/stat")
     if stat.exists():
         fields = stat.read_text(encoding="ascii").rpartition(")")[2].split()
@@ -71,14 +71,14 @@ def cpu_seconds(pid: int) -> float:
 
 
 def child_of(pid: int) -> int:
-    """The oldest child of a process: the worker of a supervisor, which starts its standby later."""
+    """Returns the oldest child of a process: the worker of a supervisor, which starts its standby later."""
     found = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True, check=True).stdout
     return min(map(int, found.split()))
 
 
 @contextmanager
 def idle_run(bootstrap_servers: str, directory: Path) -> Iterator[tuple[Running, Callable[[str], tuple[int, bytes]]]]:
-    """A run of the graph that is ready, and a function that asks for one of its pages."""
+    """Yields a run of the graph that is ready, and a function that requests one of its pages."""
     graph, log = directory / "idle_graph.py", directory / "log"
     graph.write_text(GRAPH, encoding="utf-8")
     command = ["run", str(graph), "--workers", "1", "--http", "127.0.0.1:0", "--create-topics", "--partitions", "4"]

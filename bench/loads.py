@@ -1,4 +1,4 @@
-"""The cluster as the bench uses it: fills topics, reads a group's committed offsets, counts the records of a topic."""
+"""The cluster of the bench: fills topics, reads a group's committed offsets, counts the records of a topic."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from kstreams_py.ordering.events import ID_HEADER, PREV_HEADER
 
 PARTITIONS: Final = 4
 SIZES: Final = {"100 B": 100, "1 kB": 1000, "keyed": 100, "events": 100, "objects": 100}
-"""Sizes in bytes of plain values, by the name of the load; further loads are `avro` and `avro, bare`."""
+"""The size of plain values in bytes, by the name of the load; other loads are `avro` and `avro, bare`."""
 
 KEYS: Final = {"keyed": 100_000, "events": 100_000}
-"""Distinct keys of a load; those of the others differ in each record."""
+"""The number of distinct keys of a load; in other loads, each record has a key of its own."""
 
 EVENTS: Final = frozenset({"events", "objects"})
-"""Loads whose records are events of the objects that their keys name."""
+"""The loads whose records are events of objects, which their keys name."""
 
 
 class GaveUp(Exception):
-    """A contestant ended by itself, or a time limit has passed; the message has the end of its output."""
+    """A contestant ended by itself, or exceeded a time limit; the message has the end of its output."""
 
 
 class Cluster:
@@ -41,7 +41,7 @@ class Cluster:
     def __init__(self, bootstrap: str, directory: Path) -> None:
         self.bootstrap = bootstrap
         self.directory = directory
-        # without a log: this client is still connected when the broker stops
+        # without logging: this client is still connected when the broker stops
         self._admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
         self._filled: dict[tuple[str, int, int], str] = {}
         self._prefix = f"bench-{uuid.uuid4().hex[:8]}"
@@ -66,12 +66,12 @@ class Cluster:
         return name
 
     def delete(self, name: str) -> None:
-        """Deletes a topic: outputs are large."""
+        """Deletes a topic, because outputs are large."""
         for deletion in self._admin.delete_topics([name]).values():
             deletion.result()
 
     def filled(self, load: str, records: int, copy: int = 0) -> str:
-        """Returns a topic with this number of records of a load, a different one for each `copy`; fills it once."""
+        """Returns a topic with this number of records of a load, which is filled once. Each `copy` is another topic."""
         if name := self._filled.get((load, records, copy)):
             return name
         name = self.create(self.name("load"))
@@ -80,7 +80,7 @@ class Cluster:
         return name
 
     def write(self, name: str, load: str, records: int, first: int = 0) -> None:
-        """Writes this number of records of a load to a topic, from the `first` on, without a transaction."""
+        """Writes this number of records of a load to a topic, without a transaction. `first`: its number."""
         keys = KEYS.get(load, first + records)
         values = self._values(load, name)
         producer = ck.Producer({"bootstrap.servers": self.bootstrap, "linger.ms": 50, "batch.size": 1 << 20})
@@ -120,10 +120,11 @@ class Cluster:
     def committed(
         self, group: str, topics: tuple[str, ...], partitions: int = PARTITIONS
     ) -> Iterator[Callable[[], int]]:
-        """A function that returns the sum of the group's committed offsets: how many records it has processed.
+        """Yields a function that returns the sum of the group's committed offsets: how many records it has processed.
 
-        The admin client's call for this crashes the process at a hundred calls a second (confluent-kafka 2.16.0). With
-        read_uncommitted, offsets in an open transaction are left out; with read_committed, a call waits for them.
+        A consumer asks, because the admin client's call crashes the process at a hundred calls a second
+        (confluent-kafka 2.16.0). With read_uncommitted, offsets in an open transaction are left out; with
+        read_committed, a call waits for them.
         """
         consumer = ck.Consumer(
             {"bootstrap.servers": self.bootstrap, "group.id": group, "isolation.level": "read_uncommitted"}
@@ -172,7 +173,7 @@ class Cluster:
 
 
 def fetches(reader: Any, seconds: float) -> Iterator[list[Any]]:
-    """Yields records as soon as they arrive, for at most so many seconds."""
+    """Yields records as soon as they arrive, for at most this many seconds."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         found = reader.consume(1, 0.1)

@@ -55,7 +55,7 @@ class Entry:
 def throughput(cluster: Cluster, entry: Entry, records: int, warm: int) -> float:
     """Measures input records per second, over `records` of them, from the commit that passes `warm` to the last.
 
-    All records are in the topic before the worker starts. Raises GaveUp, also if the output is incomplete.
+    All records are in the topic before the worker starts. Raises GaveUp; also if the output is incomplete.
     """
     samples = _samples(cluster, entry, (records + warm) // entry.inputs)
     first = next(sample for sample in samples if sample.committed >= warm)
@@ -66,9 +66,9 @@ def throughput(cluster: Cluster, entry: Entry, records: int, warm: int) -> float
 
 
 def restore(cluster: Cluster, entry: Entry, records: int) -> float:
-    """Measures the seconds from the start of a process until it has run a step with the state of `records` of them.
+    """Measures the seconds from the start of a process until it has run a step with the state of `records` records.
 
-    Another worker has run the records; the state is in memory, so that all of it is read from the changelog.
+    Another worker has processed the records. The state is in memory, so all of it is read from the changelog.
     """
     source = cluster.create(cluster.name("load"))
     cluster.write(source, entry.load, records)
@@ -87,7 +87,7 @@ def restore(cluster: Cluster, entry: Entry, records: int) -> float:
 
 
 def _await(worker: Running, progress: Callable[[], int], records: int) -> None:
-    """Waits until so many records are committed. Raises GaveUp."""
+    """Waits until this many records are committed. Raises GaveUp."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while (committed := progress()) < records:
         if worker.process.poll() is not None or time.monotonic() > deadline:
@@ -126,7 +126,7 @@ def _samples(cluster: Cluster, entry: Entry, each: int) -> list[Sample]:
 def working(
     cluster: Cluster, entry: Entry, inputs: tuple[str, ...], *, tuned: bool = True
 ) -> Iterator[tuple[Job, Running]]:
-    """A running worker of the entry, with an output of its own, which is deleted afterwards."""
+    """Yields a running worker of the entry, with an output topic of its own, which is deleted afterwards."""
     job = Job(
         bootstrap=cluster.bootstrap,
         workload=entry.task,
@@ -151,14 +151,14 @@ def working(
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """End-to-end, from before the record is sent until a read_committed reader has it, in milliseconds."""
+    """The end-to-end latency: from before a record is sent until a read_committed reader has it, in milliseconds."""
 
     median: float
     p99: float
 
 
 def latency(cluster: Cluster, entry: Entry, seconds: float, warm: float, rate: int = 1000) -> Latency:
-    """Measures latencies for `seconds`, of records sent one by one at `rate` per second, after `warm` seconds of load.
+    """Measures latencies of records, sent one by one at `rate` per second, for `seconds` after `warm` seconds of load.
 
     The load starts when the worker is ready: when the first record of each partition has arrived.
     """
@@ -187,7 +187,7 @@ def latency(cluster: Cluster, entry: Entry, seconds: float, warm: float, rate: i
 
 
 def _send(bootstrap: str, topic: str, total: int, rate: int) -> None:
-    """Sends records at a steady rate, each with the time of its sending as value."""
+    """Sends records at a steady rate; the value of each is the time of sending."""
     # few requests in flight: waiting records form a batch, instead of a queue of single records at the broker
     producer = ck.Producer({"bootstrap.servers": bootstrap, "linger.ms": 1, "acks": "all", "max.in.flight": 4})
     started = time.monotonic()

@@ -1,12 +1,12 @@
-"""Events a second that workers of event ordering send: `scripts/bench ordering`.
+"""Measures how many events a second workers of event ordering send: `scripts/bench ordering`.
 
-The events of 200 objects wait in a durable store when workers start, each with its settings as they are by default but
-for `--batch`; each event is a change of its own, of 100 bytes. A topic of a broker takes them with acks=all. An SQLite
-file is synced at each commit; a Redis, which is started for the run, before each answer. Each row runs once in each
-round, and the ratios are those of medians.
+The events of 200 objects wait in a durable store when the workers start. All settings but `--batch` have their
+defaults; each event is a change of its own, of 100 bytes. A topic of a broker takes them with acks=all. An SQLite file
+is synced at each commit; a Redis, which is started for the run, before each answer. Each row runs once in each round,
+and the ratios compare medians.
 
-Then the memory of a worker with 10,000 events waiting, and with a million. Ends with status 1 if something required is
-missed, as on a machine that others use.
+Then it measures the memory of a worker with 10,000 events waiting, and with a million. Ends with status 1 if a
+requirement is missed, which other load on the machine may cause.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ SECONDS: Final = 300.0
 """The longest time of a run."""
 
 REQUIRED: Final = {"Redis, batch 100": 5_000}
-"""Events a second."""
+"""The required events a second."""
 
 REQUIRED_RATIO: Final = 10.0
-"""Of batch 100 to batch 1, on Redis."""
+"""The required ratio of batch 100 to batch 1, on Redis."""
 
 REQUIRED_GROWTH: Final = 10.0
-"""MB that a worker may have more with a million events waiting, at most."""
+"""The most MB by which a worker may be larger with a million events waiting."""
 
 Open = Callable[[], str]
-"""The address of a new, empty store."""
+"""Returns the address of a new, empty store."""
 
 
 def open_stores(stack: ExitStack, directory: Path) -> dict[str, Open]:
-    """What makes an empty store, by the name of its kind. The server runs until the stack is closed."""
+    """Returns functions that make an empty store, by its kind. The server runs until the stack is closed."""
     import redis  # noqa: PLC0415 an extra
 
     server = stack.enter_context(closing(start_redis("--appendfsync", "always")))
@@ -70,7 +70,7 @@ def open_stores(stack: ExitStack, directory: Path) -> dict[str, Open]:
 
 
 def fill(store: str, events: int, each: int = 1) -> None:
-    """Queues events of all objects in turn. `each`: how many a change has."""
+    """Queues events of all objects in turn. `each`: the number of events of a change."""
     with closing(open_storage(store)) as storage:
         for first in range(0, events // each, 1_000):
             numbers = range(first, min(first + 1_000, events // each))
@@ -98,7 +98,7 @@ class Run:
         self.workers.append(subprocess.Popen([*command, *where], stderr=subprocess.DEVNULL))
 
     def sent(self) -> int:
-        """How many events are in the topic."""
+        """Counts the events in the topic."""
         partitions = [ck.TopicPartition(self._topic, number) for number in range(PARTITIONS)]
         try:
             return sum(self._reader.get_watermark_offsets(each, 10)[1] for each in partitions)
@@ -106,7 +106,7 @@ class Run:
             return 0  # the topic has no leader yet
 
     def await_sent(self, events: int) -> tuple[float, int]:
-        """Waits until this many events are in the topic; returns the time then, and how many there are."""
+        """Waits until this many events are in the topic. Returns the time, and how many there are."""
         deadline = time.monotonic() + SECONDS
         while (sent := self.sent()) < events:
             if time.monotonic() > deadline or any(each.poll() is not None for each in self.workers):
@@ -132,7 +132,7 @@ def running(cluster: Cluster, store: str, workers: int, batch: int) -> Iterator[
 
 
 def measure(cluster: Cluster, store: str, events: int, workers: int, batch: int) -> float:
-    """Events a second, from when a tenth of them is sent until the store has none and no tokens. Raises GaveUp."""
+    """Measures events a second, after the first tenth, until the store has no events and no tokens. Raises GaveUp."""
     fill(store, events)
     with running(cluster, store, workers, batch) as run, closing(open_storage(store)) as storage:
         began, first = run.await_sent(events // 10)
@@ -146,7 +146,7 @@ def measure(cluster: Cluster, store: str, events: int, workers: int, batch: int)
 
 
 def measure_memory(cluster: Cluster, store: str, events: int) -> float:
-    """MB of a worker after a number of events, with so many events waiting at first."""
+    """Measures the MB of a worker after a number of events. `events`: how many are waiting at first."""
     fill(store, events, each=50)
     with running(cluster, store, 1, 100) as run:
         run.await_sent(9_000)

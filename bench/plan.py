@@ -20,7 +20,7 @@ COUNT, DISK, ORDERED, RESTORE = "count", "count on disk", "ordered", "restore"
 WAIT, ONE, SEVERAL = "wait", f"{OURS}, one at a time", f"{OURS}, 64 at once"
 LATENCY, MEMORY, CHAOS = "latency", "memory", "chaos"
 
-# entries that are compared run one after the other, so that other load on the machine affects them alike
+# entries to compare run one after the other, so that other load on the machine affects them alike
 ENTRIES: Final = (
     Entry(PASS, WITH_HEADER, HAND),
     Entry(PASS, OURS, OURS),

@@ -1,4 +1,4 @@
-"""The contestants as processes: starts them, and lets none outlive the bench."""
+"""The contestants as processes: starts them, and ends all of them with the bench."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ PROGRAMS: Final[dict[str, Callable[[Job], list[str]]]] = {
 
 
 def resident(pid: int) -> int:
-    """Resident memory of a process in bytes; 0 if it has ended."""
+    """Returns the resident memory of a process in bytes; 0 if it has ended."""
     if not Path("/proc/self").exists():  # macOS
         ps = ["ps", "-o", "rss=", "-p", str(pid)]
         return 1024 * int(subprocess.run(ps, capture_output=True, text=True, check=False).stdout.strip() or 0)
@@ -87,11 +87,11 @@ class Running:
         return ([line for line in self.output_tail.splitlines() if line.strip()] or [""])[-1]
 
     def rss(self) -> int:
-        """Resident memory in bytes; 0 if the process has ended."""
+        """Returns the resident memory in bytes; 0 if the process has ended."""
         return resident(self.process.pid)
 
     def send(self, signum: signal.Signals) -> None:
-        """Sends a signal, if the process still runs."""
+        """Sends a signal if the process still runs."""
         if self.process.poll() is None:
             self.process.send_signal(signum)
 

@@ -15,7 +15,7 @@ from rich.table import Table
 RATE: Final = "records/s"
 OURS: Final = "kstreams_py"
 PEERS: Final = ("by hand, with header", "by hand", "Kafka Streams", "quixstreams")
-"""The rows to which the table has ratios."""
+"""The rows that the table has ratios to."""
 LIKE_PASS_THROUGH: Final = ("step", "batch")
 """Workloads that only kstreams_py has; they are compared with the pass-through of the peers."""
 PLOTTED: Final = (RATE, "median ms", "p99 ms", "longest silence s")
@@ -66,7 +66,7 @@ class Verdict:
 
 
 def workload_of(row: str) -> str:
-    """The workload of a row, whose name is `workload: contestant`."""
+    """Returns the workload of a row, whose name is `workload: contestant`."""
     return row.partition(": ")[0]
 
 
@@ -84,18 +84,18 @@ class Results:
             self.figures.setdefault(row, {}).setdefault(name, []).append(figure)
 
     def rows(self, *measures: str) -> list[str]:
-        """The rows with one of these figures, grouped by workload, in the order in which they were run."""
+        """Returns the rows with one of these figures, grouped by workload, in the order in which they were run."""
         workloads = list(dict.fromkeys(map(workload_of, self.figures)))
         found = [row for row, figures in self.figures.items() if figures.keys() & set(measures)]
         return sorted(found, key=lambda row: workloads.index(workload_of(row)))
 
     def median(self, row: str, measure: str) -> float | None:
-        """The median over the rounds, for MISTAKES the worst; None if it was not measured."""
+        """Returns the median over the rounds, for MISTAKES the worst; None if it was not measured."""
         found = self.figures.get(row, {}).get(measure)
         return _of_rounds(measure, found) if found else None
 
     def ratio(self, row: str, measure: str, of: str) -> float | None:
-        """The ratio of two rows' medians; None if one was not measured, or the second is 0."""
+        """Returns the ratio of two rows' medians; None if one was not measured, or the second is 0."""
         above, below = self.median(row, measure), self.median(of, measure)
         return above / below if above is not None and below else None
 
@@ -172,13 +172,13 @@ def _throughput(results: Results) -> Table:
 
 
 def peer_of(results: Results, workload: str, peer: str) -> str:
-    """The row to compare with: the peer's on this workload, or on pass-through if the peer has no such workload."""
+    """Returns the peer's row to compare with: of this workload, or of pass-through if the peer lacks the workload."""
     own = f"{workload}: {peer}"
     return own if own in results.figures or workload not in LIKE_PASS_THROUGH else f"pass-through: {peer}"
 
 
 def _others(results: Results, workload: str) -> Table:
-    """A table of a workload without rates: a row for each contestant, a column for each measure."""
+    """Returns a table of a workload without rates: a row for each contestant, a column for each measure."""
     rows = {row: found for row, found in results.figures.items() if workload_of(row) == workload}
     table = Table(title=workload, title_justify="left")
     table.add_column("contestant")
@@ -235,7 +235,7 @@ def draw(results: Results, file: Path) -> bool:
     import matplotlib  # noqa: PLC0415
 
     matplotlib.use("svg")
-    matplotlib.rcParams["svg.fonttype"] = "none"  # text stays text
+    matplotlib.rcParams["svg.fonttype"] = "none"  # text remains text
     from matplotlib import pyplot  # noqa: PLC0415
 
     panels = [(measure, rows) for measure in PLOTTED if (rows := results.rows(measure))]

@@ -21,7 +21,7 @@ SECONDS: Final = 60.0
 
 
 def find_program(name: str) -> str:
-    """The path of a program of PostgreSQL or Redis. Raises FileNotFoundError with the remedy."""
+    """Returns the path of a program of PostgreSQL or Redis. Raises FileNotFoundError with the remedy."""
     found = [*sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"), reverse=True), shutil.which(name)]
     program = next(filter(None, found), None)
     if program is None:
@@ -32,8 +32,8 @@ def find_program(name: str) -> str:
 class Server:
     """A server process and its directory, which `close` removes.
 
-    - `command`: what starts it at a port in a directory.
-    - `is_ready`: whether it answers at a port.
+    - `command`: returns the command line for a port and a directory.
+    - `is_ready`: returns whether the server answers at a port.
     """
 
     def __init__(self, command: Callable[[int, Path], Sequence[str]], is_ready: Callable[[int], bool]) -> None:
@@ -72,7 +72,7 @@ class Server:
             self._process = None
 
     def crash(self) -> None:
-        """Ends the process by a kill, and starts it again at its port with what it has on its disk."""
+        """Kills the process, and starts it again at its port with the files that it has written."""
         assert self._process is not None
         self._process.kill()
         self._process.wait(SECONDS)
@@ -84,7 +84,7 @@ class Server:
 
 
 def start_postgresql(*, sync: bool) -> Server:
-    """A PostgreSQL with the user and the database `postgres`. `sync`: whether commits reach the disk."""
+    """Starts a PostgreSQL with the user and the database `postgres`. `sync`: whether commits reach the disk."""
 
     def is_ready(port: int) -> bool:
         asked = (find_program("pg_isready"), "-q", "-h", "127.0.0.1", "-p", str(port))
@@ -112,10 +112,10 @@ def start_postgresql(*, sync: bool) -> Server:
 
 
 def start_redis(*options: str, in_cluster: bool = False) -> Server:
-    """A Redis that keeps an append-only file.
+    """Starts a Redis that keeps an append-only file.
 
     - `options`: further options of redis-server.
-    - `in_cluster`: it is a node of a Redis Cluster, without others.
+    - `in_cluster`: whether it is the only node of a Redis Cluster.
     """
 
     def is_ready(port: int) -> bool:

@@ -1,9 +1,9 @@
-"""Rows a second that each target of a sink stores: `scripts/bench sinks`.
+"""Measures how many rows a second each target of a sink stores: `scripts/bench sinks`.
 
 One connection writes batches of 1,000 rows of about 100 bytes, each with a delivery hash of 16 bytes, or with the
 offsets of its batch. Every write is on the disk before the next begins. PostgreSQL and Redis are started for the run.
-Prints the median of the rounds, in each of which every target runs once, beside what is required. Ends with status 1 if
-one is below that, as on a machine that others use.
+Every target runs once in each round. Prints the medians of the rounds beside the requirements. Ends with status 1 if a
+requirement is missed, which other load on the machine may cause.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ REQUIRED: Final = {
     "SQLite, hash": 50_000,
     "Parquet, offsets": 100_000,
 }
-"""Rows a second."""
+"""The required rows a second."""
 
 
 def declare_sinks(stack: ExitStack, directory: Path) -> dict[str, Callable[[], Sink]]:
-    """What makes a target of its own for each run, by its name. The servers run until the stack is closed."""
+    """Returns functions that declare a new target for a run, by its name. Servers run until the stack is closed."""
     postgresql = stack.enter_context(closing(start_postgresql(sync=True)))
     redis = stack.enter_context(closing(start_redis("--appendfsync", "always")))
     database = f"postgresql://postgres@127.0.0.1:{postgresql.port}/postgres"
@@ -74,7 +74,7 @@ def make_batches() -> Iterator[list[Row]]:
 
 
 def measure(sink: Sink, seconds: float) -> float:
-    """Rows a second after the first batch, without the time that it takes to make the rows."""
+    """Measures rows a second after the first batch, without the time that it takes to make the rows."""
     written, spent = 0, 0.0
     with closing(sink.open("bench.sink")) as connection:
         for rows in make_batches():

@@ -1,20 +1,21 @@
-"""What the data pipeline on Spark costs: `scripts/bench spark`, or `python -m bench.spark`.
+"""Measures the cost of the data pipeline on Spark: `scripts/bench spark`, or `python -m bench.spark`.
 
-Against a broker of this run, with Spark in two local threads; medians of the rounds, in each of which both sides run:
+It runs against a broker of this run, with Spark in two local threads. The figures are medians of rounds, in each of
+which both sides run:
 
 - read: a query over all records of a view of 100-byte values, beside the same query over Spark's Kafka reader with the
   same options. It counts the records and their bytes.
 - avro: the same for Avro values, beside `from_avro`. It adds up every field.
-- cut: of 10 topics of 8 partitions, while the two slots of a processor are played that makes 1,000 transactions a
-  minute, each with a record of every topic.
+- cut: a cut of 10 topics of 8 partitions, while the bench plays the two slots of a processor that makes 1,000
+  transactions a minute, each with a record of every topic.
 - increment: a run of a pipeline that appends to Parquet files, with 1 % new records, beside its first run; both in a
-  session that has made some.
-- follow: from a commit to the row in a published Parquet file, by `kstreams pipeline run --follow` every second, at 20
-  transactions a second.
-- memory: of the driver, between a quarter and the last of many runs that append, in one session. The heap is what is
-  left after a collection.
+  session that has made earlier runs.
+- follow: the time from a commit to the row in a published Parquet file, with `kstreams pipeline run --follow` every
+  second, at 20 transactions a second.
+- memory: the growth of the driver over many appending runs in one session, from the first quarter to the last run. The
+  heap is measured after a collection.
 
-Prints a table and ends with status 1 if a target is missed, as on a machine that others use.
+Prints a table. Ends with status 1 if a target is missed, which other load on the machine may cause.
 """
 
 from __future__ import annotations
@@ -55,17 +56,17 @@ from kstreams_py.spark.pipelines.runner import run_once
 TOPICS, CUT_PARTITIONS, UPSTREAM_A_MINUTE, UPSTREAM_SLOTS = 10, 8, 1_000, 2
 
 NEW_RECORDS: Final = 1_000
-"""Records of each of the runs over which memory is measured."""
+"""The records of each run over which memory is measured."""
 
 SECONDS: Final = 60.0
-"""The longest time of a request in a transaction, which otherwise may wait without end."""
+"""The longest time of a request in a transaction, which may otherwise wait forever."""
 
 FOLLOWED_SECONDS: Final = 0.05
 FOLLOW_PATIENCE: Final = 400.0
-"""Seconds between two transactions that are followed, and until all of their rows are there."""
+"""Seconds between two followed transactions, and the longest time until all of their rows are there."""
 
 WARM_RUNS: Final = 5
-"""The first runs of a session, which are left out: they wait for the start of Spark, and its code is not compiled."""
+"""The first runs of a session, which are not measured: Spark starts in them, and its code is not compiled yet."""
 
 FOLLOWED: Final = """
 import kstreams_py as ks
@@ -83,7 +84,7 @@ class Figure(NamedTuple):
     """A measured value beside its target.
 
     - `limit`: the least value, or the most if `is_least` is false; None without a target.
-    - `detail`: what the value was made of.
+    - `detail`: the figures that the value was computed from.
     """
 
     name: str
@@ -107,7 +108,7 @@ class Figure(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """The size of a run: records of the large topics, rounds, cuts, followed transactions, and runs for memory."""
+    """The size of a run: records of the large topics, rounds, cuts, followed transactions, and memory runs."""
 
     records: int = 5_000_000
     rounds: int = 3
@@ -137,7 +138,7 @@ class Bench:
             spark.stop()
 
     def compare(self, name: str, ours: Callable[[], DataFrame], by_hand: Callable[[], DataFrame]) -> Figure:
-        """The speed of our query in that of the one by hand, which returns the same row. A first pass warms up."""
+        """Measures the speed of our query relative to the one by hand, which returns the same row, after a warm-up."""
         seconds: dict[Callable[[], DataFrame], list[float]] = {ours: [], by_hand: []}
         for number in range(self.size.rounds + 1):
             found = list[Any]()
@@ -153,9 +154,10 @@ class Bench:
         return Figure(name, ratio, " x by hand", 0.95, detail, is_least=True)
 
     def appending(self, spark: SparkSession, topic: str) -> Callable[[int], float]:
-        """A function that runs a pipeline which appends to Parquet files of its own.
+        """Returns a function that runs a pipeline which appends to Parquet files of its own.
 
-        Takes the number of its rows, and returns its seconds. Raises GaveUp for another number.
+        The function takes the expected number of rows, and returns the seconds of the run. It raises GaveUp if the run
+        appended another number of rows.
         """
         graph = ks.Graph(self.cluster.name("appending"))
         table = ks.Parquet(self.cluster.directory / graph.name)
@@ -197,7 +199,7 @@ def measure_avro(bench: Bench) -> Iterator[Figure]:
 
 
 def by_hand(bench: Bench, spark: SparkSession, topic: str) -> DataFrame:
-    """The frame of Spark's Kafka reader, with the options of view()."""
+    """Returns the frame of Spark's Kafka reader, with the options of view()."""
     return spark.read.format("kafka").options(**options(topic, bench.settings)).load()
 
 
@@ -222,7 +224,7 @@ def measure_cuts(bench: Bench) -> Iterator[Figure]:
 
 @contextmanager
 def upstream(cluster: Cluster, group: str, given: str, outputs: list[str]) -> Iterator[Callable[[], int]]:
-    """Plays a processor that makes transactions, in a thread; yields what returns their number, once there is one."""
+    """Plays a processor that makes transactions, in threads. Yields a function that counts them."""
     is_ended, numbers = threading.Event(), [0] * UPSTREAM_SLOTS
     consumer = ck.Consumer({"bootstrap.servers": cluster.bootstrap, "group.id": group})
     metadata = consumer.consumer_group_metadata()
@@ -257,7 +259,7 @@ def upstream(cluster: Cluster, group: str, given: str, outputs: list[str]) -> It
 
 
 def transactional(cluster: Cluster, name: str) -> Any:
-    """A producer with this transactional id."""
+    """Returns a producer with this transactional id."""
     connection = {"bootstrap.servers": cluster.bootstrap, "log_level": 3}  # a new broker is asked again, with a warning
     producer = ck.Producer({**connection, "transactional.id": name, "retry.backoff.ms": 2})
     producer.init_transactions(SECONDS)
@@ -314,7 +316,7 @@ def values_of(path: Path) -> list[str]:
 
 @contextmanager
 def following(cluster: Cluster, topic: str, table: ks.Parquet) -> Iterator[Running]:
-    """`kstreams pipeline run --follow` of a pipeline that appends the records of a topic."""
+    """Runs `kstreams pipeline run --follow` for a pipeline that appends the records of a topic."""
     file, log = cluster.directory / "followed.py", cluster.directory / "followed.log"
     file.write_text(FOLLOWED.format(name=topic, topic=topic, table=str(table.directory)), encoding="utf-8")
     environment = {
@@ -333,11 +335,11 @@ def following(cluster: Cluster, topic: str, table: ks.Parquet) -> Iterator[Runni
 
 
 COLLECTIONS: Final = 3
-"""Spark drops the broadcasts of a query, some 0.2 MB, in a thread of its own after a collection has found them."""
+"""After a collection has found the broadcasts of a query, some 0.2 MB, Spark drops them in a thread of its own."""
 
 
 class Memory(NamedTuple):
-    """Bytes: resident of Python and of Java, and Java's heap after a collection."""
+    """The resident memory of Python and of Java, and Java's heap after a collection, in bytes."""
 
     python: int
     java: int
@@ -345,7 +347,7 @@ class Memory(NamedTuple):
 
 
 FLAT_MB: Final = {"python": 10, "java": None, "heap": 10}
-"""The most that each may grow; Java takes what it may have for its heap before it collects."""
+"""The most that each may grow, in MB; None for Java, which takes its whole heap before it collects."""
 
 
 def measure_memory(bench: Bench) -> Iterator[Figure]:

@@ -1,12 +1,12 @@
-"""The events of aircraft, as the file of departures has them: an aircraft is an object of event ordering.
+"""The events of aircraft in the file of departures: an aircraft is an object of event ordering.
 
-A departure is two changes of its aircraft, `departed` and `arrived` (or `diverted`), or one, `cancelled`. Each has a
-main event, and events of what belongs to the aircraft: minutes of delay, miles and minutes in the air. The changes of
-an aircraft are in the order of the file; those of all aircraft are merged by New York time.
+A departure is two changes of its aircraft, `departed` and `arrived` (or `diverted`), or one, `cancelled`. Each change
+has a main event, and sub-events: minutes of delay, miles and minutes in the air. The changes of an aircraft are in the
+order of the file; those of all aircraft are merged by New York time.
 
-Four front ends make the changes: one for each airport of New York, and one for all arrivals. So an aircraft's
-departure and its arrival come from different processes. What a front end needs for the next change is in the state of
-the aircraft, which has the number of its changes: the front end waits until the change before is stored.
+Four front ends make the changes: one for each airport of New York, and one for all arrivals. So the departure and the
+arrival of an aircraft come from different processes. The state of an aircraft has the number of its changes: a front
+end waits until the previous change is stored.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from kstreams_py.demo.data import (
 )
 
 Event = dict[str, Any]
-"""`change` (the number of its change), `event`, and what belongs to it."""
+"""`change` (the number of its change), `event`, and the values of this kind of event."""
 
 State = dict[str, Any]
-"""Of an aircraft after the changes so far: see NEW."""
+"""The state of an aircraft after the changes so far: see NEW."""
 
 ARRIVALS: Final = "arrivals"
 FRONT_ENDS: Final = ("EWR", "JFK", "LGA", ARRIVALS)
@@ -54,11 +54,15 @@ NEW: Final[State] = {
     "minutes": 0,
     "contradictions": 0,
 }
-"""Before the first change. `place`: an airport, or two while in the air; None if it is not known. `delayed`, `late`:
-minutes at departures and at arrivals. `contradictions`: events that did not follow the one before."""
+"""The state before the first change.
+
+- `place`: an airport, or two while in the air; None if it is not known.
+- `delayed`, `late`: minutes at departures and at arrivals.
+- `contradictions`: the number of events that contradict the state before them.
+"""
 
 IN_THE_AIR: Final = "-"
-"""Between two airports."""
+"""Separates the two airports of a flight in the air."""
 
 _DAYS: Final = (0, 31, 59, 90, 120, 151, 181, 212, 243, 273, 304, 334)
 _TAXI_MINUTES: Final = 20
@@ -67,10 +71,10 @@ _MILES_PER_MINUTE: Final = 7
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What a front end stores in one atomic step.
+    """A change of an aircraft, which a front end stores in one atomic step.
 
-    - `number`: of the aircraft's changes, from 1 on.
-    - `minute`: since the beginning of the year.
+    - `number`: its number among the changes of the aircraft, from 1 on.
+    - `minute`: minutes since the beginning of the year.
     """
 
     aircraft: str
@@ -82,14 +86,15 @@ class Change:
 
     @property
     def events(self) -> tuple[Event, ...]:
-        """All of them: the main event, then those of what belongs to the aircraft."""
+        """All events of the change: the main event, then the sub-events."""
         return (self.event, *self.sub_events)
 
 
 def changes(rows: Iterable[Row]) -> list[Change]:
-    """The changes of all aircraft: those of each in the order of the file, all by time. Rows without one are left out.
+    """Returns the changes of all aircraft by time, and those of each aircraft in the order of the file.
 
-    An aircraft that has not arrived in time for its next departure of the file departs a minute later.
+    Rows without an aircraft are left out. An aircraft that has not arrived in time for its next departure in the file
+    departs a minute after its arrival.
     """
     newest: dict[str, Change] = {}
     found = []
@@ -108,7 +113,7 @@ def changes(rows: Iterable[Row]) -> list[Change]:
 
 
 def _happenings(row: Row) -> list[tuple[str, int, Event, list[Event]]]:
-    """Front end, minute, main event and sub-events of a departure's changes."""
+    """Returns front end, minute, main event and sub-events of each change of a departure."""
     flight, origin = f"{row[CARRIER]}{row[FLIGHT]}", row[ORIGIN]
     minute = ((_DAYS[row[MONTH] - 1] + row[DAY] - 1) * 24 + row[HOUR]) * 60 + row[MINUTE]
     if row[DEP_TIME] is None:
@@ -129,12 +134,12 @@ def _minutes(event: str, minutes: int | None) -> list[Event]:
 
 
 def of_front_end(found: Iterable[Change], name: str) -> list[Change]:
-    """The changes that a front end makes, in its order: each follows one of these or an earlier one of all."""
+    """Returns the changes that a front end makes, in their order."""
     return [change for change in found if change.front_end == name]
 
 
 def apply(state: State | None, event: Event) -> State:
-    """The state of an aircraft after an event, in whatever order events come."""
+    """Returns the state of an aircraft after an event. Events may come in any order."""
     after = dict(NEW if state is None else state)
     match event["event"]:
         case "delayed" | "late" as what:
@@ -155,14 +160,14 @@ def apply(state: State | None, event: Event) -> State:
 
 
 def apply_all(state: State | None, events: Iterable[Event]) -> State:
-    """The state of an aircraft after events."""
+    """Returns the state of an aircraft after these events."""
     for event in events:
         state = apply(state, event)
     return dict(NEW) if state is None else state
 
 
 def expected_states(rows: Iterable[Row]) -> dict[str, State]:
-    """The states of all aircraft at the end, computed from the file alone, without events."""
+    """Computes the final states of all aircraft from the file alone, without events."""
     by_aircraft: dict[str, list[Row]] = {}
     for row in rows:
         if row[TAILNUM] is not None:
@@ -187,5 +192,5 @@ def _expected(rows: Sequence[Row]) -> State:
 
 
 def differing(found: Mapping[str, State], expected: Mapping[str, State]) -> list[str]:
-    """The aircraft whose states are not the same."""
+    """Returns the aircraft whose states differ."""
     return sorted(name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name))

@@ -21,12 +21,12 @@ MONTHS: Final = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", 
 
 
 def show_seconds(seconds: float | None) -> str:
-    """The time from a kill to the next commit of its slot, as text."""
+    """Formats the time from a kill to the next commit of its slot."""
     return "not known" if seconds is None else f"{seconds:.1f} s"
 
 
 def main_carriers(delays: Delays) -> list[str]:
-    """The airlines with the most flights."""
+    """Returns the airlines with the most flights."""
     flights = Counter[str]()
     for (carrier, _), (n, *_) in delays.items():
         flights[carrier] += n
@@ -34,13 +34,13 @@ def main_carriers(delays: Delays) -> list[str]:
 
 
 def draw_throughput(topics: Sequence[str], errors: Iterable[str], traffic: Traffic) -> str:
-    """A chart for each topic, one below the other, on one axis of time, with the kills; `errors` are dead letters."""
+    """Draws a chart for each topic on one time axis, with the kills. `errors`: the dead-letter topics."""
     dead = set(errors)
     return draw_shapes(lambda shape: _draw_throughput(topics, dead, traffic, shape))
 
 
 def draw_delays(delays: Delays, carriers: Mapping[str, str]) -> str:
-    """A line for each main carrier over the months, with its name; `carriers` are names by code."""
+    """Draws a line over the months for each main carrier, with its name. `carriers`: names by code."""
     return draw_shapes(lambda shape: _draw_delays(delays, carriers, shape))
 
 
@@ -94,7 +94,7 @@ def _draw_throughput(topics: Sequence[str], errors: set[str], traffic: Traffic, 
 
 
 def _rates(traffic: Traffic, width: float) -> defaultdict[tuple[str, int], float]:
-    """Records per second, by topic and number of the bin of `width` seconds."""
+    """Returns records per second, by topic and number of the bin. `width`: seconds of a bin."""
     rates = defaultdict[tuple[str, int], float](float)
     for at, name, n in traffic.arrivals:
         rates[name, int((at - traffic.started) / width)] += n / width
@@ -143,7 +143,7 @@ def _draw_delays(delays: Delays, carriers: Mapping[str, str], shape: Shape) -> s
 
 
 def _name_lines(plot: Any, ends: Sequence[tuple[float, str, str]], last: int) -> None:
-    """Writes names beside the ends of their lines, moved apart where they would overlap."""
+    """Writes names beside the ends of their lines, and moves them apart if they would overlap."""
     low, high = plot.get_ylim()
     apart = (high - low) * 0.05
     at = float("-inf")

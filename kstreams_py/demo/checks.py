@@ -15,7 +15,7 @@ from kstreams_py.testing.verdicts import compare, overtaken
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One line of the table: a count, and the count that is expected."""
+    """One line of the table: a count, and the expected count."""
 
     what: str
     expected: int
@@ -40,7 +40,7 @@ class Found:
     rows: Mapping[str, Counter[Row]]
     """The number of copies of each row, by outcome."""
     deliveries: Mapping[Kind, int]
-    """The number of steps that are wrong, of all processors, by delivery hash."""
+    """The number of wrong steps of all processors by kind, judged by delivery hash."""
     stored: Counter[Row]
     """Rows in SQLite."""
     delays: Delays
@@ -57,7 +57,7 @@ class Deliveries:
         )
 
     def expect(self, source: bytes, offset: int) -> None:
-        """Takes a record of an input, which must have had one step."""
+        """Takes a record of an input, which must have had exactly one step."""
         self._expected[source].append(offset)
 
     def saw(self, place: Hashable, digest: bytes) -> None:
@@ -108,5 +108,5 @@ def judge(expected: Expected, found: Found) -> list[Check]:
 
 
 def exit_status(checks: Iterable[Check]) -> int:
-    """0 if all checks hold, otherwise 1."""
+    """Returns 0 if all checks hold, otherwise 1."""
     return 0 if all(check.ok for check in checks) else 1

@@ -1,4 +1,4 @@
-"""Processes of a demonstration that end with it, even if it is killed: their standard input ends then.
+"""Processes of a demonstration that end with it, even if it is killed, because their standard input ends.
 
 `python -m kstreams_py.demo.children MODULE ARGUMENTS` runs a module as `python -m MODULE ARGUMENTS` does.
 """
@@ -20,10 +20,10 @@ _ORPHANED: Final = 1
 
 
 def start(arguments: Sequence[str], environment: Mapping[str, str], log: Path) -> Child:
-    """Starts a process, which a signal from the terminal does not reach; its outputs go to the end of the log.
+    """Starts a process that signals from the terminal do not reach. Its output is appended to the log.
 
-    - `arguments`: a module, and the arguments of its command line.
-    - `environment`: what is set beside the variables of this process.
+    - `arguments`: a module, and its command-line arguments.
+    - `environment`: variables in addition to those of this process.
     """
     command = [sys.executable, "-P", "-m", "kstreams_py.demo.children", *arguments]
     with log.open("ab") as file:
@@ -38,7 +38,7 @@ def start(arguments: Sequence[str], environment: Mapping[str, str], log: Path) -
 
 
 def end(child: Child) -> None:
-    """Kills a process if it runs, and waits for its end."""
+    """Kills a process if it still runs, and waits for its end."""
     child.kill()
     child.wait()
     if child.stdin is not None:
@@ -46,7 +46,7 @@ def end(child: Child) -> None:
 
 
 def _end_with_parent() -> None:
-    while os.read(0, 1):  # not the buffered reader: its lock would be held at the end of the interpreter
+    while os.read(0, 1):  # not the buffered reader, whose lock would be held when the interpreter exits
         pass
     os._exit(_ORPHANED)
 

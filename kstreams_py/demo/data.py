@@ -1,4 +1,4 @@
-"""The departures of 2013 from New York, and the results expected of them.
+"""The departures of 2013 from New York, and their expected results.
 
 The expected results are computed from the departures alone, without the graph.
 """
@@ -35,7 +35,7 @@ Delays = Mapping[tuple[str, int], tuple[int, float, int]]
 
 
 def spread(items: Sequence[T], number: int | None) -> list[T]:
-    """Returns `number` of the items, spread evenly over all of them and in their order; all for None or too many."""
+    """Returns `number` items, spread evenly over all of them, in their order; all items if None or too many."""
     if number is None or number >= len(items):
         return list(items)
     return [items[i * len(items) // number] for i in range(number)]
@@ -61,7 +61,7 @@ class Expected:
 
 
 def expect(rows: Iterable[Row]) -> Expected:
-    """Computes the results expected of these departures."""
+    """Computes the expected results of these departures."""
     found: dict[str, Counter[Row]] = {outcome: Counter() for outcome in OUTCOMES}
     for row in rows:
         outcome = "cancelled" if row[DEP_TIME] is None else "errors" if row[ARR_DELAY] is None else "departed"

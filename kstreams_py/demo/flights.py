@@ -48,7 +48,7 @@ TARGET: Final = "kstreams_py.demo.flights_graph:graph"
 SLOTS: Final = (0, 1, 2)
 
 RATE: Final = 5_000
-"""Departures per second, or fewer where the kills need more time."""
+"""Departures per second, or fewer if the kills need more time."""
 
 SECONDS_PER_KILL: Final = 2.0
 
@@ -64,8 +64,8 @@ def run(records: int | None, kills: int, seed: int, output: Path) -> int:
 
     - `records`: how many departures to process, spread evenly over the year; None for all.
     - `kills`: how many workers to kill, spread evenly over the run.
-    - `seed`: of the random kills.
-    - `output`: the directory of the report and its data; replaces the files of an earlier run.
+    - `seed`: the seed of the random kills.
+    - `output`: the directory of the report and its data; files of an earlier run are replaced.
     """
     began = time.monotonic()
     screen = Screen(LockedConsole(stderr=False))
@@ -164,9 +164,9 @@ class Stage:
         )
 
     def _ends(self, partitions: Sequence[TopicPartition]) -> Positions | None:
-        """The ends of the topics; None if the cluster does not answer.
+        """Returns the ends of the topics; None if the cluster does not answer.
 
-        Of all records: what a killed process committed may lie behind an open transaction of another.
+        They include uncommitted records: commits of a killed process may lie behind an open transaction of another.
         """
         try:
             return self.cluster.ends(partitions, committed=False)
@@ -195,12 +195,12 @@ class Stage:
 
 
 def _environment(settings: Settings, output: Path) -> dict[str, str]:
-    """What is set for the processes of the graph."""
+    """Returns the environment variables of the graph's processes."""
     return {**settings.as_environment(), "KSTREAMS_DEMO_DIRECTORY": str(output)}
 
 
 def _sources(topics: dict[str, TopicInfo]) -> Callable[[str, TopicPartition], bytes]:
-    """What the delivery hashes of a processor's steps begin with, by its id and the partition that it reads."""
+    """Returns a function that tells how the delivery hashes of a processor and an input partition begin."""
 
     @cache
     def source(processor: str, tp: TopicPartition) -> bytes:
@@ -210,11 +210,11 @@ def _sources(topics: dict[str, TopicInfo]) -> Callable[[str, TopicPartition], by
 
 
 def _writer(log: Path, screen: Screen) -> Write:
-    """Takes what workers write, in whole lines with their slot: their log to the file, their prints to the screen."""
+    """Returns a function that takes lines of workers with their slot: logs go to the file, prints to the screen."""
 
     def write(output: int, slot: str, lines: Sequence[bytes]) -> None:
         if output == STDERR:
-            with log.open("ab") as file:  # one write of a file that is appended to: lines of threads are not mixed
+            with log.open("ab") as file:  # a single appending write, so lines of threads do not mix
                 file.write(b"".join(logs.dress(output, slot, line) + b"\n" for line in lines))
         else:
             screen.write(output, slot, lines)
@@ -223,7 +223,7 @@ def _writer(log: Path, screen: Screen) -> Write:
 
 
 def _prepared(output: Path) -> Path:
-    """Makes the directory if necessary, and removes the files of an earlier run."""
+    """Creates the directory if necessary, and removes the files of an earlier run."""
     names = ("report.html", LOG, "flights.sqlite", "flights.sqlite-wal", "flights.sqlite-shm", "delays")
     return prepare(output, names)
 

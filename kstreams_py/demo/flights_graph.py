@@ -1,6 +1,6 @@
 """The demo's graph: merges three airports into one topic, splits departed from cancelled, stores departed flights.
 
-Spark makes a table of both: a transaction of `split` is in it as a whole, or not at all.
+Spark makes a table of departed and cancelled flights, which has each transaction of `split` whole or not at all.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ graph = ks.Graph("flights", errors="flights.errors")
 
 
 def topic(name: str) -> ks.Topic:
-    """A topic of flights with the tail number as key, so that the flights of a plane stay in order."""
+    """Declares a topic of flights with the tail number as key, so that the flights of a plane stay in order."""
     return graph.topic(name, key=ks.String(), value=FLIGHT, partitions=3)
 
 
@@ -50,14 +50,14 @@ def split(flight: Flight) -> dict[ks.Topic, Flight]:
 
 @graph.sink(departed, batch=True)
 def store(flights: list[Flight], steps: list[ks.Step]) -> None:
-    """A crash may deliver a flight again, with the same delivery hash: the table keeps one row for each hash."""
+    """Stores flights. A crash may deliver one again with the same delivery hash: the table keeps one row per hash."""
     rows = [[flight[name] for name in FIELDS] for flight in flights]
     DATABASE.insert([(step.delivery_hash, *row) for step, row in zip(steps, rows, strict=True)])
 
 
 @graph.pipeline(departed, cancelled, to=ks.Parquet(DIRECTORY / "delays"), every="5 seconds", key=["carrier", "month"])
 def delays(departed: Any, cancelled: Any) -> Any:
-    """DataFrames in, one out: how late the flights of a carrier arrived in a month, and how many were cancelled."""
+    """Returns how late the flights of each carrier arrived in each month, and how many were cancelled."""
     return departed.sparkSession.sql(
         """
         SELECT carrier, month, count(dep_time) AS flights, avg(arr_delay) AS delay,

@@ -1,8 +1,8 @@
-"""A front end of `kstreams demo ordering`: a process that changes aircraft, and tells of each change in two ways.
+"""A front end of `kstreams demo ordering`: a process that changes aircraft, and sends the events in two ways.
 
-It stores the aircraft's new state and queues its events in one atomic step. And, for comparison, it sends the same
+It stores the aircraft's new state and queues its events in one atomic step. For comparison, it also sends the same
 events itself, as a program without event ordering does: after the change is stored, through a producer of its own,
-which collects records for a moment. Each front end waits for a time of its own, so that events overtake each other.
+which collects records for a moment. The front ends collect for different times, so events overtake each other.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from kstreams_py.ordering.sending import IDEMPOTENT
 from kstreams_py.settings import Settings
 
 COLLECT_SECONDS: Final = 1.0
-"""How long a producer without event ordering collects records at most, each time for a random time."""
+"""The longest time for which a producer without event ordering collects records; each time is random."""
 
 ATTEMPTS: Final = 5
-"""At one change, while the store does not answer."""
+"""The attempts to store one change while the store does not answer."""
 
 _LOOK_SECONDS: Final = 0.002
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What a front end does.
+    """The task of a front end.
 
     - `name`: one of aircraft.FRONT_ENDS.
-    - `flights`: so many departures of the file.
-    - `topic`: of what it sends itself.
-    - `began`: seconds since 1970 at which the changes begin, spread evenly over `seconds`.
-    - `seed`: of the times for which the producer collects.
+    - `flights`: how many departures of the file it reads.
+    - `topic`: the topic of the events that it sends itself.
+    - `began`: when the changes begin, in seconds since 1970; they are spread evenly over `seconds`.
+    - `seed`: the seed of the times for which the producer collects.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Task:
     seed: int
 
     def arguments(self) -> list[str]:
-        """The command line of its process, behind `python -m`."""
+        """Returns the command line of its process after `python -m`."""
         return ["kstreams_py.demo.front_end", json.dumps(asdict(self))]
 
 
@@ -70,19 +70,19 @@ class Plain:
         self._due = 0.0
 
     def tell(self, change: Change) -> None:
-        """Takes the events of a change that is stored."""
+        """Takes the events of a stored change."""
         for event in change.events:
             value, key = json.dumps(event).encode(), change.aircraft.encode()
             self._collected.append((self._topic, value, key, -1, None, None, 0, None))
 
     def look(self, now: float) -> None:
-        """Sends what is collected, if the time has come. `now`: seconds."""
+        """Sends the collected events if the time has come. `now`: seconds."""
         if now >= self._due:
             self._producer.write(self._collected)
             self._due = now + self._random.uniform(0.0, COLLECT_SECONDS)
 
     def flush(self) -> None:
-        """Sends all, and waits until it is acknowledged."""
+        """Sends all events, and waits until they are acknowledged."""
         self._producer.write(self._collected)
         self._producer.flush()
 
@@ -96,7 +96,7 @@ class FrontEnd:
         self._task = task
 
     def run(self) -> None:
-        """Makes all changes. Raises StoreUnavailable, and what the producer raises."""
+        """Makes all changes. Raises StoreUnavailable, and the exceptions of the producer."""
         everything = changes(data_files.read_first(self._task.flights))
         places = {(change.aircraft, change.number): place for place, change in enumerate(everything)}
         for change in of_front_end(everything, self._task.name):
@@ -113,7 +113,7 @@ class FrontEnd:
             self._plain.look(time.time())
 
     def _make(self, change: Change) -> None:
-        """Stores a change once the one before it is stored."""
+        """Stores a change once the previous one is stored."""
         while (state := self._state(change))["changes"] < change.number - 1:
             self._wait_until(time.time() + _LOOK_SECONDS)
         uuid = uuid4()
@@ -124,7 +124,7 @@ class FrontEnd:
                     apply_all(state, change.events),
                     change.event,
                     sub_events=change.sub_events,
-                    uuid=uuid,  # another attempt at what was stored stores nothing
+                    uuid=uuid,  # another attempt at a stored change stores nothing
                 )
             except StoreUnavailable:
                 if attempt == ATTEMPTS - 1:

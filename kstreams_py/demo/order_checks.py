@@ -1,4 +1,4 @@
-"""Reads the topics of `kstreams demo ordering` as consumers do, and compares what they come to with the file."""
+"""Reads the topics of `kstreams demo ordering` as consumers do, and compares the results with the file."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ from kstreams_py.testing.verdicts import overtaken
 
 @dataclass(slots=True)
 class Consumed:
-    """What one consumer group has come to.
+    """The result of one consumer group.
 
-    - `states`, `events`: by aircraft; the events in the order in which they were applied.
-    - `copies`, `faults`, `held`: events that were dropped, refused, or wait at the end.
+    - `states`: the states of the aircraft.
+    - `events`: the events of each aircraft, in the order in which they were applied.
+    - `copies`, `faults`, `held`: how many events were dropped, were refused, or wait at the end.
     """
 
     states: dict[str, State] = field(default_factory=dict)
@@ -37,7 +38,7 @@ class Consumed:
 
 
 def consume(records: Iterable[Message]) -> Consumed:
-    """Applies each event once, after the one before it, whatever copies the topic has: the rule of event ordering."""
+    """Applies each event once, after its predecessor, by the rule of event ordering. The topic may have copies."""
     found = Consumed()
     chains = EventChains({}, lambda: 0.0)
     for record in records:
@@ -53,7 +54,7 @@ def consume(records: Iterable[Message]) -> Consumed:
 
 
 def consume_plainly(records: Iterable[Message]) -> Consumed:
-    """Applies each event where it is in the topic, as a consumer without event ordering does."""
+    """Applies events in the order of the topic, as a consumer without event ordering does."""
     found = Consumed()
     for record in records:
         found.apply(*_read(record))
@@ -66,7 +67,7 @@ def _read(record: Message) -> tuple[str, Event]:
 
 
 def inversions(found: Consumed) -> dict[str, int]:
-    """How many events came after a later one of their aircraft, by aircraft: those that have such events."""
+    """Counts the events that came after a later event of their aircraft, for each aircraft that has such events."""
     counts = {
         name: sum(1 for _ in overtaken(events, line=lambda _: None, rank=lambda event: event["change"]))
         for name, events in found.events.items()
@@ -83,13 +84,15 @@ class Killed(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """What a run has come to.
+    """The results of a run.
 
-    - `changes`: all that were to be made. `expected`: the states of the aircraft, by the file alone.
+    - `changes`: all changes that the front ends had to make.
+    - `expected`: the states of the aircraft, computed from the file alone.
     - `stored`: the states of the aircraft in the store of the front ends.
-    - `groups`: what consumers have come to, by the name of their group. `plain`: without event ordering.
-    - `killed`: see there.
-    - `not_stopped`: workers that did not end well when they were told to.
+    - `groups`: the result of each consumer group, by its name.
+    - `plain`: the result of a consumer without event ordering.
+    - `killed`: how many processes were killed.
+    - `not_stopped`: how many workers failed to stop when they were told to.
     """
 
     changes: Sequence[Change]
@@ -102,7 +105,7 @@ class Results:
 
 
 def judge(results: Results) -> list[Check]:
-    """The table of checks."""
+    """Returns the table of checks."""
     events: dict[str, list[Event]] = {}
     for change in results.changes:
         events.setdefault(change.aircraft, []).extend(change.events)
@@ -137,7 +140,7 @@ def _differing(states: Mapping[str, State], results: Results) -> int:
 
 
 def describe(results: Results) -> Iterator[str]:
-    """What was shown, in plain words."""
+    """Yields the results in plain words."""
     events = sum(len(change.events) for change in results.changes)
     yield (
         f"{len(results.expected):,} aircraft had {len(results.changes):,} changes with {events:,} events. Four "

@@ -1,4 +1,4 @@
-"""The consumers of `kstreams demo ordering`: worker processes of three groups, and what each group has come to."""
+"""The consumers of `kstreams demo ordering`: worker processes of three groups, and the result of each group."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ TARGET: Final = "kstreams_py.demo.ordering_graph:graph"
 SLOTS: Final = (0, 1)
 
 STEP_HEADER: Final = "ks-proc"
-"""Of a dead letter: graph and processor."""
+"""The header of a dead letter that names graph and processor."""
 
 
 class OrderConsumers:
-    """Runs the worker processes of the groups, which are started again after each kill, from `start` to `close`."""
+    """Runs the worker processes of the groups from `start` to `close`, and starts them again after each kill."""
 
     def __init__(self, settings: Settings, log: Path) -> None:
         self._log = log
@@ -48,19 +48,19 @@ class OrderConsumers:
         )
 
     def start(self, pool: Executor) -> None:
-        """Starts the processes; `pool` has a thread for them."""
+        """Starts the processes. `pool`: has a thread for them."""
         self._run = pool.submit(self._supervisor.run, lambda _: None, self._note, self._write)
 
     @property
     def have_joined(self) -> bool:
-        """All groups have had partitions for each process. Raises the failure that has ended the processes."""
+        """Whether each process of each group has had partitions. Raises the failure that ended the processes."""
         if self._run is not None and self._run.done():
             self._run.result()
         return self._joined.is_set()
 
     @property
     def pids(self) -> dict[int, int]:
-        """Process ids by slot."""
+        """The process ids by slot."""
         return self._supervisor.pids
 
     def close(self) -> None:
@@ -74,13 +74,13 @@ class OrderConsumers:
             self._joined.set()
 
     def _write(self, output: int, slot: str, lines: Sequence[bytes]) -> None:
-        """Writes what the processes write to the log, in whole lines."""
+        """Appends lines of the processes to the log."""
         with self._log.open("ab") as file:
             file.write(b"".join(logs.dress(output, slot, line) + b"\n" for line in lines))
 
 
 def read_groups(settings: Settings, cluster: Cluster) -> dict[str, Consumed]:
-    """What is committed of each group: its states, the events in the order it has applied, what failed or waits."""
+    """Reads the committed result of each group: states, events in the order of their application, failures, waits."""
     registry = open_registry(settings.schema_registry_url, settings.schema_directory, settings.schema_registry)
     environment = Environment(cluster, registry, settings)
     faults = [dict(m.headers() or ()).get(STEP_HEADER) for m in read_topic(cluster, f"{NAME}.errors")]
@@ -97,7 +97,7 @@ def read_groups(settings: Settings, cluster: Cluster) -> dict[str, Consumed]:
 
 
 def read_topic(cluster: Cluster, topic: str) -> Iterator[Message]:
-    """The committed records of a topic, partition by partition."""
+    """Yields the committed records of a topic, partition by partition."""
     for info in cluster.topics([topic]).values():
         for partition in range(info.partitions):
             yield from cluster.read(TopicPartition(topic, partition))

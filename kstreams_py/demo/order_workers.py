@@ -17,10 +17,11 @@ STOP_SECONDS: Final = 30.0
 
 
 class OrderWorkers:
-    """Starts the workers; `pids` are their process ids by the place of their name in WORKERS.
+    """Runs the workers. `pids` has their process ids, by the index of their name in WORKERS.
 
-    - `where`: options of `kstreams order` for store and topic.
-    - `environment`: variables that are set for them. `log`: the file of their logs.
+    - `where`: options of `kstreams order` for the store and the topic.
+    - `environment`: their environment variables.
+    - `log`: the file of their logs.
     - `count_processes`: returns how many processes have registered under each name.
     """
 
@@ -36,7 +37,7 @@ class OrderWorkers:
         self._log = log
         self._count_processes = count_processes
         self._before: dict[str, int] = {}
-        """How many processes had registered under a name before the one that runs."""
+        """How many processes had registered under each name before the running one."""
         self._running: list[children.Child] = []
         for name in WORKERS:
             self._running.append(self._start(name))
@@ -47,12 +48,12 @@ class OrderWorkers:
 
     @property
     def have_registered(self) -> bool:
-        """All have: a worker that is told to stop before that ends at once."""
+        """Whether all workers have registered; a worker that is told to stop before that ends at once."""
         found = self._count_processes()
         return all(found.get(name, 0) > before for name, before in self._before.items())
 
     def look(self, killed: Collection[int] = ()) -> None:
-        """Starts workers again that have ended. Raises WorkersFailed for one whose process id is not in `killed`."""
+        """Starts workers that have ended again. Raises WorkersFailed for one whose process id is not in `killed`."""
         for place, process in enumerate(self._running):
             if process.poll() is None:
                 continue
@@ -62,13 +63,13 @@ class OrderWorkers:
             self._running[place] = self._start(WORKERS[place])
 
     def stop(self) -> int:
-        """Stops the workers with SIGTERM; returns how many did not end well."""
+        """Stops the workers with SIGTERM. Returns how many failed to stop."""
         for process in self._running:
             process.send_signal(signal.SIGTERM)
         return sum(self._await_end(process) != 0 for process in self._running)
 
     def close(self) -> None:
-        """Kills what runs."""
+        """Kills the workers that still run."""
         for process in self._running:
             children.end(process)
 
@@ -84,5 +85,5 @@ class OrderWorkers:
 
 
 def failed(what: str, status: int, log: Path) -> WorkersFailed:
-    """The error of a process that has ended by itself."""
+    """Returns the error for a process that has ended by itself."""
     return WorkersFailed(f"{what} ended with status {status}: {log} has the reason", max(1, status))

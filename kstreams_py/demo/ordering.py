@@ -1,7 +1,7 @@
 """`kstreams demo ordering`: four front ends change aircraft, three workers send the events, three groups apply them.
 
-Workers and the processes of the groups are killed at random. What each group comes to is compared with the file, and
-so is what the rule of ordering/chain.py alone comes to, which reads the topic here itself.
+Workers and the processes of the groups are killed at random. The result of each group is compared with the file. So is
+the result of the rule of ordering/chain.py alone, which reads the topic in this process.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ FILE: Final = "events.db"
 REPORT: Final = "report.md"
 
 RATE: Final = 500
-"""Changes per second, or fewer where the kills need more time."""
+"""Changes per second, or fewer if the kills need more time."""
 
 SECONDS_PER_KILL: Final = 2.5
 
 START_SECONDS: Final = 1.0
-"""Between the start of the front ends and the first change."""
+"""Seconds between the start of the front ends and the first change."""
 
 STALLED: Final = 60.0
 """Seconds without a new record before the run ends early, and its results are checked as they are."""
@@ -60,12 +60,12 @@ DIRECT: Final = "by the rule"
 
 @dataclass(frozen=True, slots=True)
 class Demo:
-    """What is to be shown.
+    """The parameters of the demo.
 
-    - `flights`: so many departures, the first ones of the year.
-    - `kills`: how many workers to kill, spread evenly over the run, and how many processes of the consumer groups.
-      `seed`: of these.
-    - `store`: the path of a file, or the URL of a Redis; its keys begin with `prefix`, and are deleted at the end.
+    - `flights`: how many departures to process, the first ones of the year.
+    - `kills`: how many workers, and how many processes of the consumer groups, to kill, spread evenly over the run.
+    - `seed`: the seed of the kills.
+    - `store`: the path of a file, or the URL of a Redis. Keys in Redis begin with `prefix`, and are deleted at the end.
     """
 
     flights: int
@@ -79,10 +79,10 @@ def run(flights: int, kills: int, seed: int, store: str | None, output: Path) ->
     """Runs the demo, and returns the exit status: 0 if every check holds, otherwise 1.
 
     - `store`: see open_storage(); None for a file in `output`.
-    - `output`: the directory of the report and its data; replaces the files of an earlier run.
+    - `output`: the directory of the report and its data; files of an earlier run are replaced.
 
-    The other parameters are those of Demo. Raises SettingsError, StoreUnavailable, and MissingSoftware for a store
-    without its library.
+    For the other parameters see Demo. Raises SettingsError, StoreUnavailable, and MissingSoftware if the library of the
+    store is missing.
     """
     screen = Screen(LockedConsole(stderr=False), "events")
     output = prepare(output, [LOG, REPORT, FILE, f"{FILE}-wal", f"{FILE}-shm"])
@@ -127,8 +127,8 @@ class Stage:
     def run(self, made: Sequence[Change]) -> tuple[Killed, int]:
         """Runs until every group has applied every event, or no new record comes for STALLED seconds.
 
-        Returns the numbers of kills, and that of workers that did not stop well. Raises WorkersFailed if a front end, a
-        worker or a process of the groups ends by itself.
+        Returns the numbers of kills, and the number of workers that failed to stop. Raises WorkersFailed if a front
+        end, a worker or a process of the groups ends by itself.
         """
         topics = (EVENTS, PLAIN, *map(topic_of, PAUSES))
         watch = Watch(self.cluster, [TopicPartition(name, p) for name in topics for p in range(PARTITIONS)])
@@ -179,9 +179,9 @@ class Stage:
         consumers: OrderConsumers,
         run: tuple[float, int],
     ) -> None:
-        """Kills a worker and a process of the groups if one is due, and shows the counts.
+        """Kills a worker and a process of the groups if a kill is due, and shows the counts.
 
-        `run`: when it began, and how many events it has.
+        - `run`: when the run began, and how many events it has.
         """
         began, events = run
         counts = dict(watch.counts)
@@ -211,7 +211,7 @@ class Stage:
         )
 
     def _start_front_ends(self, stack: ExitStack, seconds: float) -> dict[str, children.Child]:
-        """Starts a process for each front end; they make their changes within so many seconds."""
+        """Starts a process for each front end. `seconds`: the time in which they make their changes."""
         found = {}
         began = time.time() + START_SECONDS
         for seed, name in enumerate(FRONT_ENDS, self.demo.seed):
@@ -221,7 +221,7 @@ class Stage:
         return found
 
     def _is_at_work(self, front_ends: Mapping[str, children.Child]) -> bool:
-        """Whether a front end still makes changes."""
+        """Returns whether a front end still makes changes. Raises WorkersFailed for one that has failed."""
         for name, process in front_ends.items():
             if process.poll():
                 raise failed(f"front end {name}", process.returncode, self._log)
@@ -233,14 +233,14 @@ class Stage:
 
 
 def _stored(demo: Demo, made: Sequence[Change]) -> dict[str, State]:
-    """The states of the aircraft in the store."""
+    """Reads the states of the aircraft in the store."""
     with closing(Ordering(demo.store, prefix=demo.prefix)) as ordering:
         states = {name: ordering.data(name) for name in {change.aircraft for change in made}}
     return {name: state for name, state in states.items() if state is not None}
 
 
 def _check(store: str, prefix: str) -> None:
-    """Raises SettingsError for a store that exists, StoreUnavailable for one that cannot be used."""
+    """Raises SettingsError for a store that exists, and StoreUnavailable for one that cannot be used."""
     if not prefix and Path(store).exists():
         raise SettingsError(f"{store} exists, and may have events: name another file with --store")
     open_storage(store, prefix).close()

@@ -1,7 +1,7 @@
 """The consumers of `kstreams demo ordering`: three groups, each of which keeps the state of every aircraft.
 
-Each group pauses at random, and for longer than the one before it, so that they are never at the same event. A pause is
-no part of the result: a group that is late comes to the same states.
+Each group pauses at random, for longer than the previous one, so that they are never at the same event. Pauses do not
+change the result: a slow group comes to the same states.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ EVENTS: Final = "aircraft.events"
 PARTITIONS: Final = 3
 
 PAUSES: Final = {"airline": 0.02, "tower": 0.06, "workshop": 0.2}
-"""By group: how many seconds it pauses at most."""
+"""The longest pause of each group, in seconds."""
 
 _EVENTS_PER_PAUSE: Final = 100
 
@@ -28,7 +28,7 @@ events = graph.topic(EVENTS, key=ks.String(), value=ks.Json(), partitions=PARTIT
 
 
 def _declare(group: str, pause: float) -> None:
-    """Declares a consumer group, which writes each event that it has applied."""
+    """Declares a consumer group, which writes each event that it applies."""
     applied = graph.topic(topic_of(group), key=ks.String(), value=ks.Json(), partitions=PARTITIONS)
     chance = random.Random()
 
@@ -41,12 +41,12 @@ def _declare(group: str, pause: float) -> None:
 
 
 def topic_of(group: str) -> str:
-    """The topic of the events that a group has applied, in its order."""
+    """Returns the topic of the events that a group has applied, in their order."""
     return f"{NAME}.{group}"
 
 
 def processor_of(group: str) -> Processor:
-    """The processor of a group."""
+    """Returns the processor of a group."""
     return next(each for each in graph.processors if each.id == group)
 
 

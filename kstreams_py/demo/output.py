@@ -1,4 +1,4 @@
-"""The directory of a demonstration, and a broker for it, which writes its log there."""
+"""The directory of a demonstration, and a broker that writes its log there."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ LOG: Final = "run.log"
 
 
 def prepare(output: Path, names: Iterable[str]) -> Path:
-    """Makes the directory if necessary, and removes these files and directories of an earlier run.
+    """Creates the directory if necessary, and removes these files and directories of an earlier run.
 
-    Raises SettingsError if it cannot be written.
+    Raises SettingsError if the directory cannot be written.
     """
     try:
         output.mkdir(parents=True, exist_ok=True)
@@ -37,7 +37,7 @@ def prepare(output: Path, names: Iterable[str]) -> Path:
 
 @contextmanager
 def open_cluster(output: Path) -> Iterator[tuple[Settings, KafkaCluster]]:
-    """Settings and the cluster of a temporary broker, with a temporary directory of schemas."""
+    """Yields settings and cluster of a temporary broker, with a temporary directory of schemas."""
     with (
         _logged_to(output / LOG),
         tempfile.TemporaryDirectory(prefix="kstreams-schemas-") as schemas,
@@ -50,7 +50,7 @@ def open_cluster(output: Path) -> Iterator[tuple[Settings, KafkaCluster]]:
 
 @contextmanager
 def _logged_to(path: Path) -> Iterator[None]:
-    """Writes the log of this process to the file of the workers' log: the terminal is the screen's."""
+    """Writes the log of this process to the file of the workers' log, because the screen uses the terminal."""
     root, handler = logging.getLogger(), logging.FileHandler(path)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     before, root.handlers = root.handlers, [handler]

@@ -1,10 +1,10 @@
 """The time from each kill until the slot's next commit, as a reader of the committed topics sees it.
 
-A committed record names its step by its delivery hash: the first 8 bytes, its source, are those of one processor and
-one partition that it reads. The reports of the workers say which partitions each process holds. So the first record
-that is seen from a later process of the slot is its next commit. What a process committed before it was killed may be
-seen after the kill, even after the next one has started (seen: by 0.2 s), so the ends of the topics are read soon after
-each kill: what is before them is not counted.
+A committed record names its step by its delivery hash: the first 8 bytes, the source, stand for one processor and one
+partition that it reads. The reports of the workers tell which partitions each process holds. So the next commit of a
+slot is the first record seen from its later process. Records that a process committed before its kill may be seen
+after the kill, even after the next process has started (seen: 0.2 s later). So the ends of the topics are read soon
+after each kill, and records before them are not counted.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kstreams_py.records import Positions, TopicPartition
 from kstreams_py.running.status import RunStatus
 
 Seen = tuple[float, Mapping[bytes, Positions]]
-"""When committed records were seen, in monotonic seconds, and by their sources the offsets of the last ones."""
+"""When committed records were seen, in monotonic seconds, and the offset of the last one by source."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +37,9 @@ class _Process:
 
 
 class Recoveries:
-    """The processes of all slots, in order, each with the sources of what it commits.
+    """The processes of all slots, in order, each with the sources of its commits.
 
-    - `source`: returns the source of the steps of a processor, by its id, that read this partition.
+    - `source`: returns the source for a processor id and the partition that it reads.
     """
 
     def __init__(self, source: Callable[[str, TopicPartition], bytes]) -> None:
@@ -54,7 +54,7 @@ class Recoveries:
                 continue
             processes = self._processes.setdefault(slot.number, [])
             if not processes or processes[-1].pid != slot.pid:
-                # one that is killed before it reports has what the one before had: a slot keeps its membership
+                # a process killed before it reports has its predecessor's partitions: a slot keeps its membership
                 held = processes[-1].held if processes else frozenset[bytes]()
                 processes.append(_Process(slot.pid, slot.began_at, held))
             held = frozenset(
@@ -66,13 +66,15 @@ class Recoveries:
             processes[-1].held = held or processes[-1].held
 
     def note_ends(self, kill: Kill, ends: Positions) -> None:
-        """Takes the ends of all records of the topics soon after a kill, before the slot's next process can commit."""
+        """Takes the ends of the topics, read soon after a kill, before the slot's next process can commit."""
         self._ends[kill] = ends
 
     def seconds(self, kills: Iterable[Kill], seen: Sequence[Seen]) -> list[float | None]:
-        """The seconds from each kill to the slot's next commit; None if it committed nothing more, or is not known.
+        """Returns the seconds from each kill to the slot's next commit.
 
-        It is not known of a kill whose ends of the topics are not. `seen` is in order of time.
+        It is None if the slot committed nothing more, or if the ends of the topics at the kill are not known.
+
+        - `seen`: in the order of time.
         """
         return [self._seconds(kill, seen) for kill in kills]
 
@@ -89,7 +91,7 @@ class Recoveries:
 
 
 def are_running(status: RunStatus, processors: Iterable[str], slots: int) -> bool:
-    """Whether every processor of every slot has its place in its group."""
+    """Returns whether every processor of every slot is a member of its group."""
     placed = (WorkerState.RUNNING, WorkerState.SPARE)
     return len(status.slots) == slots and all(
         slot.state_of(processor) in placed for processor in processors for slot in status.slots

@@ -26,7 +26,7 @@ from kstreams_py.reports.page import build_page
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """A dead letter, and its content as `Describer.content` returns it, the inputs decoded."""
+    """A dead letter, and its content from `Describer.content`, with decoded inputs."""
 
     letter: Letter
     content: Mapping[str, Any]
@@ -34,12 +34,12 @@ class Shown:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is known of the command.
+    """The facts about the command.
 
-    - `seed`: of the kills.
-    - `workers`: their number.
+    - `seed`: the seed of the kills.
+    - `workers`: the number of workers.
     - `seconds`: the time from the start of the command to its end.
-    - `is_sample`: not all departures of the year were processed.
+    - `is_sample`: whether only some departures of the year were processed.
     """
 
     seed: int
@@ -66,7 +66,7 @@ class Run:
 
 
 def page(run: Run) -> str:
-    """Returns the report as HTML, which needs no other file and no network, nor its script but for comfort."""
+    """Returns the report as HTML. It needs no other file and no network, and is readable without its script."""
     found = {check.what: check.found for check in run.checks}
     wrong = sum(not check.ok for check in run.checks)
     records, kills = found["departures read"], len(run.traffic.kills)
@@ -115,7 +115,7 @@ def _written(processor: Processor) -> str:
 
 
 def _figures(run: Run, found: Mapping[str, int]) -> str:
-    """The tiles under the headline."""
+    """Returns the tiles under the headline."""
     known = [seconds for seconds in run.traffic.recoveries if seconds is not None]
     tiles = [
         ("Lost", f"{found['lost']:,}", "", found["lost"]),
@@ -135,7 +135,7 @@ def _tile(name: str, value: str, unit: str, mistakes: int | None) -> str:
 
 
 def _kills(traffic: Traffic) -> str:
-    """The table of the kills; a sentence if there are none."""
+    """Returns the table of the kills; a sentence if there are none."""
     if not traffic.kills:
         return "<p>No worker was killed.</p>"
     rows = [
@@ -148,7 +148,7 @@ def _kills(traffic: Traffic) -> str:
 
 
 def _letters(letters: Sequence[Shown], number: int) -> str:
-    """The sample of dead letters, the first one open."""
+    """Returns the sample of dead letters, the first one open."""
     if not letters:
         return "<p>There were none.</p>"
     drawn = [_letter(each, is_open=i == 0) for i, each in enumerate(letters)]
@@ -188,7 +188,7 @@ def _text(value: Any) -> str:
 
 
 def _value(value: Any) -> str:
-    """A record by its fields; anything else as text."""
+    """Formats a record by its fields, and anything else as text."""
     if not isinstance(value, Mapping):
         return f"<code>{escape(_text(value))}</code>"
     fields = (f"<span>{escape(name)} <code>{escape(_text(each))}</code></span>" for name, each in value.items())
@@ -196,7 +196,7 @@ def _value(value: Any) -> str:
 
 
 def _delay_table(delays: Delays, carriers: Mapping[str, str]) -> str:
-    """The figures of the chart: a row for each month, a column for each airline."""
+    """Returns the table of the chart's figures: a row for each month, a column for each airline."""
     main, months = charts.main_carriers(delays), sorted({month for _, month in delays})
     head = "".join(f'<th class="n"><abbr title="{escape(carriers.get(c, c))}">{escape(c)}</abbr></th>' for c in main)
     rows = []

@@ -20,7 +20,7 @@ from kstreams_py.operations.dead_letters.letters import Letter, parse
 from kstreams_py.records import HASH_HEADER, Message, TopicPartition
 
 QUIET_LIMIT = 30
-"""Seconds without a record before the end of a topic, after which reading fails."""
+"""Reading fails after this many seconds without a record before the end of a topic."""
 
 
 class Results:
@@ -88,7 +88,7 @@ class Results:
         self.without_key += key is None
         row = self._row(self._flight(value).values())
         if row[TAILNUM] != (None if key is None else key.decode()):
-            row = (key, *row)  # the key is wrong: this row is not in the file, so it counts as altered
+            row = (key, *row)  # the key is wrong: the file has no such row, so it counts as altered
         self.rows[outcome][row] += 1
 
     def _row(self, values: Iterable[Any]) -> Row:

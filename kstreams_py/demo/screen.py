@@ -1,4 +1,4 @@
-"""Shows the demo in the terminal: phases, counts and kills, then the checks; elsewhere plain lines."""
+"""Shows the demo in the terminal: phases, counts and kills, then the checks. Prints plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from kstreams_py.running.terminal.progress import Display
 class Screen(Display):
     """The output of the demo. `counts` is live in a terminal; call it inside the context.
 
-    - `what`: is written, in the plural.
+    - `what`: the things that are written, in the plural.
     """
 
     def __init__(self, console: Console, what: str = "departures") -> None:
@@ -35,7 +35,7 @@ class Screen(Display):
         self._console.print(text, highlight=False, soft_wrap=True)
 
     def begin(self) -> float:
-        """Says that the workers have joined, and returns the time, from which the screen counts seconds."""
+        """Prints that the workers have joined. Returns the time from which the screen counts seconds."""
         self.say(f"the workers have joined: writing {self._what}")
         self._entered_at = time.monotonic()
         return self._entered_at
@@ -52,7 +52,7 @@ class Screen(Display):
             self.say(f"from a kill to the slot's next commit: {most}")
 
     def counts(self, counts: Mapping[str, int], written: int, records: int) -> None:
-        """Shows the number of committed records by topic, and of what is written."""
+        """Shows the number of committed records by topic, and how much is written."""
         now = time.monotonic()
         rates = {topic: self._rates[topic].of(n, now) for topic, n in counts.items()}
 

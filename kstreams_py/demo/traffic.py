@@ -33,7 +33,7 @@ TICK: Final = 0.05
 
 FIRST_KILL: Final = 0.03
 LAST_KILL: Final = 0.97
-"""The parts of the run before the first kill and until the last; after it the slot has more to commit."""
+"""The fractions of the run at the first and the last possible kill; after the last, the slot has more to commit."""
 
 
 @lru_cache(maxsize=16)
@@ -48,7 +48,7 @@ class Loader:
         self.written = 0
         self.records = len(rows)
         self.done = False
-        """All departures are written and acknowledged."""
+        """Whether all departures are written and acknowledged."""
         self._rows = rows
         self._seconds = seconds
         self._producer = cluster.producer(
@@ -93,7 +93,7 @@ class Watch:
         self.reached: Positions = {}
         """The offset after the last record read, by partition."""
         self.seen: list[Seen] = []
-        """When committed records were read, and where the last ones of each source are, in order of time."""
+        """When committed records were read, and the last offsets of each source, in order of time."""
         self.longest_pause: dict[str, float] = {}
         """The longest time in seconds between two records of one partition, by topic."""
         self.last_arrival = time.monotonic()
@@ -108,14 +108,14 @@ class Watch:
         self._consumer.close()
 
     def look(self) -> int:
-        """Reads the records that are there, and returns their number."""
+        """Reads the records that have come, and returns their number."""
         records = self._consumer.consume(10_000, 0.1)
         if records:
             self._saw(records, time.monotonic())
         return len(records)
 
     def has_seen(self, ends: Positions) -> bool:
-        """Whether every record before these ends has been read."""
+        """Returns whether every record before these ends has been read."""
         return all(self._consumer.ends.get(tp, -1) >= end for tp, end in ends.items())
 
     def _saw(self, records: Sequence[Message], now: float) -> None:
@@ -139,12 +139,12 @@ class Watch:
 
 
 class Kills:
-    """Kills the worker of a random slot at points that are spread over the run, each random within its part of it.
+    """Kills workers of random slots at random points of the run.
 
-    - `number`: how many kills.
-    - `records`: the number of records in the whole run. It is divided into a part for each kill, and the point is in
-      the middle half of its part, so that no two kills are close together.
-    - `seed`: of the points and the slots.
+    - `number`: the number of kills.
+    - `records`: the number of records in the whole run. The run is divided into one part for each kill, whose point is
+      in the middle half of the part, so that no two kills are close together.
+    - `seed`: the seed of the points and the slots.
     """
 
     def __init__(self, number: int, records: int, seed: int) -> None:
@@ -156,13 +156,13 @@ class Kills:
 
     @property
     def left(self) -> int:
-        """The number of kills that are still to come."""
+        """The number of kills still to come."""
         return len(self._due)
 
     def look(self, done: int, pids: Mapping[int, int]) -> Kill | None:
         """Kills a worker if `done` records have reached the next point; returns the kill, or None.
 
-        `pids` are process ids by slot. A process that was killed before is left out: it may not be reaped yet.
+        - `pids`: process ids by slot. A process that was killed before is left out: it may not be reaped yet.
         """
         killed = {kill.pid for kill in self.done}
         living = {slot: pid for slot, pid in pids.items() if pid not in killed}
@@ -173,7 +173,7 @@ class Kills:
         try:
             os.kill(kill.pid, signal.SIGKILL)
         except ProcessLookupError:
-            return None  # it has ended by itself: the next look kills another
+            return None  # it has ended by itself; the next look kills another one
         self._due.pop()
         self.done.append(kill)
         return kill
@@ -192,7 +192,7 @@ class Progress:
         ]
 
     def complete(self) -> bool:
-        """Whether every processor has processed all its input; False if the cluster does not answer.
+        """Returns whether every processor has processed all its input; False if the cluster does not answer.
 
         Asks in the order of the graph, as the output of one processor is the input of the next. Committed offsets are
         compared with the last record: only transaction markers may follow it before the end.
@@ -218,7 +218,10 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """The record of a run as seen from outside. Times are monotonic, in seconds; `started` is the first write's."""
+    """A run as seen from outside. Times are monotonic, in seconds.
+
+    - `started`: the time of the first write.
+    """
 
     started: float
     arrivals: Sequence[tuple[float, str, int]]
@@ -230,5 +233,5 @@ class Traffic:
 
     @property
     def seconds(self) -> float:
-        """The time from the first departure that was written to the last record that was seen."""
+        """The seconds from the first write of a departure to the last record that was seen."""
         return (self.arrivals[-1][0] if self.arrivals else self.started) - self.started

@@ -1,4 +1,4 @@
-"""The broker of `kstreams dev`: it runs for as long as the command, and its data stays for the next one."""
+"""The broker of `kstreams dev`: it runs for as long as the command, and keeps its data for the next run."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from kstreams_py.errors import SettingsError
 logger = logging.getLogger(__name__)
 
 DIRECTORY: Final = ".kstreams"
-"""The directory beside a graph that holds the data of its broker; it keeps itself out of git."""
+"""The directory beside a graph that holds the data of its broker; git ignores it."""
 
 
 @contextmanager
 def open_broker(project: Path, port: int) -> Iterator[str]:
-    """Runs a broker for the block, and gives its address.
+    """Runs a broker inside the block, and yields its address.
 
-    - `project`: the directory of the graph; the data is in its directory `.kstreams`, and is kept.
-    - `port`: of the broker.
+    - `project`: the directory of the graph. The data is kept in its directory `.kstreams`.
+    - `port`: the port of the broker.
 
-    Raises SettingsError for a port that is taken and a directory that cannot be written or is in use, and as
-    EmbeddedKafka does.
+    Raises SettingsError for a port that is taken, and for a directory that cannot be written or is in use. Also raises
+    the exceptions of EmbeddedKafka.
     """
     directory = project / DIRECTORY
     try:

@@ -1,4 +1,4 @@
-"""The files that a graph is made of, and the wait for a change of one of them."""
+"""The source files of a graph, and the wait for a change of one of them."""
 
 from __future__ import annotations
 
@@ -15,38 +15,38 @@ logger = logging.getLogger(__name__)
 SUFFIXES: Final = (".py", ".avsc")
 
 NO_GRAPH: Final = ("test_*.py", "conftest.py")
-"""Files that no graph is made of: a test that is saved does not concern the workers."""
+"""Files that are not part of a graph: workers do not depend on tests."""
 
 SKIPPED: Final = ("__pycache__", "node_modules")
 
 LOOK_MS: Final = 1_000
-"""Milliseconds after which the files are compared without an event: an event may come before the watch begins."""
+"""Milliseconds after which the files are compared without an event: a change may come before the watch begins."""
 
 STEP_MS: Final = 50
 """Milliseconds without another event after which a change is complete: editors write a file in several steps."""
 
 Stamps = dict[Path, tuple[int, int, int]]
-"""Of each file its inode, its size and the time of its change."""
+"""The inode, the size and the modification time of each file."""
 
 
 class Changes:
-    """The files beside a graph, and in the directories below that hold such files too.
+    """The files beside a graph, and in the directories below that hold such files.
 
-    Events only say that something may have changed: what has is found by comparing inodes, sizes and times. Only these
+    An event only says that something may have changed; inodes, sizes and times tell which files have. Only these
     directories are watched, each by itself: a graph may be in a home directory, or beside a virtual environment with
-    thousands of others.
+    thousands of directories.
     """
 
     def __init__(self, directory: Path, but: Path) -> None:
-        """Notes the state of the files: what is changed from now on is found. Raises MissingSoftware.
+        """Notes the state of the files, to find later changes. Raises MissingSoftware.
 
-        - `but`: a directory that is left out: that of schemas, which workers write.
+        - `but`: a directory to leave out: the directory of schemas, which workers write.
         """
         try:
             import watchfiles  # noqa: PLC0415, optional
         except ImportError:
             raise MissingSoftware("`kstreams dev` needs watchfiles: pip install 'kstreams_py[reload]'") from None
-        logging.getLogger("watchfiles").setLevel(logging.WARNING)  # it counts the events of any file
+        logging.getLogger("watchfiles").setLevel(logging.WARNING)  # it logs the number of all events
         self._watch = watchfiles.watch
         self._directory = directory.resolve()
         self._but = but.resolve()
@@ -55,7 +55,7 @@ class Changes:
     def watch(self, changed: Callable[[list[str]], None], stopped: threading.Event) -> None:
         """Calls `changed` with the names of the files at each change, until `stopped` is set. Runs in its own thread.
 
-        Where the system has no more watches to give, the files are compared every LOOK_MS milliseconds.
+        If the system has no watch left, the files are compared every LOOK_MS milliseconds.
         """
         is_warned = False
         while not stopped.is_set():
@@ -93,22 +93,22 @@ class Changes:
             for path in _files(directory):
                 try:
                     status = path.stat()
-                except OSError:  # it was removed since
+                except OSError:  # it has been removed since
                     continue
                 found[path] = status.st_ino, status.st_size, status.st_mtime_ns
         return found
 
     def _directories(self) -> Iterator[Path]:
-        """The directory, and those below that hold files of a graph; not what is hidden, nor a virtual environment.
+        """Yields the directory and those below that hold files of a graph, except hidden ones and virtual environments.
 
-        Each comes once, however many links lead to it.
+        Each comes once, even if several links lead to it.
         """
         waiting, seen = [self._directory], set[Path]()
         while waiting:
             directory = waiting.pop()
             try:
                 place = directory.resolve()
-            except (OSError, RuntimeError):  # it was replaced since by a link to itself
+            except (OSError, RuntimeError):  # it has been replaced by a link to itself since
                 continue
             if place not in seen:
                 seen.add(place)
@@ -130,5 +130,5 @@ def _files(directory: Path) -> Iterator[Path]:
 def _entries(directory: Path) -> list[Path]:
     try:
         return list(directory.iterdir())
-    except OSError:  # it was removed since, or is not ours to read
+    except OSError:  # it has been removed since, or this user may not read it
         return []

@@ -1,4 +1,4 @@
-"""The records that a graph writes, decoded, as lines with their topic."""
+"""Shows the records that a graph writes, decoded, as lines with their topic."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ Show = Callable[[str, bytes], None]
 
 
 def written_topics(graph: Graph) -> list[str]:
-    """The topics that a graph writes, those of dead letters last."""
+    """Returns the topics that a graph writes to, dead-letter topics last."""
     outputs = [topic.name for processor in graph.processors for topic in processor.outputs]
     letters = [processor.errors for processor in graph.processors if processor.errors is not None]
     return list(dict.fromkeys([*outputs, *letters]))
 
 
 class Following:
-    """Shows the committed records of a graph's outputs and dead letters, those that come after its construction."""
+    """Shows the committed records of a graph's outputs and dead letters that are written after its construction."""
 
     def __init__(self, environment: Environment, graph: Graph, found: Mapping[str, TopicInfo], show: Show) -> None:
-        """`found` describes the graph's topics. Raises as Lines does."""
+        """Starts at the ends of the topics. `found`: the graph's topics. Raises the exceptions of Lines."""
         names = written_topics(graph)
         self._graph, self._cluster = graph, environment.cluster
         self._tails = {
@@ -46,7 +46,7 @@ class Following:
         """The next offset to show of each partition."""
 
     def go_on(self, positions: Mapping[TopicPartition, int]) -> None:
-        """Begins at these offsets, of the partitions that have them; a topic that was created again has not."""
+        """Continues at these offsets, in partitions that have them; a topic that was created again does not."""
         ends = self._ends()
         self.positions |= {tp: at for tp, at in positions.items() if at <= ends.get(tp, -1)}
 
@@ -55,7 +55,7 @@ class Following:
         return ask_clusters(self._graph, self._cluster, partitions, lambda cluster, each: cluster.ends(each))
 
     def look(self) -> bool:
-        """Shows the records that are new, topic by topic; returns whether there were any."""
+        """Shows the new records, topic by topic. Returns whether there were any."""
         ends = {tp: end for tp, end in self._ends().items() if end > self.positions[tp]}
         for name, tail in self._tails.items():
             mine = {tp: end for tp, end in ends.items() if tp.topic == name}
@@ -66,10 +66,10 @@ class Following:
         return bool(ends)
 
     def run(self, looked: Callable[[], None], stopped: threading.Event) -> None:
-        """Looks until `stopped` is set, and once more after it; calls `looked` after each look that found some.
+        """Looks until `stopped` is set, and once more after that. Calls `looked` after each look that found records.
 
-        Waits for a broker that is away, and ends with a warning at what cannot be shown: the workers do not depend on
-        it.
+        Waits for a broker that does not answer. Ends with a warning at a record that cannot be shown, because the
+        workers do not depend on this.
         """
         is_away, is_last = False, False
         while not is_last:
@@ -85,7 +85,7 @@ class Following:
                 if not is_away:
                     logger.warning("%s; outputs are shown once it answers", error)
                 is_away = True
-            except KStreamsError as error:  # such as a schema registry that is away
+            except KStreamsError as error:  # for example, the schema registry does not answer
                 logger.warning("outputs are not shown any more: %s: %s", type(error).__name__, error)
                 return
             if not is_last:

@@ -1,6 +1,6 @@
-"""Writes a new project: a graph, its tests, and what its deployment needs.
+"""Writes a new project: a graph, its tests, and the files of its deployment.
 
-The files of `project/` are those of a project named shop; its name is replaced by the new one.
+The files of `project/` are a project named shop, whose name is replaced by the new one.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from kstreams_py.errors import SettingsError
 
 FILES: Final = Path(__file__).with_name("project")
 SUFFIX: Final = ".in"
-"""Of each file, so that no tool takes it for a file of this package."""
+"""The suffix of each file, so that no tool takes it for a file of this package."""
 
 NAME: Final = re.compile(r"[a-z](?:_?[a-z0-9]){0,40}")
-"""Of a module and of a container's image, which takes no _ at its end, and no two together."""
+"""The names that a module and a container image may both have: an image takes no _ at the end, and no two in a row."""
 
 EXAMPLE: Final = re.compile(r"(?<![a-z])shop(?![a-z])")
 
@@ -26,11 +26,11 @@ EXAMPLE: Final = re.compile(r"(?<![a-z])shop(?![a-z])")
 def write_project(name: str, directory: Path) -> list[Path]:
     """Writes the files of a new project, and returns their paths.
 
-    - `name`: of the graph, its module and its topics.
-    - `directory`: is created; nothing is written if it exists.
+    - `name`: the name of the graph and its module, and the beginning of its topics' names.
+    - `directory`: the directory to create; nothing is written if it exists.
 
-    Raises SettingsError for a name that cannot be one of a module, or is that of an installed one, and for a directory
-    that exists or cannot be written; nothing is left behind then.
+    Raises SettingsError for a name that no module can have or that an installed module has, and for a directory that
+    exists or cannot be written. Nothing is left behind then.
     """
     if not NAME.fullmatch(name):
         raise SettingsError(f"{name!r} cannot be the name of a module: write a-z, 0-9 and single _, a letter first")

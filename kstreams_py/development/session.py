@@ -1,4 +1,4 @@
-"""Follows the code of a graph: a change, the new version checked, the old one drained, the new one run."""
+"""Follows the code of a graph: at a change it checks the new version, drains the old one, and runs the new one."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from kstreams_py.development.versions import Ended, Ready, Shown, Version
 logger = logging.getLogger(__name__)
 
 NAMES_MAX: Final = 3
-"""Changed files that a line names."""
+"""The most changed files that a line names."""
 
 LOADING_SECONDS: Final = 10.0
-"""Seconds after which a version that is still being checked is named: its import may never return."""
+"""Seconds after which a warning names a version that is still being checked: its import may never return."""
 
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""Of these SIGHUP, for a terminal that is closed, comes twice: from the kernel and from the shell."""
+"""The signals that end a run. When a terminal is closed, SIGHUP comes twice: from the kernel and from the shell."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Changed:
 
 @dataclass(frozen=True)
 class Asked:
-    """A signal asks for the end; the second one at once, if it insists."""
+    """A signal has asked for the end; a second one that insists asks for it at once."""
 
     insists: bool = True
 
@@ -45,10 +45,11 @@ Report = Callable[[Ready | Shown | Ended], None]
 
 
 class Session:
-    """The versions of one graph, one after the other; `run` takes events one by one, from a queue.
+    """The versions of one graph, one after the other. `run` takes events one by one from a queue.
 
-    `running` is the version whose workers run, `coming` the one that is being checked, or is ready and waits until the
-    workers before it have drained. Each is None while there is none.
+    - `running`: the version whose workers run; None if there is none.
+    - `coming`: the version that is being checked, or waits for the workers of the old one to drain; None if there is
+      none.
     """
 
     def __init__(
@@ -58,15 +59,15 @@ class Session:
         what: str,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Starts nothing yet.
+        """Creates a session, which starts nothing yet.
 
-        - `start`: starts the process of a version of the code as it is now, with what takes its reports.
+        - `start`: starts the process of a version of the current code; its argument takes the reports of the process.
         - `what`: what runs, for the log.
         - `clock`: monotonic seconds.
         """
         self._clock = clock
         self._slow_at = 0.0
-        """When the version that is coming is to be named, as one that takes long."""
+        """When a warning has to name the coming version, because it takes long."""
         self._start = start
         self._changes = changes
         self._what = what
@@ -74,15 +75,15 @@ class Session:
         self._running: Version | None = None
         self._coming: Version | None = None
         self._is_ready = False
-        """The version that is coming is checked."""
+        """Whether the coming version has been checked."""
         self._is_draining = False
-        """The version that runs was asked to drain."""
+        """Whether the running version was asked to drain."""
         self._is_ending = False
         self._positions: dict[tuple[str, int], int] = {}
         """The next offset to show of each partition."""
 
     def run(self) -> None:
-        """Runs versions until a signal of SIGNALS, and then until the workers have drained. Main thread only."""
+        """Runs versions until a signal of SIGNALS comes and the workers have drained. Main thread only."""
         stopped = threading.Event()
         watching = threading.Thread(
             target=self._changes.watch, args=(lambda names: self._events.put(Changed(names)), stopped), name="changes"
@@ -105,7 +106,7 @@ class Session:
                 signal.signal(each, handler)
 
     def _look(self) -> None:
-        """Names a version whose code takes long to load, once."""
+        """Warns once of a version whose code takes long to load."""
         if self._coming is not None and not self._is_ready and self._clock() >= self._slow_at:
             self._slow_at = float("inf")
             logger.warning("the code is still being loaded, after %g s: the next save begins again", LOADING_SECONDS)
@@ -159,7 +160,7 @@ class Session:
         logger.info("%s runs", self._what)
 
     def _follow_end(self, event: Ended) -> None:
-        """Goes on after the version that ran has ended: drained, or by itself."""
+        """Goes on after the running version has ended: drained, or by itself."""
         self._running = None
         if event.error and self._is_draining:
             logger.warning("%s", event.error)
@@ -174,10 +175,10 @@ class Session:
             self._go()
 
     def _end(self) -> None:
-        """Drains what runs; the second time, ends it at once."""
+        """Drains the running version; the second time, ends it at once."""
         if not self._is_ending:
             logger.info("draining")
-        was_asked = self._is_draining and not self._is_ending  # by a reload: to ask again would end it at once
+        was_asked = self._is_draining and not self._is_ending  # by a reload: asking again would end it at once
         self._is_ending = self._is_draining = True
         self._drop_coming()
         if self._running is not None and not was_asked:

@@ -1,9 +1,9 @@
-"""The process of one version of a graph's code: checks it, then runs it when it is told to, then drains it.
+"""The process of one version of a graph's code: checks it, runs it when told to, then drains it.
 
-It imports the code, which no process can do twice: a module that was imported stays as it was. What it says to the
-process of `kstreams dev`, through the pipe of reports, are lines of JSON: `ready` with the topics that it has created,
-`positions` of what it has shown, and at last `error`. A line on its standard input tells it to run, and has the
-positions from which outputs are to be shown; the end of its standard input lets it drain, or before that line end.
+Each version has a process of its own, because a process cannot import changed code a second time. The process reports
+to `kstreams dev` by lines of JSON in the pipe of reports: `ready` with the topics that it has created, `positions` up
+to which it has shown outputs, and at last `error`. A line on its standard input tells it to run, with the positions
+from which to show outputs. At the end of its standard input it drains, or ends if that line has not come yet.
 """
 
 from __future__ import annotations
@@ -39,22 +39,22 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 DRAIN_EXTRA: Final = 5.0
-"""Seconds that workers may take beyond drain_timeout_ms until they are killed."""
+"""Seconds beyond drain_timeout_ms after which workers are killed."""
 
 SHOW_SECONDS: Final = 5.0
-"""Seconds until the last outputs are given up: each request to a broker that is away takes request_timeout_ms."""
+"""Seconds after which it gives up showing the last outputs: a request without an answer takes request_timeout_ms."""
 
 
 def run_version(target: str, workers: int, settings: Settings, partitions: int) -> None:
     """Runs a version of a graph from its check to its end.
 
-    - `workers`: how many processes, slots 0 and up; none is restarted, so that its last words are not repeated.
-    - `partitions`: of new topics, where nothing else decides.
+    - `workers`: the number of worker processes. A worker that ends is not restarted, so its error is not repeated.
+    - `partitions`: the number of partitions of new topics, if nothing else decides it.
 
-    Raises UserMistake for what is wrong with the graph or its topics, and WorkersFailed for a worker that died.
+    Raises UserMistake for a mistake in the graph or its topics, and WorkersFailed for a worker that died.
     """
     told = queue.SimpleQueue[bytes]()
-    # before the import, which may never return: `kstreams dev` may be gone by then
+    # before the import, which may never return: `kstreams dev` may have ended by then
     threading.Thread(target=lambda: told.put(_read_line()), name="go", daemon=True).start()
     graph = load(target)
     graph.validate()
@@ -74,7 +74,7 @@ def run_version(target: str, workers: int, settings: Settings, partitions: int) 
 
 
 def _read_line() -> bytes:
-    """Reads a line of standard input; ends this process if that ends before."""
+    """Reads a line of standard input. Ends this process if standard input ends before."""
     line = b""
     while not line.endswith(b"\n"):
         if not (data := os.read(sys.stdin.fileno(), READ_MAX)):
@@ -99,7 +99,7 @@ def _run(graph: Graph, target: str, workers: int, settings: Settings, following:
 
 @contextmanager
 def showing(following: Following) -> Iterator[None]:
-    """Shows outputs inside the block, and then those that were committed by its end: the drain commits the last."""
+    """Shows outputs inside the block, and at its end the last ones, which the drain commits."""
     stopped = threading.Event()
     thread = threading.Thread(
         target=following.run,
@@ -118,14 +118,14 @@ def showing(following: Following) -> Iterator[None]:
 
 
 def _own_process(supervisor: Supervisor) -> None:
-    """Drains on a first SIGTERM and at the end of standard input, kills the workers on a second SIGTERM."""
+    """Drains on a first SIGTERM and at the end of standard input. Kills the workers on a second SIGTERM."""
 
     def ask(*_: object) -> None:
         signal.signal(signal.SIGTERM, lambda *_: supervisor.kill())
         supervisor.stop()
 
     def await_end() -> None:
-        while os.read(sys.stdin.fileno(), 1):  # not sys.stdin.read(), which Python would wait for at its end
+        while os.read(sys.stdin.fileno(), 1):  # not sys.stdin.read(): Python would wait for it at exit
             pass
         supervisor.stop()
 
@@ -138,7 +138,7 @@ def _shower(screen: Progress) -> Callable[[str, bytes], None]:
 
 
 def _say(**fields: Any) -> None:
-    """Writes a line to the process of `kstreams dev`, unless that has ended; waits while its pipe is full."""
+    """Writes a line to the process of `kstreams dev`, unless it has ended. Waits while the pipe is full."""
     data, fd = json.dumps(fields).encode() + b"\n", int(os.environ[REPORT_FD])
     try:
         while data:
@@ -148,10 +148,10 @@ def _say(**fields: Any) -> None:
 
 
 def list_of(positions: Positions) -> list[tuple[str, int, int]]:
-    """Positions as JSON has them."""
+    """Returns positions as JSON values."""
     return [(*tp, at) for tp, at in positions.items()]
 
 
 def positions_of(listed: Iterable[tuple[str, int, int]]) -> Positions:
-    """Positions out of JSON."""
+    """Returns the positions of `list_of`, as read from JSON."""
     return {TopicPartition(topic, number): at for topic, number, at in listed}

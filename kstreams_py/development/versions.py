@@ -1,4 +1,4 @@
-"""Starts the process of a version of a graph's code, and passes on what it says and writes."""
+"""Starts the process of a version of a graph's code, and passes on its reports and its output."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kstreams_py.running.output import FINISH_SECONDS, WorkerOutput, Write
 from kstreams_py.running.pipe import REPORT_FD
 
 NO_BYTECODE: Final = {"PYTHONDONTWRITEBYTECODE": "1"}
-"""Python takes bytecode for that of any source of its second and size: of two quick saves, the first would run."""
+"""Python identifies source by its second and size, so after two quick saves the bytecode of the first could run."""
 
 Position = tuple[str, int, int]
 """A topic, a partition and an offset."""
@@ -25,7 +25,7 @@ Position = tuple[str, int, int]
 
 @dataclass(frozen=True)
 class Ready:
-    """A version is checked, and waits for `go`; with the topics that it has created, and a warning or ""."""
+    """A version was checked, and waits for `go`; with the topics that it has created, and a warning or ""."""
 
     version: Version
     created: Sequence[str]
@@ -50,7 +50,7 @@ class Ended:
 
 
 class Version:
-    """The process of a version, see version.py. What it reports comes from threads, its end as the last."""
+    """The process of a version, see version.py. Reports come from threads; the last one is its end."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Version:
 
         - `command`: its command line.
         - `environment`: variables in addition to those of this process.
-        - `report`: takes what it says.
+        - `report`: takes its reports.
         - `write`: takes the lines that it writes.
         """
         self._report = report
@@ -87,32 +87,32 @@ class Version:
         threading.Thread(target=self._await_end, args=(listening,), name="version end", daemon=True).start()
 
     def go(self, positions: Iterable[Position]) -> None:
-        """Lets the version run, and show outputs from these positions on."""
+        """Makes the version run, and show outputs from these positions on."""
         line = json.dumps({"positions": list(positions)}).encode() + b"\n"
-        with self._lock, suppress(BrokenPipeError):  # it has just died: its end is reported
+        with self._lock, suppress(BrokenPipeError):  # it has just died; its end is reported
             if not self._stdin.closed:
                 self._stdin.write(line)
                 self._stdin.flush()
 
     def stop(self) -> None:
-        """Lets the version drain; the second time, ends its workers at once."""
+        """Makes the version drain; the second time, ends its workers at once."""
         if self._process.poll() is None:
             self._process.terminate()
 
     def kill(self) -> None:
-        """Ends a version that does not run yet."""
+        """Kills a version that does not run yet."""
         self._process.kill()
 
     def _listen(self, reading: int) -> None:
         with os.fdopen(reading, "rb") as pipe:
             for line in pipe:
-                with suppress(ValueError):  # a process that was killed has cut its last line
+                with suppress(ValueError):  # a killed process may leave an incomplete last line
                     self._take(json.loads(line))
 
     def _await_end(self, listening: threading.Thread) -> None:
         status = self._process.wait()
         deadline = time.monotonic() + FINISH_SECONDS
-        # not without end: a process that the code has forked holds the pipes open
+        # not without a limit: a process that the code has forked holds the pipes open
         listening.join(FINISH_SECONDS)
         self._output.finish(deadline)
         with self._lock, suppress(BrokenPipeError):
@@ -129,6 +129,6 @@ class Version:
 
 
 def version_command(target: str, workers: int, partitions: int | None) -> list[str]:
-    """The command line of a version's process."""
+    """Returns the command line of a version's process."""
     more = [] if partitions is None else ["--partitions", str(partitions)]
     return [sys.executable, "-P", "-m", "kstreams_py", "dev-version", target, "--workers", str(workers), *more]

@@ -1,4 +1,4 @@
-"""What to run: topics, the processors between them, and how a graph is found and drawn.
+"""What to run: topics and the processors between them; how a graph is found and drawn.
 
 In reading order:
 
@@ -6,17 +6,17 @@ guarantees    rule     the guarantees and durabilities that a graph declares
 anomalies     rule     the kinds of anomalies, and which each guarantee tolerates
 retry         rule     Retry: when a step is run again, and how long apart
 persistence   rule     Journal: deliveries that are recorded in a topic of their own
-sink          rule     Sink: the protocol of a table elsewhere that stores each row once
+sink          rule     Sink: the protocol of a table outside Kafka that stores each row once
 ordered       rule     Ordered: a processor that applies events in order
-state         rule     a keyed store of a processor
+state         rule     State: a keyed store of a processor
 names         rule     the names of what a graph owns: groups, members, transactional ids, topics
 declarations  rule     Topic, Processor and their kinds: what is declared
-pipelines     rule     Pipeline: a function of Spark DataFrames over topics, whose table is kept in a target
+pipelines     rule     Pipeline: a function of Spark DataFrames over topics, whose rows a target keeps
 hashes        rule     the delivery hash of a step, and its place
-topology      rule     Graph: takes declarations, and validates the whole
+topology      rule     Graph: takes declarations, and validates them as a whole
 checks        rule     refuses wrong declarations
 functions     rule     checks the signature of a processor's function
-picture       rule     draws a graph as text, as Mermaid, as SVG
+picture       rule     draws a graph as text, Mermaid or SVG
 layout        rule     places the boxes and lines of the SVG
 loading       adapter  imports the user's module, and finds the graph in it
 """

@@ -25,11 +25,11 @@ class Kind(StrEnum):
     PRECOMMITTED_READ = "precommitted read"
     """A committed reader has read a record before its commit was requested."""
     ORDER_BROKEN = "order broken"
-    """A record comes after one that should come later."""
+    """A record comes after one that should follow it."""
     OFFSETS_INCONSISTENT = "offsets inconsistent"
     """The offsets of readers and groups contradict each other."""
     UNDECIDABLE = "undecidable"
-    """A journal contradicts outputs or offsets, or cannot be read: a start does not go on."""
+    """A journal contradicts outputs or offsets, or cannot be read: the worker does not start."""
 
 
 TOLERATED: Final[Mapping[Guarantee, frozenset[Kind]]] = {

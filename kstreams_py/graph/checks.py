@@ -1,6 +1,6 @@
 """Refuses wrong declarations: each check raises GraphError, which names the thing and the remedy.
 
-`what` is the declared thing, as messages name it.
+`what` names the declared thing in messages.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from kstreams_py.graph.state import State
 Choice = TypeVar("Choice", Guarantee, Durability, Order, Start)
 
 CONCURRENCY_MAX: Final = 10_000
-"""Calls at once: of a plain function each has a thread."""
+"""The most calls at once: each call of a plain function has a thread."""
 
 _TOPIC_NAME: Final = re.compile(r"(?!\.{1,2}\Z)[a-zA-Z0-9._-]{1,249}\Z")
-_GRAPH_NAME: Final = re.compile(r"(?!\.{1,2}\Z)[a-zA-Z0-9._-]{1,100}\Z")  # it names directories
+_GRAPH_NAME: Final = re.compile(r"(?!\.{1,2}\Z)[a-zA-Z0-9._-]{1,100}\Z")  # directories get this name
 _PROCESSOR_ID: Final = re.compile(r"[a-zA-Z0-9_-]{1,100}\Z")
 
 
@@ -59,7 +59,7 @@ def check_topic(topic: Topic) -> None:
 
 
 def check_dead_letters(topic: Topic) -> None:
-    """Refuses a topic for dead letters whose serde is not that of dead letters."""
+    """Refuses a dead-letter topic whose value serde is not that of dead letters."""
     if topic.value is not dead_letters():
         raise GraphError(
             f"topic {topic.name!r} takes dead letters, which have a schema of their own: declare it with "
@@ -68,7 +68,7 @@ def check_dead_letters(topic: Topic) -> None:
 
 
 def choose(what: str, choices: type[Choice], role: str, choice: str) -> Choice:
-    """The member of `choices` with this name; `role` is the name of the option."""
+    """Returns the member of `choices` with this name. Raises GraphError. `role`: the name of the option."""
     try:
         return choices(choice)
     except ValueError:
@@ -77,7 +77,7 @@ def choose(what: str, choices: type[Choice], role: str, choice: str) -> Choice:
 
 
 def list_exceptions(what: str, stop_on: Classes) -> tuple[type[BaseException], ...]:
-    """The exception classes of the option `stop_on`, which has one or several."""
+    """Returns the exception classes of the option `stop_on`, which takes one or several."""
     classes = tuple(stop_on) if isinstance(stop_on, Iterable) else (stop_on,)
     for each in classes:
         if not isinstance(each, type) or not issubclass(each, BaseException):
@@ -92,7 +92,7 @@ def check_retry(what: str, retry: object) -> Retry | None:
 
 
 def choose_journal(what: str, persistence: object, writes: Sequence[Topic]) -> Journal | None:
-    """The journal of the option `persistence`; None for "transaction".
+    """Returns the journal of the option `persistence`; None for "transaction".
 
     Without the option (None), a processor has a journal if its outputs are on another cluster.
     """
@@ -114,12 +114,12 @@ def choose_journal(what: str, persistence: object, writes: Sequence[Topic]) -> J
 
 
 def check_clusters(processor: Processor, topics: Mapping[str, Topic]) -> None:
-    """Refuses topics on clusters that no transaction of this processor spans; `topics` are those of its graph."""
+    """Refuses topics on clusters that no transaction of this processor spans. `topics`: those of its graph."""
     what, cluster = f"processor {processor.id!r}", processor.cluster
     if foreign := next((topic for topic in processor.inputs if topic.cluster), None):
         raise GraphError(
-            f"{what} reads {foreign.name!r} on cluster {foreign.cluster!r}: it can only write there; give a graph of "
-            "its own to what reads it, run with that cluster's bootstrap_servers"
+            f"{what} reads {foreign.name!r} on cluster {foreign.cluster!r}, where it can only write: read the topic in "
+            "another graph, run with that cluster's bootstrap_servers"
         )
     if other := next((topic for topic in processor.outputs if topic.cluster != cluster), None):
         raise GraphError(
@@ -158,12 +158,12 @@ def check_journal(processor: Processor) -> None:
         )
     if processor.target is not None:
         raise GraphError(
-            f"{what} and stores rows in {processor.target}, which has the evidence of its own: give it "
+            f"{what} and stores rows in {processor.target}, which keeps evidence of its own: give it "
             "persistence='transaction'"
         )
     if processor.overlaps:
         raise GraphError(
-            f"{what} and calls that overlap, which end in another order than they are recorded: give it "
+            f"{what} and calls that overlap, which do not end in the order in which they are recorded: give it "
             "persistence='transaction', or a plain function without concurrency"
         )
     if processor.outputs and not processor.hash_header:
@@ -174,7 +174,7 @@ def check_journal(processor: Processor) -> None:
 
 
 def check_concurrency(processor: Processor, order: str | None) -> None:
-    """Refuses calls at once where no order of their results would keep the guarantee; `order` is None if not given."""
+    """Refuses concurrent calls where no order of results keeps the guarantee. `order`: None if not given."""
     what, concurrency = f"processor {processor.id!r}", processor.concurrency
     if not isinstance(concurrency, int) or isinstance(concurrency, bool) or not 1 <= concurrency <= CONCURRENCY_MAX:
         raise GraphError(f"{what}: concurrency is {concurrency!r}: give a number from 1 to {CONCURRENCY_MAX:,}")
@@ -186,8 +186,8 @@ def check_concurrency(processor: Processor, order: str | None) -> None:
         raise GraphError(f"{what} is a join, whose steps have several keys: choose order 'partition' or 'none'")
     if processor.order is not Order.PARTITION and processor.guarantee is Guarantee.AT_MOST_ONCE:
         raise GraphError(
-            f"{what} is at_most_once with order '{processor.order}': a step that ran ahead of one that fails could be "
-            "neither kept nor repeated: choose order 'partition', or another guarantee"
+            f"{what} is at_most_once with order '{processor.order}': if a step fails, a step that ran ahead of it "
+            "could be neither kept nor repeated: choose order 'partition', or another guarantee"
         )
 
 
@@ -205,12 +205,12 @@ def check_target(what: str, target: object) -> Sink | None:
 
 
 def is_target(target: object) -> TypeIs[Sink]:
-    """Whether this is the declaration of a sink's target."""
+    """Returns whether this is the declaration of a sink's target."""
     return not isinstance(target, type) and callable(getattr(target, "open", None)) and hasattr(target, "evidence")
 
 
 def check_stores(processor: Processor) -> None:
-    """Refuses a target whose rows could be lost, or could not be told apart."""
+    """Refuses a target that could lose rows, or could not tell them apart."""
     target, what = processor.target, f"processor {processor.id!r}"
     if target is None:
         return
@@ -223,7 +223,7 @@ def check_stores(processor: Processor) -> None:
         raise GraphError(f"{what} stores rows in {target}, which has column {twice[0]!r} twice: name it once")
     if processor.guarantee is Guarantee.AT_MOST_ONCE:
         raise GraphError(
-            f"{what} is at_most_once and stores rows in {target}, of which a crash would lose some: choose exactly_once"
+            f"{what} is at_most_once and stores rows in {target}: a crash would lose some of them: choose exactly_once"
         )
     if processor.stores_offsets and processor.guarantee is not Guarantee.EXACTLY_ONCE:
         raise GraphError(
@@ -233,7 +233,7 @@ def check_stores(processor: Processor) -> None:
 
 
 def name_processor(function: Callable[..., Any], options: Options, kind: str = "processor") -> str:
-    """The id of a processor: the option `id`, or the function's name. Refuses options that do not exist.
+    """Returns the id of a processor: the option `id`, or the function's name. Refuses options that do not exist.
 
     `kind`: what messages call it.
     """
@@ -285,7 +285,7 @@ def check_dead_letter_loops(processors: Iterable[Processor]) -> None:
 
 
 def check_state(processor: Processor, others: Iterable[Processor]) -> None:
-    """Refuses a state that no transaction commits with the step that changes it, or that another processor has."""
+    """Refuses a state that is not committed in the transaction of its step, or that another processor has."""
     state, what = processor.state, f"processor {processor.id!r}"
     if state is None:
         return

@@ -1,4 +1,4 @@
-"""What a graph declares: its topics, its processors, and their options."""
+"""The declarations of a graph: its topics, its processors, and their options."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ Classes = type[BaseException] | Iterable[type[BaseException]]
 
 
 DEFAULT_PARTITIONS: Final = 4
-"""Partitions of a new topic where nothing else decides: as many slots can share a processor."""
+"""Partitions of a new topic if nothing else decides their number. At most as many slots share a processor."""
 
 
 class Kind(StrEnum):
-    """What a processor reads in one step, and how many topics it writes to."""
+    """The kinds of processors, by what a step reads and how many topics it writes to."""
 
     MAP = "map"
     FORK = "fork"
@@ -47,7 +47,7 @@ class Kind(StrEnum):
 
     @classmethod
     def of(cls, inputs: int, outputs: int, *, alts: bool) -> Kind:
-        """The kind of a processor with that many inputs and outputs."""
+        """Returns the kind of a processor with this many inputs and outputs."""
         if outputs == 0:
             return cls.ALTS_SINK if alts else cls.SINK
         if alts:
@@ -58,7 +58,7 @@ class Kind(StrEnum):
 
     @property
     def is_alts(self) -> bool:
-        """A step reads one record of an input that is ready, not one of each input."""
+        """Whether a step reads one record of any input that is ready, not one of each input."""
         return self in (Kind.ALTS, Kind.ALTS_FORK, Kind.ALTS_SINK)
 
 
@@ -66,21 +66,21 @@ class Order(StrEnum):
     """Which calls of a processor with `concurrency` wait for one another. Outputs are always in the order of inputs."""
 
     PARTITION = "partition"
-    """Those of a partition: one at a time."""
+    """Calls for the same partition: one runs at a time."""
     KEY = "key"
-    """Those of a partition whose records have the same key; records without a key wait for none."""
+    """Calls for the same partition and key; records without a key wait for none."""
     NONE = "none"
-    """None."""
+    """No calls."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Topic(Generic[K, V]):
     """A topic of one graph, with keys of type `K` and values of type `V`. Equal only to itself.
 
-    - `key`, `value`: the serdes by which its records are read and written.
-    - `partitions`, `replication`: their numbers; None accepts any number.
+    - `key`, `value`: the serdes of its records.
+    - `partitions`, `replication`: how many it has; None accepts any number.
     - `config`: the broker's settings of the topic.
-    - `cluster`: the cluster where it is, by its name in the settings; "" for that of the graph.
+    - `cluster`: the name, in the settings, of the cluster that has it; "" for the graph's own cluster.
     """
 
     name: str
@@ -103,7 +103,7 @@ class Processor:
     - `wants_step`: the function takes the step as its last argument.
     - `batch`: the function takes lists of values, and of steps.
     - `generator`: the function yields its results.
-    - `errors`: the name of the topic of its dead letters; None for none.
+    - `errors`: the name of its dead-letter topic; None for none.
     - `stop_on`: exception classes that stop the worker instead of making a dead letter.
     - `hash_header`: outputs have the delivery hash as a header.
     - `retry`: when a step that raised is run again; None for never.
@@ -142,33 +142,33 @@ class Processor:
 
     @property
     def written(self) -> tuple[str, ...]:
-        """The names of the topics of its outputs, then that of its dead letters."""
+        """The names of its output topics, then that of its dead-letter topic."""
         outputs = tuple(topic.name for topic in self.outputs)
         return outputs if self.errors is None else (*outputs, self.errors)
 
     @property
     def overlaps(self) -> bool:
-        """Calls go on while the worker fetches, writes and commits."""
+        """Whether calls run while the worker fetches, writes and commits."""
         return not self.batch and (self.asynchronous or self.concurrency > 1)
 
     @property
     def joins(self) -> bool:
-        """A step reads one record of each of several inputs."""
+        """Whether a step reads one record of each of several inputs."""
         return len(self.inputs) > 1 and not self.kind.is_alts
 
     @property
     def ignores_results(self) -> bool:
-        """What the function returns is neither written nor stored."""
+        """Whether the function's results are neither written nor stored."""
         return not self.outputs and self.target is None
 
     @property
     def stores_offsets(self) -> bool:
-        """The next offsets of the inputs are stored in the target, with the rows."""
+        """Whether the target stores the next offsets of the inputs with the rows."""
         return self.target is not None and self.target.evidence == Evidence.OFFSETS
 
 
 def changelog_of(graph: str, processor: Processor) -> str | None:
-    """The topic of the changes of a processor's state, in the graph of a name; None if it has none."""
+    """Returns the changelog topic of a processor's state; None without a state. `graph`: the graph's name."""
     return None if processor.state is None else changelog_topic(graph, processor.state.name)
 
 
@@ -177,12 +177,14 @@ Many = Sequence[End]
 
 
 class OptionsOfAll(TypedDict, total=False):
-    """The options of a processor: `id` is by default the name of the function, most others are those of the graph.
+    """The options of a processor. `id` is the function's name by default; most others default to the graph's.
 
-    The graph has none for `concurrency`, how many calls may be under way at once (1 by default, also of an async
-    function), for `order`, which of them wait for one another, for `persistence`: "transaction" (the default), or
-    "journal" or a Journal, to record each delivery in a topic of its own, and for `state`: a State, which the function
-    takes as its last argument.
+    The graph has no default for these:
+
+    - `persistence`: "transaction" (the default), or "journal" or a Journal to record each delivery in its own topic.
+    - `concurrency`: how many calls may be under way at once; 1 by default, also for an async function.
+    - `order`: which of these calls wait for one another.
+    - `state`: a State, which the function takes as its last argument.
     """
 
     id: str
@@ -199,7 +201,7 @@ class OptionsOfAll(TypedDict, total=False):
 
 
 class Options(OptionsOfAll, total=False):
-    """The same, and whether the function takes lists."""
+    """The options of a processor whose function may take lists (`batch`)."""
 
     batch: bool
 
@@ -214,10 +216,10 @@ class OfOne(Protocol[Value]):
 
 @cache
 def dead_letters() -> Avro:
-    """The serde of every dead letter: schemas/dead_letter.avsc."""
+    """Returns the serde of every dead letter: schemas/dead_letter.avsc."""
     return Avro(shipped_schema("dead_letter"))
 
 
 def show_serde(serde: Serde) -> str:
-    """A serde's own repr, otherwise the name of its class: the default repr has an address, which differs each run."""
+    """Returns the serde's own repr, otherwise the name of its class: the default repr has an address."""
     return repr(serde) if type(serde).__repr__ is not object.__repr__ else type(serde).__name__

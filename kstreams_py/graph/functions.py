@@ -10,9 +10,9 @@ from kstreams_py.errors import GraphError
 
 
 def wants_step(what: str, function: Callable[..., Any], values: int, *, batch: bool, state: bool = False) -> bool:
-    """Whether the function takes the step. Raises GraphError if it cannot be called with this number of values.
+    """Returns whether the function takes the step. Raises GraphError if it cannot take this number of values.
 
-    With `state`, its last argument is `state`.
+    - `state`: the function's last argument has to be `state`.
     """
     if not callable(function):
         raise GraphError(f"{what}: {function!r} is no function: give one that takes a record's value")
@@ -40,7 +40,7 @@ def wants_step(what: str, function: Callable[..., Any], values: int, *, batch: b
 
 
 def is_generator(what: str, function: Callable[..., Any], *, batch: bool, sink: bool) -> bool:
-    """Whether the function yields its results. Raises GraphError for a function that a processor cannot call."""
+    """Returns whether the function yields its results. Raises GraphError if a processor cannot call the function."""
     bodies = (function, type(function).__call__)
     generator = any(inspect.isgeneratorfunction(body) or inspect.isasyncgenfunction(body) for body in bodies)
     if generator and batch:
@@ -51,6 +51,6 @@ def is_generator(what: str, function: Callable[..., Any], *, batch: bool, sink: 
 
 
 def is_asynchronous(function: Callable[..., Any]) -> bool:
-    """Whether the function is a coroutine function, or an asynchronous generator."""
+    """Returns whether the function is a coroutine function, or an asynchronous generator."""
     bodies = (function, type(function).__call__)
     return any(inspect.iscoroutinefunction(body) or inspect.isasyncgenfunction(body) for body in bodies)

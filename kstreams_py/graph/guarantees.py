@@ -32,7 +32,7 @@ from typing import Final
 
 
 class Guarantee(StrEnum):
-    """What a crash can do to a record; the table above."""
+    """What a crash may do to a record: see the table above."""
 
     EXACTLY_ONCE = "exactly_once"
     AT_LEAST_ONCE = "at_least_once"
@@ -40,7 +40,7 @@ class Guarantee(StrEnum):
 
 
 class Durability(StrEnum):
-    """When a write counts as acknowledged: by all in-sync replicas, by the leader alone, or not waited for."""
+    """Whose acknowledgement a write waits for: all in-sync replicas, the leader alone, or none."""
 
     COMMITTED = "committed"
     LEADER = "leader"

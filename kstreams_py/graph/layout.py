@@ -1,8 +1,8 @@
 """Places the boxes and lines of a graph's picture, in columns from left to right.
 
 The layout is layered (Sugiyama, Tagawa, Toda 1981): columns by longest path, fewer crossings by sweeps of barycentres,
-heights by least squares. Lines bend only in the gaps between columns, and cross a column at a place of their own, so
-that none runs through a box. Topics of dead letters, and processors that read only those, are below all others.
+heights by least squares. Lines bend only in the gaps between columns, and each crosses a column at its own place, so
+no line runs through a box. Dead-letter topics, and processors that read only these, are below all others.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Span = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A topic (`role` topic or dead_letters) or a processor, as drawn: its text, its centre and size in pixels."""
+    """A topic (`role` topic or dead_letters) or a processor as drawn: its text, and its centre and size in pixels."""
 
     role: str
     name: str
@@ -53,7 +53,10 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """An edge as drawn: through these points, straight and curved in turn; with an arrow unless it joins another."""
+    """An edge as drawn through these points, with straight and curved parts in turn.
+
+    It ends in an arrow unless it joins another line.
+    """
 
     source: str
     target: str
@@ -64,7 +67,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where everything is, in pixels from the upper left corner."""
+    """The places of all boxes and lines, in pixels from the upper left corner."""
 
     boxes: tuple[Box, ...]
     lines: tuple[Line, ...]
@@ -73,7 +76,7 @@ class Layout:
 
 
 class Edge(NamedTuple):
-    """A line from one box to another, by their keys; `dead` if it is of dead letters."""
+    """A line from one box to another, by their keys; `dead` if dead letters take it."""
 
     source: str
     target: str
@@ -89,9 +92,9 @@ class _Chain(NamedTuple):
 
 
 def lay_out(boxes: Mapping[str, Box], edges: Sequence[Edge], gap: float = COLUMN_GAP) -> Layout:
-    """Places all boxes, by their keys, and all lines; the layout of a graph is always the same.
+    """Places all boxes, by their keys, and all lines. The same graph always has the same layout.
 
-    `gap` is the pixels between two columns.
+    - `gap`: pixels between two columns.
     """
     column = _columns(boxes, edges)
     chains = _chains(edges, column)
@@ -109,9 +112,9 @@ def lay_out(boxes: Mapping[str, Box], edges: Sequence[Edge], gap: float = COLUMN
 
 
 def _columns(boxes: Iterable[str], edges: Sequence[Edge]) -> dict[str, int]:
-    """The column of each box: to the right of all boxes that lead to it.
+    """Returns the column of each box: to the right of all boxes that lead to it.
 
-    In a cycle, the first declared of the boxes that can be reached comes first.
+    In a cycle, the box that was declared first, of those that can be reached, comes first.
     """
     before: dict[str, list[str]] = {node: [edge.source for edge in edges if edge.target == node] for node in boxes}
     column: dict[str, int] = {}
@@ -128,7 +131,10 @@ def _columns(boxes: Iterable[str], edges: Sequence[Edge]) -> dict[str, int]:
 
 
 def _chains(edges: Sequence[Edge], column: dict[str, int]) -> list[_Chain]:
-    """Edges with a node in each column they pass, added to `column`; the dead letters of a topic share one lane."""
+    """Returns the edges with a node in each column they pass, which it adds to `column`.
+
+    Edges to the same dead-letter topic share one lane.
+    """
     chains, lanes = [], set()
     for edge in sorted(edges, key=lambda edge: edge.dead and column[edge.source]):
         back = column[edge.source] > column[edge.target]
@@ -146,7 +152,7 @@ def _chains(edges: Sequence[Edge], column: dict[str, int]) -> list[_Chain]:
 
 
 def _low(boxes: Mapping[str, Box], chains: Sequence[_Chain], column: Mapping[str, int]) -> set[str]:
-    """Nodes below all others: dead letters, their lanes, and nodes that are reached from these alone."""
+    """Returns the nodes below all others: dead letters, their lanes, and nodes that only these lead to."""
     low = {node for node, box in boxes.items() if box.role == "dead_letters"}
     ahead = [chain for chain in chains if not chain.back]
     for node in sorted(boxes, key=lambda node: column[node]):
@@ -160,7 +166,7 @@ def _low(boxes: Mapping[str, Box], chains: Sequence[_Chain], column: Mapping[str
 
 
 def _order(column: Mapping[str, int], pairs: Pairs, low: set[str]) -> list[list[str]]:
-    """The nodes of each column from top to bottom, with few crossings; the low ones last."""
+    """Returns the nodes of each column from top to bottom, with few crossings; the low nodes come last."""
     order: list[list[str]] = [[] for _ in range(max(column.values(), default=-1) + 1)]
     for node, place in sorted(column.items(), key=lambda item: item[0] in low):
         order[place].append(node)
@@ -183,7 +189,7 @@ def _order(column: Mapping[str, int], pairs: Pairs, low: set[str]) -> list[list[
 
 
 def _crossings(order: Sequence[Sequence[str]], pairs: Pairs) -> int:
-    """How many pairs of lines cross between the columns."""
+    """Counts the pairs of lines that cross between the columns."""
     place = {node: (i, rank) for i, nodes in enumerate(order) for rank, node in enumerate(nodes)}
     ends: dict[int, list[tuple[int, int]]] = {}
     for left, right in pairs:
@@ -200,7 +206,7 @@ def _crossings(order: Sequence[Sequence[str]], pairs: Pairs) -> int:
 def _rows(
     order: Sequence[Sequence[str]], chains: Sequence[_Chain], low: set[str], heights: Mapping[str, float]
 ) -> dict[str, float]:
-    """The height of each node's centre: lines as straight as the order allows, the low nodes below all others."""
+    """Returns the y of each node's centre: lines as straight as the order allows, low nodes below all others."""
     y: dict[str, float] = {}
     floor = MARGIN
     for is_low in (False, True):
@@ -217,10 +223,10 @@ def _rows(
 def _relaxed(
     columns: Sequence[Sequence[str]], chains: Sequence[Sequence[str]], heights: Mapping[str, float]
 ) -> dict[str, float]:
-    """Each node at the mean of its neighbours, as near as the order and the gaps of its column allow.
+    """Moves each node as near to the mean of its neighbours as the order and the gaps of its column allow.
 
-    The neighbours of a node within a line are all nodes of that line. Those of a box are first on both sides, then on
-    the side that a sweep comes from; the last sweep comes from the left.
+    The neighbours of a node within a line are all nodes of that line. A box has neighbours on both sides in the first
+    sweeps, then only on the side that the sweep comes from. The last sweep comes from the left.
     """
     near: dict[str, list[tuple[str, int, int]]] = {node: [] for nodes in columns for node in nodes}
     for nodes in chains:
@@ -249,7 +255,7 @@ def _relaxed(
 
 
 def _settled(wanted: Sequence[tuple[float, int]], stack: Sequence[float]) -> list[float]:
-    """The places nearest to those wanted (weighted least squares) that are at least as far apart as those of the stack.
+    """Returns the places nearest to those wanted (weighted least squares), at least as far apart as the stack's.
 
     Without the stack, this is isotonic regression, solved by pooling adjacent violators (Ayer et al. 1955).
     """
@@ -268,7 +274,7 @@ def _settled(wanted: Sequence[tuple[float, int]], stack: Sequence[float]) -> lis
 def _place(
     boxes: Mapping[str, Box], order: Sequence[Sequence[str]], y: Mapping[str, float], gap: float
 ) -> tuple[dict[str, Box], list[Span]]:
-    """The boxes in their places, each in the middle of its column, and the left and right edge of each column."""
+    """Puts each box in the middle of its column. Returns the boxes, and the left and right edge of each column."""
     placed: dict[str, Box] = {}
     spans: list[Span] = []
     left = MARGIN
@@ -284,7 +290,7 @@ def _place(
 def _lines(
     boxes: Mapping[str, Box], chains: Sequence[_Chain], span: Mapping[str, Span], y: Mapping[str, float]
 ) -> Iterator[Line]:
-    """The lines, each with its own port on the sides of its boxes."""
+    """Yields the lines, each with a port of its own on the sides of its boxes."""
     sides: dict[tuple[str, str], list[tuple[float, int]]] = {}
     ports: dict[tuple[str, int], float] = {}
     for i, (edge, nodes, back) in enumerate(chains):

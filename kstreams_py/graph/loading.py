@@ -17,15 +17,16 @@ PACKAGE: Final = f"{Path(__file__).parents[1]}/"
 
 
 def load(target: str) -> Graph:
-    """Imports a module, and returns a graph of it.
+    """Imports a module, and returns the graph in it.
 
-    `target` is `module:name` or `path/to/file.py:name`, without the name if the module holds a single graph. Raises
-    GraphError, which names the module that does not import and the reason, or the graphs to choose from.
+    - `target`: `module:name` or `path/to/file.py:name`; without the name if the module holds a single graph.
+
+    Raises GraphError. It names the module that cannot be imported and the reason, or the graphs to choose from.
     """
     place, colon, name = target.partition(":")
     if not place or (colon and not name):
         raise GraphError(f"{target!r} names no graph: write module:graph or path/to/file.py:graph")
-    with suppress(OSError):  # a directory that may not be searched: the import names it
+    with suppress(OSError):  # if a directory may not be searched, the import's error names it
         _check_place(place)
     try:
         module = _import_file(Path(place)) if place.endswith(".py") else _import_module(place)
@@ -53,7 +54,7 @@ def load(target: str) -> Graph:
 
 
 def _check_place(place: str) -> None:
-    """Raises GraphError for what is neither a Python file that exists nor the name of a module."""
+    """Raises GraphError unless `place` is an existing Python file or the name of a module."""
     path = Path(place)
     is_file, is_directory = path.is_file(), path.is_dir()
     if place.endswith(".py") and is_directory:
@@ -70,7 +71,7 @@ def _check_place(place: str) -> None:
 
 
 def _where(error: BaseException, within: str) -> str:
-    """The file and line of the innermost frame of an error that is not in Python's import or `within`; "" for none."""
+    """Returns the file and line of an error's innermost frame outside Python's import and `within`; "" for none."""
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)[1:]
@@ -90,16 +91,16 @@ def _only_graph(place: str, module: ModuleType) -> Graph:
 
 
 def _import_module(name: str) -> ModuleType:
-    """Imports a module: one in the current directory goes before one that is installed."""
+    """Imports a module; the current directory goes before installed packages."""
     here, top = Path.cwd(), name.partition(".")[0]
     is_here = (here / top).exists() or (here / f"{top}.py").exists()
-    # of a graph that is elsewhere, nothing in a directory that others may write to takes the place of a library
+    # if the graph is elsewhere, no file in a directory that others may write to may replace a library
     sys.path.insert(0 if is_here else len(sys.path), str(here))
     return importlib.import_module(name)
 
 
 def _import_file(path: Path) -> ModuleType:
-    """Imports the file even if a module has its name; its directory comes first in sys.path, as for a script."""
+    """Imports the file even if a module has its name. Its directory comes first in sys.path, as for a script."""
     sys.path.insert(0, str(path.resolve().parent))
     name = f"graph_file_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
@@ -111,7 +112,7 @@ def _import_file(path: Path) -> ModuleType:
 
 
 def target_of(graph: Graph) -> str:
-    """The target by which another process loads this graph: the module and the name of the global that holds it.
+    """Returns the target by which another process loads this graph: its module, and the global that holds it.
 
     Raises GraphError if no module has the graph as a global.
     """

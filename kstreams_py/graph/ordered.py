@@ -7,19 +7,19 @@ from enum import StrEnum
 from typing import Final
 
 HELD_MAX: Final = 10_000
-"""Events of a task that wait for the events before them."""
+"""The default limit of events of a task that wait for the events before them."""
 
 HELD_BYTES_MAX: Final = 64 << 20
-"""Bytes of their keys and values."""
+"""The default limit of the bytes of their keys and values."""
 
 
 class Start(StrEnum):
-    """What the first event may be that is seen of an object without a state."""
+    """Which event may come first for an object without a state."""
 
     FROM_START = "from_start"
-    """The first of the object: one with a predecessor is held."""
+    """The object's first event: one with a predecessor is held."""
     ACCEPT_FIRST = "accept_first"
-    """Any: those before it are dropped as copies, should they come later."""
+    """Any event: earlier events that come later are dropped as copies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Ordered:
     """How a processor applies events.
 
     - `start`: which event of an object may be the first.
-    - `held_max`, `held_bytes_max`: how many events of a task may wait for the events before them, of how many bytes.
+    - `held_max`, `held_bytes_max`: how many events of a task may wait for the events before them, and their bytes.
     - `takes_state`: the function takes a state of its own.
     """
 

@@ -8,20 +8,20 @@ from typing import Final
 from kstreams_py.errors import GraphError
 
 BATCH_MAX: Final = 10_000
-"""Input sets that a journal may deliver together."""
+"""The most input sets that a journal may deliver together."""
 
 
 @dataclass(frozen=True, slots=True)
 class Journal:
     """Deliveries of an `exactly_once` processor go through a journal: `persistence=Journal()`, or "journal".
 
-    Before its function is called, the journal has the offsets at which a task stands; before an output transaction is
-    committed, the journal has the places of its outputs. A start that follows a crash reads the outputs back there.
+    The journal records a task's next offsets before its function is called, and the places of the outputs before
+    their transaction is committed. After a crash, the next start reads the outputs back from there.
 
-    - `batch`: how many input sets of a task are delivered together at most. With 1 each is recorded and committed by
+    - `batch`: the most input sets of a task that are delivered together. With 1, each is recorded and committed by
       itself.
 
-    Raises GraphError for a batch that is no number from 1 to 10,000.
+    Raises GraphError unless `batch` is a number from 1 to 10,000.
     """
 
     batch: int = 1_000

@@ -1,4 +1,4 @@
-"""Draws a graph as text, as Mermaid, as SVG, from left to right."""
+"""Draws a graph from left to right, as text, Mermaid or SVG."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ INKS: Final[Mapping[str, tuple[str, str, str]]] = {
     "target": ("#eef7ec", "#4f9a46", "#1f4a1a"),
     "dead_letters": ("#fdeeec", "#cf5044", "#7f2219"),
 }
-"""Colours of fill, stroke and text, by role; boxes are filled, so they are legible on light and on dark pages."""
+"""Colours of fill, stroke and text, by role. Boxes are filled, so they are legible on light and dark pages."""
 
 
 def text(graph: Graph) -> str:
-    """The graph as plain text."""
+    """Returns the graph as plain text."""
     return graph.describe()
 
 
 def mermaid(graph: Graph) -> str:
-    """The graph as a Mermaid flowchart."""
+    """Returns the graph as a Mermaid flowchart."""
     boxes, edges = elements(graph)
     names = {node: f"n{i}" for i, node in enumerate(boxes)}
     lines = ["flowchart LR"]
@@ -42,7 +42,7 @@ def mermaid(graph: Graph) -> str:
 
 
 def elements(graph: Graph) -> tuple[dict[str, Box], list[Edge]]:
-    """All boxes, by a key that tells a topic from a processor of the same name, and all edges, as declared."""
+    """Returns all boxes and edges as declared. The key of a box tells a topic from a processor of the same name."""
     dead_letters = {processor.errors for processor in graph.processors}
     boxes = {}
     for topic in graph.topics.values():
@@ -65,7 +65,7 @@ def elements(graph: Graph) -> tuple[dict[str, Box], list[Edge]]:
 
 
 def svg(graph: Graph) -> str:
-    """The graph as a self-contained SVG image."""
+    """Returns the graph as a self-contained SVG image."""
     drawn = lay_out(*elements(graph))
     size = f"{round(drawn.width)} {round(drawn.height)}"
     width, height = size.split()
@@ -78,7 +78,7 @@ def svg(graph: Graph) -> str:
 
 
 def _draw_line(line: Line) -> str:
-    """A path of straight and curved parts in turn, and its arrow."""
+    """Draws a path of straight and curved parts in turn, and its arrow."""
     colour, dashes = (INKS["dead_letters"][1], ' stroke-dasharray="5 4"') if line.dead else (INKS["topic"][1], "")
     (x, y), points, arrow = line.points[-1], list(line.points), ""
     if not line.joins:
@@ -98,7 +98,7 @@ def _draw_line(line: Line) -> str:
 
 
 def _draw_box(box: Box) -> str:
-    """A rounded box with its text: the name, and small words over and under it."""
+    """Draws a rounded box with its text: the name, and small words over and under it."""
     fill, stroke, ink = INKS[box.role]
     bend = 7 if box.role == "processor" else box.height / 2
     dashes = ' stroke-dasharray="5 4"' if box.role == "dead_letters" else ""

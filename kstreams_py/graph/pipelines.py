@@ -17,7 +17,7 @@ _INTERVAL: Final = re.compile(rf"([1-9]\d*) ({'|'.join(_UNITS)})s?")
 
 
 class Mode(StrEnum):
-    """What a run reads, and what becomes of the rows of the runs before."""
+    """What a run reads, and what it does with the rows of earlier runs."""
 
     COMPLETE = "complete"
     """All records of the topics; the rows replace the table."""
@@ -28,30 +28,30 @@ class Mode(StrEnum):
 
     @property
     def is_incremental(self) -> bool:
-        """A run reads what is new, not all of history."""
+        """Whether a run reads only new records, not all of history."""
         return self is not Mode.COMPLETE
 
 
 FAIL, DROP = "fail", "drop"
-"""What becomes of a record that does not decode: it fails the run, or is left out."""
+"""A record that does not decode fails the run, or is left out."""
 
 TOPIC_MODES: Final = (Mode.APPEND, Mode.UPSERT)
-"""The modes of a pipeline into a topic: what is in a topic is never replaced as a whole."""
+"""The modes of a pipeline into a topic, whose contents are never replaced as a whole."""
 
 
 RUNS_SETTINGS: Final = {"cleanup.policy": "compact"}
 
 
 class Table(Protocol):
-    """The declaration of a table elsewhere; its text, by `str`, names it without credentials."""
+    """The declaration of a table elsewhere. `str` of it names the table without credentials."""
 
     @property
     def pipeline_modes(self) -> Collection[Mode]:
-        """The modes of the pipelines that it takes rows of."""
+        """The modes of the pipelines whose rows it takes."""
 
 
 class PipelineOptions(TypedDict, total=False):
-    """The options of a pipeline: see `Graph.pipeline`. `id` is by default the name of the function."""
+    """The options of a pipeline: see `Graph.pipeline`. `id` is the function's name by default."""
 
     id: str
     mode: Mode | str
@@ -65,11 +65,11 @@ class PipelineOptions(TypedDict, total=False):
 class Pipeline:
     """A function of DataFrames with its input topics, and the target that keeps its table.
 
-    - `owner`: the graph and the id, joined by a dot; the target is its own.
+    - `owner`: the names of the graph and the pipeline, joined by a dot; the owner of the target.
     - `function`: takes a DataFrame of each input, and returns one.
     - `target`: a table elsewhere, or a topic of the graph.
     - `key`: the columns that tell rows apart; none where rows are only added.
-    - `every`: seconds between the starts of two runs that follow.
+    - `every`: seconds between the starts of two consecutive runs.
     - `checkpoint`: the directory where Spark keeps the state of a stream; None for a pipeline that runs in batches.
     - `drops_malformed`: records that do not decode are left out, counted and warned of; otherwise they fail the run.
     """
@@ -97,7 +97,7 @@ def make_pipeline(
     target: object,
     options: PipelineOptions,
 ) -> Pipeline:
-    """Makes a pipeline of its declaration. Raises GraphError for what does not fit."""
+    """Makes a pipeline from its declaration. Raises GraphError if the declaration is wrong."""
     what = f"pipeline {name!r}"
     check_function(what, function, inputs)
     mode, key = choose_mode(what, options.get("mode", Mode.COMPLETE), options.get("key", ()))
@@ -116,7 +116,7 @@ def make_pipeline(
 
 
 def check_function(what: str, function: Callable[..., Any], inputs: Sequence[Topic]) -> None:
-    """Raises GraphError for a function that does not take a DataFrame of each input."""
+    """Raises GraphError if the function does not take one DataFrame for each input."""
     names = [f"df_{number}" for number in range(1, len(inputs) + 1)] if len(inputs) > 1 else ["df"]
     signature = inspect.signature(function)
     try:
@@ -127,7 +127,7 @@ def check_function(what: str, function: Callable[..., Any], inputs: Sequence[Top
 
 
 def choose_mode(what: str, mode: str, key: Sequence[str]) -> tuple[Mode, tuple[str, ...]]:
-    """The mode and the key of these options. Raises GraphError."""
+    """Returns the mode and the key columns of these options. Raises GraphError."""
     if mode not in tuple(Mode):
         close = did_you_mean(str(mode), Mode) or f"choose {', '.join(Mode)}"
         raise GraphError(f"{what}: mode {mode!r} is not known: {close}")
@@ -142,7 +142,7 @@ def choose_mode(what: str, mode: str, key: Sequence[str]) -> tuple[Mode, tuple[s
 
 
 def check_target(what: str, target: object, mode: Mode) -> Table | Topic:
-    """Returns the target of a pipeline. Raises GraphError for what is none, and for a mode that it does not take."""
+    """Returns the target of a pipeline. Raises GraphError if it is no target, or does not take the mode."""
     if isinstance(target, type) or not (isinstance(target, Topic) or hasattr(target, "pipeline_modes")):
         raise GraphError(
             f"{what}: to={target!r} is no target of a pipeline: give ks.Parquet, ks.PostgreSQL, ks.Delta or a topic"
@@ -154,7 +154,7 @@ def check_target(what: str, target: object, mode: Mode) -> Table | Topic:
 
 
 def choose_checkpoint(what: str, streaming: bool | str, target: Table | Topic) -> str | None:
-    """The directory of the checkpoint; None for a pipeline that is no stream. Raises GraphError."""
+    """Returns the directory of the checkpoint; None for a pipeline that is no stream. Raises GraphError."""
     if streaming is True:
         if (directory := getattr(target, "checkpoint", None)) is None:
             raise GraphError(
@@ -166,7 +166,7 @@ def choose_checkpoint(what: str, streaming: bool | str, target: Table | Topic) -
 
 
 def check_topic_target(what: str, target: Topic, inputs: Sequence[Topic], key: Sequence[str]) -> None:
-    """Raises GraphError for a topic that the pipeline cannot write, or a key of several columns."""
+    """Raises GraphError for a topic that the pipeline cannot write to, or a key of several columns."""
     if target in inputs:
         raise GraphError(f"{what} reads {target.name!r} and writes to it: give it another topic")
     if target.cluster:
@@ -179,7 +179,7 @@ def check_topic_target(what: str, target: Topic, inputs: Sequence[Topic], key: S
 
 
 def parse_interval(what: str, text: str) -> int:
-    """Seconds of an interval as Spark writes it: "1 minute", "30 seconds". Raises GraphError."""
+    """Returns the seconds of an interval in Spark's notation: "1 minute", "30 seconds". Raises GraphError."""
     found = _INTERVAL.fullmatch(text) if isinstance(text, str) else None
     if found is None:
         raise GraphError(f"{what}: every={text!r} is no interval: write a number and {', '.join(_UNITS)}: '1 minute'")

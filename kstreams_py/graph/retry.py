@@ -15,11 +15,11 @@ _DURATION: Final = r"(\d+(?:\.\d+)?)(ms|s|m|h)"
 _BACKOFF: Final = re.compile(rf"{_DURATION}\.\.{_DURATION}")
 
 _DOUBLINGS_MAX: Final = 60
-"""A power of two beyond any longest wait; much larger ones are no floats."""
+"""2 to this power exceeds any longest wait; much larger powers are not floats."""
 
 
 class Then(StrEnum):
-    """What follows the last attempt."""
+    """The action after the last failed attempt."""
 
     DEAD_LETTER = "dead_letter"
     STOP = "stop"
@@ -30,10 +30,10 @@ class Then(StrEnum):
 class Retry:
     """Repeats a step whose function (or serde) raised, while the partition of its records waits.
 
-    - `on`: exception classes, one or several. `stop_on` goes before them, and Stop is never repeated.
-    - `attempts`: calls of the function in all, the first one included; 2 or more.
-    - `backoff`: the shortest and the longest wait between two attempts, as "200ms..30s", in ms, s, m or h. A wait is
-      twice as long as the one before, by chance up to half of that shorter.
+    - `on`: exception classes, one or several. `stop_on` takes precedence, and Stop is never repeated.
+    - `attempts`: the number of calls of the function, including the first one; 2 or more.
+    - `backoff`: the shortest and the longest wait between two attempts, as "200ms..30s", in ms, s, m or h. Each wait is
+      twice as long as the one before, less a random part of up to half.
     - `then`: what follows the last attempt. "dead_letter" goes on with the next record; "stop" stops the worker with
       the exception, and its next start reads the record again; "pause" tries again after every longest wait, with a
       warning, until an attempt succeeds or the worker is stopped.

@@ -1,4 +1,4 @@
-"""State: what the function of a processor keeps from one step to the next, by key."""
+"""State: the keyed store that a processor's function keeps from one step to the next."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def _text() -> Any:
 class State(Generic[K, V]):
     """A keyed store for the function of a processor: `state=ks.State("totals", value=ks.Json())`.
 
-    Each task, a processor on one partition number, has a store of its own; the function takes it as its last argument,
-    `state` (kstreams_py.state.KeyedStore). What it changes is committed in the transaction of the outputs and offsets,
-    to a compacted changelog topic, from which the store is restored wherever the task is next.
+    Each task, a processor on one partition number, has a store of its own. The function takes it as its last argument,
+    `state` (kstreams_py.state.KeyedStore). Its changes are written to a compacted changelog topic, in the transaction
+    of the outputs and offsets. The next worker of the task restores the store from that topic.
 
-    - `name`: of the store; unique in its graph.
+    - `name`: the name of the store, unique in its graph.
     - `key`, `value`: the serdes of its keys (text by default) and values (JSON by default).
-    - `on_disk`: it is kept in RocksDB, in `state_directory` of the settings, and not in memory.
+    - `on_disk`: keep it in RocksDB, in `state_directory` of the settings, instead of in memory.
     """
 
     name: str

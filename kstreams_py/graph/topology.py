@@ -1,7 +1,7 @@
 """Graph: topics and the processors between them.
 
 Each declaration is checked at once, and refused with a GraphError that names the thing and the remedy.
-`Graph.validate` checks what only the whole graph shows. A declaration never changes afterwards.
+`Graph.validate` checks the graph as a whole. A declaration never changes afterwards.
 """
 
 from __future__ import annotations
@@ -67,9 +67,9 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 class Graph:
     """Topics and the processors between them. Raises GraphError.
 
-    Defaults for processors that have no such option of their own:
+    These are the defaults of its processors:
 
-    - `errors`: the topic of dead letters, or its name; None for none.
+    - `errors`: the dead-letter topic, or its name; None for none.
     - `guarantee`, `durability`: see guarantees.py.
     - `stop_on`: exception classes that stop the worker instead of making a dead letter.
     - `hash_header`: outputs have the delivery hash as a header; dead letters always do.
@@ -94,7 +94,7 @@ class Graph:
         """The topic that marks the dead letters whose step was replayed: operations/dead_letters/marks.py."""
         self._topics: dict[str, Topic] = {}
         self._dead_letters: dict[str, Topic | str] = {}
-        """By name a topic of dead letters; its cluster while it is not declared and nothing has asked for it."""
+        """The dead-letter topics by name; only its cluster until a topic is declared or asked for."""
         self._processors: dict[str, Processor] = {}
         self.pipelines: tuple[Pipeline, ...] = ()
         """All pipelines, in the order of their declaration."""
@@ -131,14 +131,14 @@ class Graph:
         """Declares a topic. A second declaration with the same settings returns the same Topic. Raises GraphError.
 
         - `key`, `value`: serdes; None for Bytes(), or for that of dead letters.
-        - `partitions`: None for any number; a topic is created with as many as the topics that are read with it, or
-          those that it is made from, and with 4 if they do not exist either.
-        - `replication`: for the topic's creation; None for the broker's default.
+        - `partitions`: None for any number. A missing topic is then created with as many partitions as the topics that
+          are read together with it, or else the inputs of its writers; with 4 if none of these exists.
+        - `replication`: of a topic that is created; None for the broker's default.
         - `config`: the broker's settings of the topic.
-        - `cluster`: another cluster, by its name in the settings (`clusters`), to which a processor with a journal
-          writes; processors read only the graph's own.
+        - `cluster`: the name of another cluster in the settings (`clusters`), which a processor with a journal may
+          write to. Processors read only from the graph's own cluster.
 
-        Partitions and settings of an existing topic are checked before a worker starts.
+        The partitions and settings of an existing topic are checked before a worker starts.
         """
         check_topic_name(name)
         of_dead_letters = name in self._dead_letters
@@ -191,7 +191,7 @@ class Graph:
     def map(self, topic: End, *, to: End | Many, **options: Unpack[Options]) -> Callable[[Any], Any]:
         """Declares a processor that reads one record and writes the function's result.
 
-        With several topics in `to`, it is a fork: the function returns a dict of topic to value. Raises GraphError.
+        With several topics in `to` it is a fork, whose function returns a dict of topic to value. Raises GraphError.
         """
         return self._declare((topic,), _listed(to), options)
 
@@ -215,13 +215,13 @@ class Graph:
     ) -> Callable[[Function], Function]:
         """Declares a processor that applies the events of `kstreams order`: each once, in the order of its object.
 
-        The function is called with each event after the one before it. A copy is dropped, an event that came before
-        its predecessor is held, and an event that contradicts the order is a dead letter and stops its object: its
-        later events are dead letters, too, until `kstreams order resume` (docs/ordering.md).
+        The function is called with each event after the event's predecessor. A copy is dropped, and an event that
+        comes before its predecessor is held. An event that contradicts the order becomes a dead letter and stops its
+        object: later events of the object become dead letters too, until `kstreams order resume` (docs/ordering.md).
 
-        - `start`: "from_start" holds the events of an object until its first one came; "accept_first" begins with any.
-        - `held_max`, `held_bytes_max`: how many events of a partition may be held, and bytes of their keys and values;
-          one more ends the worker.
+        - `start`: "from_start" holds an object's events until its first one has come; "accept_first" begins with any.
+        - `held_max`, `held_bytes_max`: how many events of a partition may be held, and the bytes of their keys and
+          values. One more ends the worker.
 
         Raises GraphError.
         """
@@ -277,10 +277,10 @@ class Graph:
     ) -> Callable[[Any], Any]:
         """Declares a processor that reads one record of each input in step, and writes to no topic.
 
-        - `to`: where the rows that the function returns are stored, each once, such as `sinks.SQLite(...)`: a row is a
-          tuple with a value for each column, or a dict of column to value. The function returns one, a list of them,
-          or None for none; or it yields them. Without `to` the result is ignored.
-        - `alts`: it reads one record of an input that is ready.
+        - `to`: the target that stores each returned row once, such as `sinks.SQLite(...)`. A row is a tuple with a
+          value for each column, or a dict of column to value. The function returns a row, a list of rows, or None for
+          no row; or it yields rows. Without `to`, results are ignored.
+        - `alts`: each step reads one record of any input that is ready.
 
         Raises GraphError.
         """
@@ -292,22 +292,22 @@ class Graph:
         to: Table | End,
         **options: Unpack[PipelineOptions],
     ) -> Callable[[Function], Function]:
-        """Declares a function of Spark DataFrames, one of each topic, that returns the rows of a table.
+        """Declares a function that takes a Spark DataFrame of each topic and returns the rows of a table.
 
-        `kstreams pipeline run` calls it, and stores its rows once, whenever its process dies.
+        `kstreams pipeline run` calls it, and stores its rows once, even if the process dies at any point.
 
-        - `to`: where the table is: `ks.Parquet(directory)`, `ks.PostgreSQL(url, table=...)`, `ks.Delta(path)`, or a
-          topic of its own.
-        - `id`: by default the name of the function.
-        - `mode`: "complete" reads all of history and replaces the table; "append" and "upsert" read what is new since
-          the last run, and add its rows, or replace those with the same key.
+        - `to`: the table: `ks.Parquet(directory)`, `ks.PostgreSQL(url, table=...)`, `ks.Delta(path)`, or a topic that
+          nothing else writes to.
+        - `id`: the function's name by default.
+        - `mode`: "complete" reads all of history and replaces the table. "append" and "upsert" read the records since
+          the last run; "append" adds their rows, "upsert" also replaces rows with the same key.
         - `key`: the columns that tell rows apart.
-        - `every`: the time between two runs of `--follow`.
+        - `every`: the time between two runs with `--follow`.
         - `streaming`: the function takes and returns streams (Structured Streaming), and the mode is Spark's output
-          mode: "append", "complete", or "update" of an upsert. Give the directory of the checkpoint, on a file system
-          that all of Spark's processes share; True for one beside the files of a Parquet or Delta table.
+          mode: "append", "complete", or "update" for an upsert. Give the directory of the checkpoint, on a file system
+          that all Spark processes share, or True for one beside the files of a Parquet or Delta table.
         - `malformed`: "drop" (the default) leaves out records that do not decode, counts them in the history and warns
-          of the first; "fail" fails the run at one.
+          of the first one. "fail" fails the run at the first one.
 
         Raises GraphError.
         """
@@ -341,7 +341,7 @@ class Graph:
         target: object = None,
         ordered: Ordered | None = None,
     ) -> Callable[[Function], Function]:
-        """A decorator that declares a processor of a function, and returns the function unchanged."""
+        """Returns a decorator that declares a processor and returns its function unchanged."""
 
         def declare(function: Function) -> Function:
             chosen = Options(**{**self._options, **options})
@@ -399,7 +399,7 @@ class Graph:
         self._processors[processor.id] = processor
 
     def _reserve_for_dead_letters(self, name: str | None, cluster: str) -> None:
-        """Reserves a topic for dead letters, on this cluster if it is not known yet."""
+        """Reserves a topic for dead letters; on this cluster, unless the topic is known already."""
         if name is None:
             return
         check_topic_name(name)
@@ -408,7 +408,7 @@ class Graph:
         self._dead_letters.setdefault(name, cluster)
 
     def _resolve(self, what: str, ends: Many) -> tuple[Topic, ...]:
-        """This graph's topics for topics or their names."""
+        """Returns this graph's topics for topics or names. Raises GraphError."""
         known = self.topics
         for topic in ends:
             if is_target(topic):
@@ -423,17 +423,17 @@ class Graph:
         return tuple(known[str(topic)] for topic in ends)
 
     def _resolve_errors(self, what: str, errors: End | None) -> str | None:
-        """The name of a topic for dead letters; a name need not be declared before, a Topic must be this graph's."""
+        """Returns the name of a dead-letter topic. A name may be undeclared; a Topic must belong to this graph."""
         return self._resolve(what, (errors,))[0].name if isinstance(errors, Topic) else errors
 
     def _written(self, writes: tuple[Topic, ...], errors: str | None) -> tuple[Topic, ...]:
-        """The topics that decide on which cluster a processor writes: of a sink its dead letters are all."""
+        """Returns the topics that decide which cluster a processor writes to; for a sink, its dead-letter topic."""
         known = self.topics
         return writes or ((known[errors],) if errors in known else ())
 
     @property
     def topics(self) -> dict[str, Topic]:
-        """All topics by name, with those of dead letters, without journals."""
+        """All topics by name, including dead-letter topics, without journals."""
         for name, topic in self._dead_letters.items():
             if isinstance(topic, str) and name not in self._topics:
                 self._dead_letters[name] = Topic(name, Bytes(), dead_letters(), None, None, {}, topic)
@@ -445,7 +445,7 @@ class Graph:
         return tuple(self._processors.values())
 
     def journal(self, processor: Processor) -> str | None:
-        """The topic where a processor records its deliveries, or an alts its choices, before its functions run.
+        """Returns the topic where a processor records deliveries, or an alts its choices, before its functions run.
 
         None if the processor needs none.
         """
@@ -454,13 +454,13 @@ class Graph:
         return None
 
     def delivered(self, processor: Processor) -> str | None:
-        """The topic, beside outputs on another cluster, that records which attempt was committed; None without such."""
+        """Returns the topic beside outputs on another cluster that records the committed attempt, or None."""
         return delivered_topic(self.name, processor.id) if processor.cluster else None
 
     def validate(self, *, needs_processors: bool = True) -> None:
-        """Checks what no single declaration shows, before anything starts. Raises GraphError.
+        """Checks the graph as a whole, before anything starts. Raises GraphError.
 
-        - `needs_processors`: a graph that has only pipelines is refused.
+        - `needs_processors`: refuse a graph that has only pipelines.
         """
         if not self._processors and (needs_processors or not self.pipelines):
             raise GraphError(f"graph {self.name!r} has no processors: declare one with @graph.map or another kind")
@@ -476,8 +476,9 @@ class Graph:
     def check_partitions(self, counts: Mapping[str, int]) -> None:
         """Raises GraphError if the inputs of a processor differ in their number of partitions.
 
-        A task is one processor on one partition number, and reads that partition of each input. `counts` has the
-        numbers by topic; a topic without one is not checked.
+        A task is one processor on one partition number, and reads that partition of each input.
+
+        - `counts`: the number of partitions by topic; topics that are missing in it are not checked.
         """
         for processor in self.processors:
             known = [topic.name for topic in processor.inputs if topic.name in counts]
@@ -489,10 +490,12 @@ class Graph:
                     )
 
     def partitions_like(self, name: str, counts: Mapping[str, int], default: int = DEFAULT_PARTITIONS) -> int:
-        """The number of partitions for a new topic that declares none; `counts` has those of existing topics, by name.
+        """Returns the number of partitions for a new topic that declares none.
 
-        It is that of the topics read together with it; otherwise that of the inputs of their writers; otherwise
-        `default`.
+        It is the number of the topics that are read together with it, otherwise of the inputs of their writers,
+        otherwise `default`.
+
+        - `counts`: the number of partitions of existing topics, by name.
         """
         known = _declared_partitions(self.topics) | dict(counts)
         seen, wave = set[str](), {name}
@@ -506,14 +509,14 @@ class Graph:
         return default
 
     def _read_together(self, names: set[str]) -> set[str]:
-        """These topics and all that must have as many partitions as one of them."""
+        """Returns these topics, and all that must have as many partitions as one of them."""
         inputs = [set(map(str, processor.inputs)) for processor in self.processors]
         while larger := set().union(*(topics for topics in inputs if topics & names)) - names:
             names = names | larger
         return names
 
     def describe(self) -> str:
-        """The graph as text: all topics, then all processors, in the order of their declaration."""
+        """Returns the graph as text: all topics, then all processors, in the order of their declaration."""
         guarantee, durability, errors = (self._options[each] for each in ("guarantee", "durability", "errors"))
         lines = [f"graph {self.name}: {guarantee}, {durability}, dead letters {errors or 'none'}", "", "topics"]
         width = max(map(len, self.topics), default=0)

@@ -3,18 +3,18 @@
 In reading order:
 
 events     rule     events of an object, and their place in its order
-decisions  rule     what an operator decides of an object, as a record of the events' topic
+decisions  rule     an operator's decision on an object, as a record of the events' topic
 chain      rule     the consumer's rule: each event of an object once, after the one before it
 held       rule     held events, the states of objects and their stops, in the store of a task
-steps      rule     the atomic steps of a worker on a store, and which one follows which
+steps      rule     the atomic steps of a worker on a store, and their sequence
 storage    rule     the protocol of a store
 sqlite     adapter  a store in an SQLite file
 redis      adapter  a store in Redis
 front_end  acts     changes an object and queues its events in one atomic step
 worker     acts     takes queued events, and sends each object's events in one order
 sending    acts     sends events to a topic, whose key is the object
-partitions acts     refuses another topic than before, or one that has another number of partitions
-status     rule     what operators see of a store
+partitions acts     refuses a topic other than before, or with another number of partitions
+status     rule     the status of a store, for operators
 """
 
 from kstreams_py.ordering.front_end import Ordering

@@ -1,16 +1,16 @@
 """The consumer's rule: each event of an object is applied once, after the one before it.
 
-An event is applied if its predecessor is the newest applied event of its object. It is dropped if it is a copy of one
-that was applied, and held if its predecessor is yet to come. Anything else is a fault: the object is stopped, and each
-later event of it is a fault, too, until an operator resumes it. Other objects go on.
+An event is applied if its predecessor is the newest applied event of its object. It is dropped if it is a copy of an
+applied event, and held if its predecessor has not come yet. Anything else is a fault: it stops the object, and each
+later event of the object is a fault too, until an operator resumes the object. Other objects go on.
 
-An operator may also accept that events are lost: an event that is held, or that his decision brings along, is applied
-without its predecessor. Late copies of the events that it replaces are dropped like others, as is, until the next one
-is applied, any event whose id is between them.
+An operator may also accept that events are lost. Then an event that is held, or that the decision carries, is applied
+without its predecessor. Late copies of the events that it replaces are dropped like others. Until the next event is
+applied, so is any event whose id lies between.
 
-What tells a copy from another event under the same id: the newest applied event of an object and the held ones are
-compared by predecessor and value. An older event is only known to have had an id up to the predecessor of the newest
-one: no event lies between the two, and one that does is a fault. The values of older copies are not compared.
+A copy is told from another event with the same id by predecessor and value, for the newest applied event of an object
+and for held events. Of older events, only the range of their ids is known: up to the predecessor of the newest event.
+An event between that and the newest one is a fault. The values of older copies are not compared.
 
 Source: spec of event ordering, EO-50 to EO-59; D-EO-02: the first event has no predecessor, ids begin at 1.
 """
@@ -30,27 +30,29 @@ from kstreams_py.graph.ordered import Start
 from kstreams_py.ordering.decisions import Decision, Verb
 
 State: TypeAlias = tuple[int, int, bytes, str, int]
-"""Of an object: id, predecessor (0: none) and digest of its newest applied event; the Reason of its stop, or "".
+"""The state of an object:
 
-The last one is the id of the newest event that the newest applied one has replaced, by an operator's decision; or 0.
+- id, predecessor (0 for none) and digest of its newest applied event
+- the Reason of its stop, or ""
+- the id of the newest event that the newest applied one has replaced by an operator's decision, or 0
 """
 
 _NOTHING: Final[State] = (0, 0, b"", "", 0)
 _PLACE: Final = struct.Struct(">QQB")
 _REPLACED: Final = struct.Struct(">Q")
 _HAS_REPLACED: Final = 0x80
-"""In the length of the digest: the id of a replaced event follows."""
+"""A flag in the length of the digest: the id of a replaced event follows."""
 
 _DIGEST_BYTES: Final = 8
 
 
 def digest_of(value: bytes | None) -> bytes:
-    """What tells the value of an event from another one: 8 bytes, none for None."""
+    """Returns 8 bytes that tell the value of an event from others; no bytes for None."""
     return b"" if value is None else blake2b(value, digest_size=_DIGEST_BYTES).digest()
 
 
 def encode_state(state: State) -> bytes:
-    """The state of an object in one value of a store."""
+    """Encodes the state of an object as one value of a store."""
     newest, prev, digest, reason, replaced = state
     if replaced:
         place = _PLACE.pack(newest, prev, len(digest) | _HAS_REPLACED) + _REPLACED.pack(replaced)
@@ -59,7 +61,7 @@ def encode_state(state: State) -> bytes:
 
 
 def decode_state(data: bytes) -> State:
-    """The state of `encode_state`. Raises DecodeError for other bytes."""
+    """Decodes the bytes of `encode_state`. Raises DecodeError for other bytes."""
     try:
         newest, prev, length = _PLACE.unpack_from(data)
         at, replaced = _PLACE.size, 0
@@ -80,13 +82,13 @@ class Reason(StrEnum):
     MALFORMED = "malformed"
     """Its id or its predecessor is below 1, or the predecessor is not below the id."""
     FORKED = "forked"
-    """It follows an event that another one has followed."""
+    """It has the same predecessor as another event."""
     BACKWARDS = "backwards"
-    """Its id is below the newest one, and it was not applied: it is no copy."""
+    """Its id is below the newest one, and it is no copy: no event with this id was applied."""
     ALTERED = "altered"
-    """Another event had its id, with another predecessor or value."""
+    """Another event has the same id, but another predecessor or value."""
     STOPPED = "stopped"
-    """Its object is stopped after another fault."""
+    """Its object was stopped by an earlier fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +106,9 @@ class Fault:
 class Held:
     """An event that waits for its predecessor.
 
-    - `record`: the caller's.
-    - `position`: where the caller finds it again: positions grow as events arrive.
-    - `held_at`: seconds, of the clock of EventChains.
+    - `record`: the caller's own object.
+    - `position`: the place where the caller finds it again; positions grow as events arrive.
+    - `held_at`: when it was held, in seconds of EventChains' clock.
     """
 
     object: bytes
@@ -119,12 +121,12 @@ class Held:
 
     @property
     def bytes(self) -> int:
-        """Of key and value."""
+        """The size of key and value."""
         return len(self.object) + len(self.value or b"")
 
 
 class Kind(Enum):
-    """What becomes of an event that was offered."""
+    """The outcome for an event that was offered."""
 
     APPLY = "apply"
     DUPLICATE = "duplicate"
@@ -134,9 +136,11 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What to do with an event that was offered, and with events that were held until now.
+    """The decision on an event that was offered, and on events that were held until now.
 
-    - `kind`: of the event that was offered. `fault`: why it is one. `held`: the event, if it is held now.
+    - `kind`: the outcome for the offered event.
+    - `fault`: why the offered event is a fault.
+    - `held`: the offered event, if it is held now.
     - `released`: held events to apply after it, in this order.
     - `refused`: held events that are faults now.
     """
@@ -154,7 +158,7 @@ DUPLICATE: Final = Outcome(Kind.DUPLICATE)
 
 @dataclass(slots=True)
 class _Waiting:
-    """The held events of one object: by predecessor, the predecessors as a heap, and the ids."""
+    """The held events of one object by predecessor, with a heap of the predecessors, and the ids."""
 
     by_prev: dict[int, Held] = field(default_factory=dict)
     prevs: list[int] = field(default_factory=list)
@@ -167,24 +171,25 @@ class _Waiting:
 
     @property
     def oldest(self) -> Held:
-        """The one with the smallest predecessor."""
+        """The event with the smallest predecessor."""
         return self.by_prev[self.prevs[0]]
 
     def pop(self) -> Held:
-        """Removes the one with the smallest predecessor."""
+        """Removes and returns the event with the smallest predecessor."""
         event = self.by_prev.pop(heapq.heappop(self.prevs))
         self.ids.remove(event.id)
         return event
 
 
 class EventChains:
-    """The objects of one task. Nothing is stored here but the held events, in memory.
+    """The objects of one task. It keeps only the held events, in memory.
 
-    The caller stores each event that is held now, removes each released or refused one, and calls `load` after a start
-    or an abort.
+    The caller stores each event that is held, removes each event that is released or refused, and calls `load` after a
+    start or an abort.
 
-    - `states`: by object; written with each applied event, and undone by the caller with its effects.
-    - `clock`: seconds, the same after a restart.
+    - `states`: the state of each object. It is written with each applied event; if the caller undoes the effects of an
+      event, it undoes this too.
+    - `clock`: seconds, on a time scale that a restart does not change.
     """
 
     def __init__(
@@ -205,10 +210,11 @@ class EventChains:
     def offer(
         self, name: bytes, number: int, prev: int | None, value: bytes | None, record: Any, position: int
     ) -> Outcome:
-        """Decides what becomes of an event, and keeps the object's state as if it were done.
+        """Decides on an event, and updates the object's state as if the caller had carried the decision out.
 
-        - `name`: the object's. `number`, `prev`: the event's id, and that of its predecessor; None for the first.
-        - `value`: tells it from another event of the same id.
+        - `name`: the name of the object.
+        - `number`, `prev`: the ids of the event and its predecessor; `prev` is None for the first event.
+        - `value`: tells the event from others with the same id.
         - `record`, `position`: see Held.
         """
         states = self._states
@@ -229,11 +235,11 @@ class EventChains:
             self._add(event)
 
     def obey(self, name: bytes, decision: Decision, brought: Held | None = None) -> Outcome | None:
-        """Does what an operator has decided of an object; None if that is for another state of the object.
+        """Carries out an operator's decision on an object; returns None if it is for another state of the object.
 
-        - `brought`: the accepted event, if the decision brings it along: it was refused. Others are held.
+        - `brought`: the accepted event, if it was refused before: the decision carries it. None for a held event.
 
-        What is applied now is released by the outcome.
+        The events to apply are in `released` of the outcome.
         """
         newest, before, digest, stopped, replaced = self._states.get(name, _NOTHING)
         waiting = self._waiting.get(name)
@@ -257,10 +263,10 @@ class EventChains:
         found = self._release(name, event.id)
         return Outcome(Kind.DUPLICATE, None, (event, *found.released), found.refused)
 
-    # What is held.
+    # Held events.
 
     def held(self) -> Iterator[Held]:
-        """The held events, those of each object together."""
+        """Yields the held events, object by object."""
         for waiting in self._waiting.values():
             yield from waiting.by_prev.values()
 
@@ -269,7 +275,7 @@ class EventChains:
     def _judge(
         self, name: bytes, number: int, prev: int | None, value: bytes | None, record: Any, position: int
     ) -> Outcome:
-        """`offer` of an event that does not simply follow the newest one."""
+        """Decides on an event, as `offer` does, that does not simply follow the newest one."""
         state = self._states.get(name, _NOTHING)
         newest, before, digest, stopped, replaced = state
         if stopped:
@@ -294,7 +300,7 @@ class EventChains:
         return self._hold(Held(name, number, prev, value, record, position, self._clock()))
 
     def _compare(self, name: bytes, number: int, found: tuple[int, bytes], known: tuple[int, bytes]) -> Outcome:
-        """The outcome of an event whose id is known; both have a predecessor and a digest."""
+        """Returns the outcome for an event whose id is known. `found`, `known`: predecessor and digest of each."""
         if found == known:
             self.duplicates += 1
             return DUPLICATE
@@ -336,7 +342,7 @@ class EventChains:
         return Outcome(Kind.APPLY, None, tuple(released), ((fork, stop.fault), *stop.refused))
 
     def _stop(self, name: bytes, reason: Reason, text: str) -> Outcome:
-        """The outcome of a fault: the object is stopped, and its held events are refused."""
+        """Returns the outcome of a fault, which stops the object and refuses its held events."""
         newest, before, digest, _, replaced = self._states.get(name, _NOTHING)
         self._states[name] = (newest, before, digest, reason.value, replaced)
         refused = []
@@ -350,7 +356,7 @@ class EventChains:
         self.held_bytes += event.bytes
 
     def _pop(self, name: bytes) -> Held:
-        """Removes the held event of an object that has the smallest predecessor."""
+        """Removes and returns the held event of an object with the smallest predecessor."""
         waiting = self._waiting[name]
         event = waiting.pop()
         if not waiting.prevs:

@@ -1,10 +1,10 @@
-"""What an operator decides of an object that is stopped, or whose events wait: a record of the events' topic.
+"""An operator's decision on an object that is stopped, or whose events wait: a record of the events' topic.
 
-It is read by the consumer between the object's events, and done in the transaction of its position, so it is done once.
-The header CONTROL_HEADER names the consumer group that it is for; all others go past it.
+The consumer reads it between the object's events, and carries it out in the transaction that commits its offset, so it
+is carried out once. The header CONTROL_HEADER names the consumer group that it is for; other groups ignore it.
 
-An event that the group has refused is brought along: the record has its value, its timestamp and its headers but those
-of its place, which are in CONTROL_HEADER. So other groups do not see an event again that they have judged already.
+If the group has refused the event, the record carries it: its value, its timestamp and its headers. The headers of its
+place in the order are in CONTROL_HEADER instead, so other groups do not judge the event a second time.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ _NUMBER_MAX: Final = 2**63 - 1
 
 
 class Verb(StrEnum):
-    """What is decided."""
+    """The kind of decision."""
 
     RESUME = "resume"
-    """The object is stopped no longer: the event that follows the newest one is applied."""
+    """Let the object go on: apply the event that follows the newest one."""
     ACCEPT = "accept"
-    """An event is applied without its predecessor: those between the newest one and it are lost."""
+    """Apply an event without its predecessor: the events between the newest one and it are lost."""
     OFFER = "offer"
-    """An event that was refused while the object was stopped is judged again, as if it came now."""
+    """Judge an event again that was refused while the object was stopped, as if it came now."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What an operator has decided of an object.
+    """An operator's decision on an object. It has no effect if `newest` or `stop` has changed since.
 
     - `group`: the consumer group that it is for.
-    - `newest`: the id of the object's newest applied event, 0 for none; with another one, it is for another state.
+    - `newest`: the id of the object's newest applied event, 0 for none.
     - `event`: the id of the event that is accepted or offered; 0 to resume.
-    - `stop`: the offset of the record that has stopped the object, -1 for none; see `newest`.
-    - `prev`: the predecessor of the event that the record brings along, 0 for none; None if it brings none.
+    - `stop`: the offset of the record that has stopped the object, -1 for none.
+    - `prev`: the predecessor of the event that the record carries, 0 for none; None if it carries no event.
     """
 
     verb: Verb
@@ -58,7 +58,11 @@ class Decision:
 def decision_record(
     topic: str, partition: int, name: bytes, decision: Decision, brought: Message | None = None
 ) -> Output:
-    """The record of a decision. `name`: the object's. `brought`: the record of the event that it brings along."""
+    """Returns the record of a decision.
+
+    - `name`: the name of the object.
+    - `brought`: the record of the event that the decision carries.
+    """
     value = {
         "verb": decision.verb,
         "group": decision.group,
@@ -75,7 +79,7 @@ def decision_record(
 
 
 def decision_of(headers: Headers) -> Decision | None:
-    """The decision that a record has; None if it is no such record. Raises DecodeError."""
+    """Reads the decision from the headers of a record; None if it has none. Raises DecodeError."""
     found = dict(headers).get(CONTROL_HEADER)
     if found is None:
         return None
@@ -86,13 +90,13 @@ def decision_of(headers: Headers) -> Decision | None:
 
 
 def event_headers(headers: Headers, decision: Decision) -> tuple[tuple[str, bytes | None], ...]:
-    """The headers of the event that a decision brings along."""
+    """Returns the headers of the event that a decision carries."""
     place = [(ID_HEADER, b"%d" % decision.event)] + ([(PREV_HEADER, b"%d" % decision.prev)] if decision.prev else [])
     return (*place, *(each for each in headers if each[0] != CONTROL_HEADER))
 
 
 def _decision(value: Mapping[str, Any]) -> Decision:
-    """Raises KeyError, TypeError, and ValueError for what no state of an object can be."""
+    """Reads a decision. Raises KeyError, TypeError, or ValueError for numbers that no object can have."""
     verb, newest, event, stop, prev = Verb(value["verb"]), value["newest"], value["event"], value["stop"], value["prev"]
     numbers = (newest, event, stop, 0 if prev is None else prev)
     if not isinstance(value["group"], str) or any(type(each) is not int for each in numbers):

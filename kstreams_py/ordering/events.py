@@ -1,4 +1,4 @@
-"""Events of an object: as a front end queues them, and with their place in the object's order."""
+"""Events of an object: before they are queued, and with their place in the object's order."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _NUMBER_MAX: Final = 2**63
 class Event:
     """An event that has no place in the order yet.
 
-    - `uuid`: 16 bytes, the same for each attempt of a front end to queue it.
-    - `is_main`: False for one of a sub-object, which follows the main event that it was queued with.
+    - `uuid`: 16 bytes, the same at each attempt of a front end to queue the event.
+    - `is_main`: False for the event of a sub-object, which follows the main event that it was queued with.
     """
 
     uuid: bytes
@@ -29,12 +29,12 @@ class Event:
     is_main: bool = True
 
     def encode(self) -> bytes:
-        """The event in one value of a store: uuid, kind, value."""
+        """Encodes the event as one value of a store: uuid, kind, value."""
         return self.uuid + (_MAIN if self.is_main else _SUB) + self.value
 
     @classmethod
     def decode(cls, data: bytes) -> Event:
-        """The event of `encode`. Raises DecodeError for other bytes."""
+        """Decodes the bytes of `encode`. Raises DecodeError for other bytes."""
         kind = data[UUID_BYTES : UUID_BYTES + 1]
         if kind not in (_MAIN, _SUB):
             raise DecodeError(f"{data[:40]!r} is no event of this store")
@@ -43,12 +43,12 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What a front end stores in one atomic step: the state of an object, and the events that tell of the change.
+    """The new state of an object and the events of the change, which a front end stores in one atomic step.
 
-    - `data`: the object's new state; None leaves it as it is.
+    - `data`: the object's new state; None leaves the state unchanged.
     - `events`: the main event, then those of sub-objects.
 
-    Raises SettingsError for a change of no object, or without a main event at its beginning.
+    Raises SettingsError for an empty name of the object, and for events that do not begin with the main event.
     """
 
     object: str
@@ -63,7 +63,7 @@ class Change:
 
     @property
     def uuid(self) -> bytes:
-        """Identifies the change: that of its main event."""
+        """The uuid of its main event, which identifies the change."""
         return self.events[0].uuid
 
 
@@ -71,8 +71,8 @@ class Change:
 class Ordered:
     """An event with its place in the order of its object.
 
-    - `id`: larger than each earlier one of the object; 1 at least.
-    - `prev`: the id of the object's event before this one; None for its first.
+    - `id`: larger than the ids of all earlier events of the object; at least 1.
+    - `prev`: the id of the object's event before this one; None for the first event.
     """
 
     event: Event
@@ -82,9 +82,9 @@ class Ordered:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """The events that a worker has taken from an object, in their order; none if there were none.
+    """The events that a worker has taken from an object, in their order; empty if the object had none.
 
-    - `first_id`: the id of the first one; each has the next number.
+    - `first_id`: the id of the first event; the ids are consecutive.
     - `last_id`: the id of the object's newest event before them; None if there is none.
     """
 
@@ -100,7 +100,7 @@ class Work:
 
     @property
     def newest_id(self) -> int:
-        """The id of the last one."""
+        """The id of the last event."""
         return self.first_id + len(self.events) - 1
 
 
@@ -113,7 +113,7 @@ KINDS: Final = {True: b"main", False: b"sub"}
 
 
 def headers_of(ordered: Ordered) -> list[tuple[str, bytes]]:
-    """The headers of an event's record: numbers as decimal text; the first event of an object has no predecessor."""
+    """Returns the headers of an event's record: decimal numbers, without a predecessor for an object's first event."""
     found = [
         (ID_HEADER, b"%d" % ordered.id),
         (UUID_HEADER, ordered.event.uuid.hex().encode()),
@@ -123,9 +123,9 @@ def headers_of(ordered: Ordered) -> list[tuple[str, bytes]]:
 
 
 def place_of(headers: Headers) -> tuple[int, int | None]:
-    """The id of a record's event and that of its predecessor, as they were written: they may be impossible.
+    """Reads the ids of an event and its predecessor from a record's headers. They may be impossible together.
 
-    Raises DecodeError for a record without an id, and for one that is no number of 63 bits.
+    Raises DecodeError for a record without an id, and for an id that is no number of 63 bits.
     """
     number = prev = None
     try:

@@ -1,4 +1,4 @@
-"""What a front end calls: it changes an object and queues the events of the change in one atomic step."""
+"""The interface for front ends: it changes an object and queues the events of the change in one atomic step."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ SCHEMES = ("redis", "rediss", "unix")
 
 
 def open_storage(store: str | Path, prefix: str = "") -> Storage:
-    """Opens a store: `redis://host:port/0`, or the path of an SQLite file. `prefix`: of the keys in Redis.
+    """Opens a store.
+
+    - `store`: `redis://host:port/0`, or the path of an SQLite file.
+    - `prefix`: the beginning of each key in Redis.
 
     Raises SettingsError, StoreUnavailable, and MissingSoftware without redis-py.
     """
@@ -34,10 +37,10 @@ def open_storage(store: str | Path, prefix: str = "") -> Storage:
 
 
 class Ordering:
-    """A store of events, for front ends. Any thread may use it.
+    """A store of events for front ends. Any thread may use it.
 
     - `store`: see open_storage().
-    - `event`, `data`: serdes of events and of the states of objects.
+    - `event`, `data`: the serdes of events, and of the states of objects.
     """
 
     def __init__(
@@ -56,15 +59,16 @@ class Ordering:
     def enqueue(
         self, name: str, data: Any, event: Any, *, sub_events: Iterable[Any] = (), uuid: UUID | None = None
     ) -> bool:
-        """Stores an object's new state and queues the events of the change: all of it, or nothing.
+        """Stores an object's new state and queues the events of the change, atomically.
 
-        - `name`: the object's, and the key in the topic; its events are sent in the order in which they were queued.
-        - `data`: the new state; None leaves it as it is.
-        - `event`: the main event. `sub_events`: those of its sub-objects, which follow it.
-        - `uuid`: the change's; with that of an earlier attempt within a day, nothing is stored twice.
+        - `name`: the name of the object, and the key in the topic. Its events are sent in the order of the calls.
+        - `data`: the new state; None leaves the state unchanged.
+        - `event`: the main event.
+        - `sub_events`: the events of its sub-objects, which follow the main event.
+        - `uuid`: identifies the change: a call with the uuid of an earlier one within a day stores nothing again.
 
-        Returns whether the change is new. Raises SettingsError for an empty `name`, StoreUnavailable if it may be
-        stored or not: call it again with the same `uuid`.
+        Returns whether the change is new. Raises SettingsError for an empty `name`, and StoreUnavailable if it is not
+        known whether the change is stored: call again with the same `uuid`.
         """
         uuid = uuid4() if uuid is None else uuid
         events = [Event(uuid.bytes, self._serialize(event))]
@@ -75,7 +79,7 @@ class Ordering:
             return self._storage.enqueue([Change(name, state, tuple(events))])[0]
 
     def data(self, name: str) -> Any:
-        """The state of an object; None if it has none."""
+        """Returns the state of an object; None if it has none."""
         with self._lock:
             found = self._storage.data(name)
         return None if found is None else self._data.deserialize(found)

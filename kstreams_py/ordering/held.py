@@ -1,4 +1,4 @@
-"""Events that are held, as a store has them, the states of objects beside them, and why an object is stopped."""
+"""The entries of a task's store: held events, the states of objects, and why an object is stopped."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _HELD: Final = RESERVED + b"held."
 PREV_BYTES: Final = 8
 
 _VALUE: Final = b"\n"
-"""Between the fields of a held event, which are JSON, and the event's value."""
+"""Separates the fields of a held event, which are JSON, from the event's value."""
 
 _HELD_END: Final = RESERVED + b"held/"
-"""The first key after them."""
+"""The first key after those of held events."""
 
 _STOP: Final = RESERVED + b"stop."
 """Prefix of the key of a stop; its object follows."""
@@ -36,7 +36,9 @@ _STOP_END: Final = RESERVED + b"stop/"
 class Stop(NamedTuple):
     """Why an object is stopped.
 
-    - `why`: the fault, with its Reason in front. `offset`: of the record that is one. `at`: seconds since 1970.
+    - `why`: the fault, with its Reason in front.
+    - `offset`: the offset of the record that is the fault.
+    - `at`: seconds since 1970.
     """
 
     why: str
@@ -45,7 +47,7 @@ class Stop(NamedTuple):
 
 
 class Task(NamedTuple):
-    """What a store has of the objects of one task: their states, held events, and stops."""
+    """The states, held events and stops of the objects of one task."""
 
     states: dict[bytes, State]
     held: list[Held]
@@ -59,7 +61,7 @@ class States:
         self._store = store
 
     def get(self, name: bytes, default: Any = None) -> Any:
-        """The state of an object; `default` if it has none. Raises DecodeError."""
+        """Returns the state of an object; `default` if it has none. Raises DecodeError."""
         found = self._store.read(_STATE + name)
         return default if found is None else _state(_STATE + name, found)
 
@@ -68,7 +70,7 @@ class States:
 
 
 def hold(store: KeyedStore, event: Held) -> None:
-    """Stores an event that is held."""
+    """Stores a held event."""
     m: Message = event.record
     kept = {
         "id": event.id,
@@ -78,12 +80,12 @@ def hold(store: KeyedStore, event: Held) -> None:
         "has_value": m.value() is not None,
         "headers": [(name, _text(value)) for name, value in m.headers() or []],
     }
-    # the value as it is: the changelog has to take what the topic has taken, and its limit is the same by default
+    # the value is stored raw: the changelog must take what the topic takes, and by default has the same size limit
     store.write(_key(event), json.dumps(kept).encode() + _VALUE + (m.value() or b""))
 
 
 def release(store: KeyedStore, event: Held) -> None:
-    """Removes an event that is held no more."""
+    """Removes an event that is no longer held."""
     store.write(_key(event), None)
 
 
@@ -93,23 +95,23 @@ def note_stop(store: KeyedStore, name: bytes, stop: Stop) -> None:
 
 
 def remove_stop(store: KeyedStore, name: bytes) -> None:
-    """Removes it: an operator lets the object go on."""
+    """Removes the stop of an object that an operator lets go on."""
     store.write(_STOP + name, None)
 
 
 def stop_offset(store: KeyedStore, name: bytes) -> int:
-    """The offset of the record that has stopped an object; -1 if it is not stopped. Raises DecodeError."""
+    """Returns the offset of the record that has stopped an object; -1 if it is not stopped. Raises DecodeError."""
     found = store.read(_STOP + name)
     return -1 if found is None else _stop(_STOP + name, found).offset
 
 
 def stopped(store: KeyedStore) -> set[bytes]:
-    """The objects that are stopped."""
+    """Returns the objects that are stopped."""
     return {key.removeprefix(_STOP) for key, _ in store.entries(_STOP, _STOP_END)}
 
 
 def read_task(entries: Mapping[bytes, bytes], partition: int) -> Task:
-    """What the keys and values of a store say of the objects of its task. Raises DecodeError."""
+    """Decodes all entries of a task's store. Raises DecodeError."""
     stops = {key.removeprefix(_STOP): _stop(key, value) for key, value in entries.items() if key.startswith(_STOP)}
     states = {key.removeprefix(_STATE): _state(key, value) for key, value in entries.items() if key.startswith(_STATE)}
     events = ((key, value) for key, value in entries.items() if key.startswith(_HELD))
@@ -117,7 +119,7 @@ def read_task(entries: Mapping[bytes, bytes], partition: int) -> Task:
 
 
 def load(store: KeyedStore, partition: int) -> Iterator[Held]:
-    """The events that are held, of a task. Raises DecodeError."""
+    """Yields the held events of a task. Raises DecodeError."""
     return _load(store.entries(_HELD, _HELD_END), partition)
 
 
@@ -131,7 +133,7 @@ def _load(entries: Iterable[tuple[bytes, bytes]], partition: int) -> Iterator[He
 
 
 def _event(place: bytes, value: bytes, partition: int) -> Held:
-    """A held event. Raises ValueError for what `hold` does not store."""
+    """Decodes a held event. Raises ValueError for an entry that `hold` cannot have written."""
     fields, _, content = value.partition(_VALUE)
     prev, name = int.from_bytes(place[:PREV_BYTES]), place[PREV_BYTES:]
     match parse_json(fields):
@@ -152,12 +154,12 @@ def _event(place: bytes, value: bytes, partition: int) -> Held:
         ):
             pairs = tuple(map(_header, headers))
             for text in (topic, *(header for header, _ in pairs)):
-                text.encode()  # JSON has halves of surrogates, and no client takes them
+                text.encode()  # JSON may contain lone surrogates, which no client accepts
             kept = (topic, partition, offset), (kind, milliseconds), (name, content if has_value else None)
             record = KeptRecord(*kept, pairs)
             return Held(name, number, prev, record.value(), record, offset, at)
         case _:
-            raise ValueError("it has not the fields of one")
+            raise ValueError("it lacks fields, or has others")
 
 
 def _state(key: bytes, value: bytes) -> State:
@@ -175,7 +177,7 @@ def _stop(key: bytes, value: bytes) -> Stop:
             case [str(why), offset, at] if is_offset(offset) and _is_time(at):
                 return Stop(why, offset, at)
             case _:
-                raise ValueError("it has not the fields of one")
+                raise ValueError("it lacks fields, or has others")
     except ValueError as error:
         raise DecodeError(f"the value of key {key!r} is no stop of an object: {error}") from None
 
@@ -187,11 +189,11 @@ def _header(pair: object) -> tuple[str, bytes | None]:
         case [str(name), str(text)]:
             return name, b64decode(text, validate=True)
         case _:
-            raise ValueError("a header is none")
+            raise ValueError("a header is not a name and a value")
 
 
 def _is_time(value: object) -> TypeGuard[float]:
-    """Whether a value of JSON is seconds since 1970."""
+    """Returns whether a JSON value is a number of seconds since 1970."""
     return type(value) in (int, float) and 0 <= cast(float, value) < 2**40
 
 

@@ -1,4 +1,4 @@
-"""Keeps all events of a store in one topic, and each object in one partition of it, until another one is accepted."""
+"""Keeps a store's events in one topic, and each object in one partition, until an operator accepts a change."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ logger = logging.getLogger(__name__)
 def check_topic(
     storage: Storage, topic: str, partitions: int, *, accepts_topic: bool = False, accepts_partitions: bool = False
 ) -> None:
-    """Notes in a store where its events are sent.
+    """Notes in a store which topic its events are sent to.
 
-    - `accepts_topic`, `accepts_partitions`: another topic than before, or another number of partitions, is noted.
+    - `accepts_topic`: accept another topic than before.
+    - `accepts_partitions`: accept another number of partitions.
 
-    Otherwise raises TopicError: consumers of one topic would wait for events that are in the other one; and with
-    another number of partitions a consumer group may read a later event of an object before an earlier one.
+    Raises TopicError for a change that is not accepted. Consumers of one topic would wait for events that are in the
+    other one. With another number of partitions, a group may read a later event of an object before an earlier one.
     """
     known, before = storage.note_topic(topic, partitions, change=False)
     if (known, before) == (topic, partitions):

@@ -31,7 +31,7 @@ from kstreams_py.sinks.redis_servers import lasts, name_server, open_client, ref
 _log = logging.getLogger(__name__)
 
 _BLOCK_SECONDS: Final = 5.0
-"""Longest wait for a token in one request: well within the limit of a request."""
+"""The longest wait for a token in one request: well below the time limit of a request."""
 
 _ENQUEUE: Final = """
 local change, data, events, tokens = unpack(KEYS)
@@ -130,21 +130,20 @@ local answers = {}
 for i = 5, #ARGV, 2 do answers[#answers + 1] = steps[ARGV[i]](ARGV[i + 1]) or false end
 return answers
 """
-"""The steps of one lane, one after the other: ARGV has a name and an argument of each."""
+"""Runs the steps of one lane, one after the other: ARGV has a name and an argument for each."""
 
 
 class RedisStorage:
-    """A Storage in Redis: the keys of the algorithm's description, each with a prefix.
+    """A Storage in Redis, with the keys of the algorithm's description, each with a prefix.
 
-    Needs redis-py: `pip install 'kstreams_py[redis]'`. Each change, and the steps of one lane in one `run`, are one
-    script, which is one transaction, in the append-only file too. What a server that dies has lost of the newest steps
-    is decided by its `appendonly` and `appendfsync`: a warning names them where it keeps too little.
+    Needs redis-py: `pip install 'kstreams_py[redis]'`. Each change is one script, and so are the steps of one lane in
+    one `run`. A script is one transaction, in the append-only file too. The server's `appendonly` and `appendfsync`
+    decide which of the newest steps are lost when it dies; a warning names these settings if they keep too little.
 
-    - `url`: `redis://user:password@host:port/0`, `rediss://` or `unix://`. Not that of a Redis Cluster.
+    - `url`: `redis://user:password@host:port/0`, `rediss://` or `unix://`; not a Redis Cluster.
     - `prefix`: the beginning of each key.
 
-    Raises SettingsError for a URL that is not possible or a Redis Cluster, StoreUnavailable, MissingSoftware without
-    redis-py.
+    Raises SettingsError for an invalid URL or a Redis Cluster, StoreUnavailable, and MissingSoftware without redis-py.
     """
 
     def __init__(self, url: str, prefix: str = "") -> None:
@@ -224,7 +223,7 @@ class RedisStorage:
 
     def await_token(self, seconds: float) -> None:
         with self._usable():
-            # waits for a token, and leaves it where it is: only a step that asks for the incarnation takes it
+            # waits for a token and does not take it: only a step that checks the incarnation may take it
             client: Any = self._client  # its types lack fractions of seconds
             limit = min(max(seconds, 0.001), _BLOCK_SECONDS)  # 0 would wait without end
             client.blmove(self._tokens, self._tokens, limit, "RIGHT", "RIGHT")
@@ -266,7 +265,7 @@ class RedisStorage:
         return ObjectStatus(name, waiting, taken, tokens, lane)
 
     def _scan(self, end: str) -> set[str]:
-        """The objects that have a key with this end."""
+        """Returns the objects that have a key with this ending."""
         pattern = "".join(f"\\{c}" if c in "*?[]\\^" else c for c in self._prefix) + f"*:{end}"
         return {key.decode()[len(self._prefix) : -len(end) - 1] for key in self._client.scan_iter(pattern, count=1_000)}
 
@@ -316,7 +315,7 @@ class RedisStorage:
                 answers = dict(zip(left, pipeline.execute(raise_on_error=False), strict=True))
                 unknown = self._redis.exceptions.NoScriptError
                 found |= {number: each for number, each in answers.items() if not isinstance(each, unknown)}
-                if len(found) < len(calls):  # the server does not know it yet, or was told to forget it
+                if len(found) < len(calls):  # the server does not know the script yet, or has flushed it
                     self._client.script_load(script)
             for each in found.values():
                 if isinstance(each, Exception):
@@ -325,7 +324,7 @@ class RedisStorage:
 
     @contextlib.contextmanager
     def _usable(self) -> Iterator[None]:
-        """Raises StoreUnavailable, with the remedy, for what the server answers, and for contents of others."""
+        """Raises StoreUnavailable, with the remedy, for errors of the server and for keys of other programs."""
         foreign = f"delete the keys of others that begin with {self._prefix!r}, or choose another prefix"
         try:
             yield
@@ -342,11 +341,11 @@ class RedisStorage:
         return refused(str(self), worker, process, known.decode(errors="replace") or None)
 
     def _check(self) -> None:
-        """Raises SettingsError for a Redis Cluster; warns of what the server may lose."""
+        """Raises SettingsError for a Redis Cluster. Warns if the server may lose steps."""
         found: dict[str, Any] = self._client.info()
         refuse_cluster(self._name, found)
         fsync = "unknown"
-        with contextlib.suppress(self._redis.RedisError):  # the right to read settings may be missing
+        with contextlib.suppress(self._redis.RedisError):  # the user may lack the right to read settings
             fsync = str(dict(self._client.config_get("appendfsync")).get("appendfsync", fsync))
         if not found.get("aof_enabled") or fsync != "always":
             kept = f"appendfsync is {fsync}" if found.get("aof_enabled") else "appendonly is off"
@@ -365,7 +364,7 @@ class RedisStorage:
 _NAMES: Final[dict[type, str]] = {
     each: each.__name__.lower() for each in (Find, Take, Own, Resume, Pop, Complete, Drop, Return, Begin)
 }
-"""Of the functions in the script."""
+"""The names of the functions in the script."""
 
 
 def _argument(step: Step) -> int:
@@ -395,5 +394,5 @@ def _answer(step: Step, found: Any) -> Answer:
 
 
 def _work(first_id: bytes, last_id: bytes, events: Sequence[bytes]) -> Work:
-    taken = tuple(Event.decode(each) for each in reversed(events))  # the oldest is the last of the list
+    taken = tuple(Event.decode(each) for each in reversed(events))  # the oldest event is the last of the list
     return Work(taken, int(first_id), int(last_id) if last_id else None)

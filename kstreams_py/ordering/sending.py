@@ -17,18 +17,18 @@ logger = logging.getLogger(__name__)
 IDEMPOTENT: Final = ProducerMode(transactional=False, acks=-1, may_repeat=True)
 
 ATTEMPTS_MAX: Final = 10
-"""Attempts at the same events, until the worker ends; its next start sends them again."""
+"""Attempts to send the same events before the worker ends; its next start sends them again."""
 
 WAIT_MAX: Final = 5.0
-"""Seconds between two attempts at most."""
+"""The longest wait between two attempts, in seconds."""
 
 
 class KafkaSender:
-    """A Sender to one topic, through an idempotent producer. Partitions that are added meanwhile get nothing.
+    """A Sender to one topic, through an idempotent producer. It does not use partitions that are added later.
 
-    What a producer that failed may have written is written again by the next one: consumers drop copies by their id.
+    After a failure, a new producer writes again what the old one may have written; consumers drop copies by their id.
 
-    - `name`: the worker's.
+    - `name`: the name of the worker.
     - `sleep`: waits for a number of seconds.
     """
 
@@ -40,7 +40,10 @@ class KafkaSender:
         self._producer: Producer | None = None
 
     def send(self, events: Sequence[tuple[str, Ordered]]) -> None:
-        """Raises BrokerUnavailable after ATTEMPTS_MAX, RecordRefused for an event that the topic never takes."""
+        """Sends events in this order; they are acknowledged when this returns.
+
+        Raises BrokerUnavailable after ATTEMPTS_MAX, and RecordRefused for an event that the topic will never take.
+        """
         keys = {name: name.encode() for name, _ in events}
         partitions = {name: partition_of(key, self.topic.partitions) for name, key in keys.items()}
         outputs: list[Output] = [
@@ -55,7 +58,7 @@ class KafkaSender:
                 self.close()
                 raise error.mistake from None
             except ClientError as error:
-                if not isinstance(error, Retriable):  # else the client has what was queued, and sends it yet
+                if not isinstance(error, Retriable):  # otherwise the client still has the queue, and sends it
                     self.close()
                     left = list(outputs)
                 if attempt == ATTEMPTS_MAX:
@@ -73,7 +76,7 @@ class KafkaSender:
                 return
 
     def _write(self, outputs: list[Output]) -> None:
-        """Queues outputs, which are removed from the list, and waits until all that are queued are acknowledged."""
+        """Queues outputs and removes them from the list. Waits until all that are queued are acknowledged."""
         if self._producer is None:
             self._producer = self._cluster.producer(IDEMPOTENT, self._name)
         self._producer.write(outputs)

@@ -24,10 +24,10 @@ from kstreams_py.sinks.sqlite_files import MAY_RETURN, code_of, describe_error, 
 _VERSION: Final = 2
 
 _APPLICATION: Final = 0x6B734F31
-"""Marks the file as ours (PRAGMA application_id)."""
+"""Marks the file as a store of this program (PRAGMA application_id)."""
 
 _POLL_SECONDS: Final = 0.005
-"""Between two looks whether another connection has committed; each takes some microseconds."""
+"""Between two checks whether another connection has committed; each takes some microseconds."""
 
 _TABLES: Final = """
 CREATE TABLE events (number INTEGER PRIMARY KEY AUTOINCREMENT, object TEXT NOT NULL, data BLOB NOT NULL, lane TEXT);
@@ -51,8 +51,8 @@ CREATE INDEX changes_by_time ON changes (stored);
 class SQLiteStorage:
     """A Storage in an SQLite file, which is created if it is missing; its directory must exist.
 
-    A change is one transaction; the steps of one `run` are one, too. Raises StoreUnavailable if the file cannot be
-    used, SettingsError if it is a database of something else.
+    Each change is one transaction, and so are all steps of one `run`. Raises StoreUnavailable if the file cannot be
+    used, and SettingsError if it is a database of another program.
     """
 
     def __init__(self, path: Path | str) -> None:
@@ -66,7 +66,7 @@ class SQLiteStorage:
             self._connection.close()
             raise
         self._seen = -1
-        """The data_version at which there was no token; -1 to look."""
+        """The data_version at which the store had no token; -1 if the tokens have to be read."""
 
     def __str__(self) -> str:
         return f"the store {self.path}"
@@ -142,7 +142,7 @@ class SQLiteStorage:
             if not change and (known := self._known_topic()) is not None:
                 return known
         with self._transaction() as connection:
-            if not change and (known := self._known_topic()) is not None:  # another one has noted it since
+            if not change and (known := self._known_topic()) is not None:  # another process has noted it since
                 return known
             connection.execute("DELETE FROM topics")
             connection.execute("INSERT INTO topics VALUES (?, ?)", (topic, partitions))
@@ -156,7 +156,7 @@ class SQLiteStorage:
         deadline = time.monotonic() + seconds
         while True:
             with self._usable():
-                # changes with each commit of another connection
+                # data_version changes with each commit of another connection
                 seen = self._connection.execute("PRAGMA data_version").fetchone()[0]
                 if seen != self._seen:
                     self._seen = seen
@@ -212,12 +212,12 @@ class SQLiteStorage:
             raise StoreUnavailable(text, may_return=code_of(error) in MAY_RETURN) from error
 
     def _prepare(self) -> None:
-        """Creates the tables if there are none. Waits for no writer otherwise."""
+        """Creates the tables if there are none; otherwise waits for no writer."""
         connection = self._connection
         if self._has_tables():
             return
         with transaction(connection):
-            if self._has_tables():  # another one has created them since
+            if self._has_tables():  # another process has created them since
                 return
             connection.execute(f"PRAGMA application_id = {_APPLICATION}")
             connection.execute(f"PRAGMA user_version = {_VERSION}")
@@ -225,9 +225,9 @@ class SQLiteStorage:
                 connection.execute(statement)
 
     def _has_tables(self) -> bool:
-        """Whether the file has the tables. Raises SettingsError if it has those of something else."""
+        """Returns whether the file has the tables. Raises SettingsError if it has those of another program."""
         execute = self._connection.execute
-        # asked first: what is asked next was written in one transaction with the tables
+        # read first: the values that are read next were written in one transaction with the tables
         (tables,) = execute("SELECT count(*) FROM sqlite_master").fetchone()
         if not tables:
             return False
@@ -251,7 +251,7 @@ def _run(connection: sqlite3.Connection, worker: str, step: Step) -> Answer:
 
 
 def _run_on_slot(connection: sqlite3.Connection, worker: str, step: Find | Take | Drop | Return) -> Answer:
-    """The steps that read or change which object a lane holds."""
+    """Runs a step that reads or changes which object a lane holds."""
     execute, lane = connection.execute, step.lane
     match step:
         case Find():
@@ -277,7 +277,7 @@ def _run_on_slot(connection: sqlite3.Connection, worker: str, step: Find | Take 
 
 
 def _run_on_object(connection: sqlite3.Connection, step: Own | Resume | Pop | Complete) -> Answer:
-    """The steps on the owner and the events of an object."""
+    """Runs a step on the owner or the events of an object."""
     execute, lane, name = connection.execute, step.lane, step.object
     match step:
         case Own():
@@ -300,7 +300,7 @@ def _run_on_object(connection: sqlite3.Connection, step: Own | Resume | Pop | Co
 
 
 def _read(connection: sqlite3.Connection, lane: str, name: str) -> Work:
-    """The events in the slot of a lane, with their ids."""
+    """Reads the events in the slot of a lane, with their ids."""
     found = connection.execute("SELECT data FROM events WHERE lane = ? ORDER BY number", (lane,)).fetchall()
     if not found:
         return Work()

@@ -1,4 +1,4 @@
-"""What operators see of a store: objects with events, the workers, and which objects wait for a dead one."""
+"""The status of a store, for operators: objects with events, workers, and objects that wait for a dead worker."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from typing import Any, Final
 from kstreams_py.ordering.storage import ObjectStatus, WorkerStatus
 
 SILENT_SECONDS: Final = 30.0
-"""A worker that was not heard of for so long may be dead; one that waits for tokens is heard of every second."""
+"""A worker without a sign of life for so long may be dead; a worker that waits for tokens gives one every second."""
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """A store at one moment."""
+    """The status of a store at one moment."""
 
     objects: Sequence[ObjectStatus]
     workers: Sequence[WorkerStatus]
 
     def blocked(self, worker: WorkerStatus) -> list[str]:
-        """The objects that wait for a worker which was not heard of: it owns them, or has their token."""
+        """Returns the objects that wait for a silent worker, which owns them or has their token."""
         return sorted(set(worker.objects.values())) if worker.seconds >= SILENT_SECONDS else []
 
     @property
     def is_blocked(self) -> bool:
-        """An object waits for a worker which was not heard of."""
+        """Whether an object waits for a silent worker."""
         return any(map(self.blocked, self.workers))
 
     def describe(self) -> Iterator[str]:
-        """Lines of text."""
+        """Yields lines of text."""
         if not self.objects:
             yield "no object has events"
         for each in self.objects:
@@ -45,7 +45,7 @@ class Standing:
                 )
 
     def as_fields(self) -> Iterator[dict[str, Any]]:
-        """The same as JSON objects."""
+        """Yields the same as JSON objects."""
         for each in self.objects:
             yield {
                 "object": each.name,

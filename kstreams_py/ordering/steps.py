@@ -1,16 +1,16 @@
-"""The atomic steps of a worker on a store, and which one follows which.
+"""The atomic steps of a worker on a store, and their sequence.
 
-A *lane* is what the algorithm's description calls a worker: it holds one object at a time. A process has several, so
-that the requests for all of them travel together. The names of the description (A2 to A9) are in brackets.
+A *lane* is what the algorithm's description calls a worker: it holds one object at a time. A process has several lanes,
+so that one request can carry the steps of all. The names of the description (A2 to A9) are in brackets.
 
-- At a start, `Find` looks for the object that the lane held when its process ended; it goes on as after `Take`.
+- At a start, `Find` looks for the object that the lane held when its process ended, and goes on as after `Take`.
 - `Take` [A2] moves the oldest token to the lane; `Own` [A3] takes the object unless another lane has it.
 - `Resume`, only after `Find`, reads the events that the lane had taken.
 - `Pop` [A4 to A6] takes the object's oldest events and gives them ids, or releases the object if there are none.
-- the events are sent [A7]; `Complete` [A8] forgets them, and keeps the last id for the next predecessor.
-- `Drop` [A9] gives the token up: once nothing is left, or if another lane owns the object.
-- `Return`, which the description lacks, puts the token back where a worker is stopped: others go on with the object.
-- `Begin`, with batches, makes one step of `Take`, `Own`, `Pop` and `Drop`: the events of most tokens are sent already.
+- The events are sent [A7]; `Complete` [A8] removes them, and keeps the last id as the next predecessor.
+- `Drop` [A9] gives the token up, once no event is left or if another lane owns the object.
+- `Return` (not in the description) puts the token back when a worker is stopped; others go on with the object.
+- `Begin`, with batches, makes one step of `Take`, `Own`, `Pop` and `Drop`: most tokens have no event left to send.
 
 Source: spec of event ordering, seed 001.
 """
@@ -33,14 +33,14 @@ class Find:
 
 @dataclass(frozen=True, slots=True)
 class Take:
-    """Moves the oldest token to the lane's slot. Answer: the object's name, or None without a token."""
+    """Moves the oldest token to the lane's slot. Answer: the object's name, or None if there is no token."""
 
     lane: str
 
 
 @dataclass(frozen=True, slots=True)
 class Own:
-    """Makes the lane the owner, unless the object has one. Answer: whether the lane is the owner."""
+    """Makes the lane the owner of the object, unless it has one. Answer: whether the lane is the owner."""
 
     lane: str
     object: str
@@ -48,7 +48,7 @@ class Own:
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """Reads the events that the lane had taken. Answer: Work, maybe empty."""
+    """Reads the events that the lane had taken. Answer: Work, which may be empty."""
 
     lane: str
     object: str
@@ -56,9 +56,9 @@ class Resume:
 
 @dataclass(frozen=True, slots=True)
 class Pop:
-    """Moves up to `limit` of the object's oldest events to the lane, with new ids; without any, removes the owner.
+    """Moves up to `limit` of the object's oldest events to the lane and gives them ids; if none, removes the owner.
 
-    Answer: Work, empty if the object has no owner now.
+    Answer: Work; empty if the owner was removed.
     """
 
     lane: str
@@ -68,7 +68,7 @@ class Pop:
 
 @dataclass(frozen=True, slots=True)
 class Complete:
-    """Removes the lane's events, and notes the id of the last one as the object's newest."""
+    """Removes the lane's events, and notes the last one's id as the object's newest id."""
 
     lane: str
     object: str
@@ -84,9 +84,9 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class Return:
-    """Moves the token from the lane's slot back, as the oldest one, and removes the lane as the owner if it is that.
+    """Moves the token from the lane's slot back to the queue, as the oldest one. Ends the ownership of the lane.
 
-    The lane has taken no events.
+    It is a step of a lane that has taken no events.
     """
 
     lane: str
@@ -95,9 +95,9 @@ class Return:
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """Moves the oldest token whose object has events and no owner to the lane's slot, and up to `limit` of its events.
+    """Moves the oldest token whose object has events and no owner to the lane's slot, and up to `limit` events.
 
-    Older tokens are dropped. Answer: Begun, or None if there is no such token among TOKENS_MAX.
+    Older tokens are dropped. Answer: Begun, or None if there is no such token among the oldest TOKENS_MAX.
     """
 
     lane: str
@@ -106,7 +106,7 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """An object that a lane owns now, and the events that it has taken."""
+    """An object that a lane now owns, and the events that it has taken."""
 
     object: str
     work: Work
@@ -116,11 +116,11 @@ Step: TypeAlias = Find | Take | Own | Resume | Pop | Complete | Drop | Return | 
 Answer: TypeAlias = str | bool | Work | Begun | None
 
 TOKENS_MAX: Final = 200
-"""Tokens that one `Begin` looks at, so that others get their turn at the store."""
+"""The most tokens that one `Begin` reads, so that other workers get their turn at the store."""
 
 
 def begin(step: Begin, run: Callable[[Step], Answer]) -> Begun | None:
-    """The answer of a `Begin`, by the steps that it stands for."""
+    """Returns the answer of a `Begin` by running the steps that it stands for."""
     for _ in range(TOKENS_MAX):
         name = run(Take(step.lane))
         if not isinstance(name, str):
@@ -137,10 +137,10 @@ NOTHING: Final = Work()
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """Where a lane is in the algorithm.
+    """The place of a lane in the algorithm.
 
-    - `step`: the next one; None while `work` has to be sent.
-    - `restarts`: the lane goes on with what it held when its process ended.
+    - `step`: the next step; None while `work` has to be sent.
+    - `restarts`: the lane continues with what it held when its process ended.
     """
 
     name: str
@@ -152,16 +152,16 @@ class Lane:
 
     @classmethod
     def start(cls, name: str, limit: int) -> Lane:
-        """A lane of a process that starts. `limit`: how many events it takes in one step."""
+        """Returns a lane of a process that starts. `limit`: how many events it takes in one step."""
         return cls(name, limit, Find(name), restarts=True)
 
     @property
     def is_idle(self) -> bool:
-        """It holds no object."""
+        """Whether it holds no object."""
         return isinstance(self.step, Take | Begin)
 
     def chain(self, *, stops: bool) -> tuple[list[Step], Lane]:
-        """The next steps whose answers decide nothing, and the lane after them.
+        """Returns the next steps, up to one whose answer decides what follows, and the lane after them.
 
         - `stops`: the worker is being stopped: the lane gives its object back before it takes events of it.
         """
@@ -174,7 +174,7 @@ class Lane:
         return steps, lane
 
     def after(self, answer: Answer) -> Lane:
-        """The lane after its step, which had this answer."""
+        """Returns the lane after its step had this answer."""
         match self.step:
             case Begin() if isinstance(answer, Begun):
                 return replace(self, object=answer.object, step=None, work=answer.work)
@@ -193,17 +193,17 @@ class Lane:
                 return replace(self, step=self._take(), object="", work=NOTHING, restarts=False)
 
     def stopped(self) -> Lane:
-        """The lane of a worker that stops: it gives its object back before it takes events of it."""
+        """Returns the lane of a worker that stops: it gives its object back before it takes events of it."""
         if isinstance(self.step, Own | Pop) and not self.restarts:
             return replace(self, step=Return(self.name, self.object))
         return self
 
     def sent(self) -> Lane:
-        """The lane once its events are acknowledged."""
+        """Returns the lane after its events were acknowledged."""
         return replace(self, step=Complete(self.name, self.object, self.work.newest_id))
 
     def _take(self) -> Take | Begin:
-        """With a batch of 1 the steps are those of the description."""
+        """Returns `Begin`, or with a batch of 1 `Take`: then the steps are those of the description."""
         return Take(self.name) if self.limit == 1 else Begin(self.name, self.limit)
 
     def _pop(self) -> Pop:

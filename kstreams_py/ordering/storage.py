@@ -11,15 +11,15 @@ from kstreams_py.ordering.events import Change
 from kstreams_py.ordering.steps import Answer, Step
 
 REMEMBERED_SECONDS: Final = 86_400
-"""How long a store knows the uuid of a change, so that another attempt of its front end is no second change."""
+"""How long a store remembers the uuid of a change, so that another attempt of the front end is no second change."""
 
 
 @dataclass(frozen=True, slots=True)
 class Incarnation:
-    """One process under the name of a worker, since it has registered; a newer one of the name has a larger number.
+    """One registration of a process under the name of a worker. Newer ones of the name have larger numbers.
 
-    - `process`: names the process: another one of it has the same.
-    - `lanes`: how many lanes may hold something: its own, or those of the process before it, if these were more.
+    - `process`: names the process; all its registrations have the same name.
+    - `lanes`: how many lanes may hold something: its own, or those of the process before it if these were more.
     """
 
     worker: str
@@ -28,7 +28,7 @@ class Incarnation:
     process: str = ""
 
     def lane(self, index: int) -> str:
-        """The name of a lane."""
+        """Returns the name of a lane."""
         return f"{self.worker}#{index}"
 
 
@@ -36,8 +36,8 @@ class Incarnation:
 class WorkerStatus:
     """A worker as the store knows it.
 
-    - `seconds`: since it was heard of.
-    - `objects`: by lane, the object in its slot.
+    - `seconds`: seconds since its last sign of life.
+    - `objects`: the object in the slot of each lane.
     """
 
     name: str
@@ -50,7 +50,7 @@ class WorkerStatus:
 class ObjectStatus:
     """An object with events.
 
-    - `waiting`, `taken`: events in its queue, and with its owner.
+    - `waiting`, `taken`: how many events are in its queue, and with its owner.
     - `owner`: the lane that owns it; None if none does.
     """
 
@@ -65,61 +65,63 @@ class Storage(Protocol):
     """A store of queued events. One thread uses it.
 
     Each change and each step is atomic, and durable when its call returns. Every call raises StoreUnavailable if the
-    store does not answer, and SettingsError if it cannot be used. What had no answer may have been done, or be done
-    yet: a worker registers again, by which steps that come late are refused, and asks what its lanes hold.
+    store does not answer, and SettingsError if it cannot be used. A step without an answer may have been carried out,
+    or may still be. So the worker registers again, which refuses steps that come late, and asks what its lanes hold.
     """
 
     def enqueue(self, changes: Sequence[Change]) -> list[bool]:
         """Stores each change in one atomic step: state, events, and one token.
 
-        Returns which ones are new: a change with the uuid of an earlier one was stored by an earlier attempt, and is
-        left out.
+        Returns for each whether it is new. A change with the uuid of an earlier one was stored by an earlier attempt,
+        and is not stored again.
         """
 
     def data(self, name: str) -> bytes | None:
-        """The state of an object; None if it has none."""
+        """Returns the state of an object; None if it has none."""
 
     def register(self, worker: str, lanes: int, process: str, *, again: bool = False) -> Incarnation:
-        """Starts a process under the name of a worker: steps of older incarnations are refused from now on.
+        """Registers a process under the name of a worker. From now on, steps of older incarnations are refused.
 
-        - `process`: names it; each attempt has the same.
-        - `again`: the process had registered. Raises Replaced if another one has done so since, InputLost if the store
-          has forgotten it.
+        - `process`: names the process; the same at each attempt.
+        - `again`: the process has registered before. Then this raises Replaced if another process has registered
+          since, and InputLost if the store has forgotten the worker.
         """
 
     def retire(self, incarnation: Incarnation, lanes: int) -> None:
-        """Notes that lanes from this number on hold nothing and are not used any more. Raises as `run`."""
+        """Notes that the lanes from this number on hold nothing and are no longer used. Raises as `run` does."""
 
     def run(self, incarnation: Incarnation, steps: Sequence[Step]) -> list[Answer]:
-        """Runs steps in this order, each atomic by itself.
+        """Runs steps in this order; each is atomic by itself.
 
-        Raises Replaced if another process has registered since, StoreUnavailable if an attempt of this one came late,
-        InputLost if the store has forgotten it.
+        Raises Replaced if another process has registered since, StoreUnavailable if an attempt of this process to
+        register came late, and InputLost if the store has forgotten the worker.
         """
 
     def note_topic(self, topic: str, partitions: int, *, change: bool) -> tuple[str, int]:
-        """Notes the topic of the events and how many partitions it has, unless one is noted; returns what is noted.
+        """Notes the topic of the events and its number of partitions, unless a topic is noted already.
 
-        `change`: it is noted in any case, in place of another one.
+        - `change`: replace a topic that is noted already.
+
+        Returns the topic and the number that are noted now.
         """
 
     def await_token(self, seconds: float) -> None:
-        """Waits until there is a token, or for these seconds."""
+        """Waits until there is a token, for at most these seconds."""
 
     def workers(self) -> list[WorkerStatus]:
-        """The workers that have ever registered, by name."""
+        """Returns all workers that have ever registered, by name."""
 
     def objects(self, names: Collection[str] = ()) -> list[ObjectStatus]:
-        """The objects with events, an owner or a token, by name; `names`: only these."""
+        """Returns the objects with events, an owner or a token, by name. `names`: only these objects."""
 
     def close(self) -> None:
         """Closes the connection."""
 
 
 def refused(store: str, worker: str, process: str, known: str | None) -> KStreamsError:
-    """The error of a process whose incarnation is not the newest of its worker.
+    """Returns the error for a process whose incarnation is not the newest of its worker.
 
-    `known`: the process that the store knows; None if it knows none.
+    - `known`: the process that the store knows; None if it knows none.
     """
     if known is None:
         return InputLost(

@@ -18,22 +18,22 @@ from kstreams_py.ordering.storage import Incarnation, Storage
 logger = logging.getLogger(__name__)
 
 WAIT_SECONDS: Final = 1.0
-"""Longest wait for a token, after which a worker looks whether it has to stop."""
+"""The longest wait for a token, after which a worker checks whether it has to stop."""
 
 STORE_WAIT_MAX: Final = 2.0
-"""Seconds between two attempts at a store that is away, at most."""
+"""The longest wait between two attempts to reach a store that does not answer, in seconds."""
 
 STOP_ATTEMPTS: Final = 5
-"""Attempts in a row at a store that is away, after which a worker that is being stopped waits for it no longer."""
+"""After this many failed attempts in a row, a worker that is being stopped no longer waits for its store."""
 
 
 class Sender(Protocol):
-    """Sends events to where consumers read them."""
+    """Sends events to the consumers."""
 
     def send(self, events: Sequence[tuple[str, Ordered]]) -> None:
         """Sends events, each with its object, in this order; they are durable when this returns.
 
-        An event may have been sent before, with the same id and predecessor. Raises KStreamsError where it gives up.
+        An event may have been sent before, with the same id and predecessor. Raises KStreamsError when it gives up.
         """
 
     def close(self) -> None:
@@ -41,14 +41,16 @@ class Sender(Protocol):
 
 
 class OrderingWorker:
-    """One process under the name of a worker. It begins with what a process before it has left unfinished.
+    """One process under the name of a worker. It begins with the work that its predecessor has left unfinished.
 
-    So it does again after a step without an answer, which was done or not: it waits for the store, registers, and asks.
+    A step without an answer may have been carried out or not. Then the worker waits for the store, registers again,
+    and asks what it holds.
 
-    - `name`: the worker's. It is the identity by which what it holds is found after a crash: no two processes may have
-      the same one at a time, and the older one of two ends with Replaced.
-    - `lanes`: objects that are in work at once.
-    - `batch`: events of an object that are taken, sent and completed in one step each; 1 is the algorithm's letter.
+    - `name`: the name of the worker, by which the work that it holds is found after a crash. Two processes must not
+      have the same name at a time: the older one ends with Replaced.
+    - `lanes`: how many objects are worked on at once.
+    - `batch`: how many events of an object are taken, sent and completed in one step each. With 1, the steps are those
+      of the algorithm's description.
     - `sleep`: waits for a number of seconds.
     """
 
@@ -73,10 +75,10 @@ class OrderingWorker:
         self._incarnation: Incarnation | None = None
         self._lanes: list[Lane] = []
         self._found = 0
-        """Tokens that were found in the last turn."""
+        """The number of tokens that were found in the last turn."""
 
     def start(self) -> None:
-        """Registers, and takes up what is held under the name. What was asked for before is refused from now on."""
+        """Registers, and takes up the work held under the name. Steps that come late from before are refused."""
         is_known = self._incarnation is not None
         incarnation = self._storage.register(self._name, self._count, self._process, again=is_known)
         self._incarnation = incarnation
@@ -85,10 +87,13 @@ class OrderingWorker:
         logger.info("ordering worker %s: start %d under this name", self._name, incarnation.number)
 
     def run(self) -> None:
-        """Runs until `stop`, then gives its objects back. Waits for a store that is away.
+        """Runs until `stop`, then gives its objects back. Waits for a store that does not answer.
 
-        Raises Replaced; InputLost if the store has forgotten the worker; StoreUnavailable if the store will not return
-        by itself, or is away while the worker is being stopped; and what sending raises.
+        Raises:
+        - Replaced
+        - InputLost if the store has forgotten the worker
+        - StoreUnavailable if the store will not return by itself, or does not answer while the worker is being stopped
+        - the exceptions of the sender
         """
         registered, failures = False, 0
         while not (registered and self._stopping.is_set() and self.is_idle):
@@ -106,7 +111,7 @@ class OrderingWorker:
                 failures = 0
 
     def _await_store(self, error: StoreUnavailable, failures: int) -> None:
-        """Waits until the next attempt at a store that is away. Raises StoreUnavailable if there is none."""
+        """Waits before the next attempt to reach the store. Raises StoreUnavailable if there will be none."""
         if not error.may_return:
             raise error
         if self._stopping.is_set() and failures >= STOP_ATTEMPTS:
@@ -117,18 +122,18 @@ class OrderingWorker:
         self._sleep(min(0.1 * 2**failures, STORE_WAIT_MAX))
 
     def stop(self) -> None:
-        """Lets `run` end once the events in work are sent. Any thread may call this."""
+        """Makes `run` end once the events in work are sent. Any thread may call this."""
         self._stopping.set()
 
     @property
     def is_idle(self) -> bool:
-        """No lane holds an object."""
+        """Whether no lane holds an object."""
         return all(lane.is_idle for lane in self._lanes)
 
     def turn(self, seconds: float) -> None:
-        """Runs the next steps of each lane, then sends what was taken; without work, waits for a token.
+        """Runs the next steps of each lane, then sends the events that were taken; without work, waits for a token.
 
-        `seconds`: the longest wait.
+        - `seconds`: the longest wait.
         """
         assert self._incarnation is not None, "the worker was not started"
         self._run(self._incarnation)
@@ -141,7 +146,7 @@ class OrderingWorker:
                 self._storage.await_token(seconds)
 
     def _run(self, incarnation: Incarnation) -> None:
-        """Runs the steps of the lanes, of each up to the first one whose answer decides what follows."""
+        """Runs the steps of each lane, up to the first one whose answer decides what follows."""
         stops = self._stopping.is_set()
         steps: list[Step] = []
         answered: dict[int, int] = {}
@@ -160,7 +165,7 @@ class OrderingWorker:
             self._lanes[index] = self._lanes[index].after(answers[at])
 
     def _choose(self) -> Iterator[tuple[int, Lane]]:
-        """The lanes that hold an object, and some of the idle ones: twice as many as have found a token last time."""
+        """Yields the lanes that hold an object, and idle lanes: twice as many as found a token in the last turn."""
         idle = max(1, 2 * self._found)
         for index, lane in enumerate(self._lanes):
             if not lane.is_idle:

@@ -1,4 +1,4 @@
-"""For users' tests: a graph without a broker, a cluster in memory whose every request can fail, the checker of a run.
+"""For users' tests: a graph without a broker, a cluster in memory whose requests can fail, the checker of a run.
 
 In reading order:
 
@@ -10,7 +10,7 @@ memory_clients  acts     its producers and consumers, and the network between th
 memory_target   acts     a sink's target in memory
 memory_cluster  acts     a cluster in memory, on a clock that only the test moves
 faults          acts     injects faults into it: failed requests, outages, deleted topics
-contents        acts     what the topics, states and targets of a graph in memory have
+contents        acts     the contents of the topics, states and targets of a graph in memory
 driver          acts     TestDriver: a graph in one thread, record by record
 events          rule     the events of a test
 history         adapter  records events in one order, over threads, processes and files

@@ -31,8 +31,9 @@ from kstreams_py.testing.verdicts import Anomaly, overtaken, overtaken_in_every_
 def check(history: Iterable[Event], expected: Iterable[Expected] = ()) -> list[Anomaly]:
     """Returns all anomalies of a history, ordered by kind; none for a clean one.
 
-    A topic in the `to` of an Expected is judged by the expected outputs, any other topic by the records sent to it. The
-    records of an input without sends are assumed to be right. Raises HistoryError for a history that cannot be judged.
+    A topic in the `to` of an Expected is judged by the expected outputs, any other topic by the records sent to it. If
+    nothing was sent to an input, its records are assumed to be right. Raises HistoryError for a history that cannot be
+    judged.
     """
     case = Case(tuple(expected))
     case.take(history)
@@ -113,7 +114,7 @@ def misplaced(case: Case) -> Iterator[Anomaly]:
 def torn_transactions(case: Case) -> Iterator[Anomaly]:
     """Checks that all records of a transaction are read, or none.
 
-    It leaves out equal records without a place: which of them was read is not known.
+    It leaves out equal records without a place, because it is not known which of them was read.
     """
     for name, found in case.transactions.items():
         here: list[Sent] = []
@@ -125,7 +126,7 @@ def torn_transactions(case: Case) -> Iterator[Anomaly]:
             if sent.offset >= 0:
                 read = topic.reads.get((sent.partition, sent.offset))
                 (here if read is not None and pair_of(read) == pair_of(sent) else missing).append(sent)
-            elif len(topic.sends[pair_of(sent)]) == 1:  # of equal records it is not known which one was read
+            elif len(topic.sends[pair_of(sent)]) == 1:  # which one of equal records was read is not known
                 (here if topic.seen[pair_of(sent)] else missing).append(sent)
         if here and missing and not found.never:
             case.torn.update((sent.topic, pair_of(sent)) for sent in missing)
@@ -156,7 +157,7 @@ def torn_steps(case: Case) -> Iterator[Anomaly]:
 
 
 def passed_over(case: Case) -> Iterator[Anomaly]:
-    """Checks that a final read has every record of other committed readers; not records that all readers skip."""
+    """Checks that a final read has every record of other committed readers. It misses records that all readers skip."""
     for name, topic in case.topics.items():
         if len(topic.read_by) == 1:
             continue
@@ -170,8 +171,8 @@ def passed_over(case: Case) -> Iterator[Anomaly]:
 def miscounted(case: Case) -> Iterator[Anomaly]:
     """Checks that each record is there as often as it has causes, within the tolerance of the guarantee.
 
-    It counts equal records together, and detects no loss in an input without sends. A record that is missing from a
-    torn transaction or step is not reported as lost again.
+    It counts equal records together, and detects no loss in an input that nothing was sent to. A record that is missing
+    from a torn transaction or step is not reported again as lost.
     """
     for name, topic in case.judged():
         comparison = topic.compared()
@@ -192,8 +193,8 @@ def miscounted(case: Case) -> Iterator[Anomaly]:
 def disordered(case: Case) -> Iterator[Anomaly]:
     """Checks that the records of one key and one origin are in the order of their causes.
 
-    An origin is a sender, or a partition of an input. Not judged are the order between keys or origins, surplus copies,
-    and equal records of which one is missing. With at least once, one copy of each record must be in order.
+    An origin is a sender, or a partition of an input. It does not judge the order between keys or origins, surplus
+    copies, and equal records of which one is missing. With at least once, one copy of each record must be in order.
     """
     for name, topic in case.judged():
         paired = list(_paired(topic))
@@ -213,7 +214,7 @@ CHECKS: Final[Sequence[Callable[[Case], Iterator[Anomaly]]]] = (
     miscounted,
     disordered,
 )
-"""All checks, in order: a violation that one has reported is left out of the later ones.
+"""All checks, in order: later checks leave out violations that earlier ones have reported.
 
 `Case.take` finds offsets that contradict each other before the checks.
 """
@@ -222,7 +223,7 @@ CHECKS: Final[Sequence[Callable[[Case], Iterator[Anomaly]]]] = (
 def _paired(topic: Topic) -> Iterator[tuple[Cause, Read]]:
     """Yields each record with its cause, in the order of the topic; the nth of equal records with the nth cause.
 
-    Equal records are left out where they cannot be matched: one is missing or may be repeated, or they are of several
+    Equal records are left out if they cannot be matched: one is missing or may be repeated, or they belong to several
     chains. Surplus copies are left out too. A record with one cause that may be repeated is yielded with every copy.
     """
     used: dict[Pair, list[Cause]] = {}
@@ -243,7 +244,7 @@ def _paired(topic: Topic) -> Iterator[tuple[Cause, Read]]:
 
 
 def _correspond(causes: Sequence[Cause], number: int) -> bool:
-    """Whether the nth of equal records belongs to the nth cause."""
+    """Returns whether the nth of equal records belongs to the nth cause."""
     if len(causes) == 1:
         return True
     return number >= len(causes) and len({cause.chain for cause in causes}) == 1 and not causes[0].repeats

@@ -1,4 +1,4 @@
-"""What a TestDriver's topics, states and targets have; records that a test sends."""
+"""The contents of a TestDriver's topics, states and targets; records that a test sends."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Record:
     - `key`, `value`: decoded.
     - `headers`: without the header of the delivery hash.
     - `timestamp`: milliseconds since 1970.
-    - `delivery_hash`: that of the step that wrote the record; None if no step did.
+    - `delivery_hash`: the hash of the step that wrote the record; None if no step did.
     """
 
     topic: str
@@ -41,18 +41,18 @@ class Record:
 
 
 class Contents:
-    """What a graph has on a cluster in memory."""
+    """The topics, states and targets of a graph on a cluster in memory."""
 
     def __init__(self, graph: Graph, cluster: MemoryCluster, registry: Registry) -> None:
         self.cluster = cluster
-        """The cluster: has all records as bytes, and `faults` for failures other than a crash.
+        """The cluster, with all records as bytes, and `faults` for failures other than a crash.
 
-        `cluster.named(name)` is another one, where topics with `cluster=name` are.
+        `cluster.named(name)` is the other cluster that has the topics with `cluster=name`.
         """
         self._graph = graph
         self._registry = registry
         self._targets: dict[str, MemoryTarget] = {}
-        """The target of each sink that stores rows, by the processor with its graph."""
+        """The target of each sink that stores rows, by `graph.processor`."""
         self._serdes: dict[tuple[str, str], Serde] = {}
 
     def send(
@@ -65,13 +65,13 @@ class Contents:
         timestamp: int | None = None,
         partition: int = -1,
     ) -> None:
-        """Writes a record, committed at once.
+        """Writes a record, which is committed at once.
 
         - `value`: None for a tombstone.
         - `timestamp`: milliseconds since 1970; None for the clock's time.
         - `partition`: -1 to choose one by the key.
 
-        Raises as the topic's serdes do; `cluster.append` writes bytes that they would refuse.
+        Raises the exceptions of the topic's serdes; `cluster.append` writes bytes that they would refuse.
         """
         name = self._topic(topic).name
         raw = [None if part is None else self._serde(name, role).serialize(part) for role, part in _roles(key, value)]
@@ -83,7 +83,7 @@ class Contents:
         return [self._record(m) for m in self._holding(name).records(name, isolation)]
 
     def _holding(self, name: str) -> MemoryCluster:
-        """The cluster that has a topic of the graph."""
+        """Returns the cluster that has a topic of the graph."""
         return self.cluster.named(self._graph.topics[name].cluster)
 
     def values(self, topic: Topic | str) -> list[Any]:
@@ -100,9 +100,9 @@ class Contents:
         return self.cluster.groups[self._consumer(self._processor(processor))]
 
     def rows(self, processor: str) -> list[tuple[Any, ...]]:
-        """Returns the rows that a sink has stored, in the order in which they were, each with a value per column.
+        """Returns the rows that a sink has stored, in the order of storing, each with a value per column.
 
-        The target is one in memory in place of that of the sink (`to=`), with its columns and its evidence.
+        A target in memory takes the place of the sink's target (`to=`), with its columns and its evidence.
         """
         found = self._processor(processor)
         if found.target is None:
@@ -111,7 +111,7 @@ class Contents:
         return [row.values for row in target.rows] if target is not None else []
 
     def state(self, name: str) -> dict[Any, Any]:
-        """Returns what is committed of a state, of all tasks, in the order of the keys' bytes."""
+        """Returns the committed entries of a state, of all tasks, in the order of the keys' bytes."""
         processors = {each.state.name: each for each in self._graph.processors if each.state is not None}
         if name not in processors:
             close = did_you_mean(name, processors) or f"it has {', '.join(processors) or 'none'}"

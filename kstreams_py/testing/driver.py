@@ -36,7 +36,7 @@ from kstreams_py.testing.contents import Contents, MemoryRegistry
 from kstreams_py.testing.memory_cluster import ManualClock, MemoryCluster
 
 QUIET_TURNS: Final = 3
-"""Turns in a row without a change, after which a run is complete."""
+"""A run is complete after this many turns in a row without a change."""
 
 TURNS_MAX: Final = 10_000
 
@@ -45,7 +45,7 @@ TURNS_MAX: Final = 10_000
 class CrashPoint:
     """A point where a process can die: its nth request of a name, which is carried out (`applied`) or lost.
 
-    `cluster` is that of the request; "" for the graph's own.
+    - `cluster`: the cluster that the request is for; "" for the graph's own.
     """
 
     request: str
@@ -69,9 +69,9 @@ class TestDriver(Contents):
     - `partitions`: of topics that declare none; by default as many as the topics they are read with, or 1.
     - `settings`: Settings() by default. With `tracing`, spans go to the program's tracer provider. Without a
       `state_directory`, states on disk are in a temporary directory of this driver.
-    - `registry`: of schemas; by default in memory.
+    - `registry`: the registry of schemas; by default one in memory.
 
-    An exception that stops a worker is raised by the call that ran it. Raises GraphError and TopicError as a worker.
+    The call that runs a worker raises the exception that stops it. Raises GraphError and TopicError as a worker does.
     """
 
     __test__ = False  # the name is not meant for pytest
@@ -90,12 +90,12 @@ class TestDriver(Contents):
         if "state_directory" not in settings.model_fields_set and any(
             each.state is not None and each.state.on_disk for each in graph.processors
         ):
-            # the changelog is in memory: what another driver, or a worker of this user, has on disk is not of it
+            # the changelog is in memory, so states on disk of other drivers or workers do not belong to it
             directory = mkdtemp(prefix="kstreams-state-")
             self._remove_states = finalize(self, rmtree, directory, ignore_errors=True)
             settings = settings.model_copy(update={"state_directory": Path(directory)})
         self.clock = ManualClock()
-        """The time, in seconds: moves with `advance`, and when a worker waits before it repeats a call."""
+        """The time in seconds. It moves with `advance`, and when a worker waits before it repeats a call."""
         cluster = MemoryCluster(
             self.clock,
             transaction_timeout=settings.transaction_timeout_ms / 1000,
@@ -148,8 +148,8 @@ class TestDriver(Contents):
     def run(self) -> None:
         """Runs all processes until every record is processed and committed, or waits for another attempt (Retry).
 
-        Raises an exception that stops a worker: a function's of a class in `stop_on`, or one of errors.py. After Stop,
-        the process is down.
+        Raises the exception that stops a worker: one of a class in `stop_on`, raised by a function, or one of
+        errors.py. After Stop, the process is down.
         """
         self._check_up()
         if not self._until_quiet(crash=False):
@@ -163,16 +163,16 @@ class TestDriver(Contents):
         self._turn_all()
 
     def advance(self, seconds: float) -> None:
-        """Moves the clock; time-outs, and the ends of waits before another attempt, take effect at the next turn.
+        """Moves the clock. Time-outs, and the ends of waits before another attempt, take effect at the next turn.
 
-        After n attempts that failed, a step waits for `2 ** n` times the shortest wait of its Retry, up to the longest:
-        chance makes no wait shorter here.
+        After n failed attempts, a step waits for `2 ** n` times the shortest wait of its Retry, up to the longest: here
+        no wait is shortened at random.
         """
         self.clock.advance(seconds)
 
     @property
     def retrying(self) -> frozenset[str]:
-        """The ids of the processors of which a step waits for another attempt."""
+        """The ids of the processors that have a step waiting for another attempt."""
         return frozenset(w.processor.id for workers in self._workers.values() for w in workers if w.is_retrying)
 
     # Crashes.
@@ -180,7 +180,7 @@ class TestDriver(Contents):
     def crash(
         self, at: CrashPoint | str | None = None, *, nth: int = 1, applied: bool = True, cluster: str = ""
     ) -> None:
-        """Runs until a process makes the nth request of a name from now on, and dies there, as from a SIGKILL.
+        """Runs until a process makes the nth request of a name from now on, and kills it there, as SIGKILL does.
 
         - `at`: a crash point, or the name of a request, "" for any; None to kill all processes now.
         - `nth`: which of the requests with this name.
@@ -211,7 +211,7 @@ class TestDriver(Contents):
             raise UserMistake(f"the run ended before request {point}: its requests were {listed}; see crash_points()")
 
     def crash_points(self) -> list[CrashPoint]:
-        """Returns all crash points of the run so far, for `crash` of a new driver that is sent the same records."""
+        """Returns all crash points of the run so far, for `crash` of a new driver that gets the same records."""
         points = []
         for place, cluster in sorted(self._clusters.items()):
             seen = Counter[str]()
@@ -221,7 +221,7 @@ class TestDriver(Contents):
         return points
 
     def restart(self) -> None:
-        """Starts the processes that are down, in their slots, at the next turn."""
+        """Starts the processes that are down again, in their slots, at the next turn."""
         self._down.clear()
 
     @property
@@ -232,7 +232,7 @@ class TestDriver(Contents):
     # Turns of the processes.
 
     def _until_quiet(self, *, crash: bool) -> bool:
-        """Turns until nothing changes (or, with `crash`, a process has died); False after TURNS_MAX turns."""
+        """Runs turns until nothing changes or, with `crash`, a process has died. Returns False after TURNS_MAX."""
         quiet, down = 0, len(self._down)
         for _ in range(TURNS_MAX):
             before = self._state()
@@ -245,7 +245,7 @@ class TestDriver(Contents):
         return False
 
     def _state(self) -> object:
-        """The state that a turn changes if it does anything."""
+        """Returns the state that a turn changes if it does anything."""
         return [
             (slot, worker.counters.as_dict(), worker.ledger.positions, worker.committer.busy, worker.tasks.ready)
             for slot, workers in self._workers.items()
@@ -261,7 +261,7 @@ class TestDriver(Contents):
                         self._idled[slot, worker.processor.id] += IDLE_WAIT
 
     def _clock_of(self, slot: int, processor: str) -> Callable[[], float]:
-        """The clock of a worker. Where a partition waits for another attempt, only `advance` moves it."""
+        """Returns the clock of a worker. While a partition waits for another attempt, only `advance` moves it."""
         self._idled[slot, processor] = 0.0
         return lambda: self.clock() + self._idled[slot, processor]
 
@@ -270,7 +270,7 @@ class TestDriver(Contents):
             raise UserMistake("every process has crashed or stopped: call restart() first")
 
     def _turn_all(self) -> None:
-        """Runs one turn of all slots; new workers join first, so that none has begun when partitions are assigned."""
+        """Runs one turn of all slots. New workers join first, so that none has begun when partitions are assigned."""
         for act in (self._start, self._join, self._turn):
             for slot in self._slots:
                 if slot not in self._down:
@@ -287,7 +287,7 @@ class TestDriver(Contents):
             raise
 
     def _turn(self, slot: int) -> None:
-        """Runs one turn of each processor; once one has stopped, the others commit what is processed, as in a slot."""
+        """Runs one turn of each processor. Once one has stopped, the others commit what is processed, as in a slot."""
         workers, failures = self._workers[slot], dict[Worker, Exception]()
         for worker in workers:
             _keep_failure(worker, worker.run_turn, failures)
@@ -327,11 +327,11 @@ class TestDriver(Contents):
             self._turn(slot)
 
     def _kill(self, slot: int) -> None:
-        """Drops the workers of a process that dies, with the calls under way."""
+        """Drops the workers of a process that dies, with their calls under way."""
         for worker in self._workers.pop(slot, []):
             worker.runner.close()
             if worker.committer.stores is not None:
-                worker.committer.stores.close()  # the system frees what a process had open
+                worker.committer.stores.close()  # the operating system frees the files of a process
 
     def _end(self, slot: int) -> None:
         self._down.add(slot)

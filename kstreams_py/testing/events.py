@@ -25,7 +25,7 @@ class Isolation(StrEnum):
 
 
 class Outcome(StrEnum):
-    """The outcome of a record, as its sender knows it: written, certainly not written, or unknown."""
+    """The outcome of a record as its sender knows it: written, certainly not written, or unknown."""
 
     ACKNOWLEDGED = "acknowledged"
     FAILED = "failed"
@@ -33,7 +33,7 @@ class Outcome(StrEnum):
 
 
 class Phase(StrEnum):
-    """The phase of a transaction, as its producer knows it."""
+    """The phase of a transaction as its producer knows it."""
 
     BEGUN = "begun"
     COMMIT_ASKED = "commit asked"
@@ -105,7 +105,7 @@ class Read(Event):
 
 @dataclass(frozen=True, slots=True)
 class Assigned(Event):
-    """A reader was assigned other positions: the records after this may have lower offsets than those before."""
+    """A reader was assigned other positions: the next records may have lower offsets than those before."""
 
     reader: str
 

@@ -79,17 +79,17 @@ class Topic:
     """The number of records in `ordered`, by contents."""
     causes: dict[Pair, list[Cause]] = field(default_factory=dict)
     is_assumed: bool = False
-    """An input without sends: its records are assumed to be right."""
+    """Whether it is an input that nothing was sent to: its records are assumed to be right."""
     _least: dict[Pair, int] = field(default_factory=dict)
     _index: dict[Pair, list[Read]] = field(default_factory=dict)
 
     def keep(self, wanted: list[Read]) -> None:
-        """Replaces `ordered` by these of its records."""
+        """Keeps only these records in `ordered`."""
         self.ordered = wanted
         self.seen = Counter(map(pair_of, wanted))
 
     def least(self, pair: Pair) -> int:
-        """The least number of records with these contents that must be there."""
+        """Returns the least number of records with these contents that must be there."""
         if pair not in self._least:
             self._least[pair] = sum(cause.must for cause in self.causes.get(pair, ()))
         return self._least[pair]
@@ -101,18 +101,18 @@ class Topic:
         return compare(self.seen, least, most)
 
     def lacks(self, pair: Pair) -> bool:
-        """Whether fewer records with these contents were read than must be there."""
+        """Returns whether fewer records with these contents were read than must be there."""
         return self.seen[pair] < self.least(pair)
 
     def found(self, pair: Pair) -> Sequence[Read]:
-        """The records with these contents. For evidence only: the first call builds an index."""
+        """Returns the records with these contents. For evidence only: the first call builds an index."""
         if not self._index:
             for read in self.ordered:
                 self._index.setdefault(pair_of(read), []).append(read)
         return self._index.get(pair, [])
 
     def only_by(self, pair: Pair, inputs: tuple[Event, ...]) -> bool:
-        """Whether this step is the only cause of these contents; the causes of a step follow each other."""
+        """Returns whether this step is the only cause of these contents; the causes of a step follow each other."""
         return self.causes[pair][0].events is inputs and self.causes[pair][-1].events is inputs
 
     def check(self, name: str) -> None:
@@ -145,12 +145,12 @@ class TransactionEvents:
 
     @property
     def never(self) -> bool:
-        """Whether it certainly was not committed."""
+        """Whether it was certainly not committed."""
         return self.phase in (Phase.BEGUN, Phase.ABORTED)
 
 
 class Case:
-    """A history by topic and transaction, and the anomalies of offsets, which `take` finds."""
+    """A history by topic and transaction, with the anomalies of offsets that `take` finds."""
 
     def __init__(self, rules: tuple[Expected, ...]) -> None:
         self.rules = rules
@@ -171,7 +171,7 @@ class Case:
     # The events.
 
     def take(self, history: Iterable[Event]) -> None:
-        """Takes all events; raises HistoryError for a history that is incomplete or contradicts itself."""
+        """Takes all events. Raises HistoryError for a history that is incomplete or contradicts itself."""
         takers: dict[type[Event], Callable[[Any], object]] = {
             Sent: self._sent,
             Transaction: self._transaction,
@@ -281,7 +281,7 @@ class Case:
                 self._inconsistent(f"{event}, beyond its end at {end}", event, *self.topics[event.topic].proof)
 
     def judged(self) -> Iterator[tuple[str, Topic]]:
-        """The topics that are judged: all but inputs without sends."""
+        """Yields the topics to judge, by name: all but inputs that nothing was sent to."""
         return ((name, topic) for name, topic in self.topics.items() if not topic.is_assumed)
 
     # The causes.
@@ -315,27 +315,27 @@ class Case:
         if len(outputs) > 1 and Kind.TORN_TRANSACTION not in tolerated:
             self.forks.append((reads, outputs))
 
-    # The fate of a sent record.
+    # Whether a sent record must be read, or must not.
 
     def must(self, sent: Sent) -> bool:
-        """Whether a committed reader of the whole topic must have read it."""
+        """Returns whether a committed reader of the whole topic must have read it."""
         if sent.outcome is not Outcome.ACKNOWLEDGED:
             return False
         return not sent.transaction or self.transactions[sent.transaction].phase is Phase.COMMITTED
 
     def never(self, sent: Sent) -> bool:
-        """Whether no committed reader may ever read it."""
+        """Returns whether no committed reader may ever read it."""
         return sent.outcome is Outcome.FAILED or bool(sent.transaction and self.transactions[sent.transaction].never)
 
     def innocent(self, read: Read, sent: Sent) -> bool:
-        """Whether this read is right, if it is of this record."""
+        """Returns whether this read is right, assuming that it read this record."""
         if sent.outcome is Outcome.FAILED:
             return False
         found = self.transactions[sent.transaction] if sent.transaction else None
         return found is None or (not found.never and found.asked <= read.at)
 
     def standing(self, sends: Sequence[Sent]) -> tuple[float, bool, bool]:
-        """Of records with the same contents: the earliest time of a read, whether none may be, whether one failed."""
+        """Returns when equal records may first be read, whether none may be, and whether the sending of one failed."""
         transactions = [self.transactions[sent.transaction] if sent.transaction else None for sent in sends]
         earliest = min(-inf if found is None else found.asked for found in transactions)
         failed = any(sent.outcome is Outcome.FAILED for sent in sends)

@@ -1,4 +1,4 @@
-"""The outputs that the records of a topic must have, as a test declares them."""
+"""Expected: a test's declaration of the outputs that the records of a topic must have."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class Expected:
     """The outputs that the records of a topic must have. Raises HistoryError for invalid arguments.
 
     - `inputs`: a topic, or several for a join of one record each, partition by partition.
-    - `to`: the topics of the outputs. Several Expected for one `to` are an alts, or several processors.
-    - `outputs`: gets the Read of each input, and returns (topic, key, value) of each output of the step, as bytes. None
-      if a record passes unchanged to the one topic in `to`.
-    - `guarantee`: that of the processor. Anomalies that it tolerates (graph/anomalies.py) are not reported for them.
+    - `to`: the topics of the outputs. Several Expected with the same `to` are an alts, or several processors.
+    - `outputs`: takes the Read of each input, and returns (topic, key, value) of each output of the step, as bytes.
+      None if records pass unchanged to the only topic in `to`.
+    - `guarantee`: the guarantee of the processor. Anomalies that it tolerates (graph/anomalies.py) are not reported.
     """
 
     inputs: str | Sequence[str]
@@ -67,7 +67,7 @@ class Expected:
 
 
 def pair_of(event: Sent | Read) -> Pair:
-    """The contents by which the checker identifies a record of a topic."""
+    """Returns the contents by which the checker identifies a record of a topic."""
     return event.key, event.value
 
 

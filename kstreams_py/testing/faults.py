@@ -24,7 +24,7 @@ class Faults:
     def watch(self, watcher: Callable[[str, object], Fault | None]) -> None:
         """Calls `watcher` before each request with its name and its producer or consumer (None: the cluster itself).
 
-        The watcher may move the clock, run other workers meanwhile, return a fault for this request, or raise: then
+        The watcher may move the clock, run other workers meanwhile, or return a fault for this request. If it raises,
         the request is not made.
         """
         self._network.watcher = watcher
@@ -45,10 +45,9 @@ class Faults:
         - `applied`: whether the request is carried out or lost.
         - `late`: seconds after which the request reaches the broker (once more); its producer is then tainted.
 
-        Requests have the names of the calls, with exceptions: `write` makes a "produce" for each batch to a partition,
-        and a transaction an "add_partition" for each partition and an "add_offsets" before its first offsets. A
-        Retriable error of "produce" or "add_partition" is repeated by a client with retries; other errors fail the
-        batch.
+        Requests have the names of the calls, with exceptions: `write` makes a "produce" for each batch to a partition.
+        A transaction makes an "add_partition" for each partition, and an "add_offsets" before its first offsets. A
+        client with retries repeats a "produce" or "add_partition" after a Retriable error; other errors fail the batch.
         """
         self._network.inject(request, nth, Fault(error, applied, late))
 
@@ -59,7 +58,7 @@ class Faults:
 
         - `applied`: called for each request; returns whether it is carried out.
 
-        With "heartbeat", members do not reach their groups: no session ends, and no rebalance happens.
+        With "heartbeat", the groups are unavailable to their members: no session ends, and no rebalance happens.
         """
         self._network.begin_outage(Outage(self._network.clock() + seconds, frozenset(requests), applied))
 
@@ -78,9 +77,9 @@ class Faults:
         self._network.broker.group(group).positions.clear()
 
     def hold_markers(self, partition: TopicPartition) -> None:
-        """Holds back the markers of a partition until they are released; of committed offsets, those of POSITIONS.
+        """Holds back the markers of a partition until they are released. POSITIONS stands for the committed offsets.
 
-        Until then, the transaction is open there alone, and its producer begins no other one.
+        Until then, the transaction is open in this partition alone, and its producer begins no other one.
         """
         self._network.broker.markers.hold(partition)
 
@@ -89,7 +88,7 @@ class Faults:
         self._network.broker.markers.release(partition)
 
     def skip_markers(self, *partitions: TopicPartition) -> None:
-        """From now on, gives these partitions alone no markers: what is open there hangs. POSITIONS: as above."""
+        """From now on, writes no markers to these partitions: transactions hang there. POSITIONS: see hold_markers."""
         self._network.pass_time()
         self._network.broker.markers.skipped = set(partitions)
 

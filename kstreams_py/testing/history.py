@@ -1,6 +1,6 @@
 """A history: the events of a test (events.py) in one order, over threads and processes, in memory and in files.
 
-A test records the events of its clients as they are known, and `check` (checker.py) finds the anomalies::
+A test records the events of its clients as they become known, and `check` (checker.py) finds the anomalies::
 
     history = History()
     producer.produce("in", b"1", b"key", on_delivery=history.on_delivery())
@@ -185,8 +185,8 @@ class History:
     def from_files(cls, *paths: Path | str) -> History:
         """Reads the histories of several processes as one.
 
-        Ignores a last line without an end, of a process that was killed while it wrote. Raises HistoryError for any
-        other line that is not an event, OSError for a file that cannot be read.
+        Ignores an incomplete last line, of a process that was killed while it wrote. Raises HistoryError for any other
+        line that is not an event, and OSError for a file that cannot be read.
         """
         events: list[Event] = []
         for path in paths:
@@ -224,7 +224,7 @@ def _line(event: Event) -> bytes:
 
 
 def _event(line: bytes, where: str) -> Event:
-    """Decodes a line of `_line`; `where` is its place for messages. Raises HistoryError."""
+    """Decodes a line of `_line`. `where`: its place, for messages. Raises HistoryError."""
     try:
         row = json.loads(line)
         kind = EVENTS[row.pop("event")]

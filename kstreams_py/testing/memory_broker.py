@@ -10,8 +10,8 @@ memory_clients.py, the faults in faults.py. It behaves as Apache Kafka with a cl
 - A group rebalances in two phases: all members join again, or their sessions time out; then a new generation is
   assigned.
 - A static membership outlives its process: the member that takes it gets its partitions at once, without a rebalance.
-- These are the old partitions, whatever the new member subscribes to and however its topics have grown. Only the next
-  rebalance assigns others (seen on Kafka 4.3.1 with librdkafka 2.16: none comes by itself).
+- They are the old partitions, whatever the new member subscribes to and however its topics have grown. Only the next
+  rebalance assigns others, and none comes by itself (seen on Kafka 4.3.1 with librdkafka 2.16).
 """
 
 from __future__ import annotations
@@ -85,7 +85,10 @@ class Partition:
         return {producer_id: self._open[producer_id][0] for producer_id in sorted(self._open)}
 
     def first(self, since: int | None) -> int:
-        """The first offset, or that of the first record with this timestamp or a later one; without one, the end."""
+        """Returns the first offset; with `since`, the offset of the first record with this timestamp or a later one.
+
+        If there is no such record, it is the end.
+        """
         if since is None:
             return self.start
         found = (m.offset() for m in self.read(self.start, Isolation.UNCOMMITTED) if m.timestamp()[1] >= since)
@@ -132,7 +135,7 @@ class Partition:
                 yield slot
 
     def newest(self) -> StoredMessage | None:
-        """The newest committed record; None if there is none."""
+        """Returns the newest committed record; None if there is none."""
         for offset in range(self.stable - 1, self.start - 1, -1):
             slot = self._slots[offset]
             if isinstance(slot, StoredMessage) and offset not in self._aborted:
@@ -163,7 +166,7 @@ class Topic:
         self._keyless = 0
 
     def partition_for(self, key: bytes | None) -> int:
-        """The partition number for a key, as Java's clients compute it; round robin without a key."""
+        """Returns the partition number for a key, as Java's clients compute it; round robin without a key."""
         if key is not None:
             return partition_of(key, len(self.partitions))
         self._keyless += 1
@@ -176,10 +179,10 @@ class TransactionalId:
 
     - `epoch`: the valid epoch.
     - `since`: when the open transaction began; None if none is open.
-    - `partitions`: those that may be written in it.
+    - `partitions`: the partitions that were added to it.
     - `positions`: whether offsets may be added to it.
-    - `commits`: how the newest transaction ends; None while that is not decided.
-    - `ends_at`: when its markers are written; its records stay open until then. None without a decision.
+    - `commits`: whether the newest transaction commits or aborts; None while that is not decided.
+    - `ends_at`: when its markers are written; its records stay open until then. None while that is not decided.
     """
 
     producer_id: int
@@ -287,8 +290,10 @@ class Group:
     def deal(self, counts: Mapping[str, int]) -> None:
         """Assigns a new generation if all members have joined it.
 
-        `counts` are the numbers of partitions by topic. Partitions are assigned by range over the sorted instance ids,
-        each topic by itself, so topics with equal numbers of partitions are assigned alike.
+        Partitions are assigned by range over the sorted instance ids, each topic by itself, so topics with equal
+        numbers of partitions are assigned alike.
+
+        - `counts`: the number of partitions by topic.
         """
         if self._rebalancing and all(member.joined for member in self.static_members.values()):
             self._rebalancing = False
@@ -320,7 +325,7 @@ class Group:
 
     @property
     def is_stable(self) -> bool:
-        """The newest generation is assigned."""
+        """Whether the newest generation is assigned."""
         return not self._rebalancing
 
     def expire(self, before: float) -> None:
@@ -368,7 +373,7 @@ class Broker:
         self.groups: dict[str, Group] = {}
         self._transactional: dict[str, TransactionalId] = {}
         self._begun: dict[int, TransactionalId] = {}
-        """Those whose transaction may be open or without its markers, by producer id."""
+        """The ids whose transaction may be open or lack its markers, by producer id."""
         self.session_timeout = session_timeout
         self._transaction_timeout = transaction_timeout
         self._marker_delay = marker_delay
@@ -382,7 +387,7 @@ class Broker:
         return self._ids
 
     def pass_time(self, now: float) -> None:
-        """Sets the time: writes due markers, aborts transactions and ends memberships that have timed out."""
+        """Sets the time. Writes due markers, and ends transactions and memberships that have timed out."""
         if now == self._now:
             return
         self._now = now
@@ -451,7 +456,7 @@ class Broker:
     def enlist(self, transactional_id: str, epoch: int, partition: TopicPartition | None, now: float) -> None:
         """Opens a transaction unless one is open, and adds a partition (None: offsets) to it. Raises Fenced.
 
-        The markers of the previous transaction are written first: a client waits for them (CONCURRENT_TRANSACTIONS).
+        The markers of the previous transaction come first: a client waits for them (CONCURRENT_TRANSACTIONS).
         """
         held = self._of_epoch(transactional_id, epoch)
         self._write_markers(held)
@@ -475,7 +480,7 @@ class Broker:
     ) -> int:
         """Writes a batch, in the transaction of the id unless that is None; returns its first offset.
 
-        - `now`: the broker's time in seconds since 1970, to which timestamps are compared; None to take any.
+        - `now`: the broker's time in seconds since 1970, which timestamps are compared with; None to take any.
 
         Raises Fenced, Abortable, Refused.
         """
@@ -531,9 +536,11 @@ class Broker:
     def hanging(
         self, transactional_id: str, partitions: Collection[TopicPartition], group: str
     ) -> dict[TopicPartition, tuple[int, int]]:
-        """Producer id and first offset of what this id has open on partitions, and its coordinator will not end.
+        """Returns the producer id and first offset of each transaction of this id that hangs, by partition.
 
-        - `group`: has an entry for POSITIONS if offsets of it are pending; "" for none.
+        The transaction is open on the partition, and its coordinator will not end it.
+
+        - `group`: adds an entry for POSITIONS if offsets of this group are pending; "" for none.
         """
         held = self._transactional.get(transactional_id)
         if held is None or self.markers.are_late(held.producer_id):
@@ -552,7 +559,7 @@ class Broker:
         return held
 
     def _abort(self, held: TransactionalId) -> None:
-        """Aborts the open transaction; writes the markers of one whose end is decided."""
+        """Aborts the open transaction; if its end is decided, writes its markers instead."""
         if held.since is not None:
             held.since, held.commits, held.ends_at = None, False, self._now
         self._write_markers(held)
@@ -577,7 +584,7 @@ class Broker:
     # Committed offsets.
 
     def committed(self, group: str, partitions: Collection[TopicPartition]) -> Positions:
-        """Returns a group's committed offsets, of partitions that have one. Raises Retriable while one is pending."""
+        """Returns a group's committed offsets of partitions that have one. Raises Retriable while one is pending."""
         found = self.group(group)
         for positions in found.pending.values():
             if waiting := sorted(set(partitions) & set(positions)):

@@ -32,7 +32,7 @@ CLIENT_MESSAGE_MAX: Final = 1_000_000
 """The largest record that the client accepts, in bytes, whatever its topic accepts (message.max.bytes)."""
 
 SENDS_MAX: Final = 3
-"""How often a batch is sent in a row before its producer reports that there is no answer."""
+"""How often a producer sends a batch in a row before it reports that there is no answer."""
 
 T = TypeVar("T")
 
@@ -49,7 +49,7 @@ class Network:
         self.linger = linger
         self.queue_records = 100_000
         """Records that a producer keeps while no broker answers."""
-        self.value_bytes_max: int | None = None  # of records that are read
+        self.value_bytes_max: int | None = None  # of records that consumers read
         self.chance = chance
         self.requests: list[str] = []
         self.watcher: Callable[[str, object], Fault | None] = lambda *_: None
@@ -65,11 +65,11 @@ class Network:
         self._faults.append((request, nth, fault))
 
     def begin_outage(self, outage: Outage) -> None:
-        """Begins a time without answers to some requests."""
+        """Begins an outage, in which some requests get no answer."""
         self._outages.append(outage)
 
     def outage(self, name: str) -> Outage | None:
-        """The outage in which requests of a name get no answer now; None if there is none."""
+        """Returns the outage that affects requests of this name now; None if there is none."""
         if not self._outages:
             return None
         now = self.clock()
@@ -153,10 +153,10 @@ class MemoryProducer:
         self._queue: list[tuple[str, int, Content]] = []
         self._queued_at = 0.0
         self._unanswered: dict[TopicPartition, list[list[Content]]] = {}
-        """Batches without an answer, and those behind them: they are sent again unchanged."""
+        """Batches without an answer, and the batches behind them. They are sent again unchanged."""
         self._failed: list[KStreamsError] = []
         self._reports: list[tuple[Content, Report]] = []
-        """Records whose writers want to know where they are written."""
+        """Records whose writers want to know the offset."""
         self._open = False
         self._enlisted: set[TopicPartition | None] = set()
         self._ending_needed = False
@@ -241,7 +241,7 @@ class MemoryProducer:
     def flush(self) -> None:
         self._send()
         if self._id is not None:
-            self._raise_failed()  # kept: the abort that follows begins new sequences
+            self._raise_failed()  # the errors are kept: the abort that follows begins new sequences
         failed, self._failed = self._failed, []
         if refused := [error for error in failed if isinstance(error, Refused)]:
             self._failed = [error for error in failed if not isinstance(error, Refused)]
@@ -261,7 +261,7 @@ class MemoryProducer:
             self._send()
 
     def _await_space(self) -> None:
-        """Sends, if the queue is full; raises if it stays full because there is no answer."""
+        """Sends the queue if it is full. Raises if it stays full because there is no answer."""
         if not self._unanswered or self._unacknowledged < self._network.queue_records:
             return
         self._send()
@@ -273,7 +273,7 @@ class MemoryProducer:
         return len(self._queue) + sum(len(batch) for batches in self._unanswered.values() for batch in batches)
 
     def _send(self) -> None:
-        """Sends the queue, a batch to each partition; keeps errors for the next call that can raise them."""
+        """Sends the queue, a batch to each partition. Keeps errors for the next call that can raise them."""
         batches: dict[TopicPartition, list[Content]] = {}
         for name, number, content in self._queue:
             try:
@@ -354,7 +354,7 @@ class MemoryProducer:
         )
 
     def _ending(self, *, commits: bool) -> Callable[[], None]:
-        """The request that ends the transaction; does nothing if the broker cannot know the transaction."""
+        """Returns the request that ends the transaction. It does nothing if the broker cannot know the transaction."""
         if not self._ending_needed:
             return lambda: None
         assert self._id is not None
@@ -386,7 +386,7 @@ class MemoryConsumer:
     """
 
     def __init__(self, network: Network, group: str, instance_id: str, metadata_age: float = 0.0) -> None:
-        """`metadata_age` is the age in seconds after which the client asks again for its topics' partitions."""
+        """Creates a consumer. `metadata_age`: seconds after which it asks again for the partitions of its topics."""
         self.ends: Positions = {}
         self.highs: Positions = {}
         self.tainted = False
@@ -397,13 +397,13 @@ class MemoryConsumer:
         self._membership = StaticMembership(group, instance_id, "", network.broker.session_timeout, self._find_holder)
         self._generation = -1
         self._joins = False
-        """It is joining, and has no answer yet."""
+        """Whether it is joining and has no answer yet."""
         self._lost = False
-        """The membership is lost; the group is asked for its holder before this member joins again."""
+        """Whether the membership is lost: this member asks the group for the holder before it joins again."""
         self._heard = 0.0
         """The time of the group's last answer."""
         self._fenced = False
-        """A heartbeat was refused: another member holds the membership."""
+        """Whether a heartbeat was refused, because another member holds the membership."""
         self._topics: tuple[str, ...] = ()
         self._counts: dict[str, int] = {}
         """The number of partitions of each topic, as this client knows it."""
@@ -432,7 +432,7 @@ class MemoryConsumer:
         self._join()
 
     def _forget_old_assignment(self) -> None:
-        """Ends the membership that this one takes over if the assignment of the group does not fit its topics."""
+        """Ends the membership that this member takes over, if its assignment does not fit the subscribed topics."""
         held = self._group.static_members.get(self._instance_id)
         assigned = {tp for instance_id in self._group.static_members.values() for tp in instance_id.partitions}
         if held is not None and assigned != {
@@ -471,7 +471,7 @@ class MemoryConsumer:
         return self._request("consume", lambda: self._consume(limit))
 
     def _join_again(self) -> bool:
-        """Joins again once no other member can hold the membership, else returns False. Raises Replaced."""
+        """Joins again once no other member can hold the membership; otherwise returns False. Raises Replaced."""
         try:
             owner, holder = self._request("membership", self._ask_before_joining_again)
         except (ClientError, Unavailable):
@@ -512,7 +512,7 @@ class MemoryConsumer:
                 self._fenced = True
 
     def _keep_membership(self) -> None:
-        """Does the client's work for its group: heartbeats, rebalances, joining again."""
+        """Does the client's work for its membership: heartbeats, rebalances, joining again."""
         broker = self._network.broker
         for topic in self._topics:
             broker.topic(topic)
@@ -555,7 +555,7 @@ class MemoryConsumer:
         return True
 
     def _join_generation(self) -> bool:
-        """Joins the next generation; False if the group has forgotten this member meanwhile."""
+        """Joins the next generation. Returns False if the group has forgotten this member meanwhile."""
         if self._generation >= 0:
             self._positions = {}
             self._rebalances += 1
@@ -578,7 +578,7 @@ class MemoryConsumer:
         return {name: len(topics[name].partitions) for name in self._topics if name in topics}
 
     def _has_grown(self, now: float) -> bool:
-        """Whether the numbers of partitions differ from those that this client knew; asks if these are old."""
+        """Returns whether the numbers of partitions have changed; asks the broker if the known ones are old."""
         known = self._counts
         if now - self._counted >= self._metadata_age:
             self._counts, self._counted = self._count(), now
@@ -629,11 +629,11 @@ class MemoryConsumer:
         return None if held is None else Holder(str(held.member), "another member", "memory", self._group.is_stable, 0)
 
     def _known_member(self) -> str:
-        """The member id; "" while a join has no answer."""
+        """Returns the member id; "" while a join has no answer."""
         return "" if self._joins else str(self._member)
 
     def group_metadata(self) -> GroupMetadata:
-        """The group metadata for a commit, as this member knows it."""
+        """Returns the group metadata for a commit, as this member knows it."""
         return GroupMetadata(self._group.name, self._instance_id, self._member, self._generation)
 
     def pause(self, partitions: Collection[TopicPartition]) -> None:

@@ -1,7 +1,7 @@
 """MemoryCluster: a cluster in memory, on a clock that only the test moves, with injected faults.
 
-It is deterministic and for one thread. It follows Kafka's rules (memory_broker.py) and passes the contract suite of the
-real one (tests/contract/)::
+It is deterministic and for one thread. It follows Kafka's rules (memory_broker.py) and passes the same contract suite
+as a real cluster (tests/contract/)::
 
     cluster = MemoryCluster()
     cluster.create_topics([("in", 1, -1, {}), ("out", 1, -1, {})])
@@ -47,7 +47,7 @@ class ManualClock:
         return self._now
 
     def advance(self, seconds: float) -> None:
-        """Moves the clock; serves as `sleep`, too."""
+        """Moves the clock. It also serves as `sleep`."""
         self._now += seconds
 
 
@@ -105,7 +105,7 @@ class _Reader:
 
 
 class _Transactions(_Reader):
-    """What groups have committed, and transactions hold back."""
+    """Reads committed and pending offsets of groups, and open transactions."""
 
     def group_offsets(self, group: str, partitions: Collection[TopicPartition]) -> GroupOffsets:
         def read() -> GroupOffsets:
@@ -151,16 +151,15 @@ class MemoryCluster(_Transactions):
     """kafka.contracts.Cluster in memory. Times are in seconds.
 
     - `clock`: a ManualClock by default.
-    - `transaction_timeout`, `session_timeout`: as Kafka's.
+    - `transaction_timeout`, `session_timeout`: as in Kafka.
     - `linger`: how long producers keep records before they send them, unless a flush or a commit comes first. A
       producer that is dropped loses them.
     - `marker_delay`: how long after the answer to a commit its records and offsets become visible.
-    - `chance`: a seeded Random, by which fetches return partitions in any order, and few or no records at times.
-    - `metadata_age`: after how long at most consumers learn of new partitions.
+    - `chance`: a seeded Random: fetches return partitions in random order, and sometimes few or no records.
+    - `metadata_age`: the longest time until consumers learn of new partitions.
 
-    Another cluster of the same kind is there at its first use (`named`), with faults of its own.
-
-    `faults` injects faults; `groups` has the committed offsets of each group, by its name.
+    `named` returns another cluster of the same kind, made at its first use, with faults of its own. `faults` injects
+    faults. `groups` has the committed offsets of each group, by its name.
     """
 
     def __init__(
@@ -195,7 +194,7 @@ class MemoryCluster(_Transactions):
         self.groups = Groups(self._network)
 
     def limit_values(self, size: int) -> None:
-        """Lets consumers read values as with the setting `value_bytes_max`; without a call, of any size."""
+        """Limits the size of values that consumers read, as the setting `value_bytes_max` does."""
         self._network.value_bytes_max = size
 
     # kafka.contracts.Cluster

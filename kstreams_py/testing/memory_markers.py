@@ -20,12 +20,12 @@ class Marker(NamedTuple):
 
 
 class Markers:
-    """Writes markers; those of partitions that are held wait until they are released, and skipped ones are lost."""
+    """Writes markers. Markers of held partitions wait until these are released, and those of skipped ones are lost."""
 
     def __init__(self, write: Callable[[TopicPartition, Marker], None]) -> None:
         self._write = write
         self.skipped: set[TopicPartition] = set()
-        """Partitions that get no markers: what is open there hangs."""
+        """Partitions that get no markers: their open transactions hang."""
         self._held: set[TopicPartition] = set()
         self._late: list[tuple[TopicPartition, Marker]] = []
 
@@ -39,16 +39,16 @@ class Markers:
             self._write(partition, marker)
 
     def hold(self, partition: TopicPartition) -> None:
-        """Lets the markers of a partition wait from now on; of POSITIONS, those of all groups."""
+        """Makes the markers of a partition wait from now on. POSITIONS stands for the offsets of all groups."""
         self._held.add(partition)
 
     def release(self, partition: TopicPartition) -> None:
-        """Writes the markers of a partition that wait."""
+        """Writes the waiting markers of a partition."""
         self._held.discard(partition)
         late, self._late = self._late, []
         for each in late:
             self.write(*each)
 
     def are_late(self, producer_id: int) -> bool:
-        """Whether markers of a producer wait."""
+        """Returns whether markers of a producer wait."""
         return any(marker.producer_id == producer_id for _, marker in self._late)

@@ -1,4 +1,4 @@
-"""The records of the cluster in memory, as they are stored and as they are read."""
+"""The records of the cluster in memory, as stored and as read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kstreams_py.kafka.contracts import Output
 from kstreams_py.records import Message, TopicPartition, too_large, with_bad_headers
 
 RECORD_OVERHEAD: Final = 70
-"""Bytes of a batch with one record, without its key, value and headers (about)."""
+"""The approximate bytes of a batch with one record, without its key, value and headers."""
 
 
 class Content(NamedTuple):
@@ -22,7 +22,7 @@ class Content(NamedTuple):
     timestamp: int
 
     def find_excess(self, topic: str, limit: int) -> RecordTooLarge | None:
-        """Why a batch with this record alone is refused, if it is larger than `limit` bytes."""
+        """Returns the error of a batch with this record alone if it exceeds `limit` bytes, otherwise None."""
         size = RECORD_OVERHEAD + len(self.key or b"") + len(self.value or b"")
         for name, value in self.headers or ():
             size += len(name) + len(value or b"")
@@ -34,7 +34,7 @@ class Content(NamedTuple):
         )
 
     def output(self, partition: TopicPartition) -> Output:
-        """The record as an Output to this partition."""
+        """Returns the record as an Output to this partition."""
         return (*partition[:1], self.value, self.key, partition.partition, None, None, self.timestamp, self.headers)
 
 
@@ -72,12 +72,12 @@ class StoredMessage:
 
 
 def milliseconds(now: float) -> int:
-    """The timestamp of a record that has none of its own; a clock may begin at 0, which no client writes."""
+    """Returns the timestamp for a record without one. A clock may begin at 0, which no client writes."""
     return max(1, int(now * 1000))
 
 
 def as_read(m: Message, value_bytes_max: int | None) -> Message:
-    """A record as kafka/unreadable.py returns it."""
+    """Returns a record as kafka/unreadable.py does."""
     if value_bytes_max is not None and len(m.value() or b"") > value_bytes_max:
         return too_large(m, value_bytes_max)
     try:

@@ -1,4 +1,4 @@
-"""MemoryTarget: a sink's target in memory, whose requests fail as those of the cluster do (faults.py)."""
+"""MemoryTarget: a sink's target in memory. Its requests fail as the requests to the cluster do (faults.py)."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ POSITIONS: Final = "stored_positions"
 class MemoryTarget:
     """Stores rows by their evidence; requests without an answer raise SinkUnavailable.
 
-    MemoryCluster.target() makes one: its requests are "connect_sink", "store" and "stored_positions".
+    MemoryCluster.target() makes one. Its requests are "connect_sink", "store" and "stored_positions".
     """
 
     def __init__(self, network: Network, evidence: Evidence, refuses: Callable[[tuple[Any, ...]], str]) -> None:
-        """`refuses`: returns why the target never takes a row with these values; "" if it does."""
+        """Creates a target. `refuses`: returns why the target never takes a row with these values; "" if it does."""
         self.rows: list[Row] = []
         """The rows, in the order in which they were stored."""
         self.positions: dict[str, Positions] = {}

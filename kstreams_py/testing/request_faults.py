@@ -10,10 +10,10 @@ from dataclasses import dataclass
 class Fault:
     """A fault of one request.
 
-    - `error`: raised in the caller; None for an answer as usual.
+    - `error`: raised in the caller; None for the usual answer.
     - `applied`: whether the request is carried out or lost.
-    - `late`: seconds after which the request reaches the broker (once more); None if it does not. Its client is then
-      tainted, except a producer whose caller gets OutcomeUnknown.
+    - `late`: seconds after which the request reaches the broker (once more); None if it does not. Such a request taints
+      its client, except a producer whose caller gets OutcomeUnknown.
     """
 
     error: BaseException | None = None
@@ -26,7 +26,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """Requests of these names get no answer `until` a time; `applied` returns for each whether it is carried out."""
+    """Requests of these names get no answer until a time. For each, `applied` returns whether it is carried out."""
 
     until: float
     requests: frozenset[str]

@@ -1,8 +1,8 @@
 """The two comparisons of every verifier: of counts and of order.
 
 The checker of histories identifies a record by its contents, the flights demo by its delivery hash, the benchmark by
-the number in it, the simulation by the records that its step has read. For all of them this module decides whether a
-record is lost, duplicate, foreign or out of order.
+the number in it, and the simulation by the records that its step has read. For all of them, this module decides whether
+a record is lost, duplicate, foreign or out of order.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ U = TypeVar("U")
 
 @dataclass(frozen=True, slots=True)
 class Comparison(Generic[T]):
-    """The difference between found and expected items: each with the number of missing or surplus copies."""
+    """The difference between found and expected items: the number of missing or surplus copies of each."""
 
     lost: Counter[T]
     duplicate: Counter[T]
@@ -46,7 +46,7 @@ def compare(found: Mapping[T, int], least: Mapping[T, int], most: Mapping[T, flo
     - `least`: how many there must be.
     - `most`: how many there may be; None for as many as there must be.
 
-    Equal items are counted together: which of them is missing is not known.
+    Equal items are counted together, because it is not known which of them is missing.
     """
     allowed: Mapping[T, float] = least if most is None else most
     lost, duplicate, foreign = Counter[T](), Counter[T](), Counter[T]()
@@ -61,7 +61,7 @@ def compare(found: Mapping[T, int], least: Mapping[T, int], most: Mapping[T, flo
 
 
 def overtaken(found: Iterable[U], line: Callable[[U], Hashable], rank: Callable[[U], Any]) -> Iterator[tuple[U, U]]:
-    """Yields each item that comes after an item of the same line with a higher rank: that one, and the item.
+    """Yields pairs: an item, and a later item of the same line with a lower rank.
 
     - `found`: items in the order of the topic.
     - `line`: the group in which items have an order.
@@ -80,7 +80,7 @@ def overtaken(found: Iterable[U], line: Callable[[U], Hashable], rank: Callable[
 def overtaken_in_every_copy(
     found: Iterable[U], line: Callable[[U], Hashable], rank: Callable[[U], Any]
 ) -> Iterator[tuple[U, U]]:
-    """Like `overtaken`, where items may be repeated: a line is in order if one copy of each of its items is.
+    """Like `overtaken`, for items that may be repeated: a line is in order if one copy of each of its items is.
 
     With at least once, a failed output is written again together with the outputs beside it, which are there already.
     """

@@ -413,7 +413,7 @@ def held(content: bytes = b"1", **fields: Any) -> bytes:
     return json.dumps(kept | fields).encode() + b"\n" + content
 
 
-FIELDS: Final = "is no held event: it has not the fields of one"
+FIELDS: Final = "is no held event: it lacks fields, or has others"
 
 
 def of_event(value: bytes, why: str = FIELDS, key: bytes = HELD) -> tuple[Junk, str]:
@@ -656,7 +656,9 @@ PLACES: Final = [
             "held: of another partition": of_event(held(place=["in", 7, 0]), f" {FIELDS}"),
             "held: a place of two": of_event(held(place=["in", 0]), f" {FIELDS}"),
             "held: a timestamp of 70 bits": of_event(held(stamp=[1, 2**70]), f" {FIELDS}"),
-            "held: headers that are none": of_event(held(headers=["ab"]), " is no held event: a header is none"),
+            "held: headers that are none": of_event(
+                held(headers=["ab"]), " is no held event: a header is not a name and a value"
+            ),
             "held: a value of a header that is not in base 64": of_event(
                 held(headers=[["a", "?"]]), " is no held event: Only base64 data is allowed"
             ),
@@ -668,7 +670,7 @@ PLACES: Final = [
             "held: no predecessor": of_event(held(), f" {FIELDS}", RESERVED + b"held.b"),
             "a stop of other bytes": of_object(b"stop", b"\xff", f" is no stop of an object: {NOT_UTF_8}"),
             "a stop of two": of_object(
-                b"stop", b'["why", 1]', " is no stop of an object: it has not the fields of one"
+                b"stop", b'["why", 1]', " is no stop of an object: it lacks fields, or has others"
             ),
             "a stop nested deep": of_object(b"stop", DEEP, f" is no stop of an object: {DEEP_WHY}"),
             "an object that is cut": of_object(

@@ -136,7 +136,7 @@ JOURNAL_NEEDED: Final = (
     "give it 'journal'"
 )
 ONLY_WRITTEN: Final = (
-    "processor 'q' reads 'out' on cluster 'west': it can only write there; give a graph of its own to what reads it, "
+    "processor 'q' reads 'out' on cluster 'west', where it can only write: read the topic in another graph, "
     "run with that cluster's bootstrap_servers"
 )
 WRITES_TO_BOTH: Final = (

@@ -665,7 +665,7 @@ def test_persistence_chooses_the_journal(persistence: Any, journal: ks.Journal |
         (
             {"persistence": "journal", "concurrency": 2},
             (
-                "processor 'p' has a journal and calls that overlap, which end in another order than they are "
+                "processor 'p' has a journal and calls that overlap, which do not end in the order in which they are "
                 "recorded: give it persistence='transaction', or a plain function without concurrency"
             ),
         ),
@@ -692,7 +692,7 @@ def test_rows_of_a_target_exclude_a_journal() -> None:
     with pytest.raises(GraphError) as raised:
         graph.sink(graph.topic("in"), to=target, id="p", persistence="journal")(lambda value: (value,))
     assert str(raised.value) == (
-        f"processor 'p' has a journal and stores rows in {target}, which has the evidence of its own: give it "
+        f"processor 'p' has a journal and stores rows in {target}, which keeps evidence of its own: give it "
         "persistence='transaction'"
     )
 

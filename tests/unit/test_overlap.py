@@ -741,7 +741,7 @@ def test_output_of_another_thread_is_encoded_by_one_thread_at_a_time() -> None:
         ),
         (
             {"concurrency": 2, "order": "none", "guarantee": "at_most_once"},
-            "a step that ran ahead of one that fails could be neither kept nor repeated: choose order 'partition', or",
+            "if a step fails, a step that ran ahead of it could be neither kept nor repeated: choose order 'partition'",
         ),
         ({"concurrency": 2, "batch": True}, "is a batch, which is one call: leave concurrency out, or batch"),
     ],

@@ -108,7 +108,7 @@ def declared(table: Table = OFFSETS, function: Callable[..., Any] = measure, **o
         (
             lambda graph: graph.sink("a", to=Table(), guarantee="at_most_once"),
             (
-                "processor 'measure' is at_most_once and stores rows in Table(), of which a crash would lose some: "
+                "processor 'measure' is at_most_once and stores rows in Table(): a crash would lose some of them: "
                 "choose exactly_once"
             ),
         ),
