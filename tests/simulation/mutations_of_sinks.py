@@ -84,7 +84,7 @@ def offsets_read_from_the_group_alone(patch: pytest.MonkeyPatch) -> None:
         self._stored = self._target.positions(partitions)
         return positions
 
-    patch.setattr(StoredOffsets, "_resume", resume)
+    patch.setattr(StoredOffsets, "resume", resume)
 
 
 @MUTATIONS.add("lost", **OFFSETS, faults=[Fault.REMADE])

@@ -96,7 +96,7 @@ class Committer(ABC):
         environment, processor = context.environment, context.processor
         self.attempts = Attempts(processor.id, context.transactional_id, environment.sleep)
         self.session = Session(
-            self.producer_mode(processor.durability),
+            self._producer_mode(processor.durability),
             context.consumer,
             replace(environment, cluster=environment.cluster.named(processor.cluster)),
             self.attempts,
@@ -133,7 +133,7 @@ class Committer(ABC):
         """The error of a callback, which must not raise: `check` raises it."""
 
     @classmethod
-    def producer_mode(cls, durability: Durability) -> ProducerMode:
+    def _producer_mode(cls, durability: Durability) -> ProducerMode:
         """How a producer writes under this guarantee, with this durability."""
         return ProducerMode(cls.transactional, durability.acks, cls.may_repeat)
 

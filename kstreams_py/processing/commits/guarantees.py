@@ -505,4 +505,5 @@ COMMITTERS: Final[Mapping[Guarantee, type[Committer]]] = {
 
 def producer_mode(guarantee: Guarantee, durability: Durability) -> ProducerMode:
     """How a producer writes under this guarantee, with this durability."""
-    return COMMITTERS[guarantee].producer_mode(durability)
+    committer = COMMITTERS[guarantee]
+    return ProducerMode(committer.transactional, durability.acks, committer.may_repeat)

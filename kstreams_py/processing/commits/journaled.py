@@ -63,7 +63,7 @@ class Journaled(ExactlyOnce):
         self._name = context.name
         recorder_id = f"{context.transactional_id}.journal"
         self._recorder = Session(
-            self.producer_mode(context.processor.durability),
+            self._producer_mode(context.processor.durability),
             context.consumer,
             context.environment,
             self.attempts,
@@ -79,7 +79,7 @@ class Journaled(ExactlyOnce):
         """By partition number and topic, the last output that was written."""
 
     @classmethod
-    def producer_mode(cls, durability: Durability) -> ProducerMode:
+    def _producer_mode(cls, durability: Durability) -> ProducerMode:
         return ProducerMode(cls.transactional, durability.acks, cls.may_repeat, reports=True)
 
     def start(self) -> None:
