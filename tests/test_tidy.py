@@ -12,7 +12,10 @@ from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
+import typer.main
+
 import kstreams_py
+from kstreams_py.cli.main import app
 from tests.conftest import LONGEST_FIRST, OF_SPARK, SPARK
 
 ROOT = Path(__file__).parent.parent
@@ -298,6 +301,26 @@ def test_the_map_in_architecture_has_every_package_with_its_docstring() -> None:
     text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
     mapped = dict(re.findall(r"^\| `(\w+)/` \| (.+?) \|$", text, flags=re.MULTILINE))
     assert mapped == {path.name: parsed(path / "__init__.py").docstring.split("\n")[0] for path in PACKAGES}
+
+
+def test_the_diagram_in_architecture_has_every_package() -> None:
+    diagram = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8").split("```")[1]
+    assert [path.name for path in PACKAGES if not re.search(rf"\b{path.name}\b", diagram)] == []
+
+
+def test_architecture_names_the_file_of_each_command() -> None:
+    section = (
+        (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8").split("## From command to file")[1].split("\n## ")[0]
+    )
+    rows = re.findall(r"^\| `kstreams ([^|]+) \| (.+) \|$", section, flags=re.MULTILINE)
+    commands = {each.name or "" for each in typer.main.get_group(app).commands.values() if not each.hidden}
+    named = {word for row, _ in rows for word in re.findall(r"[a-z][a-z0-9-]+", row)}
+    assert sorted(commands - named) == []
+    for _, files in rows:
+        directory = PACKAGE
+        for name in re.findall(r"`([\w/]+\.py|[\w/]+/)`", files):
+            directory = (PACKAGE / name).parent if "/" in name else directory
+            assert (directory / Path(name).name).exists(), name
 
 
 def test_the_public_names_are_sorted_and_are_all_that_is_exported() -> None:
