@@ -63,8 +63,9 @@ def open_worker(graph: Graph, processor: Processor, slot: int, environment: Envi
 class Worker:
     """One processor in one slot: its membership in the group, its producer, its tasks.
 
-    `run` returns when `stopping` is set or the function raised Stop. It raises what ends a worker: an exception of the
-    function whose class is in `stop_on`, UserMistake, Unavailable, Replaced, InputLost, DrainTimeout or Fatal.
+    `run` returns when `stopping` is set or the function raised Stop. It raises the error that ends the worker: an
+    exception of the function whose class is in `stop_on`, UserMistake, Unavailable, Replaced, InputLost, DrainTimeout
+    or Fatal.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class Worker:
         stopping: Event,
         topics: Mapping[str, TopicInfo],
     ) -> None:
-        """Makes no request. `topics` has those of its topics that exist, see open_worker().
+        """Makes no request. `topics` has the processor's topics that exist, see open_worker().
 
         Raises GraphError if inputs that are read in step differ in partitions.
         """
@@ -120,7 +121,7 @@ class Worker:
     def _context(
         self, environment: Environment, topic_ids: Mapping[str, str], batch_bytes: int | None, tracing: Tracing | None
     ) -> Context:
-        """What the guarantee works with."""
+        """Returns what the guarantee works with."""
         return Context(
             self.processor,
             self.ledger,
@@ -142,23 +143,23 @@ class Worker:
         self._rebalances = deque[set[TopicPartition] | None]()
         """Rebalances that the loop has not acted on: a new assignment, or None where the membership was lost."""
         self._must_rewind = False
-        """The committed offsets have to be read before the next record is taken."""
+        """Whether the committed offsets must be read before the next record is taken."""
         self._taken: Taken | None = None
-        """Taken from the tasks and not run yet; prepared again where the commit of its offsets found no answer."""
+        """The intake that was taken and not run; it is prepared again if the commit of its offsets got no answer."""
         self._last: Intake | None = None
         """The intake that was run last."""
         self._has_repeated = False
-        """The last turn ran steps whose wait was over."""
+        """Whether the last turn ran steps whose wait was over."""
         self._interrupt: BaseException | None = None
         """The exception of a function that stops this worker."""
         self._failure: Exception | None = None
-        """The exception of a callback, to be raised by the turn."""
+        """The exception of a callback; the turn raises it."""
         self._has_joined = False
-        """The group has made an assignment."""
+        """Whether the group has made an assignment."""
 
     @property
     def state(self) -> WorkerState:
-        """What the worker does now, as far as its loop knows. Another thread may read it."""
+        """The current state of the worker, as far as its loop knows. Another thread may read it."""
         if (away := self.committer.attempts.away) is not None:
             return away
         if not self._has_joined or (self._must_rewind and not self.ledger.cursors):
@@ -169,7 +170,7 @@ class Worker:
 
     @property
     def why(self) -> str:
-        """The reason of the state, as text: of what is away, and of a step that is run again; "" otherwise."""
+        """The reason for the state, as text, if a broker or sink is away or a step is run again; "" otherwise."""
         state = self.state
         if state is WorkerState.RETRYING and self._waits is not None:
             return self._waits.why
@@ -177,7 +178,7 @@ class Worker:
 
     @property
     def is_retrying(self) -> bool:
-        """A partition waits before a step is run again. Any thread may ask."""
+        """Whether a partition waits before a step is run again. Any thread may read it."""
         return bool(self.tasks.held or self._owed.over_rejoin)
 
     def run(self) -> None:
@@ -189,7 +190,7 @@ class Worker:
             self.close()
 
     def _run_turns(self) -> None:
-        """Runs turns until `stopping` is set, then finishes; gives steps that were not run back if an error ends it."""
+        """Runs turns until `stopping` is set, then finishes; on an error, gives back the steps that were not run."""
         try:
             while not self._stopping.is_set():
                 self.run_turn()
@@ -205,7 +206,7 @@ class Worker:
     def start(self) -> None:
         """Joins the group, then fences the worker that held this slot before.
 
-        A worker that is fenced asks its group who holds the membership: so the group comes first.
+        The group comes first: a worker that is fenced asks its group who holds the membership.
         """
         self.consumer.subscribe(
             [t.name for t in self.processor.inputs], self._on_assigned, self._on_revoked, self._on_lost
@@ -218,7 +219,7 @@ class Worker:
         try:
             self.turn()
             if self._must_rewind and self._has_joined:
-                # after consume: the group must be heard even where offsets can be neither read nor committed
+                # after `consume`: the client must hear the group even if offsets can be neither read nor committed
                 self.committer.attempts.ask(self.rewind)
         except ClientError as error:
             self._recover(error)
@@ -239,9 +240,9 @@ class Worker:
         """Commits what is processed; raises the exception that stopped the worker, unless that was Stop.
 
         1. At most once, join again if a commit of offsets may come late, and wait for the assignment.
-        2. Finish the steps that no other worker would run, commit, and give back what was not run.
-        3. On an error, try again until the deadline at most once; otherwise leave the steps to the next worker.
-        4. Raise a refusal that no dead letter replaces, then what the function raised.
+        2. Finish the steps that no other worker would run, commit, and give back the steps that were not run.
+        3. On an error, at most once tries again until the deadline; the others leave the steps to the next worker.
+        4. Raise a refusal that no dead letter replaces, then the exception of the function.
 
         Raises DrainTimeout if steps or outputs that no other worker would repeat could not be finished in time.
         """
@@ -274,11 +275,11 @@ class Worker:
 
     @property
     def _last_moment(self) -> float:
-        """Clock time until which a drain that begins now may wait."""
+        """The clock time until which a drain that begins now may wait."""
         return self._clock() + self._drain_seconds * DRAIN_SHARE
 
     def _finish_steps(self, deadline: float) -> None:
-        """Runs what is saved; where calls overlap, finishes those under way."""
+        """Runs the saved steps; if calls overlap, finishes those under way."""
         if self.runner.overlaps:
             self._finish_calls(deadline)
         else:
@@ -287,7 +288,7 @@ class Worker:
     def _finish_calls(self, deadline: float) -> None:
         """Makes no more calls, and waits for those under way; the other steps are run again, or given back.
 
-        At most once, committed steps are run first, for half of the time; one whose call does not end counts as done.
+        At most once, committed steps are run first, for half of the time; steps whose calls do not end count as done.
         """
         runner, must_finish, failure = self.runner, self.committer.must_finish, None
         if not runner.overlaps or (self._must_rewind and not must_finish):
@@ -312,7 +313,7 @@ class Worker:
             raise failure
 
     def _run_past_failures(self) -> ClientError | None:
-        """Runs the intake that was taken; at most once, returns an error: the outputs stay in the committer."""
+        """Runs the intake that was taken. At most once, returns an error: the outputs stay in the committer."""
         try:
             self._run_taken()
         except ClientError as error:
@@ -324,7 +325,7 @@ class Worker:
         return None
 
     def _rejoin_to_give_back(self, deadline: float) -> None:
-        """At most once: joins again if a late commit could undo what is given back, and waits for the assignment."""
+        """At most once, joins again if a late commit could undo the giving back, and waits for the assignment."""
         if self.consumer.tainted and self.ledger.unprocessed:
             try:
                 self._finish_steps(deadline)
@@ -343,12 +344,12 @@ class Worker:
 
     @property
     def _is_unfinished(self) -> bool:
-        """Offsets are committed, or may be, of steps that were not run or have outputs that were not acknowledged."""
+        """Whether offsets are committed, or may be, whose steps were not run or whose outputs were not acknowledged."""
         committer = self.committer
         return committer.must_repeat_commit or committer.busy or self.tasks.owes or bool(self.ledger.unprocessed)
 
     def close(self) -> None:
-        """Ends producer and consumer without a commit; at most once, waits for outputs that are on their way."""
+        """Ends producer and consumer without a commit. At most once, waits for the outputs that are on their way."""
         self.runner.close()
         self.committer.end()
         self.consumer.close()
@@ -357,11 +358,11 @@ class Worker:
         """Runs one turn, in this order.
 
         1. Raise a refusal that no dead letter replaces, once all other outputs are written.
-        2. Fetch records. The group is heard here, so partitions may have been revoked.
-        3. Check the commit: what was revoked in an open transaction aborts it.
-        4. Repeat a commit without an answer. If it may reach the broker late, join again: the broker then refuses it.
-        5. Run the steps that are ready, and write their outputs. A commit that is due is made between intakes.
-        6. Without records, advance past markers, and commit: nothing else would end the open transaction soon.
+        2. Fetch records. The client hears the group here, so partitions may have been revoked.
+        3. Check the commit: an open transaction is aborted if its partitions were revoked.
+        4. Repeat a commit that got no answer. If it may reach the broker late, join again: the broker then refuses it.
+        5. Run the steps that are ready, and write their outputs. Commit between intakes when a commit is due.
+        6. If no record came, advance past markers, and commit: nothing else would end the open transaction soon.
         7. Pause the partitions whose tasks are full or wait.
         """
         if self.committer.mistake is not None:
@@ -390,7 +391,7 @@ class Worker:
                 return
         self._owed.heard()
         self._run_ready()
-        # steps that raised or are not run are not processed; a commit that may come late must not be overtaken
+        # do not pass steps that raised or were not run; no commit may overtake one that may reach the broker late
         if not records and self._interrupt is None and self._taken is None and not self.consumer.tainted:
             self.tasks.advance(self.consumer.ends)
             if (self.committer.busy and self.tasks.rest is None) or idle:
@@ -399,43 +400,43 @@ class Worker:
 
     @property
     def _patience(self) -> float:
-        """Seconds to wait for a record: until the next attempt at a step, if one waits."""
+        """Seconds to wait for a record: at most until the next attempt at a step that waits."""
         return IDLE_WAIT if self._waits is None else self._waits.seconds(IDLE_WAIT)
 
     def _run_ready(self) -> None:
-        """Runs the steps that are ready, and those whose wait is over, of one wait in a turn."""
+        """Runs the steps that are ready, and those of one wait that is over."""
         if self._waits is not None:
             if self._owed.waiting():
-                self._owed.give_held_back()  # only the next `consume` tells whether this commit may come late
-            elif not (self._has_repeated and self.tasks.ready):  # in turn, so that neither keeps the other waiting
+                self._owed.give_held_back()  # only the next `consume` shows whether this commit may come late
+            elif not (self._has_repeated and self.tasks.ready):  # alternate, so that neither starves the other
                 self._waits.release()
         self._has_repeated = False
         while not self._stopping.is_set() and (intake := self._take()) is not None:
             failed = self._run_taken()
             self._has_repeated |= intake.repeated
-            if failed:  # what is done before the step that waits is committed first
+            if failed:  # commit the steps before the one that waits
                 self._commit()
                 self._owed.give_held_back()
-            # calls that fail may be slow, in each partition, and a commit of offsets that comes late must not be
-            # overtaken by the next one: the group is heard between them
+            # return, so that the client hears the group: failing calls may be slow in each partition, and the next
+            # commit of offsets must not overtake one that may reach the broker late
             if (failed and not intake.repeated) or (self.committer.commits_each_intake and self.tasks.rest is None):
                 return
-            if self.runner.overlaps and self.tasks.rest is not None:  # calls are under way meanwhile
+            if self.runner.overlaps and self.tasks.rest is not None:  # their calls are under way
                 return
 
     def _take(self) -> Taken | None:
-        """Takes the next intake, unless one is waiting to be prepared; None if no step is ready."""
+        """Returns the intake that waits to be prepared, or takes the next one; None if no step is ready."""
         if self._taken is None:
             limit = min(self.pace.take, self.committer.steps_max)
-            if self.runner.overlaps:  # at least one of each partition, or these would not overlap
+            if self.runner.overlaps:  # at least one step of each partition, so that the partitions overlap
                 limit = max(limit, len(self.tasks.by_partition))
             self._taken = self.tasks.take(min(limit, self.search.limit), fills=not self.search.searching)
         return self._taken
 
     def _run_taken(self) -> bool:
-        """Prepares the intake, runs its steps, writes the outputs, and commits when that is due.
+        """Prepares the intake, runs its steps, writes the outputs, and commits if a commit is due.
 
-        Returns whether a step failed that is run again after a wait.
+        Returns whether a step failed and is run again after a wait.
         """
         intake = self._taken
         assert intake is not None
@@ -465,14 +466,14 @@ class Worker:
         return plan.again is not None
 
     def _start_at(self, positions: Positions, owed: Debts) -> Positions:
-        """The offsets to start at: the committed ones, but where a step waits that no other worker would run."""
+        """Returns the offsets to start at: the committed ones, or those before steps that no other worker would run."""
         back = self._owed.starts(positions, owed)
         if self._taken is not None and not self._taken.positions().keys().isdisjoint(back):
-            self._taken = None  # it is read again
+            self._taken = None  # it will be read again
         return positions | back
 
     def _run_saved(self) -> None:
-        """Runs the intake that was taken, if its offsets are committed or may be, and then its rest."""
+        """Runs the intake that was taken, if its offsets are or may be committed, and then its rest."""
         if self._taken is not None and self._taken.saved:
             self._run_taken()
         self._run_rest()
@@ -488,7 +489,7 @@ class Worker:
             self.committer.write(plan)
             self._commit()
         except Retriable:
-            # the commit goes on, and must not go past the step that raised; otherwise all are run again, and it raises
+            # a commit to be repeated must not pass the step that raised; otherwise all steps are run again
             if self.committer.must_repeat_commit:
                 self._stop(interrupt)
             raise
@@ -502,30 +503,30 @@ class Worker:
         steps = self.committer.uncommitted_steps
         self.committer.commit()
         self.search.committed(steps)
-        if self.ledger.cursors:  # else between two assignments: the partitions may come back
+        if self.ledger.cursors:  # none between two assignments: the partitions may come back
             self.runner.committed()
 
     def rewind(self) -> None:
         """Goes back to the committed offsets; an alts also to the choices that were saved and not delivered.
 
-        1. Leave out partitions of topics that are not read any more: a static member is given its old assignment first.
+        1. Leave out partitions of topics that are no longer read: a static member gets its old assignment first.
         2. Require that no transaction of this worker's ids hangs: its next commit would make those records visible.
         3. Run the rest of an intake whose offsets are committed: no other worker would run it.
-        4. Read the committed offsets. A guarantee may start elsewhere: where its state or its target is.
+        4. Read the committed offsets. A guarantee may start at the offsets of its state or its target instead.
         5. Find where partitions without a committed offset begin, and record that.
-        6. Recover deliveries that a journal records, and choices.
-        7. Start the tasks there, or before the steps that at most once owes, and seek.
+        6. Recover the deliveries that a journal records, and the choices.
+        7. Start the tasks at these offsets, or before the steps that at most once owes, and seek.
         """
         partitions = {tp for tp in self._assigned if tp.topic in self._inputs}
         if stale := self._assigned - partitions:
-            # a static member is given its old assignment first, with topics that this deployment does not read
+            # a static member gets its old assignment first, which may have topics that this deployment does not read
             logger.info("%s: not read any more: %s", self.processor.id, ", ".join(sorted(map(str, stale))))
-        for left in self.committer.leftovers:  # before the functions: they would be called again
+        for left in self.committer.leftovers:  # first, as the functions would be called again
             left.require_none()
         self._run_rest()
         if (
             self._interrupt is not None and not self._owed.over_rejoin
-        ):  # it ends: the ledger still has what is to be given back
+        ):  # the worker ends: the ledger still has the steps to give back
             return
         owed = self._owed.over_rejoin or self._owed.waiting()
         self._growth.check(partitions)
@@ -542,20 +543,20 @@ class Worker:
         for reason in self.tasks.assign(starts, choices):
             logger.warning("%s: %s", self.processor.id, reason)
         self.runner.assigned()
-        self.ledger.commit(positions)  # behind what was delivered to another cluster: the next commit moves them
-        if self._taken is not None:  # its steps are committed, not processed: they may still be given back
+        self.ledger.commit(positions)  # deliveries to another cluster may be ahead of them: the next commit moves them
+        if self._taken is not None:  # its steps are committed and not processed: they may still be given back
             self.ledger.advance(self._taken.begins())
         if self._waits is not None:
             self._waits.restore()
-        if positions:  # without any nothing is fetched, and a fenced client refuses the call
-            self.consumer.assign(dict(sorted(starts.items())))  # in one order in every process
+        if positions:  # without positions nothing is fetched, and a fenced client refuses the call
+            self.consumer.assign(dict(sorted(starts.items())))  # the same order in every process
         self._must_rewind, self._owed.over_rejoin = False, {}
         self.committer.attempts.answered()
 
     def _still_saved(self, positions: Positions) -> Taken | None:
-        """At most once, the intake that was taken, if its offsets are committed: no other worker would run it.
+        """At most once, returns the intake that was taken if its offsets are committed: no other worker would run it.
 
-        Under the other guarantees another worker has delivered it then.
+        Returns None otherwise. Under the other guarantees, committed offsets mean that another worker has delivered it.
         """
         taken = self._taken
         if taken is None or not self.committer.must_finish or not taken.positions().items() <= positions.items():
@@ -564,7 +565,7 @@ class Worker:
         return taken
 
     def _rejoin(self, owed: Debts) -> None:
-        """Joins with a new member id: the broker then refuses what the old one has on its way. Nothing is open."""
+        """Joins with a new member id: the broker then refuses late requests of the old one. No transaction is open."""
         logger.warning(
             "%s: a commit of offsets may reach the broker late: joining again", self.processor.id,
             extra=repeated(f"commits of offsets of processor {self.processor.id} that may come late"),
@@ -573,7 +574,7 @@ class Worker:
         self._owed.over_rejoin = owed
         self.consumer.rejoin()
 
-    # The consumer's callbacks record; only what has to be done before partitions are revoked is done at once.
+    # The consumer's callbacks only record, except for the work that must be done before partitions are revoked.
 
     def _on_assigned(self, partitions: set[TopicPartition]) -> None:
         self._rebalances.append(partitions)
@@ -582,7 +583,7 @@ class Worker:
         self._rebalances.append(None)
 
     def _on_revoked(self) -> None:
-        # once this returns another member may start at the committed positions (librdkafka joins again by itself)
+        # once this returns, another member may start at the committed offsets (librdkafka joins again by itself)
         try:
             self._follow_group()
             if self._owed.over_rejoin:
@@ -594,7 +595,7 @@ class Worker:
         self._let_go()
 
     def _follow_group(self) -> None:
-        """Acts on the rebalances since the last look."""
+        """Acts on the rebalances since the last call."""
         while self._rebalances:
             assigned = self._rebalances.popleft()
             self.counters.rebalanced()
@@ -610,10 +611,10 @@ class Worker:
                 self._has_joined = self._must_rewind = True
 
     def _lose(self) -> None:
-        """Acts on a lost membership: another worker may run later steps by now.
+        """Acts on a lost membership: another worker may already run later steps.
 
-        At most once, committed steps that were not run are run if the partitions come back before that; calls that are
-        under way count as done.
+        At most once, committed steps that were not run are run if the partitions come back before another worker has
+        run later ones. Calls that are under way count as done.
         """
         if self.committer.must_finish:
             self.runner.finish()

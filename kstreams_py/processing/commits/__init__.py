@@ -3,13 +3,13 @@
 In reading order:
 
 states           rule  the states of a session, and its transitions
-attempts         acts  attempts at a request: how often, how long after a failure, when the worker gives up
+attempts         acts  attempts at a request: how many, how long to wait between them, when the worker gives up
 session          acts  one producer at a time, as the states allow
-refused_outputs  rule  outputs that came back, of steps that are not run again
-committer        acts  what the guarantees share: uncommitted steps, and how an attempt fails
+refused_outputs  rule  outputs that the broker refused, whose steps are not run again
+committer        acts  the base of the guarantees: uncommitted steps, and failed attempts
 guarantees       acts  exactly once, at least once, at most once, side by side
 journaled        acts  exactly once with a journal: snapshot, choices, attempt and outputs, each durable before the next
 storing          acts  the guarantees of processors whose rows are stored in a target
-owed             acts  what a worker owes at most once: steps that are committed and were not run
-opening          acts  which guarantee a processor has, its journal, what it writes, and where its rows are stored
+owed             acts  the steps that a worker owes at most once: they are committed and were not run
+opening          acts  the guarantee of a processor, its journal, what it writes, and where its rows are stored
 """

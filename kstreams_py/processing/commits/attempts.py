@@ -1,4 +1,4 @@
-"""Attempts at requests and commits: how often, how long after a failure, and when the worker gives up."""
+"""Attempts at requests and commits: how many, how long to wait between them, and when the worker gives up."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 CALLS_MAX: Final = 5
-"""Attempts at one call that fails as retriable, until its transaction is given up."""
+"""Attempts at one call that fails as retriable, before its transaction is given up."""
 
 FAILURES_WARNED: Final = 3
-"""Failures in a row from which on each is a warning, and the next attempt waits."""
+"""Failures in a row after which each one is logged as a warning, and the next attempt waits."""
 
 FAILURES_MAX: Final = 40
-"""Failures in a row, until the worker gives up: after some three minutes."""
+"""Failures in a row before the worker gives up, after about three minutes."""
 
 WAIT_MAX: Final = 5.0
-"""Seconds between two attempts at most."""
+"""The most seconds between two attempts."""
 
 PRODUCERS_MAX: Final = 10
-"""New producers in a row without a commit between them, until the worker gives up."""
+"""New producers in a row without a commit between them, before the worker gives up."""
 
 
 class Attempts:
@@ -43,12 +43,12 @@ class Attempts:
         self._sleep = sleep
         self._failures = 0
         self._no_outages = 0
-        """Failures that no broker being away explains."""
+        """How many failures were not caused by an absent broker or sink."""
         self._producers = 0
         self.away: WorkerState | None = None
         """The worker's state, if its last attempt failed because a broker or sink is away. Any thread may read it."""
         self._is_away = False
-        """Attempts failed because a broker is away, and none has succeeded since."""
+        """Whether attempts failed because a broker is away, and none has succeeded since."""
         self.cause = ""
         """The message of the last failure. Another thread may read it."""
 
@@ -65,7 +65,7 @@ class Attempts:
             logger.info("%s: the broker answers again", self._processor, extra=answers(self._id))
 
     def call(self, call: Callable[[], object]) -> None:
-        """Calls up to CALLS_MAX times, while that raises Retriable."""
+        """Makes the call up to CALLS_MAX times, while it raises Retriable."""
         for attempt in range(1, CALLS_MAX):
             try:
                 call()
@@ -80,9 +80,10 @@ class Attempts:
         call()
 
     def ask(self, requests: Callable[[], T]) -> T:
-        """Makes requests of a worker that runs: a broker that does not answer is waited for. Raises Retriable then.
+        """Makes requests of a running worker, which waits for a broker that does not answer.
 
-        BrokerUnavailable where it refuses the credentials: the next start may have others.
+        Raises Retriable if no broker answers, BrokerUnavailable if it refuses the credentials: the next start may have
+        others.
         """
         try:
             return requests()
@@ -94,13 +95,13 @@ class Attempts:
     def failed(self, error: ClientError, then: str) -> None:
         """Logs a failure and the reaction to it (`then`), and waits if there were several in a row.
 
-        Raises Fatal after FAILURES_MAX of them. Those of what is away do not count: it is waited for without limit,
-        and the rebalance that follows a long outage must not end the worker.
+        Raises Fatal after FAILURES_MAX of them. Failures because a broker or sink is away do not count: the worker
+        waits for it without limit, and the rebalance after a long outage must not end the worker.
         """
         self.cause = str(error)
         if isinstance(error, Refused):
             logger.info("%s: %s; looking for the record", self._processor, error)
-            self._producers = 0  # not the producer's fault, and halving ends
+            self._producers = 0  # the producer is not at fault, and the search by halving ends
             return
         self.away = _what_is_away(error)
         self._failures += 1
@@ -133,7 +134,7 @@ class Attempts:
         self._producers += 1
 
     def next_producer(self) -> None:
-        """Waits before a new producer where there was one without a commit. Raises Fatal after PRODUCERS_MAX."""
+        """Waits before a new producer if the last one made no commit. Raises Fatal after PRODUCERS_MAX of them."""
         if self._producers > PRODUCERS_MAX:
             raise Fatal(
                 f"{self._id}: {PRODUCERS_MAX} producers in a row could not commit, at last by: {self.cause}: "

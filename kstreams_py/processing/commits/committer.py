@@ -1,4 +1,4 @@
-"""What the guarantees share: the steps that are processed and not committed, and how an attempt fails."""
+"""The base of the guarantees: the steps that are processed and not committed, and failed attempts."""
 
 from __future__ import annotations
 
@@ -47,17 +47,18 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What a guarantee works with: the parts of one worker.
+    """The parts of one worker that a guarantee works with.
 
-    - `transactional_id`: of the producer; it names the worker in the log, too.
-    - `name`: the processor's with that of its graph.
+    - `transactional_id`: the producer's; it also names the worker in the log.
+    - `name`: the name of the processor with that of its graph.
     - `topic_ids`: the broker's id of each input.
     - `replacement`: makes the dead letter of a refused output.
-    - `journal`: where the choices of an alts are saved, or deliveries recorded; None if they need not be.
-    - `batch_bytes`: bytes that a batch may have so that each topic takes it; None for no limit.
+    - `journal`: saves the choices of an alts, or records deliveries; None if neither is needed.
+    - `batch_bytes`: the most bytes of a batch that each topic accepts; None for no limit.
     - `tracing`: makes spans of commits; None for none.
     - `stores`: the state of the tasks; None without one.
-    - `written`, `journaled`: the partitions that the producer writes, and those of the journal of deliveries.
+    - `written`: the partitions that the producer writes.
+    - `journaled`: the partitions of the journal of deliveries.
     """
 
     processor: Processor
@@ -82,15 +83,15 @@ class Committer(ABC):
 
     transactional: ClassVar[bool]
     may_repeat: ClassVar[bool] = True
-    """An output without an acknowledgement may be sent again, even where no idempotent producer prevents a copy."""
+    """Whether an unacknowledged output may be sent again, even if no idempotent producer prevents a copy."""
     commits_each_intake: ClassVar[bool] = False
-    """Each intake costs a commit before its functions run."""
+    """Whether each intake costs a commit before its functions run."""
     traces_outputs: ClassVar[bool] = False
-    """Steps are not run again: a refused output is traced back to its step."""
+    """Whether a refused output is traced back to its step, as steps are not run again."""
     _ends_by_fatal: ClassVar[bool] = True
-    """A fatal error of the client ends the worker; otherwise a new producer is tried."""
+    """Whether a fatal error of the client ends the worker; otherwise a new producer is tried."""
     must_finish: ClassVar[bool] = False
-    """No other worker would run prepared steps: this one finishes them before it ends."""
+    """Whether this worker finishes prepared steps before it ends, as no other worker would run them."""
 
     def __init__(self, context: Context) -> None:
         environment, processor = context.environment, context.processor
@@ -105,13 +106,13 @@ class Committer(ABC):
             counters=context.counters,
         )
         self.must_repeat_commit = False
-        """A flush or an offset commit found no answer: nothing is lost, and `commit` is called again first."""
+        """Whether a flush or an offset commit got no answer: nothing is lost, and `commit` is called again first."""
         self.steps_max = sys.maxsize
-        """How many steps to run before the next look whether a commit is due."""
+        """How many steps to run before the next check whether a commit is due."""
         self.newest_failure = ""
         """The newest step that failed, as text."""
         self.leftovers: list[Leftovers] = []
-        """Of each transactional id: look for them before records are read, or its next commit makes them visible."""
+        """The leftovers of each transactional id: check them before reading, or its next commit makes them visible."""
         self.stores = context.stores
         """The state of the tasks; None without one."""
         self._ledger = context.ledger
@@ -130,11 +131,11 @@ class Committer(ABC):
         self._since: float | None = None
         """Clock time of the oldest uncommitted step."""
         self._unraised: ClientError | None = None
-        """The error of a callback, which must not raise: `check` raises it."""
+        """The error of a callback, which must not raise; `check` raises it."""
 
     @classmethod
     def _producer_mode(cls, durability: Durability) -> ProducerMode:
-        """How a producer writes under this guarantee, with this durability."""
+        """Returns how a producer writes under this guarantee, with this durability."""
         return ProducerMode(cls.transactional, durability.acks, cls.may_repeat)
 
     @property
@@ -146,12 +147,12 @@ class Committer(ABC):
 
     @property
     def busy(self) -> bool:
-        """Steps are processed and not committed, or a transaction is open."""
+        """Whether steps are processed and not committed, or a transaction is open."""
         return self.session.state is not State.READY or self._since is not None
 
     @property
     def due(self) -> bool:
-        """The uncommitted steps are old enough or many enough for a commit."""
+        """Whether the uncommitted steps are old enough or many enough for a commit."""
         return self._since is not None and (
             self._clock() - self._since >= self._settings.commit_interval_ms / 1000
             or self.uncommitted_steps >= self._settings.commit_records
@@ -168,18 +169,18 @@ class Committer(ABC):
     # Without errors.
 
     def start(self) -> None:
-        """Makes the first producer, which fences the one before: no committed offset may be read earlier."""
+        """Makes the first producer, which fences the previous one: no committed offset may be read before that."""
         self.session.start()
 
     @abstractmethod
     def prepare(self, intake: Taken) -> None:
-        """Saves what has to be saved before the functions run.
+        """Saves what must be saved before the functions run.
 
-        Raises Retriable without an answer; the same intake must then be prepared again, for it may have been saved.
+        Raises Retriable if no answer comes; prepare the same intake again then, as it may have been saved.
         """
 
     def resume(self, positions: Positions, partitions: Collection[TopicPartition]) -> Positions:  # noqa: ARG002
-        """Returns the offsets to start at in these partitions, of which the group has committed `positions`.
+        """Returns the offsets to start at in these partitions; the group has committed `positions` of them.
 
         Raises ClientError.
         """
@@ -189,7 +190,7 @@ class Committer(ABC):
     def commit_start(self, starts: Positions, named: list[Output], begun: list[Output]) -> None:
         """Commits the start offsets of partitions without a committed offset, and writes the records that say so.
 
-        `named` are the records that name the offsets, for where offsets and records are not committed together.
+        `named` are records that name the offsets, needed if offsets and records are not committed together.
         """
 
     def write(self, plan: Plan) -> None:
@@ -238,19 +239,19 @@ class Committer(ABC):
 
     @abstractmethod
     def give_back(self, partitions: Collection[int] | None = None) -> None:
-        """Undoes `prepare` for steps that were not run: a function stopped the worker, or they wait for an attempt.
+        """Undoes `prepare` for steps that were not run: a function stopped the worker, or they wait for a retry.
 
-        `partitions` are the numbers of those that wait; None for all.
+        `partitions` are the numbers of the partitions that wait; None for all.
         """
 
     # After errors and rebalances.
 
     def recover(self, error: ClientError) -> bool:
-        """Aborts or replaces the producer, according to the error class; returns whether the caller has to rewind.
+        """Aborts or replaces the producer, according to the error class; returns whether the caller must rewind.
 
-        Where no broker answers, the next `check` raises that: the group must be heard before the next attempt. Raises
-        Replaced if another worker holds the membership, Fatal when there is no way back, RecordRefused if an output is
-        refused and no dead letter can be written in its place.
+        If no broker answers, the next `check` raises the error: the client must hear the group before the next attempt.
+        Raises Replaced if another worker holds the membership, Fatal if there is no recovery, RecordRefused if an
+        output is refused and no dead letter can be written in its place.
         """
         try:
             return self._recover(error)
@@ -260,13 +261,13 @@ class Committer(ABC):
 
     @abstractmethod
     def _recover(self, error: ClientError) -> bool:
-        """Aborts or replaces the producer; returns whether the caller has to rewind. Raises Retriable, too."""
+        """Aborts or replaces the producer; returns whether the caller must rewind. Also raises Retriable."""
 
     def revoked(self, run_saved: Callable[[], None]) -> None:
-        """Finishes, before partitions go to another member, what can be committed without a transaction.
+        """Finishes what can be committed without a transaction, before another member gets the partitions.
 
-        `run_saved` runs the steps whose offsets are committed already. The next `check` raises a ClientError; others
-        are raised here, once all that can be finished is.
+        `run_saved` runs the steps whose offsets are already committed. The next `check` raises a ClientError; other
+        errors are raised here, after everything that can be finished is finished.
         """
         failure: KStreamsError | None = None
         for finish in (partial(self._settle, run_saved), self.give_back):
@@ -285,10 +286,10 @@ class Committer(ABC):
 
     @abstractmethod
     def _settle(self, run_saved: Callable[[], None]) -> None:
-        """Runs saved steps, and commits before partitions are revoked where that can be done in time."""
+        """Runs saved steps, and commits before partitions are revoked if there is time for it."""
 
     def _keep_error(self, error: ClientError) -> None:
-        """Keeps an error for the next `check`, unless the next attempt cures it."""
+        """Keeps an error for the next `check`, unless the next attempt resolves it."""
         self._unraised = error if self.session.state in (State.UNKNOWN, State.FENCED, State.FATAL) else None
 
     def lost(self) -> None:
@@ -315,7 +316,7 @@ class Committer(ABC):
 
     @abstractmethod
     def _call(self, call: Callable[[Producer], object]) -> None:
-        """Calls the producer; records the meaning of a ClientError before raising it."""
+        """Calls the producer; acts on the class of a ClientError before raising it."""
 
     def _forget(self) -> None:
         """Forgets the uncommitted steps: they are committed, or will be run again."""

@@ -1,6 +1,6 @@
-"""The guarantees, side by side: what each commits when, and what it does after an error and at a rebalance.
+"""The guarantees, side by side: what each commits and when, and how it reacts to errors and rebalances.
 
-The worker calls `prepare` before the functions of an intake run, `write` after them, and `commit` once that is `due`.
+The worker calls `prepare` before the functions of an intake run, `write` after them, and `commit` once it is `due`.
 After a ClientError it calls `recover`. It calls `revoked` before another member gets partitions, and `lost` if another
 member may have them already.
 """
@@ -45,13 +45,13 @@ HELD_BYTES: Final = 4 << 20
 """Bytes of outputs that may wait for their commit; their number is limited by Environment.outputs_held."""
 
 TRANSACTION_SECONDS: Final = 0.05
-"""Seconds between two looks whether a transaction in a changelog has ended."""
+"""Seconds between two checks whether a transaction in a changelog has ended."""
 
 HEARD_SHARE: Final = 0.5
-"""The share of a session for which an answer of the group tells that the partitions still are this worker's."""
+"""The share of the session timeout for which an answer of the group proves that this worker holds its partitions."""
 
 LAST_DELIVERY_SECONDS: Final = 5.0
-"""Seconds that a worker which ends waits for acknowledgements of outputs that no other worker would write."""
+"""Seconds that an ending worker waits for the acknowledgement of outputs that no other worker would write."""
 
 
 class ExactlyOnce(Committer):
@@ -63,7 +63,7 @@ class ExactlyOnce(Committer):
         super().__init__(context)
         self._journal = context.journal if isinstance(context.journal, ChoicesJournal) else None
         self._recorder = self.session
-        """The producer of the transactions that have no outputs of steps."""
+        """The producer for transactions without outputs of steps."""
         cluster, name, group = context.environment.cluster, context.processor.cluster, context.name
         options = place_options(context.environment.settings.bootstrap_servers, name)
         self.leftovers.append(
@@ -72,10 +72,10 @@ class ExactlyOnce(Committer):
 
     def prepare(self, intake: Taken) -> None:
         if self._journal is not None and intake.choices:
-            # a store is at the offsets of the last commit: markers that were passed since are committed with it
+            # a store is at the offsets of the last commit: commit the markers that were passed since
             if self.busy or (self.stores is not None and self._ledger.uncommitted):
                 self.commit()
-            # these offsets are committed already; sending them asks the group whether the partitions are still ours
+            # these offsets are already committed; sending them asks the group whether this worker holds the partitions
             self._transact(intake.starts(), self._journal.records(intake.choices))
             self._journal.saved(intake.choices)
 
@@ -83,8 +83,8 @@ class ExactlyOnce(Committer):
         if (stores := self.stores) is None:
             self._transact(starts, begun)
             return
-        # with the offsets that a first record of positions names, those of before too: the group is asked whether the
-        # partitions still are this worker's, and a record that came later would set the positions of another one back
+        # send all offsets that a first record of positions names: the group then checks that this worker holds the
+        # partitions; without the check, a late record would set back the positions of another worker
         positions = stores.unplaced | starts
         self._transact(positions, [*begun, *stores.records(positions)])
         stores.committed(positions)
@@ -124,7 +124,7 @@ class ExactlyOnce(Committer):
         if (stores := self.stores) is not None:
             stores.look()
         self.session.open()
-        # the group's metadata is read again inside: a partition lost meanwhile makes this an abort
+        # `send_offsets` reads the group's metadata again: a partition that was lost meanwhile leads to an abort
         self._call(lambda producer: producer.send_offsets(positions, self._consumer))
         self._send()
         if stores is not None:
@@ -149,10 +149,10 @@ class ExactlyOnce(Committer):
         return True
 
     def give_back(self, partitions: Collection[int] | None = None) -> None:
-        """Nothing was committed before the functions ran."""
+        """Does nothing: nothing was committed before the functions ran."""
 
     def _settle(self, run_saved: Callable[[], None]) -> None:
-        """Leaves the transaction to be aborted: its commit would take too long for a callback."""
+        """Does nothing; the transaction is aborted later, as its commit would take too long for a callback."""
 
     def lost(self) -> None:
         super().lost()
@@ -175,7 +175,7 @@ class ExactlyOnce(Committer):
         """Commits offsets and records in a transaction of their own."""
         recorder = self._recorder
         recorder.open()
-        _call(recorder, lambda producer: producer.write(records))  # they are on their way while offsets are added
+        _call(recorder, lambda producer: producer.write(records))  # sent while the offsets are added
         if positions:
             _call(recorder, lambda producer: producer.send_offsets(positions, self._consumer))
         _call(recorder, lambda producer: producer.commit_transaction())
@@ -186,7 +186,7 @@ class ExactlyOnce(Committer):
 
 
 def _call(session: Session, call: Callable[[Producer], object]) -> None:
-    """Calls the producer of a session in a transaction; records the meaning of an error before raising it."""
+    """Calls the producer in a transaction; moves the session to the state of an error before raising it."""
     try:
         session.call(call)
     except ClientError as error:
@@ -219,9 +219,9 @@ class _WithoutTransactions(Committer):
         self._call(lambda producer: producer.flush())
 
     def _save(self, positions: Positions, unanswered: Callable[[], None] = lambda: None) -> None:
-        """Commits offsets; without an answer the caller commits them again.
+        """Commits offsets; if no answer comes, the caller commits them again.
 
-        `unanswered` is called for each attempt without an answer, which may be carried out whatever follows it.
+        `unanswered` is called for each attempt that gets no answer: the broker may still carry it out.
         """
 
         def commit() -> None:
@@ -239,7 +239,7 @@ class _WithoutTransactions(Committer):
         self._ledger.commit(positions)
 
     def _repeats_commit(self, error: ClientError) -> bool:
-        """Waits, and returns True, if nothing is lost and the same commit is to be tried again."""
+        """Returns whether nothing is lost and the same commit must be tried again; waits before that."""
         if asks := self.must_repeat_commit and isinstance(error, Retriable):
             self.attempts.failed(error, "asking again")
         return asks
@@ -250,13 +250,13 @@ class _WithoutTransactions(Committer):
 
 
 class AtLeastOnce(_WithoutTransactions):
-    """Offsets after the acknowledgement of the outputs: a crash between the two repeats steps."""
+    """Offsets are committed after the outputs are acknowledged: a crash between the two repeats steps."""
 
     def prepare(self, intake: Taken) -> None:
-        """Nothing is committed before the functions run."""
+        """Does nothing: nothing is committed before the functions run."""
 
     def give_back(self, partitions: Collection[int] | None = None) -> None:
-        """Nothing was committed before the functions ran."""
+        """Does nothing: nothing was committed before the functions ran."""
 
     def _recover(self, error: ClientError) -> bool:
         self._raise_unless_replaceable(error)
@@ -269,14 +269,14 @@ class AtLeastOnce(_WithoutTransactions):
         if nothing_open:
             self.session.mark_ready()
         else:
-            self.session.renew("failure")  # the old producer must not send late what it has queued
+            self.session.renew("failure")  # the old producer must not send its queue late
         return True
 
     def _call(self, call: Callable[[Producer], object]) -> None:
         try:
             self.session.call(call)
         except Retriable:
-            self.must_repeat_commit = True  # nothing is lost; the group must be heard meanwhile
+            self.must_repeat_commit = True  # nothing is lost; the client must hear the group before the next attempt
             raise
         except ClientError as error:
             self.session.fail(error)
@@ -284,10 +284,10 @@ class AtLeastOnce(_WithoutTransactions):
 
 
 class AtMostOnce(_WithoutTransactions):
-    """Offsets before the functions run: a crash after that loses steps.
+    """Offsets are committed before the functions run: a crash after that loses steps.
 
-    A worker that lost its partitions writes nothing of them while another one may be past it: an output may be lost,
-    and must not come after later ones.
+    A worker that lost its partitions writes no outputs of them while another worker may be past it: an output may be
+    lost, but must not come after later ones.
     """
 
     may_repeat = False
@@ -302,7 +302,7 @@ class AtMostOnce(_WithoutTransactions):
         self._lost_at: Positions | None = None
         """The committed offsets of partitions that were lost with outputs on their way; None if none were."""
         self._heard = self._clock()
-        """Clock time at which the group was asked for the last time that it answered: it had this member then."""
+        """Clock time of the last request that the group answered: it had this member then."""
         self._heard_for = context.environment.settings.session_timeout_ms / 1000 * HEARD_SHARE
 
     @property
@@ -344,12 +344,12 @@ class AtMostOnce(_WithoutTransactions):
         super()._send()
 
     def _require_partitions(self) -> None:
-        """Commits the offsets again if the group's last answer is old: a worker that was stalled is refused then."""
+        """Commits the offsets again if the group's last answer is old: the group refuses a worker that was stalled."""
         if self._clock() - self._heard >= self._heard_for and (positions := self._ledger.committed):
             self._save(positions)
 
     def _settle(self, run_saved: Callable[[], None]) -> None:
-        """Writes the outputs around one that is refused, too: once the partitions are gone it is too late."""
+        """Runs saved steps and commits, also around an output that is refused: after the revocation it is too late."""
         for settle in (run_saved, self.commit):
             while True:
                 try:
@@ -376,7 +376,7 @@ class AtMostOnce(_WithoutTransactions):
         return True
 
     def _replace_producer(self, error: ClientError) -> None:
-        """Replaces the producer, and keeps the outputs that it has not taken."""
+        """Replaces the producer, and keeps the outputs that the old one has not taken."""
         if self.busy:
             logger.error("%s: at most once: outputs may be lost: %s", self._processor.id, error)
         untouched = self._outputs
@@ -385,9 +385,9 @@ class AtMostOnce(_WithoutTransactions):
         self._outputs, self._since = untouched, self._clock() if untouched else None
 
     def lost(self) -> None:
-        """Drops what its client has queued; other outputs wait until it is known whether another worker is past them.
+        """Drops the client's queue; other outputs wait until `resume` knows whether another worker is past them.
 
-        The client would write its queue after the outputs of the next owner, who begins at the committed offsets.
+        The client would write its queue after the outputs of the next owner, which begins at the committed offsets.
         """
         self.must_repeat_commit = False
         if self._lost_at is None and (self.busy or self._refused.apart):
@@ -397,7 +397,7 @@ class AtMostOnce(_WithoutTransactions):
         self._ledger.reset()
 
     def resume(self, positions: Positions, partitions: Collection[TopicPartition]) -> Positions:  # noqa: ARG002
-        """Lets outputs that wait be written, unless the group is past where this worker has left it."""
+        """Lets the outputs that wait be written, unless the group is past the offsets at which this worker left it."""
         left = self._ledger.committed if self._lost_at is None else self._lost_at
         if (self._outputs or self._refused.apart) and not left.items() <= positions.items():
             self._give_up("another worker has their partitions, or had them meanwhile")
@@ -461,10 +461,10 @@ class AtMostOnce(_WithoutTransactions):
         try:
             self._call(lambda producer: producer.write(first))
         finally:
-            self._refused.apart.extendleft(first)  # unless the producer took it
+            self._refused.apart.extendleft(first)  # `first` is empty if the producer took it
 
     def _flush(self) -> None:
-        while True:  # records behind those that are lost may still wait
+        while True:  # records behind the lost ones may still wait
             try:
                 super()._flush()
                 return
@@ -488,7 +488,7 @@ class AtMostOnce(_WithoutTransactions):
             raise
 
     def _take_back(self, error: Abortable) -> None:
-        """Keeps the outputs that the broker did not take, to be written again; others it may have."""
+        """Keeps the outputs that the broker did not take, to write them again; it may have the others."""
         self._outputs[:0] = error.outputs
         if error.outputs:
             self._since = self._since or self._clock()
@@ -504,6 +504,6 @@ COMMITTERS: Final[Mapping[Guarantee, type[Committer]]] = {
 
 
 def producer_mode(guarantee: Guarantee, durability: Durability) -> ProducerMode:
-    """How a producer writes under this guarantee, with this durability."""
+    """Returns how a producer writes under this guarantee, with this durability."""
     committer = COMMITTERS[guarantee]
     return ProducerMode(committer.transactional, durability.acks, committer.may_repeat)

@@ -1,17 +1,17 @@
 """Exactly once with a journal: snapshot, choices, attempt and outputs, each durable before the next.
 
-A *unit* is what the tasks of a worker deliver together, a batch of input sets of each. Its steps, with the numbers of
-the algorithm's description, each finished before the next one begins:
+The tasks of a worker deliver a *unit* together: a batch of input sets of each task. Each stage of a unit is finished
+before the next one begins. The numbers in brackets are those of the algorithm's description.
 
-1. A snapshot of each task that has none in force (steps 1 and 2), in a transaction of the journal's producer.
-2. The choices of an alts that are not recorded yet (4a), in another one.
+1. A snapshot of each task that has none in force (1 and 2), in a transaction of the journal's producer.
+2. The choices of an alts that are not recorded yet (4a), in another transaction.
 3. The functions (3 to 6).
 4. The outputs, flushed in their transaction: the client then knows their offsets (7a to 7c).
-5. The attempt of each task (7d; of one that writes nothing, 8), in a transaction of the journal.
+5. The attempt of each task (7d; 8 for a task that writes nothing), in a transaction of the journal.
 6. The commit of the outputs, with the offsets of the inputs (7e).
 
-Each transaction of the journal has the offsets of its tasks, too: the group refuses them from a worker that holds the
-tasks no more, and a new holder waits until they are decided before it reads them.
+Each transaction of the journal also has the offsets of its tasks: the group refuses them from a worker that no longer
+holds the tasks, and a new holder waits until they are decided before it reads them.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ logger = logging.getLogger(__name__)
 
 
 class Journaled(ExactlyOnce):
-    """Outputs and offsets in one transaction, whose attempt is in a journal before it is committed.
+    """Outputs and offsets are committed in one transaction, after its attempt is recorded in a journal.
 
-    Outputs on another cluster have the attempt with them, in place of the offsets.
+    Outputs on another cluster are committed with the attempt, in place of the offsets.
     """
 
     commits_each_intake = True
@@ -70,13 +70,13 @@ class Journaled(ExactlyOnce):
             transactional_id=recorder_id,
             counters=context.counters,
         )
-        """The journal's producer: a transaction of it is committed while one of the outputs is open."""
+        """The journal's producer: it commits transactions while a transaction of outputs is open."""
         cluster = context.environment.cluster
         options = place_options(context.environment.settings.bootstrap_servers)
         self.leftovers.append(Leftovers(cluster, options, recorder_id, context.journaled, context.name))
         self._parts: list[Part] = []
         self._places: dict[int, dict[str, Place]] = {}
-        """By partition number and topic, the last output that was written."""
+        """By partition number and topic, the place of the last output that was written."""
 
     @classmethod
     def _producer_mode(cls, durability: Durability) -> ProducerMode:
@@ -97,7 +97,7 @@ class Journaled(ExactlyOnce):
 
     @property
     def due(self) -> bool:
-        """Each unit is committed by itself."""
+        """Whether a unit is processed: each is committed by itself."""
         return self._since is not None
 
     def prepare(self, intake: Taken) -> None:
@@ -107,7 +107,7 @@ class Journaled(ExactlyOnce):
         if new := {n: self._take_snapshot(n) for n in numbers if n not in self._deliveries.snapshots}:
             records = [snapshot_record(self._deliveries.topic, each) for each in new.values()]
             left = {n: self._left_of(n) for n in new if n in self._deliveries.choices}
-            # not after the snapshot: steps of them may have run, and a crash in between would lose their order
+            # together with the snapshot: their steps may have run, and a crash between the two would lose the order
             records += [choices_record(self._deliveries.topic, n, each) for n, each in left.items() if each.runs]
             positions = self._offsets_of(new)
             self._transact(positions, records)
@@ -128,8 +128,8 @@ class Journaled(ExactlyOnce):
         super().write(plan)
 
     def _commit(self) -> None:
-        if not self._parts:  # only past transaction markers
-            # a snapshot in force stands at the committed offsets, or its task could not be recovered
+        if not self._parts:  # only transaction markers were passed
+            # a task with a snapshot in force must stay at its committed offsets, or it could not be recovered
             numbers = {tp.partition for tp in self._ledger.cursors} - self._deliveries.snapshots.keys()
             if positions := self._uncommitted(numbers):
                 self._transact(positions, [])
@@ -144,24 +144,24 @@ class Journaled(ExactlyOnce):
             self._confirm(self._deliveries.delivered, {number: attempts[number] for number in writing})
         self._record_attempts(attempts, writing)
         if writing:
-            # a late copy of the attempt's offsets, which are those before the delivery, would set the group back
+            # the attempt's offsets are those before the delivery: a late copy of them would set the group back
             self._recorder.renew_if_tainted()
             if self._deliveries.delivered is None:
                 positions = self._uncommitted(writing)
                 self._call(lambda producer: producer.send_offsets(positions, self._consumer))
                 self._call(lambda producer: producer.commit_transaction())
                 self._ledger.commit(positions)
-            else:  # the offsets follow with the next snapshot, or when no record comes
+            else:  # the next snapshot commits the offsets, or a turn without records
                 self._call(lambda producer: producer.commit_transaction())
             self._deliveries.deliver(writing)
 
     def _confirm(self, topic: str, attempts: Mapping[int, Attempt]) -> None:
-        """Writes attempts beside their outputs: they are there if the outputs are."""
+        """Writes attempts in the transaction of their outputs: they are visible only if the outputs are."""
         records = [attempt_record(topic, number, each, NEWEST) for number, each in attempts.items()]
         self._call(lambda producer: producer.write(records))
 
     def _record_attempts(self, attempts: Mapping[int, Attempt], writing: Collection[int]) -> None:
-        """Makes the attempts durable; deliveries that write nothing are committed by them."""
+        """Makes the attempts durable; this also commits the deliveries that write nothing."""
         records = [attempt_record(self._deliveries.topic, number, each) for number, each in attempts.items()]
         silent = attempts.keys() - set(writing)
         moves = self._uncommitted(silent)
@@ -170,7 +170,7 @@ class Journaled(ExactlyOnce):
         self._deliveries.deliver(silent)
 
     def _describe(self, part: Part) -> Attempt:
-        """The attempt of a task's delivery."""
+        """Returns the attempt of a task's delivery."""
         writes = RecordType.OUTPUT if part.outputs > part.dead_letters else RecordType.ERROR
         return Attempt(
             writes if part.outputs else RecordType.NIL,
@@ -184,7 +184,7 @@ class Journaled(ExactlyOnce):
         )
 
     def _ask_for_places(self, number: int, outputs: list[Output], within: range) -> None:
-        """Lets the client report where the last output to each topic is written."""
+        """Makes the client report where the last output to each topic is written."""
         last = {outputs[at][TOPIC]: at for at in within}
         for at in last.values():
             topic, value, key, partition, _, _, timestamp, headers = outputs[at]
@@ -212,12 +212,12 @@ class Journaled(ExactlyOnce):
         self._parts, self._places = [], {}
 
     def _unrecorded(self, choices: Mapping[int, Choices], numbers: Collection[int]) -> dict[int, Choices]:
-        """The choices of an alts that are not recorded for the snapshots in force."""
+        """Returns the choices of an alts that are not recorded for the snapshots in force."""
         left = {n: self._undelivered(n, chosen) for n, chosen in choices.items() if n in numbers}
         return {n: chosen for n, chosen in left.items() if self._left_of(n).runs[: len(chosen.runs)] != chosen.runs}
 
     def _left_of(self, number: int) -> Choices:
-        """What is left of the choices that were recorded last."""
+        """Returns the undelivered part of the choices that were recorded last."""
         return self._undelivered(number, self._deliveries.choices.get(number, Choices()))
 
     def _undelivered(self, number: int, choices: Choices) -> Choices:
@@ -227,7 +227,7 @@ class Journaled(ExactlyOnce):
         return Snapshot(self._name, number, self._inputs(number))
 
     def _inputs(self, number: int) -> tuple[Start, ...]:
-        """Where the inputs of a task stand."""
+        """Returns the next offsets of the inputs of a task."""
         return tuple(
             Start(tp.topic, self._deliveries.topic_ids[tp.topic], cursor.next)
             for tp, cursor in sorted(self._ledger.cursors.items())

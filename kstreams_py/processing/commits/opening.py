@@ -1,4 +1,4 @@
-"""Which guarantee a processor has, its journal, what it writes, and where its rows are stored."""
+"""The guarantee of a processor, its journal, the partitions that it writes, and where its rows are stored."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from kstreams_py.records import TopicPartition
 
 
 def committer_of(processor: Processor) -> type[Committer]:
-    """The guarantee of a processor: with a journal if it has one, with rows if it has a target for them."""
+    """Returns the guarantee of a processor: with a journal if it has one, with rows if it has a target for them."""
     if processor.journal is not None:
         return Journaled
     if processor.target is None:
@@ -33,7 +33,7 @@ def committer_of(processor: Processor) -> type[Committer]:
 def open_journal(
     graph: Graph, processor: Processor, environment: Environment, topics: Mapping[str, TopicInfo], writer: str
 ) -> ChoicesJournal | DeliveryJournal | None:
-    """The journal of a processor: of the choices of an alts, or of its deliveries; None without a topic for it.
+    """Returns the journal of a processor: of the choices of an alts, or of its deliveries; None without a topic for it.
 
     - `writer`: the transactional id of this worker's outputs.
     """
@@ -49,10 +49,10 @@ def open_journal(
 def partitions_written(
     graph: Graph, processor: Processor, topics: Mapping[str, TopicInfo]
 ) -> tuple[list[TopicPartition], list[TopicPartition]]:
-    """The partitions that the producer of a processor writes, and those of its journal of deliveries."""
+    """Returns the partitions that the producer of a processor writes, and those of its journal of deliveries."""
     journal, delivered = graph.journal(processor), graph.delivered(processor)
     counts = {name: info.partitions for name, info in topics.items()}
-    if delivered is not None:  # beside the outputs, with a partition for each task
+    if delivered is not None:  # on the cluster of the outputs, with a partition for each task
         counts[delivered] = counts[processor.inputs[0].name]
 
     def partitions(*names: str | None) -> list[TopicPartition]:

@@ -1,4 +1,4 @@
-"""What a worker owes at most once: steps whose offsets are committed and that were not run."""
+"""The steps that a worker owes at most once: their offsets are committed, and they were not run."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from kstreams_py.records import Positions, TopicPartition
 logger = logging.getLogger(__name__)
 
 Debts = dict[TopicPartition, tuple[int, int]]
-"""By partition, the next offset of the steps that were not run, and the committed offset behind them."""
+"""By partition, the next offset of the steps that were not run, and the committed offset after them."""
 
 
 class Owed:
-    """The steps of one worker that are committed and wait, or whose partitions go before they are run.
+    """The committed steps of one worker that wait, or whose partitions are revoked before they are run.
 
-    No other worker would run them: the worker commits the offsets before them again (it gives them back), so that
-    whoever gets the partitions begins there. Under the other guarantees nothing is committed before it is run, and
+    No other worker would run them. So the worker commits the offsets before them again (it gives them back), and the
+    next owner of the partitions begins there. Under the other guarantees nothing is committed before it is run, and
     there is nothing to give back.
     """
 
@@ -38,16 +38,16 @@ class Owed:
         self._consumer = consumer
         self._committed = committed
         self.over_rejoin: Debts = {}
-        """What was owed when the worker left its group to join again; empty once that is given back, or run."""
+        """The debts when the worker left its group to join again; empty once the steps are given back or run."""
         self._given: Debts = {}
-        """What was given back since `consume` last told that no late commit undoes that."""
+        """The steps given back since `consume` last showed that no late commit can undo it."""
 
     def clear(self) -> None:
-        """Forgets all: the partitions are gone."""
+        """Forgets everything: the partitions are revoked or lost."""
         self.over_rejoin, self._given = {}, {}
 
     def waiting(self, partitions: Collection[int] | None = None) -> Debts:
-        """Returns what is owed of these partitions; of those that wait for another attempt if it is None."""
+        """Returns the debts of these partitions; if None, of the partitions that wait for another attempt."""
         chosen, cursors = self._tasks.held if partitions is None else partitions, self._ledger.cursors
         return {
             tp: (at.next, at.committed)
@@ -56,25 +56,25 @@ class Owed:
         }
 
     def unprocessed(self) -> Debts:
-        """Returns what is owed of all partitions that have steps which were not run."""
+        """Returns the debts of all partitions that have steps which were not run."""
         return self.waiting({tp.partition for tp in self._ledger.unprocessed})
 
     def undone(self) -> Debts:
-        """Returns what a commit that reaches the broker late would take: what waits, and what was given back."""
+        """Returns the debts that a late commit would lose: of steps that wait, and of steps that were given back."""
         return self._given | self.waiting()
 
     def heard(self) -> None:
-        """Notes that no commit may come late: what was given back stays so."""
+        """Notes that no commit can come late: nothing undoes the giving back any more."""
         self._given = {}
 
     def give_held_back(self) -> None:
         """Commits the offsets before the steps that wait, so that a crash does not lose them."""
-        if self._tasks.held and not self._consumer.tainted:  # else a late commit would undo this: join again first
+        if self._tasks.held and not self._consumer.tainted:  # otherwise a late commit would undo this: join again first
             self._given |= self.waiting()
             self._committer.give_back(self._tasks.held.keys())
 
     def give_back_unstarted(self, assigned: Collection[TopicPartition]) -> None:
-        """Commits the offsets before what is owed: the partitions are revoked before they could be started there."""
+        """Commits the offsets before the owed steps: the partitions are revoked before they could start there."""
         try:
             self._committer.attempts.call(partial(self._give_back, assigned))
         except ClientError as error:
@@ -86,7 +86,7 @@ class Owed:
             self._consumer.commit(back)
 
     def starts(self, positions: Positions, owed: Mapping[TopicPartition, tuple[int, int]]) -> Positions:
-        """Returns the next offsets of what is owed where the group is at the offsets behind it; logs what is lost."""
+        """Returns the next offsets of debts whose committed offset is still the group's; logs which steps are lost."""
         if lost := [tp for tp, (at, committed) in owed.items() if positions.get(tp, committed + 1) > committed]:
             logger.error(
                 "%s: at most once: steps that waited are lost: another worker has %s, or had it meanwhile",

@@ -1,4 +1,4 @@
-"""Outputs that came back from the broker because a topic refuses one of them, of steps that are not run again."""
+"""Outputs that the broker returned because a topic refuses one of them; their steps are not run again."""
 
 from __future__ import annotations
 
@@ -11,37 +11,37 @@ from kstreams_py.steps.outputs import delivery_hash_of
 from kstreams_py.steps.plan import Plan
 
 Replacement = Callable[[Output, Plan, RecordRefused], Output | None]
-"""The dead letter to write in place of a refused output; None if it is no output of a step of the plan."""
+"""The dead letter to write in place of a refused output; None if the output belongs to no step of the plan."""
 
 
 class RefusedOutputs:
-    """What came back is written one output at a time; the one that is refused then is replaced by a dead letter."""
+    """Refused outputs: written one at a time; the one that is refused again is replaced by a dead letter."""
 
     def __init__(self, replacement: Replacement) -> None:
         self.apart: deque[Output] = deque()
         """Outputs to be written one by one, because one of them is refused."""
         self.mistake: RecordRefused | None = None
-        """Of an output that no dead letter replaces: to be raised once all others are delivered."""
+        """The refusal of an output that no dead letter replaces: to be raised once all others are delivered."""
         self._replacement = replacement
         self._plans: list[Plan] = []
-        """What was written since the last commit, to find the step of a refused output."""
+        """The plans written since the last commit, to find the step of a refused output."""
         self._replaced: set[bytes | None] = set()
         """Delivery hashes of the steps that have a dead letter in place of an output since the last commit."""
         self._least: set[bytes | None] = set()
-        """Those of which a dead letter was refused, too, and is replaced by the least one."""
+        """Delivery hashes of the steps whose dead letter was refused, too, and is replaced by the least one."""
 
     def wrote(self, plan: Plan) -> None:
         """Notes that the outputs of a plan are on their way."""
         self._plans.append(plan)
 
     def committed(self) -> None:
-        """All that was written is acknowledged."""
+        """Notes that everything that was written is acknowledged."""
         self._plans.clear()
         self._replaced.clear()
         self._least.clear()
 
     def set_apart(self, refused: Refused) -> None:
-        """Sets outputs apart that came back, at least one of them refused; where it is a single one, replaces it."""
+        """Sets apart outputs that came back, at least one of them refused; replaces the output if it is the only one."""
         if not self._plans:
             raise refused.mistake
         if len(refused.outputs) != 1:
@@ -50,7 +50,7 @@ class RefusedOutputs:
         (output,) = refused.outputs
         try:
             self._replace(output, refused.mistake)
-        except KStreamsError:  # of the schema registry
+        except KStreamsError:  # from the schema registry
             self.apart.appendleft(output)
             raise
 
@@ -66,4 +66,4 @@ class RefusedOutputs:
                 elif replaced is self._least:
                     break
                 return  # several outputs of one step may be refused: one dead letter says so
-        self.mistake = self.mistake or mistake  # no dead letters, or the least one is refused itself
+        self.mistake = self.mistake or mistake  # there are no dead letters, or the least one is refused, too

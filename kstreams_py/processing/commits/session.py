@@ -28,29 +28,29 @@ logger = logging.getLogger(__name__)
 TAKEOVER_SECONDS: Final = 1.0
 """Seconds for which a fenced worker asks its group who holds the membership.
 
-A replacement fences the transactional id and joins at about the same time: the first answer may come too early.
+A replacement fences the transactional id and joins at about the same time: the first answer may be too early.
 """
 
 MEMBERSHIP_ASKED_MAX: Final = 30
-"""Questions to the group who holds the slot, a second apart, until the worker ends."""
+"""How often the worker asks the group who holds the slot, a second apart, before it ends."""
 
 
 _REASONS: Final = {State.UNKNOWN: "unknown_outcome", State.FENCED: "fenced"}
-"""Why the producer is replaced, by the state of its session."""
+"""The reason for replacing the producer, by the state of its session."""
 
 
 class Session:
     """One producer at a time, and its state; each move but `force_ready` is checked against the table of states.py.
 
-    Between two transactions the session replaces a producer that may have a request on its way. What
-    follows an error, from Worker._recover on:
+    Between two transactions the session replaces a producer that may have a request on its way. These steps follow an
+    error, beginning with Worker._recover:
 
-    1. `Committer.recover` asks what kind of error it is; a refused output may need no new producer at all.
-    2. `fail` moves to the state of the error, and Attempts.failed() waits, or gives the worker up.
-    3. `abort_or_renew` aborts, where the state allows that, and the producer is kept.
-    4. Otherwise the group is asked for the membership: another member's ends this worker.
+    1. `Committer.recover` looks at the class of the error; a refused output may need no new producer.
+    2. `fail` moves to the state of the error, and Attempts.failed() waits, or ends the worker.
+    3. `abort_or_renew` aborts if the state allows it, and keeps the producer.
+    4. Otherwise it asks the group who holds the membership: if another member does, this worker ends.
     5. `renew` makes a producer of the same id, which fences the old one and ends its transaction.
-    6. The worker rewinds to the committed offsets: they tell whether the last transaction was committed.
+    6. The worker rewinds to the committed offsets: they show whether the last transaction was committed.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Session:
         self.state = State.READY
         self._attempts = attempts
         self.timed_out = False
-        """The broker aborted the last transaction because it took longer than transaction_timeout_ms."""
+        """Whether the broker aborted the last transaction because it took longer than transaction_timeout_ms."""
         self._mode = mode
         self._consumer = consumer
         self._cluster = environment.cluster
@@ -83,7 +83,7 @@ class Session:
     # Without errors.
 
     def start(self) -> None:
-        """Makes the first producer, which fences the one before: no committed offset may be read earlier.
+        """Makes the first producer, which fences the previous one: no committed offset may be read before that.
 
         Raises Fatal after PRODUCERS_MAX attempts.
         """
@@ -109,7 +109,7 @@ class Session:
         self._move(State.OPEN)
 
     def renew_if_tainted(self) -> None:
-        """Replaces a producer of which a request may be on its way; nothing is open.
+        """Replaces a producer that may have a request on its way; no transaction is open.
 
         A request that timed out may reach the broker late and end a later transaction of the same epoch.
         """
@@ -142,7 +142,7 @@ class Session:
 
     @property
     def has_producer(self) -> bool:
-        """There is a producer: not before the start, nor after a failure to replace one."""
+        """Whether there is a producer: there is none before the start, or after a failure to replace one."""
         return self._producer is not None
 
     @property
@@ -159,22 +159,22 @@ class Session:
     # After errors.
 
     def fail(self, error: ClientError) -> None:
-        """Moves to the state of the error, unless the session is in that or a more severe one."""
+        """Moves to the state of the error, unless the session is in that state or a more severe one."""
         state = STATE_OF[type(error)]
         if self.state not in FAILURES or FAILURES.index(state) > FAILURES.index(self.state):
             self._move(state)
 
     def must_abort(self) -> None:
-        """Lets the open transaction only be aborted."""
+        """Records that the open transaction can only be aborted."""
         if self.state in (State.READY, State.OPEN):
             self._move(State.ABORTABLE)
 
     def abort_or_renew(self, age: float) -> None:
-        """Aborts the transaction where that is possible, and otherwise replaces the producer.
+        """Aborts the transaction if that is possible, and otherwise replaces the producer.
 
-        `age` is that of the transaction when it failed, in seconds. The session is ready afterwards. Raises Replaced
+        `age` is the age of the transaction when it failed, in seconds. The session is ready afterwards. Raises Replaced
         if another worker holds the membership, Fatal if the group does not say who does, Retriable if no broker
-        answers: call it again after the group was heard.
+        answers: call it again after the client has heard the group.
         """
         self.timed_out = False
         reason = _REASONS.get(self.state, "abort_failed")
@@ -189,15 +189,16 @@ class Session:
         self.renew(reason)
 
     def force_ready(self) -> None:
-        """Makes the session ready without an abort (at most once): outputs on their way stay in the producer."""
+        """Makes the session ready without an abort (at most once): the producer keeps the outputs on their way."""
         self._opened_at = None
         self.state = State.READY
 
     def renew(self, reason: str = "") -> None:
         """Replaces the producer by one of the same id. `reason`: one of RENEWALS; "" for the first producer.
 
-        In a transaction the new one fences the old one, and ends its transaction; without, the queue of the old one is
-        dropped. Raises Retriable if no broker answers: there is no producer then, and the state is UNKNOWN or worse.
+        With transactions, the new producer fences the old one and ends its transaction; without, the queue of the old
+        one is dropped. Raises Retriable if no broker answers: there is no producer then, and the state is UNKNOWN or
+        worse.
         """
         while True:
             self._drop()
@@ -230,7 +231,7 @@ class Session:
         if self._mode.transactional and self.state in (State.OPEN, State.RETRIABLE, State.ABORTABLE):
             try:
                 self._abort()
-            except KStreamsError as error:  # the error that ends the worker is raised already
+            except KStreamsError as error:  # the error that ends the worker is already raised
                 logger.warning("%s: its transaction is left to its time-out: %s", self._id, error)
         self._drop()
 
@@ -241,7 +242,7 @@ class Session:
             self._producer = None
 
     def _abort(self) -> bool:
-        """Aborts; False if the producer has to be replaced."""
+        """Aborts; returns False if the producer must be replaced."""
         if self._producer is None:
             return False
         if self._opened_at is not None:
@@ -259,10 +260,11 @@ class Session:
         return True
 
     def _require_membership(self, age: float) -> None:
-        """Asks the group whether this worker still is its slot's, before the transactional id is taken back.
+        """Asks the group whether this worker still holds its slot, before the transactional id is taken back.
 
-        A replacement and a broker's time-out both look like fencing; only the first has taken the membership. Raises
-        Replaced; Retriable if no broker answers, Fatal if the group does not tell: nobody is fenced then.
+        A replacement and a broker's time-out both look like fencing; only a replacement has taken the membership.
+        Raises Replaced if another worker has, Retriable if no broker answers, Fatal if the group does not say. Nobody
+        is fenced then.
         """
         fenced, timed_out = self.state is State.FENCED, age >= self._timeout
         asked_until = self._clock() + (TAKEOVER_SECONDS if fenced and not timed_out else 0.0)
@@ -289,7 +291,7 @@ class Session:
             )  # fmt: skip
 
     def _owner(self) -> Owner:
-        """Whose the membership is: ours or nobody's. Raises Replaced if it is another's, Retriable if it may be."""
+        """Returns who holds the membership: this worker or nobody. Raises Replaced if another does, Retriable if unsure."""
         for _ in range(MEMBERSHIP_ASKED_MAX):
             try:
                 owner, holder = self._attempts.ask(self._consumer.membership)

@@ -24,7 +24,7 @@ from kstreams_py.errors import Abortable, Fatal, Fenced, OutcomeUnknown, Refused
 
 
 class State(StrEnum):
-    """The states of the picture above; those after a failure are in order of severity."""
+    """The states of the diagram above; the states after a failure are in order of severity."""
 
     READY = "ready"
     OPEN = "open"
@@ -36,7 +36,7 @@ class State(StrEnum):
 
 
 FAILURES: Final = (State.RETRIABLE, State.ABORTABLE, State.UNKNOWN, State.FENCED, State.FATAL)
-"""From the least to the most severe."""
+"""The states after a failure, from the least to the most severe."""
 
 TRANSITIONS: Final = {
     State.READY: frozenset({State.OPEN, *FAILURES}),
@@ -47,7 +47,7 @@ TRANSITIONS: Final = {
     State.FENCED: frozenset({State.READY, State.FATAL}),
     State.FATAL: frozenset[State](),
 }
-"""The transitions that are allowed."""
+"""The allowed transitions."""
 
 STATE_OF: Final = {
     Retriable: State.RETRIABLE,

@@ -1,11 +1,11 @@
 """The guarantees of processors whose rows are stored in a target, each once.
 
-By delivery hash (`ExactlyOnceRows`, `AtLeastOnceRows`) rows are stored before the offsets are committed: a crash in
-between delivers their steps again, and the target knows the hashes.
+By delivery hash (`ExactlyOnceRows`, `AtLeastOnceRows`), rows are stored before the offsets are committed. A crash
+between the two delivers their steps again, and the target knows the hashes.
 
-By offsets (`StoredOffsets`) rows and the next offsets of the inputs are stored together, if the target still has the
-offsets that this worker has read. What the target has counts; the group's offsets follow. Dead letters are committed
-before the rows of their neighbours, so an end in between writes them twice, with one delivery hash.
+By offsets (`StoredOffsets`), rows and the next offsets of the inputs are stored together, if the target still has the
+offsets that this worker has read. The target's offsets decide; the group's offsets follow. Dead letters are committed
+before the rows of the same intakes, so a crash between the two writes them twice, with one delivery hash.
 
 No transaction is open while a target writes: however long that takes, the broker does not abort it.
 """
@@ -52,7 +52,7 @@ class _Storing(Committer):
         )
 
     def resume(self, positions: Positions, partitions: Collection[TopicPartition]) -> Positions:
-        """Restores a state, then connects, so that a mistake is found before a function is called."""
+        """Restores the state, then connects to the target, so that a mistake is found before a function is called."""
         positions = super().resume(positions, partitions)
         self._target.open()
         return positions
@@ -69,10 +69,10 @@ class _Storing(Committer):
     def _commit(self) -> None:
         if self._rows:
             self._store({}, {})
-        super()._commit()  # type: ignore[safe-super]  # that of the guarantee beside it
+        super()._commit()  # type: ignore[safe-super]  # the method of the guarantee beside this class
 
     def _store(self, positions: Positions, expected: Positions) -> None:
-        """Stores the rows; while the target is away they are kept for the next commit."""
+        """Stores the rows; keeps them for the next commit while the target is away."""
         self.must_repeat_commit = False
         try:
             self._target.store(self._rows, positions, expected)
@@ -98,31 +98,31 @@ class _Storing(Committer):
 
 
 class ExactlyOnceRows(_Storing, ExactlyOnce):
-    """Rows by their hashes; then dead letters and offsets in one transaction."""
+    """Stores rows by their hashes; then commits dead letters and offsets in one transaction."""
 
 
 class AtLeastOnceRows(_Storing, AtLeastOnce):
-    """Rows by their hashes, each once; then dead letters, then offsets."""
+    """Stores rows by their hashes, each once; then writes dead letters, then commits offsets."""
 
 
 class StoredOffsets(_Storing, ExactlyOnce):
-    """Dead letters; then rows and the next offsets in one transaction of the target; the group follows."""
+    """Commits dead letters, then rows and next offsets in one transaction of the target, then the group's offsets."""
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
         self._stored: Positions = {}
-        """The next offsets that the target had when they were last read or written."""
+        """The next offsets in the target, as last read or written."""
         self._delivered: set[bytes | None] = set()
         """Delivery hashes of steps with a committed dead letter whose offsets the target does not have yet."""
 
     def resume(self, positions: Positions, partitions: Collection[TopicPartition]) -> Positions:
-        """Returns the offsets of the target, where it has some; those of the group are set to them."""
+        """Returns the offsets of the target where it has some, and sets those of the group to them."""
         positions = super().resume(positions, partitions)
         self._stored = self._target.positions(partitions)
         if differing := {tp: at for tp, at in self._stored.items() if positions.get(tp) != at}:
             is_ahead = any(positions.get(tp, at) > at for tp, at in differing.items())
             logger.log(
-                logging.WARNING if is_ahead else logging.INFO,  # behind it is after a crash between the two
+                logging.WARNING if is_ahead else logging.INFO,  # a crash between the two leaves the group behind
                 "%s: continues at the offsets that its target has, not at those of its group: %s", self._processor.id,
                 ", ".join(f"{tp}@{at}, not {positions.get(tp, 'any')}" for tp, at in sorted(differing.items())),
             )  # fmt: skip
