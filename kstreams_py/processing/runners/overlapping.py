@@ -199,7 +199,7 @@ class OverlappingRunner(Runner):
         return sum(size for number, size in self._bytes.items() if number not in held) >= WINDOW_BYTES
 
     def _chain(self, inputs: Inputs) -> Hashable:
-        """Returns the chain of a step, whose calls do not overlap; a step alone must not overlap its own abandoned call."""
+        """Returns the chain of a step: its calls do not overlap, not even with an abandoned call of the same step."""
         m = inputs[0]
         if self._processor.order is Order.PARTITION:
             return m.partition()
