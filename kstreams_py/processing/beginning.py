@@ -127,7 +127,10 @@ class Beginning:
             )  # fmt: skip
 
     def plan(self, partitions: Collection[TopicPartition]) -> Positions:
-        """Returns what `start` does, and raises InputLost as it does, but commits and records nothing."""
+        """Returns the start offsets of partitions without a committed one, as `start` does, but records nothing.
+
+        Raises InputLost if one of the partitions was begun before.
+        """
         begun = self.read()
         if lost := [tp for tp in sorted(partitions) if self._named(tp) in begun]:
             minutes = self._cluster.offsets_retention_minutes()

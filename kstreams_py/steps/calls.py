@@ -64,7 +64,7 @@ class Calls(Protocol):
         """Forgets all calls, and cancels those that can be cancelled. Their chains still wait for them to end."""
 
     def close(self) -> None:
-        """Abandons all calls, and ends the threads that make them."""
+        """Abandons all calls, and ends the threads that make them, if they are its own."""
 
     @property
     def oldest(self) -> tuple[float, Callable[[], Any]] | None:

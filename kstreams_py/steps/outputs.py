@@ -177,7 +177,7 @@ def delivery_hash_of(output: Output) -> bytes | None:
 
 
 def is_same(one: Output, other: Output) -> bool:
-    """Returns whether two outputs are the same record; a client that returns one may have set its timestamp."""
+    """Returns whether two outputs are the same record; a client that returns one has set its partition and timestamp."""
     at, other_at = one[TIMESTAMP], other[TIMESTAMP]
     return (
         one[:3] == other[:3]
@@ -205,7 +205,7 @@ def _checked_headers(headers: Any) -> Headers:
 
 
 def _past(kind: int, timestamp: int) -> int:
-    """Returns the timestamp of an output: 0 (the current time) if its input has none, otherwise that of the input.
+    """Returns an output's timestamp: 0 (the current time) if its input has none, or the input's from before 1970.
 
     Raises ValueError for the timestamp 0, for which librdkafka writes the current time (rd_kafka_msg_new0).
     """

@@ -150,7 +150,7 @@ class OverlappingRunner(Runner):
         self._is_finishing = False  # if the steps before cannot be committed, all are run again
 
     def close(self) -> None:
-        """Ends the threads or the event loop of the calls."""
+        """Abandons all calls, and ends the threads that make them, if any."""
         self.abandon()
         self._calls.close()
 

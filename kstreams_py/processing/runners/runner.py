@@ -491,7 +491,7 @@ class Runner:
         """Forgets all open steps: they are run again, here or by another worker."""
 
     def close(self) -> None:
-        """Ends the threads or the event loop of the calls."""
+        """Abandons all calls, and ends the threads that make them, if any."""
 
     def assigned(self) -> None:
         """Notes that the tasks are those of a new assignment, or are rewound."""
