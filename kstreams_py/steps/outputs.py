@@ -177,7 +177,7 @@ def delivery_hash_of(output: Output) -> bytes | None:
 
 
 def is_same(one: Output, other: Output) -> bool:
-    """Returns whether two outputs are the same record; a client that returns one has set its partition and timestamp."""
+    """Returns whether two outputs are the same record; a client that returns one has set partition and timestamp."""
     at, other_at = one[TIMESTAMP], other[TIMESTAMP]
     return (
         one[:3] == other[:3]
