@@ -1,10 +1,10 @@
 """Exactly-once processors: from a fetched record to its committed outputs.
 
-A wing for each question, then the loop that asks them:
+A folder for each question, then the loop that asks them:
 
 tasks/       which records are next
 runners/     how their steps are run
-journal/     what a topic of its own records of deliveries, and what a restart concludes from it
+journal/     what the journal topic records of deliveries, and what a restart concludes from it
 commits/     how outputs and offsets are committed
 environment  acts  what the engine works with: a cluster, settings, a clock
 topics       acts  creates and checks the topics of a graph, and follows inputs that grow

@@ -1,15 +1,16 @@
-"""Where a group begins to read; it records its beginnings, so that it does not start over once its offsets expired.
+"""Where a group begins to read; it records its beginnings, so that it does not start over after its offsets expire.
 
 Kafka deletes the committed offsets of a group that is stopped for longer than `offsets.retention.minutes`. The topic
 `__ks.<graph>.beginnings` (compacted) has one record for each partition that a processor has begun to read, committed
 together with the offset at which it began. A partition that has a record and no committed offset has lost it.
 
-Without transactions the offset and the record cannot be committed together. So the offset is written to a record of its
-own first, then it is committed, then the partition is recorded as begun, and only then are its steps run: a start that
-dies in between, and whose offsets expire, begins at that offset again, unless `auto_offset_reset` is another one then.
+Without transactions the offset and the record cannot be committed together. So the offset is first written to a record
+of its own, then it is committed, then the partition is recorded as begun, and only then its steps are run. If a start
+dies between these and its offsets expire, the next start begins at that offset again, unless `auto_offset_reset` has
+changed.
 
-A processor with a state records that, too, with the id of the changelog: a state that was begun, and is not there, is
-lost, and does not begin again in silence.
+A processor with a state also records the state, with the id of the changelog: a state that was begun and is missing is
+lost, and does not silently begin again.
 """
 
 from __future__ import annotations
@@ -34,25 +35,26 @@ START: Final = "start"
 """The field of a record that names an offset."""
 
 POLICY: Final = "policy"
-"""The field of its `auto_offset_reset`."""
+"""The field of the `auto_offset_reset` under which that offset was chosen."""
 
 _AS_NAMED: Final = " as an earlier start had named"
 
 _NAMES_START: Final = " start"
-"""Follows the processor in the key of such a record: it takes no place of what is begun, and no processor's id has it.
+"""Follows the processor in the key of a record that names an offset; no processor's id contains it.
 
-Such a record has the form of the others: releases that know no other take it for a processor that they do not run.
+So the record replaces no record of a beginning. It has the form of the others: a release that does not know this kind
+of record takes it for one of a processor that it does not run.
 """
 
 _HAS_STATE: Final = " state"
-"""Follows the processor in the key of a record that its state is begun, which has the changelog in place of an input.
+"""Follows the processor in the key of a record that its state is begun; the key has the changelog, not an input.
 
 It is committed with the first record of positions in the changelog. `kstreams recover reset` deletes it.
 """
 
 
 class Begun(NamedTuple):
-    """A partition of a topic that a processor has begun to read; a topic that is created again has another id."""
+    """A partition of a topic that a processor has begun to read; a topic that is created again gets another id."""
 
     processor: str
     topic: str
@@ -63,8 +65,8 @@ class Begun(NamedTuple):
 class Beginning:
     """Decides where one processor of a graph begins to read partitions, and records it.
 
-    - `inputs`: the processor's input topics when the worker started. A partition that they do not have was added since,
-      and is read from its start whatever `auto_offset_reset` is.
+    - `inputs`: the processor's input topics when the worker started. A partition that they lack was added later, and
+      is read from its start, whatever `auto_offset_reset` is.
     """
 
     def __init__(
@@ -81,7 +83,7 @@ class Beginning:
         self._begun: dict[Begun, int] | None = None
         """How many partitions the topic had when each was begun; None until the records are read."""
         self._starts: dict[Begun, int] = {}
-        """The offsets at which partitions were about to begin under the same `auto_offset_reset`."""
+        """The offsets at which partitions were about to begin, recorded under the current `auto_offset_reset`."""
         self._recorded: set[TopicPartition] = set()
         """Partitions whose beginning is known to be recorded."""
 
@@ -98,20 +100,20 @@ class Beginning:
         return starts
 
     def check_state(self, committer: Committer) -> None:
-        """Raises InputLost if the state of a partition that was begun is lost; to be called once it is restored."""
+        """Raises InputLost if the state of a partition was begun and is lost; call it once the state is restored."""
         if (stores := committer.stores) is not None:
             begun = states_begun(self.read(), self._processor, stores.changelog)
             stores.check_begun({each.partition: each.topic_id for each in begun})
 
     def _states(self, partitions: Collection[TopicPartition], committer: Committer) -> list[Begun]:
-        """What the records name that the state of these partitions is begun."""
+        """Returns the keys of the records that the state of these partitions is begun."""
         if (stores := committer.stores) is None:
             return []
         name, numbers = self._processor + _HAS_STATE, sorted({tp.partition for tp in partitions})
         return [Begun(name, stores.changelog, stores.changelog_id, number) for number in numbers]
 
     def _warn_of_another_name(self) -> None:
-        """Warns where a processor that the graph does not declare has read what this one now begins to read."""
+        """Warns if a processor that the graph does not declare has read the topics that this one begins to read."""
         begun, ids = self.read(), {(topic, info.topic_id) for topic, info in self._inputs.items()}
         if any(each.processor == self._processor for each in begun):
             return
@@ -125,7 +127,10 @@ class Beginning:
             )  # fmt: skip
 
     def plan(self, partitions: Collection[TopicPartition]) -> Positions:
-        """The start offsets of partitions without a committed offset; records nothing. Raises InputLost as `start`."""
+        """Returns the start offsets of partitions without a committed one, as `start` does, but records nothing.
+
+        Raises InputLost if one of the partitions was begun before.
+        """
         begun = self.read()
         if lost := [tp for tp in sorted(partitions) if self._named(tp) in begun]:
             minutes = self._cluster.offsets_retention_minutes()
@@ -138,7 +143,7 @@ class Beginning:
         return self.first(partitions)
 
     def first(self, partitions: Collection[TopicPartition]) -> Positions:
-        """The start offsets of partitions that were never begun, as far as records of beginnings were read."""
+        """Returns the start offsets of partitions that were never begun, as far as the records were read."""
         named = self._named_starts(partitions)
         new = set(partitions) - named.keys()
         first = new if self._from_start else {tp for tp in new if self._was_added(tp)}
@@ -151,7 +156,7 @@ class Beginning:
     def record_missing(self, partitions: Collection[TopicPartition], committer: Committer) -> None:
         """Records the beginning of partitions that have a committed offset and no record, once in a process.
 
-        To be called before a step of them is run: else it would be run again once the offsets have expired.
+        Call it before a step of them is run: otherwise the step would be run again once the offsets have expired.
         """
         if not self._recorded.issuperset(partitions):
             begun = self.read()
@@ -172,25 +177,26 @@ class Beginning:
             )
             for tp, at in starts.items()
         ]
-        # before the commit: one that fails after the records were written is repeated with the same offsets
+        # before the commit: if it fails after the records were written, it is repeated with the same offsets
         self._starts |= {self._named(tp): at for tp, at in starts.items()}
         begun = [begun_record(self._topic, each, count) for each, count in counts.items()]
         committer.commit_start(starts, named, begun)
         self._begun |= counts
 
     def read(self) -> dict[Begun, int]:
-        """Reads what is recorded, once in a process: before the committed offsets are, which are committed before it.
+        """Returns what is recorded, read once in a process. Call it before the committed offsets are read.
 
-        The other way round, a beginning of another worker in between looks like one whose offset has expired.
+        Offsets are committed before a beginning is recorded. In the other order of reading, a beginning that another
+        worker makes between the two reads looks like one whose offset has expired.
         """
         if self._begun is None:
             self._begun, starts = read_begun(self._cluster, self._topic)
-            # one of another policy: the user wants another start since
+            # leave out those under another policy: the user now wants another start
             self._starts |= {each: at for each, (at, policy) in starts.items() if policy == self._policy}
         return self._begun
 
     def _was_added(self, tp: TopicPartition) -> bool:
-        """Whether the partition was added since the group began to read its topic, or since this worker started."""
+        """Returns whether the partition was added after the group began to read its topic, or this worker started."""
         mine = self._named(tp)
         return tp.partition >= self._inputs[tp.topic].partitions or any(
             count <= tp.partition for each, count in (self._begun or {}).items() if each[:3] == mine[:3]
@@ -201,25 +207,25 @@ class Beginning:
 
 
 def begun_record(topic: str, begun: Begun, partitions: int) -> Output:
-    """The record that a partition is begun; `partitions` is how many its topic has."""
+    """Returns the record that a partition is begun; `partitions` is how many its topic has."""
     return _record(topic, begun, {"partitions": partitions})
 
 
 def states_begun(begun: Collection[Begun], processor: str, changelog: str) -> list[Begun]:
-    """What is recorded of the state of a processor, by partition; of some it may be in several changelogs."""
+    """Returns what is recorded of the state of a processor; a partition may have several changelogs."""
     return [each for each in begun if each[:2] == (processor + _HAS_STATE, changelog)]
 
 
 def forgotten_state(topic: str, begun: Begun) -> Output:
-    """The tombstone of such a record."""
+    """Returns the tombstone of a record that a state is begun."""
     return (topic, None, json.dumps(begun).encode(), 0, None, None, 0, None)
 
 
 def read_begun(cluster: Cluster, topic: str) -> tuple[dict[Begun, int], dict[Begun, tuple[int, str]]]:
-    """What a topic of beginnings records.
+    """Reads a topic of beginnings.
 
     Returns how many partitions the topic had when each partition was begun, and the offset at which each was about to
-    begin, with the `auto_offset_reset` of then. Records of others are passed over, and the first is logged.
+    begin, with the `auto_offset_reset` at that time. Skips foreign records, and logs the first of them.
     """
     begun: dict[Begun, int] = {}
     starts: dict[Begun, tuple[int, str]] = {}
@@ -250,9 +256,9 @@ def _record(topic: str, key: Sequence[object], value: Mapping[str, object]) -> O
 
 
 def _decode(m: Message) -> tuple[str, Begun, int | tuple[int, str] | None]:
-    """The name in a record's key, the partition that it names, and what it says of that: None deletes it.
+    """Returns the name in a record's key, the partition in the key, and the value; None deletes the record.
 
-    Raises ValueError or DecodeError for a record of others.
+    Raises ValueError or DecodeError for a foreign record.
     """
     value, key = m.value(), m.key()
     if key is None:

@@ -1,4 +1,4 @@
-"""What the engine works in: a cluster, settings, a clock."""
+"""The environment of the engine: a cluster, settings, a clock."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from kstreams_py.steps.calls import OpenCalls, open_calls
 from kstreams_py.steps.tracing import OpenTracing
 
 OUTPUTS_HELD: Final = 500
-"""Outputs that wait for their commit, so that a small transaction sends its offsets before them (ARCHITECTURE.md).
+"""How many outputs may wait for their commit, so that a small transaction sends its offsets first (ARCHITECTURE.md).
 
-Measured at 1,000 records a second: a transaction takes 20 ms, and 37 without. A large one sends outputs at once.
+Measured at 1,000 records a second: a transaction takes 20 ms, without this 37 ms. A large one sends outputs at once.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """What the engine works in; a simulation replaces cluster, clock and sleep.
+    """The environment of the engine; a simulation replaces cluster, clock and sleep.
 
-    - `clock`: returns seconds that only grow.
+    - `clock`: returns seconds that never decrease.
     - `sleep`: waits for a number of seconds.
     - `outputs_held`: see OUTPUTS_HELD.
-    - `chance`: returns a number between 0 and 1, by which the waits before retries differ.
-    - `open_calls`: opens the calls of a function where they overlap.
+    - `chance`: returns a random number between 0 and 1, which varies the waits before retries.
+    - `open_calls`: makes the object that runs overlapping calls of a function.
     - `tracing`: makes the spans of a worker; None for no tracing.
-    - `open_sink`: connects to the target of a sink, for the named processor with its graph.
+    - `open_sink`: connects to the target of a sink; takes the processor's name with that of its graph.
     """
 
     cluster: Cluster
@@ -49,12 +49,12 @@ class Environment:
 
 
 def open_tracing(settings: Settings, provider: Any = None) -> OpenTracing | None:
-    """What makes the spans of workers; None without `tracing`. Raises MissingSoftware without OpenTelemetry.
+    """Returns what makes the spans of workers; None without `tracing`. Raises MissingSoftware without OpenTelemetry.
 
-    - `provider`: the tracer provider where they go; None for the program's own.
+    - `provider`: the tracer provider for the spans; None for the program's own.
     """
     if not settings.tracing:
         return None
-    from kstreams_py.steps.otel import WorkerTracing  # noqa: PLC0415, only who traces pays for OpenTelemetry
+    from kstreams_py.steps.otel import WorkerTracing  # noqa: PLC0415, only tracing pays for importing OpenTelemetry
 
     return partial(WorkerTracing, provider=provider)

@@ -1,4 +1,4 @@
-"""How many records a worker takes at once: as many as its functions are fast, and fewer to find a step that fails."""
+"""How many records a worker takes at once: more for fast functions, and fewer to find a step that fails."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Final
 class Pace:
     """How many records to fetch and to take at once.
 
-    A slow function must neither outlive its transaction nor keep its worker from the group, and a fast one must not
-    pay per call. With `whole_fetches` each intake costs a commit of its own, so that all that was fetched is taken.
+    A slow function must neither outlast its transaction nor keep its worker from the group, and a fast one must not
+    pay per call. With `whole_fetches` each intake costs a commit of its own, so everything that was fetched is taken.
     """
 
     FETCH_MAX: Final = 10_000
@@ -18,7 +18,7 @@ class Pace:
     FETCH_SECONDS: Final = 0.2
 
     def __init__(self, *, whole_fetches: bool, least: int = 1) -> None:
-        """`least` is how many to fetch and to take at least."""
+        """`least` is the minimum to fetch and to take."""
         self.fetch = max(100, least)
         self._whole_fetches = whole_fetches
         self._least = least
@@ -26,7 +26,7 @@ class Pace:
 
     @property
     def take(self) -> int:
-        """Steps to run before looking at the clock."""
+        """How many steps to run before the clock is read."""
         return self.fetch if self._whole_fetches else min(self.fetch, max(self.TAKE_MAX, self._least))
 
     def ran(self, steps: int, seconds: float) -> None:
@@ -35,7 +35,7 @@ class Pace:
         self.fetch = max(self._least, min(wanted, self.fetch * 4, self.FETCH_MAX))
 
     def waited(self, steps: int, seconds: float) -> None:
-        """As `ran`, after a while in which calls were under way; no step may be done by then."""
+        """Same as `ran`, for steps with overlapping calls; `steps` is 0 if none of them is done yet."""
         self._waited += seconds
         if steps:
             self.ran(steps, self._waited)
@@ -43,26 +43,26 @@ class Pace:
 
 
 class Search:
-    """Finds the step for which a transaction fails, by halving: how many steps the next one may have."""
+    """Finds the step that makes a transaction fail, by halving the number of steps of the next one."""
 
     def __init__(self) -> None:
         self.limit = sys.maxsize
         self._whole = 0
-        """Steps of the transaction that failed first."""
+        """How many steps the transaction had that failed first."""
 
     @property
     def searching(self) -> bool:
-        """Every intake is committed by itself."""
+        """Whether a search is going on: every intake is committed by itself."""
         return self.limit < sys.maxsize
 
     def failed(self, steps: int) -> bool:
-        """Whether it was a single step that failed; else the next transaction has half as many."""
+        """Returns whether a single step failed; otherwise the next transaction has half as many steps."""
         self._whole = max(self._whole, steps)
         self.limit = max(1, steps // 2)
         return steps == 1
 
     def committed(self, steps: int) -> None:
-        """A transaction of so many steps got through: the next one may have twice as many."""
+        """Notes that a transaction of so many steps was committed: the next one may have twice as many."""
         if self.searching and steps:
             self.limit *= 2
             if self.limit > self._whole:

@@ -1,4 +1,4 @@
-"""The topics of a graph: creates missing ones, refuses those that do not fit, and follows inputs that grow."""
+"""The topics of a graph: creates missing ones, rejects those that differ, and follows inputs that grow."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ JOURNAL_SETTINGS: Mapping[str, str] = {"cleanup.policy": "delete", "retention.ms
 """A journal's newest record must never be lost to time or compaction; the worker deletes older ones."""
 
 DELIVERED_SETTINGS: Mapping[str, str] = {"cleanup.policy": "compact"}
-"""Of each task only the newest record counts, and has to be kept."""
+"""Only the newest record of each task counts, and must be kept."""
 
 BEGINNINGS_SETTINGS: Mapping[str, str] = {"cleanup.policy": "compact"}
 
@@ -25,7 +25,7 @@ BEGINNINGS_SETTINGS: Mapping[str, str] = {"cleanup.policy": "compact"}
 def create_topics(graph: Graph, cluster: Cluster, partitions: int = DEFAULT_PARTITIONS) -> list[str]:
     """Creates the graph's missing topics, and returns their names.
 
-    The number of partitions is the declared one, or that of Graph.partitions_like(), where `partitions` is the default.
+    The number of partitions is the declared one, or that of Graph.partitions_like(), with `partitions` as the default.
     """
     counts = {info.name: info.partitions for info in find_topics(graph, cluster).values()}
     missing = [name for name in graph.topics if name not in counts]
@@ -40,7 +40,7 @@ def create_topics(graph: Graph, cluster: Cluster, partitions: int = DEFAULT_PART
 
 
 def find_topics(graph: Graph, cluster: Cluster, names: Collection[str] | None = None) -> dict[str, TopicInfo]:
-    """The topics of a graph that exist, by name, each as its own cluster describes it; all of them without `names`."""
+    """Returns the existing topics of a graph, by name, as their own clusters describe them; all if `names` is None."""
     declared = graph.topics
     asked = list(declared.values()) if names is None else [declared[name] for name in names]
     found: dict[str, TopicInfo] = {}
@@ -55,7 +55,7 @@ def ask_clusters(
     partitions: Collection[TopicPartition],
     ask: Callable[[Cluster, Collection[TopicPartition]], Positions],
 ) -> Positions:
-    """Asks each cluster about the partitions that it has, of topics of the graph; returns what all of them answer."""
+    """Asks each cluster about its partitions of topics of the graph; returns the answers together."""
     by_place: dict[str, list[TopicPartition]] = {}
     for tp in partitions:
         by_place.setdefault(graph.topics[tp.topic].cluster, []).append(tp)
@@ -66,7 +66,7 @@ def ask_clusters(
 
 
 def find_topics_of(graph: Graph, processor: Processor, cluster: Cluster) -> dict[str, TopicInfo]:
-    """The topics of a processor that exist, with its journal and its changelog."""
+    """Returns the existing topics of a processor, with its journal and its changelog."""
     found = find_topics(graph, cluster, [*(topic.name for topic in processor.inputs), *processor.written])
     own = [name for name in (graph.journal(processor), changelog_of(graph.name, processor)) if name is not None]
     return found | cluster.topics(own) if own else found
@@ -96,7 +96,7 @@ def check_topics(graph: Graph, cluster: Cluster) -> dict[str, TopicInfo]:
 
 
 def describe_idle_slots(graph: Graph, found: Mapping[str, TopicInfo], slots: int) -> str:
-    """Why some of so many slots have nothing to do, with the remedy; "" if each of them has a partition to read."""
+    """Returns why some of the slots have nothing to do, with the remedy; "" if each slot has a partition to read."""
     read = [found[processor.inputs[0].name].partitions for processor in graph.processors]
     if slots <= max(read, default=slots):
         return ""
@@ -109,7 +109,7 @@ def describe_idle_slots(graph: Graph, found: Mapping[str, TopicInfo], slots: int
 
 
 def create_own_topics(graph: Graph, cluster: Cluster, found: Mapping[str, TopicInfo]) -> list[str]:
-    """Creates the framework's own topics, and returns their names; lets journals grow with their inputs."""
+    """Creates the framework's own topics, and returns their names; grows journals with their inputs."""
     wanted: dict[str, dict[str, tuple[int, Mapping[str, str]]]] = {"": {}}
     for processor in graph.processors:
         if processor.inputs[0].name not in found:
@@ -128,7 +128,7 @@ def create_own_topics(graph: Graph, cluster: Cluster, found: Mapping[str, TopicI
 
 
 def _check_growth(processor: Processor, changelog: str, partitions: int, cluster: Cluster) -> None:
-    """Raises TopicError if the inputs of a processor have another number of partitions than the changelog."""
+    """Raises TopicError if the inputs of a processor and its changelog differ in their number of partitions."""
     found = cluster.topics([changelog]).get(changelog)
     if found is not None and found.partitions != partitions:
         raise TopicError(
@@ -140,7 +140,7 @@ def _check_growth(processor: Processor, changelog: str, partitions: int, cluster
 
 
 class Growth:
-    """Checks a processor's inputs again, and lets its journal grow, when they have grown."""
+    """Checks a processor's inputs again when they have grown, and grows its journal with them."""
 
     def __init__(self, graph: Graph, processor: Processor, cluster: Cluster, topics: Mapping[str, TopicInfo]) -> None:
         """Raises GraphError if inputs that are read in step differ in partitions."""
@@ -153,9 +153,9 @@ class Growth:
         self._counts = {name: min(count, journaled) for name, count in counts.items()}
 
     def check(self, partitions: Collection[TopicPartition]) -> None:
-        """Checks the inputs again if one of `partitions` is new, and lets the journal grow with them.
+        """Checks the inputs again if one of `partitions` is new, and grows the journal with them.
 
-        Raises GraphError if inputs that are read in step differ in partitions now.
+        Raises GraphError if inputs that are read in step now differ in partitions.
         """
         if any(tp.partition >= self._counts[tp.topic] for tp in partitions):
             found = self._cluster.topics([topic.name for topic in self._processor.inputs])

@@ -1,4 +1,4 @@
-"""Calls of a function that are under way at once: coroutines on one event loop, or plain functions in threads."""
+"""Concurrent calls of a function: coroutines on one event loop, or plain functions in threads."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from kstreams_py.steps.chains import Chains
 logger = logging.getLogger(__name__)
 
 PATIENCE: Final = 0.01
-"""Seconds for which a worker waits for calls before it turns to its group and its commit."""
+"""Seconds that a worker waits for calls before it looks at its group and its commit."""
 
 LOOP_NAME: Final = "kstreams-async"
 
@@ -37,7 +37,7 @@ class Call(NamedTuple):
 class Ended(NamedTuple):
     """A call that has ended: with a result, or with an error.
 
-    - `has_run`: False if it was dropped, as a call before it in its chain has raised.
+    - `has_run`: False if it was dropped because an earlier call of its chain raised.
     - `seconds`: from its start to its end.
     """
 
@@ -49,30 +49,30 @@ class Ended(NamedTuple):
 
 
 class Calls(Protocol):
-    """The calls of one worker's function. One thread uses this."""
+    """The calls of one worker's function. Only one thread uses this."""
 
     def start(self, calls: Iterable[Call], /) -> None:
-        """Makes these calls, as soon as their number and their chains allow."""
+        """Makes these calls as soon as the limit and their chains allow it."""
 
     def collect(self) -> Sequence[Ended]:
-        """Returns the calls that have ended since the last time; waits for a while until all have."""
+        """Returns the calls that have ended since the last time; waits a while for all of them to end."""
 
     def drop(self) -> None:
         """Drops the calls that have not started; `collect` returns them."""
 
     def abandon(self) -> None:
-        """Forgets all calls, and cancels those that can be cancelled. Their chains wait for their ends all the same."""
+        """Forgets all calls, and cancels those that can be cancelled. Their chains still wait for them to end."""
 
     def close(self) -> None:
-        """Abandons all calls, and ends what makes them."""
+        """Abandons all calls, and ends the threads that make them, if they are its own."""
 
     @property
     def oldest(self) -> tuple[float, Callable[[], Any]] | None:
-        """Since when (monotonic seconds) the oldest call has been under way, and what finds the frame it is in."""
+        """The start of the oldest call under way (monotonic seconds), and a function that finds its frame; or None."""
 
 
 OpenCalls = Callable[[Processor, Callable[[int, Any], Any]], Calls]
-"""Opens the calls of a processor's function; the second argument makes the result, of ticket and returned value."""
+"""Opens the calls of a processor's function; the second argument makes a result of ticket and returned value."""
 
 
 class _Calls(ABC):
@@ -86,14 +86,14 @@ class _Calls(ABC):
         self._changed = threading.Condition()
         self._chains = Chains(processor.concurrency)
         self._arguments: dict[int, Sequence[Any]] = {}
-        """By ticket of a call that has not started."""
+        """By ticket, the arguments of a call that has not started."""
         self._open = set[int]()
         """Tickets of calls that are not collected and not abandoned."""
         self._started: dict[int, float] = {}
         """By ticket of a call under way, its start in monotonic seconds; the oldest first."""
         self._ended: list[Ended] = []
         self._context: contextvars.Context | None = None
-        """That of the worker's thread: its log lines name the processor."""
+        """The context of the worker's thread: its log lines name the processor."""
 
     def start(self, calls: Iterable[Call], /) -> None:
         self._context = self._context or contextvars.copy_context()
@@ -128,7 +128,7 @@ class _Calls(ABC):
     @property
     def oldest(self) -> tuple[float, Callable[[], Any]] | None:
         with self._changed:
-            # an abandoned call alone holds nothing up; with others open, they may wait for its end
+            # an abandoned call alone blocks nothing; open calls may wait for its end
             ticket = next(iter(self._started), None) if self._open else None
             return None if ticket is None else (self._started[ticket], partial(self._frame, ticket))
 
@@ -142,7 +142,7 @@ class _Calls(ABC):
 
     @abstractmethod
     def _frame(self, ticket: int) -> Any:
-        """The innermost frame of a call under way, if it is known."""
+        """Returns the innermost frame of a call under way, if it is known."""
 
     def _next(self) -> tuple[int, Sequence[Any]] | None:
         """Starts the next call that may start, under the lock."""
@@ -192,7 +192,7 @@ class LoopCalls(_Calls):
             ticket, arguments = found
             assert self._context is not None
             task = self._loop.create_task(self._call(ticket, arguments), context=self._context.copy())
-            task.add_done_callback(partial(self._note_end, ticket))  # also of a task that is cancelled before it begins
+            task.add_done_callback(partial(self._note_end, ticket))  # also for tasks cancelled before they begin
             self._tasks[ticket] = task
 
     async def _call(self, ticket: int, arguments: Sequence[Any]) -> tuple[Any, BaseException | None]:
@@ -255,7 +255,7 @@ class ThreadCalls(_Calls):
             self._queue.put(found)
 
     def _cancel(self) -> None:
-        """Cancels none: Python cannot end a thread."""
+        """Does nothing: Python cannot end a thread."""
 
     def _start_thread(self) -> None:
         assert self._context is not None
@@ -294,17 +294,17 @@ class ThreadCalls(_Calls):
 
 
 def frame_of(thread: int | None) -> FrameType | None:
-    """The innermost frame of a thread, by its identity; None if it does not run."""
+    """Returns the innermost frame of a thread, by its identity; None if it does not run."""
     return sys._current_frames().get(thread or 0)  # noqa: SLF001, documented, for debuggers
 
 
 def open_calls(processor: Processor, finish: Callable[[int, Any], Any], *, patience: float | None = PATIENCE) -> Calls:
-    """Opens the calls of a processor's function; `collect` waits for all of them without a `patience`."""
+    """Opens the calls of a processor's function; without `patience`, `collect` waits for all of them."""
     return (LoopCalls if processor.asynchronous else ThreadCalls)(processor, finish, patience)
 
 
 def wait_for_each(function: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Any]:
-    """A plain function that makes one call of a coroutine function at a time, and waits for it."""
+    """Returns a plain function that makes one call of a coroutine function at a time, and waits for it."""
 
     @wraps(function)
     def call(*arguments: Any) -> Any:
@@ -315,9 +315,9 @@ def wait_for_each(function: Callable[..., Coroutine[Any, Any, Any]]) -> Callable
 
 
 def event_loop() -> tuple[asyncio.AbstractEventLoop, threading.Thread]:
-    """The event loop of all async functions of this process, and the thread that runs it.
+    """Returns the event loop of all async functions of this process, and the thread that runs it.
 
-    They share it, for clients such as those of HTTP belong to the loop that opened them.
+    The functions share it, because HTTP clients, for example, belong to the loop that opened them.
     """
     with _making_loop:
         return _made_loop()

@@ -1,4 +1,4 @@
-"""Which calls may start: so many at once, and those of a chain one after the other."""
+"""Which calls may start: a limited number at once, and those of a chain one after the other."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class Chains:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._waiting: dict[Hashable, deque[int]] = {}
-        """By chain of which a call runs or may start, the tickets behind that one."""
+        """By chain with a call that runs or may start, the tickets behind that call."""
         self._first = deque[tuple[int, Hashable]]()
-        """Tickets that may start, each with its chain, in the order in which they came first."""
+        """Tickets that may start, each with its chain, in the order in which they became the first of it."""
         self._running: dict[int, Hashable] = {}
 
     def add(self, ticket: int, chain: Hashable) -> None:
@@ -38,7 +38,7 @@ class Chains:
         return ticket
 
     def end(self, ticket: int) -> None:
-        """Ends a call: the next of its chain may start."""
+        """Ends a call: the next call of its chain may start."""
         chain = self._running.pop(ticket)
         behind = self._waiting[chain]
         if behind:

@@ -25,7 +25,7 @@ _KEPT: Final = 1_000
 message."""
 
 _ATTEMPTS: Final = 24
-"""Encodings that are tried to cut a dead letter to a size that fits."""
+"""How many encodings are tried to cut a dead letter to a size that fits."""
 
 
 def format_error(error: BaseException) -> str:
@@ -49,7 +49,7 @@ def _utf8(text: str) -> str:
 class Failure:
     """A step whose function (or serde) raised: the records read, the delivery hash, the exception, the attempts.
 
-    - `place`: the step's place, where the delivery hash has none; None elsewhere.
+    - `place`: the step's place, if the delivery hash does not name it; None otherwise.
     """
 
     inputs: Inputs
@@ -73,7 +73,7 @@ class DeadLetters:
     - `topic`: the topic of the dead letters.
     - `encode`: serializes their values.
     - `clock`: returns the seconds since 1970, to which timestamps are compared.
-    - `limits`: what the topic takes as one record; None if it takes any.
+    - `limits`: the limits of the topic for one record; None if it has none.
     - `trace`: returns the headers of the current trace context; None without tracing.
     """
 
@@ -85,14 +85,15 @@ class DeadLetters:
     trace: Callable[[], Headers] | None = None
 
     def of(self, failure: Failure, *, least: bool = False) -> Output:
-        """The dead letter of a failure, by schemas/dead_letter.avsc.
+        """Returns the dead letter of a failure, with the schema schemas/dead_letter.avsc.
 
-        What its topic would refuse is fitted, and the field `cut` names it. A larger one is cut until it fits: first
-        the traceback, then values, then headers, then keys, then the exception's message. Of values (headers, keys)
-        the largest are cut first. If the rest still does not fit, it is written all the same. A timestamp beyond the
-        topic's limits becomes that of its writing, and a compacted topic gets the delivery hash as the missing key.
+        It is changed where its topic would refuse it, and the field `cut` names the changes. If it is too large, it is
+        cut until it fits: first the traceback, then values, then headers, then keys, then the exception's message. The
+        largest values (headers, keys) are cut first. If the rest still does not fit, it is written anyway. A timestamp
+        beyond the topic's limits becomes the time of writing; in a compacted topic, the delivery hash replaces a
+        missing key.
 
-        With `least`, the topic has refused it before: all that can be cut is, whatever the limits.
+        With `least`, the topic has refused it before: everything that can be cut is cut, whatever the limits.
         """
         error = failure.error
         key, timestamp, changed = self._fitted(failure.inputs[0], failure.delivery_hash, least=least)
@@ -130,7 +131,7 @@ class DeadLetters:
         return _fitting(content, key, record, self.limits.size)
 
     def _fitted(self, lead: Message, digest: bytes, *, least: bool) -> tuple[bytes | None, int, list[str]]:
-        """The letter's own key and timestamp, 0 for that of its writing, and what is changed in them."""
+        """Returns the dead letter's key, its timestamp (0 for the time of writing), and the changes to them."""
         key, timestamp, limits, changed = lead.key(), lead.timestamp()[1], self.limits, list[str]()
         is_taken = limits is None or limits.takes_time(timestamp, self.clock())
         if least or not is_taken or not timestamp:  # the client writes the current time in place of 0
@@ -156,7 +157,7 @@ def _content_of(m: Message) -> dict[str, Any]:
 
 
 def record_size(output: Output) -> int:
-    """Bytes of an output in its batch: key, value and headers, and at most what Kafka adds to each header."""
+    """Returns the bytes of an output in its batch: key, value, headers, and the most that Kafka adds to each header."""
     _, value, key, _, _, _, _, headers = output
     return len(key or b"") + len(value or b"") + sum(len(n.encode()) + len(v or b"") + 10 for n, v in headers or ())
 
@@ -164,7 +165,7 @@ def record_size(output: Output) -> int:
 def _fitting(
     content: Content, key: bytes | None, record: Callable[[Content, bytes | None], Output], limit: int
 ) -> Output:
-    """The record with as much of its content as fits. The serde may be any, so only encoding tells the size."""
+    """Returns the record with as much content as fits. The serde may be any, so only encoding shows the size."""
     slack, best = limit // 200, None
     kept = _cuttable(content)
     fits, spare = -1, 0
@@ -198,7 +199,7 @@ class _Budget:
         self.cut: list[str] = []
 
     def share(self, names: Sequence[str], sizes: Sequence[int]) -> list[int]:
-        """How many bytes each of these keeps: all of them, or the largest are cut to one size."""
+        """Returns how many bytes each of these keeps: all of them, or the largest are cut to one size."""
         shares = _share(sizes, self.left)
         for name, share, size in zip(names, shares, sizes, strict=True):
             if share < size:
@@ -217,14 +218,14 @@ def _share(sizes: Sequence[int], budget: int) -> list[int]:
 
 
 def _cuttable(content: Content) -> int:
-    """How many bytes of a dead letter can be cut."""
+    """Returns how many bytes of a dead letter can be cut."""
     budget = _Budget(0)
     _cut_content(content, budget)
     return budget.asked
 
 
 def _cut(content: Content, key: bytes | None, kept: int) -> tuple[Content, bytes | None]:
-    """The content and the key, with `kept` of the bytes that can be cut."""
+    """Returns the content and the key, with `kept` of the bytes that can be cut."""
     budget, message = _Budget(kept), content["exception_message"].encode()
     shortened = _cut_content(content, budget)
     shortened["exception_message"] = message[:_KEPT].decode(errors="ignore")
@@ -236,7 +237,7 @@ def _cut(content: Content, key: bytes | None, kept: int) -> tuple[Content, bytes
 
 
 def _cut_content(content: Content, budget: _Budget) -> Content:
-    """The content within the budget; the fields that ask for a share last are cut first."""
+    """Returns the content within the budget; the fields that ask for a share last are cut first."""
     inputs = content["inputs"]
     names = [f"{read['topic']}[{read['partition']}]@{read['offset']}" for read in inputs]
     trace = content["traceback"].encode()
@@ -270,7 +271,7 @@ def _headers_size(headers: Sequence[dict[str, Any]]) -> int:
 
 
 def _cut_headers(headers: Sequence[dict[str, Any]], size: int) -> list[dict[str, Any]]:
-    """The first headers whose names fit into `size` bytes; the largest of their values are cut."""
+    """Returns the first headers whose names fit into `size` bytes; cuts the largest of their values."""
     kept = []
     for header in headers:
         name = len(header["name"].encode())

@@ -26,10 +26,10 @@ except ValueError as error:  # raised by the import of `propagate`
     raise SettingsError(f"OTEL_PROPAGATORS is not accepted: {error} Correct or unset it") from None
 
 LINKS_MAX: Final = 128
-"""Links of one span: to records of a batch, to steps of a commit. It is the SDK's own limit unless told."""
+"""The most links of one span, to records of a batch or steps of a commit. It is the SDK's default limit."""
 
 EXCEPTIONS_MAX: Final = 8
-"""Exceptions that the span of a batch records."""
+"""The most exceptions that the span of a batch records."""
 
 
 class _Carrier(Getter[Headers]):
@@ -49,7 +49,7 @@ _CARRIER: Final = _Carrier()
 class WorkerTracing:
     """The spans of one worker (Tracing): of processor `processor` of the graph of this name, in one slot.
 
-    - `provider`: where they go; None for the program's own tracer provider.
+    - `provider`: the tracer provider for the spans; None for the program's own.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class WorkerTracing:
         self._ran: list[SpanContext] = []
         """The spans of steps that are not committed, LINKS_MAX at most; those that are not sampled only if all are."""
         self._lock = threading.Lock()
-        """Of `_ran`: calls that overlap run in threads of their own."""
+        """Guards `_ran`: overlapping calls run in threads of their own."""
 
     @contextmanager
     def steps(self, steps: Sequence[Inputs], delivery_hash: bytes) -> Iterator[Callable[[Plan], None]]:
@@ -109,7 +109,7 @@ class WorkerTracing:
             span.end()
 
     def headers(self) -> Headers:
-        """The headers that carry the current trace context; none if there is none."""
+        """Returns the headers that carry the current trace context; none if there is no context."""
         carrier: dict[str, str] = {}
         self._propagator.inject(carrier)
         return [(name, value.encode()) for name, value in carrier.items()]
@@ -184,7 +184,7 @@ class WorkerTracing:
         found = _distinct(self._extract(headers) for headers in every if headers)
         if all(every):
             return _beginning(found)
-        # a record without a trace may begin one, whatever the others say
+        # a record without a trace may begin one, whatever the others have
         return Context(), [each for each in found if each.trace_flags.sampled]
 
 
@@ -203,7 +203,7 @@ def _beginning(origins: Sequence[SpanContext]) -> tuple[Context, list[SpanContex
 
 
 def _distinct(found: Iterable[Context]) -> list[SpanContext]:
-    """The spans in these contexts, each once, LINKS_MAX at most."""
+    """Returns the spans in these contexts, each once, at most LINKS_MAX."""
     spans = (span for context in found if (span := _span_in(context)).is_valid)
     distinct: dict[tuple[int, int], SpanContext] = {}
     for span in spans:
@@ -228,7 +228,7 @@ def _position(m: Message) -> dict[str, str | int]:
 
 
 def _positions(inputs: Inputs) -> dict[str, str | int | list[str]]:
-    """Of a join, whose inputs have one partition number and an offset each."""
+    """Returns the attributes of a join's step, whose inputs share a partition number and have an offset each."""
     return {
         "messaging.destination.partition.id": str(inputs[0].partition()),
         "messaging.batch.message_count": len(inputs),
@@ -237,7 +237,7 @@ def _positions(inputs: Inputs) -> dict[str, str | int | list[str]]:
 
 
 def _note(span: Span, plan: Plan) -> None:
-    """Notes what the steps came to: outputs, dead letters, what was raised. Stop is no error."""
+    """Notes the results of the steps: outputs, dead letters, exceptions. Stop is no error."""
     if not span.is_recording():
         return
     span.set_attribute("kstreams.records", len(plan.outputs) - plan.dead_letters)

@@ -1,4 +1,4 @@
-"""Outputs: the records that the result of a step becomes."""
+"""Makes outputs, the records for the result of a step."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from kstreams_py.records import HASH_HEADER, KEEP, NO_TIMESTAMP, PLACE_HEADER, H
 from kstreams_py.steps.rows import Rows, size_of
 
 OWN_HEADERS: Final = frozenset({HASH_HEADER, PLACE_HEADER, "ks-type", "ks-proc", "ks-error", "ks-attempts"})
-"""Headers that say something of the step that wrote the record; they are not passed through."""
+"""Headers that describe the step that wrote the record; they are not passed through."""
 
 _VALUE: Final = itemgetter(1)
 
 OUTPUTS_MAX: Final = 10_000
 OUTPUT_BYTES: Final = 16 << 20
-"""Outputs, or bytes of their values, that are written before the next step of an intake is run."""
+"""How many outputs, or bytes of their values, are written before the next step of an intake is run."""
 
 
 class Outputs:
-    """Makes the outputs of one processor's steps; of a sink with a target, its rows (rows.py).
+    """Makes the outputs of one processor's steps; for a sink with a target, its rows (rows.py).
 
-    `emit` makes one output of one record and its result. It is for results that are plain values, of processors with
-    one output topic; None for all others.
+    `emit` makes one output of one record and its result, for results that are plain values. It is None for processors
+    that do not have exactly one output topic.
     """
 
     def __init__(
         self, processor: Processor, registry: Registry, place: Callable[[Inputs], bytes] | None = None
     ) -> None:
-        """`place` returns the place of a step that its outputs name in a header; None if they name none."""
+        """`place` returns the place of a step, which its outputs name in a header; None if they name none."""
         self._processor = processor
         self._place = place
         self._topics = [topic.name for topic in processor.outputs]
@@ -49,7 +49,7 @@ class Outputs:
             self.emit = _emitter(topic, self._encode[topic], identity=identity, hashed=processor.hash_header)
 
     def of(self, result: Any, inputs: Inputs, digest: bytes) -> list[Output]:
-        """All outputs of one step, whose delivery hash is `digest`; raises if one of them cannot be made."""
+        """Returns all outputs of the step with the delivery hash `digest`; raises if one of them cannot be made."""
         results = result if self._processor.generator else (result,)
         if self._rows is not None:
             return self._rows.of(results, digest)
@@ -69,7 +69,7 @@ class Outputs:
         ]
 
     def _addressed(self, result: Any) -> Iterable[tuple[str, Any]]:
-        """(topic, value) pairs of a result: with several outputs it names the topic of each."""
+        """Returns (topic, value) pairs of a result, which names the topics if the processor has several outputs."""
         if len(self._topics) == 1:
             return ((self._topics[0], result),)
         processor = self._processor.id
@@ -84,7 +84,7 @@ class Outputs:
         return named.items()
 
     def _output(self, topic: str, value: Any, inputs: Inputs, digest: bytes) -> Output:
-        """One output: key, headers and timestamp as on the (first) input, but what an `Out` sets."""
+        """Returns one output: with key, headers and timestamp of the (first) input, unless an `Out` sets them."""
         lead = inputs[0]
         out = value if isinstance(value, Out) else Out(value)
         data = None if out.value is None else self._encode[topic](out.value)
@@ -103,7 +103,7 @@ class Outputs:
 def _emitter(
     topic: str, encode: Callable[[Any], bytes | None], *, identity: bool, hashed: bool
 ) -> Callable[[Message, Any, bytes], Output]:
-    """Makes the output of one record and its result; called for each record, so nothing is looked up in it.
+    """Returns the function that makes the output of one record; it is called for each record, so it looks nothing up.
 
     With `identity`, encoding bytes changes nothing.
     """
@@ -124,7 +124,7 @@ def _emitter(
 
 
 def encoder(serde: Serde, registry: Registry, subject: str) -> Callable[[Any], bytes | None]:
-    """How values become bytes; what a user's own serde returns is checked."""
+    """Returns the function that encodes values; it checks the bytes of a user's own serde."""
     serialize = bind(serde, registry, subject).serialize
     if isinstance(serde, Bytes | String | Json | Avro):
         return serialize
@@ -139,9 +139,9 @@ def encoder(serde: Serde, registry: Registry, subject: str) -> Callable[[Any], b
 
 
 def decoder(serde: Serde) -> Callable[[bytes], Any] | None:
-    """How bytes become a value; None where decoding changes nothing, so that the loops need not call.
+    """Returns the function that decodes bytes; None if decoding changes nothing, so that the loops need no call.
 
-    Bytes that decode to None are refused, if the serde says that it has such: passed on, they would be a tombstone.
+    It refuses bytes that decode to None, if the serde says that they exist: passed on, they would be a tombstone.
     """
     deserialize = serde.deserialize
     if getattr(serde, "identity", False):
@@ -159,12 +159,12 @@ def decoder(serde: Serde) -> Callable[[bytes], Any] | None:
 
 
 def are_many(outputs: Sequence[Output], size: int) -> bool:
-    """Whether these outputs, with `size` bytes of values, should be written before more steps are run."""
+    """Returns whether these outputs, with `size` bytes of values, must be written before more steps are run."""
     return size >= OUTPUT_BYTES or len(outputs) >= OUTPUTS_MAX
 
 
 def value_bytes(outputs: Sequence[Output]) -> int:
-    """Bytes of the values."""
+    """Returns the bytes of the values of outputs."""
     try:
         return sum(map(len, map(_VALUE, outputs)))
     except TypeError:  # a tombstone has no value, and a row has no length
@@ -172,12 +172,12 @@ def value_bytes(outputs: Sequence[Output]) -> int:
 
 
 def delivery_hash_of(output: Output) -> bytes | None:
-    """The delivery hash in the headers of an output; None if it has none."""
+    """Returns the delivery hash in the headers of an output; None if it has none."""
     return dict(output[HEADERS] or ()).get(HASH_HEADER)
 
 
 def is_same(one: Output, other: Output) -> bool:
-    """Whether two outputs are the same record; a client that gives one back has chosen its partition and timestamp."""
+    """Returns whether two outputs are the same record; a client that returns one has set partition and timestamp."""
     at, other_at = one[TIMESTAMP], other[TIMESTAMP]
     return (
         one[:3] == other[:3]
@@ -187,25 +187,25 @@ def is_same(one: Output, other: Output) -> bool:
 
 
 def _carry(headers: Headers) -> list[tuple[str, bytes | None]]:
-    """The input's headers for the output: without those of the step that wrote the input."""
+    """Returns the input's headers for the output, without those of the step that wrote the input."""
     return [header for header in headers if header[0] not in OWN_HEADERS]
 
 
 def _checked_headers(headers: Any) -> Headers:
-    """What a function gave as headers, if it is pairs of a name and bytes."""
+    """Returns the headers that a function set. Raises TypeError or ValueError if they are no names with bytes."""
     pairs = [(name, value) for name, value in headers]
     for name, value in pairs:
         if not isinstance(name, str) or not isinstance(value, bytes | None):
             raise TypeError(
                 f"header ({name!r}, {value!r}) is not a name and bytes: give pairs of str and bytes or None"
             )
-        if "\0" in name:  # the client would cut it there
+        if "\0" in name:  # the client would cut the name there
             raise ValueError(f"header {name!r}: a name has no zero character")
     return pairs
 
 
 def _past(kind: int, timestamp: int) -> int:
-    """The timestamp of an output: 0, for the current time, if its input has none; that of an input from before 1970.
+    """Returns an output's timestamp: 0 (the current time) if its input has none, or the input's from before 1970.
 
     Raises ValueError for the timestamp 0, for which librdkafka writes the current time (rd_kafka_msg_new0).
     """
@@ -220,7 +220,7 @@ def _past(kind: int, timestamp: int) -> int:
 
 
 def _checked_timestamp(timestamp: Any) -> int:
-    """What a function gave as timestamp, if it is milliseconds since 1970."""
+    """Returns the timestamp that a function set. Raises ValueError if it is not milliseconds since 1970."""
     if not isinstance(timestamp, int) or not 0 < timestamp < 1 << 63:
         raise ValueError(
             f"timestamp {timestamp!r} is not a whole number of milliseconds after 1970: give an int, "

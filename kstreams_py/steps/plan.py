@@ -1,4 +1,4 @@
-"""What goes into the functions of a worker, and what comes out: an intake of steps, and a plan of outputs."""
+"""The input of a worker's functions, an intake of steps, and their result, a plan of outputs."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from kstreams_py.steps.dead_letters import Failure
 
 @dataclass(slots=True)
 class Intake:
-    """Records to process: one record a step, or of a join one from each input."""
+    """Records to process: each step has one record, or one from each input of a join."""
 
     steps: Sequence[Message] | Sequence[Inputs]
 
     def positions(self) -> Positions:
-        """The next offsets after this intake."""
+        """Returns the next offsets after this intake."""
         last: dict[tuple[str, int], int] = {}
         for m in self._messages():
             last[m.topic(), m.partition()] = m.offset()
         return {TopicPartition(*tp): offset + 1 for tp, offset in last.items()}
 
     def begins(self) -> Positions:
-        """The offsets of the first records of this intake."""
+        """Returns the offsets of the first records of this intake."""
         first: Positions = {}
         for m in self._messages():
             first.setdefault(TopicPartition(m.topic(), m.partition()), m.offset())
@@ -39,7 +39,7 @@ class Intake:
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """Steps to be run again, together, after a wait: a single one, or a whole batch. `attempts` have failed."""
+    """Steps to be run again together after a wait: a single step, or a whole batch; `attempts` of them failed."""
 
     steps: Sequence[Any]
     error: BaseException
@@ -48,10 +48,10 @@ class Again:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What the steps of one task came to, in a plan of several.
+    """The results of the steps of one task, in a plan of several tasks.
 
-    - `outputs`: how many outputs it has, with `dead_letters` dead letters among them.
-    - `delivery_hash`: that of its last step.
+    - `outputs`: how many outputs it has, including `dead_letters` dead letters.
+    - `delivery_hash`: the delivery hash of its last step.
     """
 
     partition: int
@@ -63,21 +63,21 @@ class Part:
 
 @dataclass(slots=True)
 class Plan:
-    """What the steps of an intake came to. The ledger has advanced past those that are done.
+    """The results of the steps of an intake. The ledger has advanced past the steps that are done.
 
-    - `outputs`: records to write, in order, with `dead_letters` dead letters among them.
+    - `outputs`: records to write, in order, including `dead_letters` dead letters.
     - `steps`: how many steps are done.
     - `failures`: steps that failed, for the log.
-    - `interrupt`: what a step raised that stops the worker: write and commit what is done, then raise it.
+    - `interrupt`: the exception of a step that stops the worker: write and commit what is done, then raise it.
     - `tried`: the next offsets after the step that raised; empty if it was not tried: it raised Stop, or the function
       was not called.
-    - `again`: what is to be run again after a wait, instead of an interrupt; it is not done.
-    - `intake`: what was run.
-    - `parts`: the same by task, in the order of the outputs, for a processor with a journal.
-    - `apart`: each output is written by itself, so that an error names the one that is refused.
-    - `seconds`: that the calls of these steps took, where calls overlap; None otherwise.
-    - `owners`: the inputs of each output's step, where outputs have no delivery hash and are traced; None once a dead
-      letter was made of them.
+    - `again`: the steps to be run again after a wait, instead of an interrupt; they are not done.
+    - `intake`: the steps that were run.
+    - `parts`: the results by task, in the order of the outputs, for a processor with a journal.
+    - `apart`: whether each output is written by itself, so that an error names the refused one.
+    - `seconds`: how long the calls of these steps took, if calls overlap; None otherwise.
+    - `owners`: the inputs of each output's step, if outputs have no delivery hash and are traced; None once the output
+      was replaced by a dead letter.
     """
 
     outputs: list[Output] = field(default_factory=list)
@@ -94,7 +94,7 @@ class Plan:
     seconds: float | None = None
 
     def add(self, later: Plan) -> None:
-        """Adds what the steps after these came to."""
+        """Adds the results of the steps after these."""
         self.outputs += later.outputs
         self.steps += later.steps
         self.dead_letters += later.dead_letters
@@ -106,17 +106,17 @@ class Plan:
 
 
 def read_by(step: Any) -> tuple[tuple[str, int, int], ...]:
-    """Topic, partition and offset of each record that a step reads."""
+    """Returns topic, partition and offset of each record that a step reads."""
     inputs: Inputs = step if isinstance(step, tuple) else (step,)
     return tuple((m.topic(), m.partition(), m.offset()) for m in inputs)
 
 
 def partition_of(step: Any) -> int:
-    """The partition number of a step: each of its records has it."""
+    """Returns the partition number of a step, which all its records have."""
     number: int = (step[0] if isinstance(step, tuple) else step).partition()
     return number
 
 
 def partitions_of(steps: Sequence[Any]) -> set[int]:
-    """The partition numbers of steps."""
+    """Returns the partition numbers of steps."""
     return {partition_of(step) for step in steps}

@@ -1,4 +1,4 @@
-"""Which failures of a function are tried again, and how often a step was tried already."""
+"""Which failures of a function are tried again, and how often each step was tried."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ class Retries:
     def __init__(self, retry: Retry) -> None:
         self.retry = retry
         self._failed: dict[tuple[tuple[str, int, int], ...], int] = {}
-        """Attempts that failed, by what the step reads."""
+        """How many attempts failed, by the records that the step reads."""
 
     def covers(self, error: BaseException) -> bool:
-        """Whether an exception may go away by itself: a mistake of the program does not, nor do wrong bytes."""
+        """Returns whether another attempt may succeed: it cannot for mistakes in the program or wrong bytes."""
         return isinstance(error, self.retry.classes) and not isinstance(error, UserMistake | DecodeError)
 
     def attempts(self, steps: Sequence[Any]) -> int:
-        """The number of the attempt at steps that are run together; a batch has that of the step tried least."""
+        """Returns the number of the attempt at steps run together; for a batch, that of the step tried least often."""
         return 1 + min(self._failed.get(read_by(step), 0) for step in steps)
 
     def is_last(self, attempts: int) -> bool:
-        """Whether no attempt follows the one with this number."""
+        """Returns whether no attempt follows the one with this number."""
         return attempts >= self.retry.attempts and self.retry.then is not Then.PAUSE
 
     def failed(self, steps: Sequence[Any], attempts: int) -> None:
@@ -36,7 +36,7 @@ class Retries:
         self._failed |= dict.fromkeys(map(read_by, steps), attempts)
 
     def committed(self, positions: Positions) -> None:
-        """Forgets the steps before these next offsets, and those of partitions that are not held any more."""
+        """Forgets the steps before these next offsets, and those of partitions that are no longer held."""
         if self._failed:
             self._failed = {
                 read: attempts

@@ -1,4 +1,4 @@
-"""Rows of a sink's target: made of what its function returns, and carried among the outputs of its steps."""
+"""Rows for a sink's target: made of the function's results, and carried among the outputs of its steps."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from kstreams_py.graph.sink import Row
 from kstreams_py.kafka.contracts import TOPIC, VALUE, Output
 
 ROWS: Final = ""
-"""In place of an output's topic: its value is a Stored, which goes to the target."""
+"""Stands for the topic of an output whose value is a Stored, which goes to the target."""
 
 VALUE_BYTES: Final = 8
-"""The size that a value counts as which is neither text nor bytes."""
+"""The size counted for a value that is neither text nor bytes."""
 
 
 class Stored:
@@ -39,19 +39,19 @@ class Rows:
     """Makes the rows of one processor's steps."""
 
     def __init__(self, processor: str, columns: Sequence[str]) -> None:
-        """`processor`: its id; `columns`: those of its target."""
+        """`processor` is its id, `columns` are those of its target."""
         self._processor = processor
         self._columns = tuple(columns)
 
     def of(self, results: Iterable[Any], digest: bytes) -> list[Output]:
-        """The rows of one step, whose delivery hash is `digest`. Raises GraphError for a result that is no row."""
+        """Returns the rows of the step with this delivery hash. Raises GraphError for a result that is no row."""
         return [
             cast(Output, (ROWS, Stored(Row(row_hash(digest, number), values)), None, -1, None, None, 0, None))
             for number, values in enumerate(self._values(results))
         ]
 
     def _values(self, results: Iterable[Any]) -> Iterator[tuple[Any, ...]]:
-        """The values of each row; a result is a row, or a list of rows."""
+        """Returns the values of each row; a result is a row, or a list of rows."""
         for result in results:
             for row in result if type(result) is list else (result,):
                 if row is not None:
@@ -77,12 +77,12 @@ class Rows:
 
 
 def row_hash(digest: bytes, number: int) -> bytes:
-    """The hash of a row by its number in its step: of the first row, the delivery hash of the step."""
+    """Returns the hash of a row by its number in its step; the first row has the delivery hash of the step."""
     return digest if number == 0 else blake2b(digest + number.to_bytes(8, "big"), digest_size=16).digest()
 
 
 def split(outputs: Iterable[Output]) -> tuple[list[Row], list[Output]]:
-    """The rows among outputs, and the others; each in order."""
+    """Returns the rows among outputs, and the other outputs; each in order."""
     rows: list[Row] = []
     others: list[Output] = []
     for output in outputs:
@@ -94,7 +94,7 @@ def split(outputs: Iterable[Output]) -> tuple[list[Row], list[Output]]:
 
 
 def size_of(value: Any) -> int:
-    """Bytes of an output's value; of a row, some for each value that is neither text nor bytes."""
+    """Returns the bytes of an output's value; in a row, VALUE_BYTES for each value that is neither text nor bytes."""
     if isinstance(value, Stored):
         return sum(len(each) if isinstance(each, str | bytes) else VALUE_BYTES for each in value.row.values)
     return 0 if value is None else len(value)

@@ -1,4 +1,4 @@
-"""The target of a worker's rows: its connection, and what the errors of it ask of the worker."""
+"""The target of a worker's rows: its connection, and how the worker reacts to its errors."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from kstreams_py.graph.sink import Row, Sink, SinkConnection
 from kstreams_py.records import Positions, TopicPartition
 
 ROWS_MAX: Final = 50_000
-"""Rows in one write, but for those of a single step."""
+"""The most rows in one write; a single step may have more."""
 
 ROWS_FIRST: Final = 1_000
-"""Rows in the first write, when it is not known how fast the target is."""
+"""Rows in the first write, before the speed of the target is known."""
 
 WRITE_SECONDS: Final = 1.0
-"""Seconds that a write may take: the group is not heard meanwhile, and a stop waits for it."""
+"""Seconds that a write may take: the client does not hear the group meanwhile, and a stop waits for it."""
 
 T = TypeVar("T")
 
 
 class Target:
-    """Stores the rows of one worker. It connects when first used.
+    """Stores the rows of one worker. It connects at its first use.
 
     Raises, as ClientErrors: SinkAway while the target is away, Abortable if another writer has moved the offsets in it,
     Refused if it never takes one of the rows. Raises SinkUnavailable if the target does not come back by itself,
@@ -39,13 +39,13 @@ class Target:
     ) -> None:
         """Makes no request.
 
-        - `consumer`: the processor with its graph, which owns the stored offsets.
+        - `consumer`: the name of the processor with that of its graph, which owns the stored offsets.
         - `topic_ids`: the ids of its input topics.
         - `open_sink`: connects to the target of a sink, for a consumer.
-        - `clock`: returns seconds that only grow.
+        - `clock`: returns seconds that never decrease.
         """
         self.rows_max = ROWS_FIRST
-        """How many rows to write at once: so many as take WRITE_SECONDS."""
+        """How many rows to write at once, so that it takes WRITE_SECONDS."""
         self._sink = sink
         self._consumer = consumer
         self._topic_ids = topic_ids
@@ -54,7 +54,7 @@ class Target:
         self._connection: SinkConnection | None = None
 
     def open(self) -> None:
-        """Connects, if it is not connected."""
+        """Connects, unless it is connected."""
         self._call(lambda _: None)
 
     def positions(self, partitions: Collection[TopicPartition]) -> Positions:
@@ -83,7 +83,7 @@ class Target:
         self.rows_max = max(1, min(wanted, self.rows_max * 4, ROWS_MAX))
 
     def _named(self, tp: TopicPartition) -> TopicPartition:
-        """The partition with the topic's id in its name: the target keeps the offsets of a topic that is deleted."""
+        """Returns the partition with the id in its topic's name: the target keeps the offsets of deleted topics."""
         topic_id = self._topic_ids.get(tp.topic)
         return TopicPartition(f"{tp.topic}@{topic_id}", tp.partition) if topic_id else tp
 
@@ -93,7 +93,7 @@ class Target:
                 self._connection = self._open(self._sink, self._consumer)
             return call(self._connection)
         except StaleWriter as error:
-            # also after a write without an answer: the offsets that it has stored are not those expected
+            # also raised after a write without an answer, which has stored other offsets than those expected
             raise Abortable(f"{self._sink}: {error}") from error
         except RowRefused as error:
             raise Refused(error) from error

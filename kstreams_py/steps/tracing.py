@@ -1,4 +1,4 @@
-"""Steps in spans: one step at a time, or a whole batch, and their trace context in the headers of their outputs."""
+"""Puts steps in spans, one at a time or a whole batch, and their trace context in the headers of their outputs."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from kstreams_py.steps.plan import Intake, Plan
 from kstreams_py.steps.rows import ROWS
 
 Run = Callable[[Any, Plan], None]
-"""Runs steps, and adds what they come to to a plan."""
+"""Runs steps, and adds their results to a plan."""
 
 
 class Tracing(Protocol):
-    """The spans of one worker. Its thread calls it, and those of calls that overlap call `steps` and `headers`."""
+    """The spans of one worker. Its thread uses it; the threads of overlapping calls use `steps` and `headers`."""
 
     @property
     def fields(self) -> Collection[str]:
         """The headers that carry a trace context, such as traceparent."""
 
     def steps(self, steps: Sequence[Inputs], delivery_hash: bytes) -> AbstractContextManager[Callable[[Plan], None]]:
-        """Makes a span the current one, and ends it with the block; the function that it gives notes their plan.
+        """Makes a span the current one, and ends it with the block; gives a function that notes the plan of the steps.
 
-        - `steps`: what runs together: a step, or the steps of a batch.
-        - `delivery_hash`: of a single step; b"" for several.
+        - `steps`: the steps that run together: one step, or those of a batch.
+        - `delivery_hash`: the hash of a single step; b"" for several.
         """
 
     def headers(self) -> Headers:
-        """The headers that carry the current trace context; none if there is none."""
+        """Returns the headers that carry the current trace context; none if there is no context."""
 
     def resume(self, headers: Headers) -> AbstractContextManager[None]:
         """Makes the trace context of these headers the current one."""
@@ -46,7 +46,7 @@ class Tracing(Protocol):
 
 
 OpenTracing = Callable[[str, Processor, int], Tracing]
-"""Makes the tracing of the worker of a graph's name, a processor and a slot."""
+"""Makes the tracing of a worker; takes the graph's name, the processor and the slot."""
 
 
 def traced(run: Run, tracing: Tracing, processor: Processor, delivery_hash: Callable[[Inputs], bytes]) -> Run:
@@ -76,7 +76,7 @@ def traced(run: Run, tracing: Tracing, processor: Processor, delivery_hash: Call
 
 
 def put_in_trace(outputs: list[Output], read: Sequence[Inputs], tracing: Tracing) -> list[Output]:
-    """The outputs of these steps with the current trace context, unless they have one of their own."""
+    """Returns the outputs of these steps with the current trace context, unless they have one of their own."""
     if not outputs or not (context := tracing.headers()):
         return outputs
     fields = tracing.fields
@@ -87,7 +87,7 @@ def put_in_trace(outputs: list[Output], read: Sequence[Inputs], tracing: Tracing
 def _in_trace(
     output: Output, context: Headers, carried: Collection[tuple[str, bytes | None]], fields: Collection[str]
 ) -> Output:
-    """The output with the trace context in place of the one that it carries from an input.
+    """Returns the output with the trace context in place of the one that it carries from an input.
 
     A context that the function has set itself, such as that of a span of its own, stays.
     """

@@ -41,7 +41,7 @@ class RefusedOutputs:
         self._least.clear()
 
     def set_apart(self, refused: Refused) -> None:
-        """Sets apart outputs that came back, at least one of them refused; replaces the output if it is the only one."""
+        """Sets apart outputs that came back, at least one of them refused; replaces the output if there is only one."""
         if not self._plans:
             raise refused.mistake
         if len(refused.outputs) != 1:

@@ -291,7 +291,10 @@ class Session:
             )  # fmt: skip
 
     def _owner(self) -> Owner:
-        """Returns who holds the membership: this worker or nobody. Raises Replaced if another does, Retriable if unsure."""
+        """Returns who holds the membership: this worker, or nobody.
+
+        Raises Replaced if another worker holds it, Retriable if one may, Fatal if the group does not say.
+        """
         for _ in range(MEMBERSHIP_ASKED_MAX):
             try:
                 owner, holder = self._attempts.ask(self._consumer.membership)

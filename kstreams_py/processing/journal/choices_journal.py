@@ -16,7 +16,7 @@ JOURNAL_TRUNCATED_EVERY: Final = 1_000
 """Choices of a task between two deletions of all but its newest record."""
 
 OFFSETS_MIN: Final = 2
-"""Offsets that choices take at least: their record, and the marker of its transaction."""
+"""The least offsets that choices take: their record, and the marker of its transaction."""
 
 
 class ChoicesJournal:
@@ -28,10 +28,10 @@ class ChoicesJournal:
         self._newest: dict[int, Choices] = {}
         """Choices that this worker saved: they may not be readable yet, because markers follow the commit's answer."""
         self._saved: dict[int, int] = {}
-        """Choices that were not deleted, by partition number; what a recovery finds is estimated by its offsets."""
+        """How many choices were not deleted, by partition number; estimated from the offsets at a recovery."""
 
     def recover(self, positions: Positions) -> tuple[Positions, dict[int, Choices]]:
-        """These offsets, and the choices that each of their tasks saved last. Raises TopicError."""
+        """Returns these offsets, and the choices that each of their tasks saved last. Raises TopicError."""
         numbers = {tp.partition for tp in positions} - self._newest.keys()
         if unread := [TopicPartition(self._topic, number) for number in sorted(numbers)]:
             starts, ends = self._cluster.starts(unread), self._cluster.ends(unread)
@@ -39,9 +39,9 @@ class ChoicesJournal:
         return positions, {tp.partition: self.newest(tp.partition) for tp in positions}
 
     def newest(self, partition: int) -> Choices:
-        """The choices that a task saved last, including those that are delivered since.
+        """Returns the choices that a task saved last, including those that were delivered since.
 
-        Raises TopicError if the record is none of a journal: of a newer release, or of another program.
+        Raises TopicError if the record is not one of a journal, but of a newer release or another program.
         """
         if partition in self._newest:
             return self._newest[partition]
@@ -49,7 +49,7 @@ class ChoicesJournal:
         if m is None:
             return Choices()
         try:
-            # the first ones had no type
+            # the first releases wrote no type
             found = decode(m, partition) if m.headers() else Choices.decode(m.value())
         except (DecodeError, ValueError) as error:
             raise TopicError(
@@ -57,15 +57,15 @@ class ChoicesJournal:
                 f"partition before offset {m.offset() + 1} (`kafka-delete-records`): the choices of steps that are not "
                 "committed are lost, and these may read their inputs in another order"
             ) from None
-        # those of a delivery that was journaled are done: its hash names what it has read
+        # choices of a journaled delivery are done: its hash names the records that it has read
         return found if isinstance(found, Choices) and type_of(m) in ("", CHOICES_ALONE) else Choices()
 
     def records(self, choices: Mapping[int, Choices]) -> list[Output]:
-        """A record for each task, to be committed before the functions run."""
+        """Returns a record for each task, to be committed before the functions run."""
         return [choices_record(self._topic, partition, each, CHOICES_ALONE) for partition, each in choices.items()]
 
     def saved(self, choices: Mapping[int, Choices]) -> None:
-        """Keeps choices that are committed; of a task that has saved JOURNAL_TRUNCATED_EVERY, deletes those before."""
+        """Keeps committed choices; deletes a task's older ones once it has saved JOURNAL_TRUNCATED_EVERY."""
         self._newest |= choices
         for partition in choices:
             self._saved[partition] = self._saved.get(partition, 0) + 1

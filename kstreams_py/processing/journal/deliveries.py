@@ -1,4 +1,4 @@
-"""The journal of one processor: reads what its tasks delivered last, and knows which snapshots are in force."""
+"""The journal of one processor: reads the last deliveries of its tasks, and knows the snapshots in force."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ WINDOW: Final = 16
 """Records at the end of a journal in which the newest snapshot is looked for first; then twice as many, and so on."""
 
 TRUNCATED_EVERY: Final = 1_000
-"""Deliveries of a task between two deletions of what is below its newest snapshot."""
+"""Deliveries of a task between two deletions of the records below its newest snapshot."""
 
 ATTEMPT: Final = "attempt at a delivery"
 
 OFFSETS_MIN: Final = 4
-"""Offsets that a delivery takes at least: a snapshot and an attempt, each with the marker of its transaction."""
+"""The least offsets that a delivery takes: a snapshot and an attempt, each with the marker of its transaction."""
 
 
 class DeliveryJournal:
@@ -66,7 +66,7 @@ class DeliveryJournal:
         - `topics`: the processor's inputs and outputs.
         - `group`: has the committed offsets.
         - `writer`: the transactional id of this worker's outputs.
-        - `delivered`: the topic of the attempts that were committed, beside outputs on another cluster.
+        - `delivered`: the topic of the committed attempts, beside outputs on another cluster; None without one.
         """
         self.topic = topic
         self.delivered = delivered
@@ -86,7 +86,7 @@ class DeliveryJournal:
         """The broker's id of each input."""
         self._compacted = {name for name, info in topics.items() if info.is_compacted}
         self._delivered: dict[int, int] = {}
-        """Deliveries that were not deleted, by partition number; what a recovery finds is estimated by its offsets."""
+        """How many deliveries were not deleted, by partition number; estimated from the offsets at a recovery."""
 
     def recover(self, positions: Positions) -> tuple[Positions, dict[int, Choices]]:
         """Recovers the tasks at these committed offsets; returns where they go on, and the choices that alts follow.
@@ -97,7 +97,7 @@ class DeliveryJournal:
         self.forget()
         try:
             recovered = self._recover(positions)
-        except BrokerUnavailable as error:  # both clusters have answered this process when it started
+        except BrokerUnavailable as error:  # both clusters answered when this process started
             raise Retriable(str(error)) from None
         self._hidden.clear()
         return recovered
@@ -137,7 +137,7 @@ class DeliveryJournal:
     def _decide(
         self, journal: TopicPartition, start: int, end: int, committed: Mapping[str, int], *, fences: bool
     ) -> Recovery:
-        """Decides by a journal from `start` to `end`; `fences` as in `_is_confirmed`."""
+        """Decides by the records of a journal from `start` to `end`; for `fences` see `_is_confirmed`."""
         number = journal.partition
         tail = self._tail(journal, start, end)
         try:
@@ -161,7 +161,7 @@ class DeliveryJournal:
             ) from None
 
     def deliver(self, partitions: Collection[int]) -> None:
-        """Notes that deliveries are committed: their snapshots are in force no more."""
+        """Notes that deliveries are committed: their snapshots are no longer in force."""
         for number in partitions:
             self.snapshots.pop(number, None)
             self._delivered[number] = self._delivered.get(number, 0) + 1
@@ -169,11 +169,11 @@ class DeliveryJournal:
             self._delivered |= dict.fromkeys(due, 0)
             try:
                 self._truncate([TopicPartition(self.topic, number) for number in due])
-            except (Retriable, BrokerUnavailable) as error:  # they are committed; a later one tries again
+            except (Retriable, BrokerUnavailable) as error:  # the deliveries are committed; a later one tries again
                 logger.info("%s: journal %s is not truncated now: %s", self._processor, self.topic, error)
 
     def forget(self) -> None:
-        """Forgets all: other workers may hold the tasks now."""
+        """Forgets everything: other workers may hold the tasks now."""
         self.snapshots.clear()
         self.choices.clear()
 
@@ -187,14 +187,15 @@ class DeliveryJournal:
         return starts, ends
 
     def _has_changed(self, journal: TopicPartition, end: int, committed: Mapping[str, int]) -> bool:
-        """Whether the end of a journal or the committed offsets of its task are others than those that were read.
+        """Returns whether the end of a journal or the committed offsets of its task have changed since they were read.
 
-        A worker that was frozen while it read the evidence may have been replaced, and the other one has delivered.
+        A worker that was frozen while it read the evidence may have been replaced, and its replacement may have
+        delivered.
         """
         if self._cluster.ends([journal], committed=False)[journal] != end:
             return True
         inputs = {TopicPartition(topic, journal.partition): at for topic, at in committed.items()}
-        with suppress(Fatal):  # without the right to describe the group
+        with suppress(Fatal):  # this client may have no right to describe the group
             now = self._cluster.group_offsets(self._group, inputs).committed
             return any(now.get(tp, at) != at for tp, at in inputs.items())
         return False
@@ -211,10 +212,11 @@ class DeliveryJournal:
             window *= 2
 
     def _is_confirmed(self, unit: Unit | None, number: int, *, fences: bool) -> bool | None:
-        """Whether the newest attempt of a task is recorded beside its outputs; None where none of it would be.
+        """Returns whether a task's newest attempt is recorded beside its outputs; None if it needs no such record.
 
-        The group of the inputs cannot refuse a commit on another cluster: unless it took place, the producer that may
-        still request it is fenced first, with `fences`. Raises RecoveryUndecidable if a later delivery is recorded.
+        The group of the inputs cannot refuse a commit on another cluster. So, with `fences`, the producer that may
+        still request the commit is fenced first, unless the commit took place. Raises RecoveryUndecidable if a later
+        delivery is recorded.
         """
         if self.delivered is None:
             return None
@@ -230,9 +232,9 @@ class DeliveryJournal:
         return self._is_newest(attempt, place, unit)
 
     def _is_newest(self, attempt: Attempt | None, place: TopicPartition, unit: Unit | None) -> bool:
-        """Whether an attempt is the newest one that was committed with its outputs, which are recorded at `place`.
+        """Returns whether an attempt is the newest one recorded at `place`, that is, committed with its outputs.
 
-        Raises RecoveryUndecidable if that one is later than the journal's newest unit.
+        Raises RecoveryUndecidable if the newest one there is later than the journal's newest unit.
         """
         m = self._outputs.newest(place)
         if m is None:
@@ -258,7 +260,7 @@ class DeliveryJournal:
         return False
 
     def _fence(self, writer: str) -> None:
-        """Completes or aborts the transaction of another worker, which can commit nothing from then on."""
+        """Completes or aborts the transaction of another worker, which can then commit nothing more."""
         logger.info("%s: fencing %s, which had the task before", self._processor, writer)
         producer = self._outputs.producer(TRANSACTIONAL, writer)
         try:
@@ -267,7 +269,7 @@ class DeliveryJournal:
             producer.drop()
 
     def _read_back(self, unit: Unit | None) -> dict[Place, Found]:
-        """What is at the places of the outputs of a unit's attempt."""
+        """Returns what is at the places of the outputs of a unit's attempt."""
         if unit is None or unit.attempt is None:
             return {}
         found = dict.fromkeys(unit.attempt.outputs, Found.UNDECLARED)
@@ -282,7 +284,7 @@ class DeliveryJournal:
         if place.offset < start:
             return Found.DELETED
         if place.offset >= end:
-            # an aborted record before the end has been read past; one behind it may yet be committed
+            # `end` is past each aborted record; a record at or behind it may still be committed
             if self._outputs.ends([tp], committed=False)[tp] > place.offset:
                 self._hidden.wait(self._outputs, tp, place.offset, f"{place}, where it may have written", self._place)
             return Found.OTHER
@@ -301,5 +303,5 @@ class DeliveryJournal:
 
 
 def _is_of(delivery_hash: bytes, message: Message) -> bool:
-    """Whether a record is an output of the delivery with this hash."""
+    """Returns whether a record is an output of the delivery with this hash."""
     return dict(readable_headers(message)).get(HASH_HEADER) == delivery_hash

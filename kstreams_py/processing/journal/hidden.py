@@ -1,4 +1,4 @@
-"""Records that decide a recovery and that an open transaction hides: waited for, but not without end."""
+"""Waits for records that decide a recovery and that an open transaction hides, up to a limit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kstreams_py.processing.environment import Environment
 from kstreams_py.records import TopicPartition
 
 MARGIN_SECONDS: Final = 30.0
-"""Waited for beyond transaction_timeout_ms: a coordinator looks for what has timed out every 10 s."""
+"""Seconds to wait beyond transaction_timeout_ms: a coordinator looks for timed-out transactions every 10 s."""
 
 
 class Hidden:
@@ -25,7 +25,7 @@ class Hidden:
         self._clock = environment.clock
         self._limit = environment.settings.transaction_timeout_ms / 1000 + MARGIN_SECONDS
         self._since: dict[TopicPartition, float] = {}
-        """Clock time from which on records of a partition were hidden."""
+        """By partition, the clock time since which records are hidden."""
 
     def clear(self) -> None:
         """Notes that nothing is hidden any more."""
@@ -34,8 +34,8 @@ class Hidden:
     def wait(self, cluster: Cluster, tp: TopicPartition, offset: int, what: str, name: str = "") -> NoReturn:
         """Raises Retriable, and Unavailable after `transaction_timeout_ms` and MARGIN_SECONDS; both name commands.
 
-        - `cluster`, `name`: the one that has the partition, and its name in the settings.
-        - `offset`: that of the first record that is hidden, which `what` describes.
+        - `cluster`, `name`: the cluster that has the partition, and its name in the settings.
+        - `offset`: the offset of the first hidden record, which `what` describes.
         """
         options = place_options(self._settings.bootstrap_servers, name)
         hides = f"{self._processor}: a transaction hides {what}"

@@ -20,7 +20,7 @@ from kstreams_py.records import Message, readable_headers
 TYPE_HEADER: Final = "ks-type"
 
 NEWEST: Final = b"newest"
-"""The key of attempts beside their outputs: of each partition the newest stays."""
+"""The key of attempts beside their outputs: compaction keeps the newest of each partition."""
 
 _VERSION: Final = b"\x01"
 
@@ -97,7 +97,7 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """What a journal has of the newest delivery of a task: its snapshot, its choices, its last attempt."""
+    """The records of a task's newest delivery in a journal: its snapshot, its choices, its last attempt."""
 
     snapshot: Snapshot
     choices: Choices | None = None
@@ -111,12 +111,12 @@ def snapshot_record(topic: str, snapshot: Snapshot) -> Output:
 
 
 def choices_record(topic: str, partition: int, choices: Choices, kind: str = RecordType.CHOICES) -> Output:
-    """`kind` is CHOICES_ALONE where there is no snapshot before them."""
+    """Returns a record of choices; `kind` is CHOICES_ALONE if no snapshot precedes it."""
     return _record(topic, partition, kind, choices.encode())
 
 
 def attempt_record(topic: str, partition: int, attempt: Attempt, key: bytes | None = None) -> Output:
-    """`key` is that of a topic in which newer attempts replace older ones."""
+    """Returns a record of an attempt; `key` is needed in a topic where newer attempts replace older ones."""
     content = {
         "snapshot": attempt.snapshot,
         "delivery_hash": attempt.delivery_hash,
@@ -130,7 +130,7 @@ def attempt_record(topic: str, partition: int, attempt: Attempt, key: bytes | No
 
 
 def forgotten_record(topic: str, partition: int) -> Output:
-    """Deletes the attempt that is the newest of a task, in a topic in which newer ones replace older ones."""
+    """Returns the tombstone of a task's newest attempt, in a topic where newer attempts replace older ones."""
     return (topic, None, NEWEST, partition, None, None, 0, None)
 
 
@@ -171,7 +171,7 @@ def _record(topic: str, partition: int, kind: str, value: bytes, key: bytes | No
 
 
 def read(m: Message, partition: int) -> Snapshot | Choices | Attempt:
-    """As `decode`. Raises RecoveryUndecidable."""
+    """Same as `decode`, but raises RecoveryUndecidable in place of ValueError."""
     try:
         return decode(m, partition)
     except ValueError as error:
@@ -179,7 +179,7 @@ def read(m: Message, partition: int) -> Snapshot | Choices | Attempt:
 
 
 def decode(m: Message, partition: int) -> Snapshot | Choices | Attempt:
-    """What a record of a journal has, by its type. Raises ValueError for a record of others, or one that is cut."""
+    """Decodes a record of a journal by its type. Raises ValueError for a foreign record, or one that is cut."""
     try:
         kind, data = (dict(m.headers() or ()).get(TYPE_HEADER) or b"").decode(errors="replace"), m.value()
     except DecodeError as error:

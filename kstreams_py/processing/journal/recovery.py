@@ -1,12 +1,12 @@
 """The recovery of a task: whether the last delivery in its journal was committed, and where the task goes on.
 
 The branches have the names of the algorithm's description: the newest record of the journal is none (1a), a snapshot
-(1b), the choices of an alts (1c), or an attempt that writes outputs (1d), dead letters (1e) or nothing (1f). After an
-attempt the snapshot before it is found (2). The delivery was committed (3a), or is made again (3b).
+(1b), the choices of an alts (1c), or an attempt that writes outputs (1d), dead letters (1e) or nothing (1f). From an
+attempt the recovery goes back to its snapshot (2). The delivery was committed (3a), or is made again (3b).
 
-The outputs, read back at the places that the attempt names, tell which. What is in their transaction must say the same:
-the committed offsets or, on another cluster, a record of the attempt; there the offsets follow in a transaction of
-their own. What contradicts itself is never decided by a guess.
+The outputs, read back at the places that the attempt names, decide which. The rest of their transaction must agree: the
+committed offsets or, on another cluster, a record of the attempt; there the offsets follow in a transaction of their
+own. Contradictory evidence is never decided by a guess.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kstreams_py.processing.tasks.choices import Choices
 
 
 class Found(StrEnum):
-    """What is at the place of an output."""
+    """The finding at the place of an output."""
 
     SAME = "is there"
     OTHER = "is not there"
@@ -64,7 +64,7 @@ def recover(
     """
     if unit is None:
         return Recovery("1a")
-    # the offsets of a topic that was created again say nothing of the records that it had
+    # the offsets of a topic that was created again do not apply to its old records
     committed = {topic: at for topic, at in committed.items() if topic not in _remade(unit, topic_ids)}
     if unit.attempt is None:
         branch = "1b" if unit.choices is None else "1c"
@@ -85,7 +85,7 @@ def recover(
 def _is_committed(
     unit: Unit, attempt: Attempt, committed: Mapping[str, int], found: Mapping[Place, Found], confirmed: bool | None
 ) -> bool:
-    """Whether an attempt was committed, by its outputs and by what was committed with them."""
+    """Returns whether an attempt was committed, by its outputs and the offsets or record committed with them."""
     before, after = unit.snapshot.offsets, attempt.offsets
     moved = all(committed[topic] >= offset for topic, offset in after.items() if topic in committed)
     stayed = _stands_at(before, committed)
@@ -132,7 +132,7 @@ def _stands_at(offsets: Mapping[str, int], committed: Mapping[str, int]) -> bool
 
 
 def _again(unit: Unit, branch: str, topic_ids: Mapping[str, str]) -> Recovery:
-    """The delivery is made again. Raises RecoveryUndecidable if its inputs are others now."""
+    """Returns a recovery that makes the delivery again. Raises RecoveryUndecidable if its inputs have changed."""
     had = {at.topic: at.topic_id for at in unit.snapshot.inputs}
     if had.keys() != topic_ids.keys():
         raise RecoveryUndecidable(
@@ -147,13 +147,13 @@ def _again(unit: Unit, branch: str, topic_ids: Mapping[str, str]) -> Recovery:
 
 
 def _remade(unit: Unit, topic_ids: Mapping[str, str]) -> list[str]:
-    """The inputs that were deleted and created again since the snapshot."""
+    """Returns the inputs that were deleted and created again since the snapshot."""
     had = {at.topic: at.topic_id for at in unit.snapshot.inputs if at.topic_id}
     return [topic for topic, known in had.items() if topic_ids.get(topic, "") not in ("", known)]
 
 
 def _same(attempt: Attempt, topic_ids: Mapping[str, str]) -> dict[str, int]:
-    """The offsets after an attempt of those inputs that were not created again since."""
+    """Returns the offsets after an attempt, of the inputs that were not created again since."""
     return {at.topic: at.offset for at in attempt.inputs if topic_ids.get(at.topic) == at.topic_id}
 
 

@@ -40,13 +40,13 @@ def make_runner(
     traces_outputs: bool = False,
     stores: Mapping[int, KeyedStore] | None = None,
 ) -> Runner:
-    """Makes the runner of a processor: with calls that overlap, if it has such.
+    """Makes the runner of a processor: with overlapping calls, if it declares them.
 
-    `tracing` makes its spans; `stores` has the state of its tasks.
+    `tracing` makes its spans; `stores` has the states of its tasks.
     """
     if processor.overlaps:
         return OverlappingRunner(processor, tasks, environment, dead_letters, tracing, traces_outputs=traces_outputs)
-    if processor.asynchronous:  # a batch, one call at a time
+    if processor.asynchronous:  # a batch: one call at a time
         processor = replace(processor, function=wait_for_each(processor.function), asynchronous=False)
     registry = environment.registry
     if processor.ordered is not None and stores is not None:
@@ -104,7 +104,7 @@ def open_dead_letters(
     environment: Environment,
     tracing: Tracing | None,
 ) -> DeadLetters | None:
-    """The dead letters of a processor, as large as their topic and the client take them; None if it has none."""
+    """Returns the dead letters of a processor, within the limits of topic and client; None if it declares none."""
     if processor.errors is None:
         return None
     topic = graph.topics[processor.errors]

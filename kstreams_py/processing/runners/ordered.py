@@ -1,9 +1,9 @@
-"""Applies events: each once, after the one before it of its object (ordering/chain.py has the rule).
+"""Applies events: each once, after the previous event of its object (ordering/chain.py has the rule).
 
-What the rule keeps of an object, and the events that wait, are in the store of the task, beside the state of the
-function: all of it is committed with the outputs, and undone with them. An event whose function raises, or whose output
-a topic refuses, is a dead letter, and the next one of its object is applied after it. A decision of an operator is a
-record between the events (ordering/decisions.py), and is done where it is read.
+The store of the task has what the rule keeps of an object, and the events that wait, beside the state of the function.
+All of it is committed with the outputs, and undone with them. An event whose function raises, or whose output a topic
+refuses, becomes a dead letter, and the next event of its object is applied after it. A decision of an operator is a
+record among the events (ordering/decisions.py), and is carried out when it is read.
 """
 
 from __future__ import annotations
@@ -37,13 +37,14 @@ from kstreams_py.steps.tracing import Run, Tracing
 logger = logging.getLogger(__name__)
 
 _ALL: Final = b""
-"""In place of a delivery hash: all events of a step, where no hash tells whose output is refused."""
+"""Stands for the delivery hashes of all events of a step, if no hash shows whose output is refused."""
 
 
 class _Chains(NamedTuple):
-    """The rule of one task, its store, and how often that was rolled back when the rule was loaded from it.
+    """The rule of one task and its store.
 
-    `stopped`: the objects that are stopped.
+    - `rollbacks`: how often the store had been rolled back when the rule was loaded from it.
+    - `stopped`: the objects that are stopped.
     """
 
     rule: EventChains
@@ -53,7 +54,7 @@ class _Chains(NamedTuple):
 
 
 class _Mark(NamedTuple):
-    """How much a plan had before a step."""
+    """The numbers of entries that a plan had before a step."""
 
     outputs: int
     dead_letters: int
@@ -73,23 +74,23 @@ class OrderedRunner(Runner):
         tracing: Tracing | None = None,
         stores: Mapping[int, KeyedStore],
     ) -> None:
-        """As of Runner."""
+        """Same as `Runner.__init__`; `stores` is required."""
         super().__init__(processor, tasks, registry, dead_letters, tracing=tracing, stores=stores)
         assert processor.ordered is not None, f"{processor.id} applies no events"
         self._ordered = processor.ordered
         self._chains: dict[int, _Chains] = {}
         self.events = self._counts = EventCounts()
         self._is_counted = True
-        """The counts of what waits, and of what is stopped, are of the newest event."""
+        """Whether the counts of events that wait and of stopped objects include the newest event."""
         self._refused_events: dict[Read, dict[bytes, Refusal]] = {}
-        """Of a step with an output that is refused: its events whose outputs are, by their delivery hashes."""
+        """By step with a refused output, the refusals of its events, by their delivery hashes."""
         self._refusals: dict[bytes, Refusal] = {}
-        """Those of the step that runs."""
+        """The refusals of the step that runs."""
         self._running: Message
         """The record of the step that runs."""
 
     def assigned(self) -> None:
-        """Loads what is held: also of an object whose events have ceased to come, an operator has to hear."""
+        """Loads the held events: an operator must also hear of objects whose events have stopped coming."""
         self._chains.clear()
         for partition in self._stores:
             self._chains_of(partition)
@@ -117,9 +118,9 @@ class OrderedRunner(Runner):
             self._count()
 
     def refuse(self, intake: Intake, error: Refused) -> None:
-        """From now on an event of the only step of an intake comes to a dead letter: the one whose output is refused.
+        """Makes an event of an intake's only step a dead letter from now on: the event whose output is refused.
 
-        At first the step is run again, with each output by itself, because an event may have released others.
+        The first time, the step is run again with each output written by itself: its event may have released others.
         """
         read = read_by(intake.steps[0])
         if read not in self._refused:
@@ -135,14 +136,14 @@ class OrderedRunner(Runner):
         self._refused_events = {read: each for read, each in self._refused_events.items() if read in self._refused}
 
     def _give_dead_letters(self, steps: Sequence[Any], plan: Plan) -> None:
-        """Runs steps of which a topic has refused an output: the rule goes past its event without the function."""
+        """Runs steps with an output that a topic has refused: the rule passes its event, without the function."""
         for step in steps:
             self._refusals = self._refused_events.get(read_by(step), {})
             self._run_events([step], plan)
             plan.apart, self._refusals = True, {}
 
     def _run_event(self, m: Message, chains: _Chains, plan: Plan) -> bool:
-        """Does with a record what the rule says; False if the worker stops instead."""
+        """Handles a record as the rule says; returns False if the worker stops instead."""
         self._running = m
         try:
             number, prev = place_of(m.headers() or ())
@@ -156,7 +157,7 @@ class OrderedRunner(Runner):
     def _offer(self, m: Message, name: bytes, place: tuple[int, int | None], chains: _Chains, plan: Plan) -> bool:
         try:
             outcome = chains.rule.offer(name, *place, m.value(), m, m.offset())
-        except DecodeError as error:  # what is stored of its object cannot be read: others go on
+        except DecodeError as error:  # the stored state of its object cannot be read: other objects go on
             return self._handle((m,), error, plan, tried=False)
         if outcome.kind is Kind.APPLY and not self._apply(m, chains.store, plan):
             return False
@@ -167,7 +168,7 @@ class OrderedRunner(Runner):
         return self._follow(outcome, chains, plan)
 
     def _run_other(self, m: Message, error: DecodeError, chains: _Chains, plan: Plan) -> bool:
-        """Does with a record that is no event what an operator has decided; anything else is a dead letter."""
+        """Carries out the operator's decision in a record that is no event; any other record becomes a dead letter."""
         name, decision = m.key(), None
         try:
             decision = decision_of(m.headers() or ())
@@ -204,7 +205,7 @@ class OrderedRunner(Runner):
         return self._follow(outcome, chains, plan)
 
     def _follow(self, outcome: Outcome, chains: _Chains, plan: Plan) -> bool:
-        """Does what an event means for those that are held, and for its object."""
+        """Applies the consequences of an event for the held events, and for its object."""
         store = chains.store
         if outcome.held is not None:
             held.hold(store, outcome.held)
@@ -224,7 +225,7 @@ class OrderedRunner(Runner):
         return True
 
     def _apply(self, m: Message, store: KeyedStore, plan: Plan) -> bool:
-        """Calls the function for an event; False if what it raised stops the worker."""
+        """Calls the function for an event; returns False if its exception stops the worker."""
         inputs, mark = (m,), store.mark()
         tried, result = False, None
         try:
@@ -248,7 +249,7 @@ class OrderedRunner(Runner):
         return True
 
     def _refusal(self, inputs: Inputs) -> Refusal | None:
-        """That of an event of the step that runs."""
+        """Returns the refusal of an event of the step that runs; None if there is none."""
         if not self._refusals:
             return None
         return self._refusals.get(self._tasks.delivery_hash(inputs)) or self._refusals.get(_ALL)
@@ -258,11 +259,11 @@ class OrderedRunner(Runner):
         return failure if inputs[0] is self._running else replace(failure, place=self._place_of_step())
 
     def _place_of_step(self) -> bytes:
-        """Names the record that released an event: the group has passed the event's own offset long before."""
+        """Returns the hash of the record that released an event: the group passed the event's own offset before."""
         return self._tasks.delivery_hash((self._running,))
 
     def _refuse(self, m: Message, fault: Fault, plan: Plan) -> None:
-        """Makes a dead letter of an event; the first one of its object says why that is stopped."""
+        """Makes a dead letter of an event; the first one of an object says why the object is stopped."""
         self._counts.fault += 1
         self._is_counted = False
         chains, name = self._chains[m.partition()], m.key() or b""
@@ -272,7 +273,7 @@ class OrderedRunner(Runner):
         self._add_dead_letter((m,), EventFault(str(fault)), plan)
 
     def _return(self, brought: Held, newest: int, plan: Plan) -> None:
-        """Makes a dead letter again of an event that a decision brings along in vain: it is marked as replayed."""
+        """Makes the event of a decision that changes nothing a dead letter again, as it is marked as replayed."""
         self._counts.fault += 1
         reason = Reason.FORKED if brought.prev < newest else Reason.STOPPED
         name = brought.object.decode(errors="replace")
@@ -280,7 +281,7 @@ class OrderedRunner(Runner):
         self._add_dead_letter((brought.record,), EventFault(fault), plan)
 
     def _limit(self, rule: EventChains) -> str:
-        """The limit that events which are held are beyond; "" for none."""
+        """Returns the name of the limit that the held events exceed; "" for none."""
         if rule.held_events > self._ordered.held_max:
             return "held_max"
         return "held_bytes_max" if rule.held_bytes > self._ordered.held_bytes_max else ""
@@ -295,7 +296,7 @@ class OrderedRunner(Runner):
         )
 
     def _count(self) -> None:
-        """Counts what waits, and what is stopped."""
+        """Counts the events that wait, and the stopped objects."""
         counts, found = self._counts, self._chains.values()
         counts.held_now = sum(each.rule.held_events for each in found)
         counts.stopped_now = sum(len(each.stopped) for each in found)
@@ -309,7 +310,7 @@ class OrderedRunner(Runner):
         return LongestHeld(self._tasks.name, place, name, event.id, event.prev, event.held_at)
 
     def _chains_of(self, partition: int) -> _Chains:
-        """The rule of a task, loaded again where its store was rolled back."""
+        """Returns the rule of a task; loads it again if its store was rolled back."""
         store, chains = self._stores[partition], self._chains.get(partition)
         if chains is None or chains.store is not store or chains.rollbacks != store.rollbacks:
             rule = EventChains(cast(Any, held.States(store)), time.time, self._ordered.start)
@@ -318,7 +319,7 @@ class OrderedRunner(Runner):
         return chains
 
     def _load(self, store: KeyedStore, partition: int) -> list[Held]:
-        """The events that are held. Raises TopicError for what the workers have not stored."""
+        """Returns the held events. Raises TopicError for values that the workers have not stored."""
         changelog = changelog_of(self._tasks.name.removesuffix(f".{self._processor.id}"), self._processor)
         try:
             return list(held.load(store, partition))
@@ -327,7 +328,7 @@ class OrderedRunner(Runner):
 
 
 def _brought(m: Message, name: bytes, decision: Decision, prev: int) -> Held:
-    """The event that a decision brings along."""
+    """Returns the event that a decision contains."""
     place, headers = (m.topic(), m.partition(), m.offset()), event_headers(m.headers() or (), decision)
     record = KeptRecord(place, m.timestamp(), (name, m.value()), headers)
     return Held(name, decision.event, prev, m.value(), record, m.offset(), time.time())

@@ -1,4 +1,4 @@
-"""Runs steps whose calls overlap: their outputs and offsets are in the order of the inputs all the same."""
+"""Runs steps whose calls overlap; their outputs and offsets keep the order of the inputs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from kstreams_py.steps.plan import Again, Intake, Plan, partition_of, read_by
 from kstreams_py.steps.tracing import Tracing, put_in_trace
 
 WINDOW_BYTES: Final = 32 << 20
-"""Bytes of the inputs of open steps, and of their outputs that wait for an earlier step; one step is open at least."""
+"""Bytes of the inputs of open steps, and of their outputs that wait for an earlier step; at least one step is open."""
 
 
 STOP_SHARE: Final = 0.5
@@ -34,7 +34,7 @@ STOP_SHARE: Final = 0.5
 
 
 class _Open:
-    """A step that is open: from its decoding until it is settled, that is, done in the order of its partition."""
+    """An open step: from its decoding until it is settled, that is, done in the order of its partition."""
 
     __slots__ = (
         "chain", "context", "digest", "error", "has_ended", "inputs", "outputs", "refusal", "seconds", "size", "step",
@@ -54,15 +54,15 @@ class _Open:
         self.tried = True
         self.seconds = 0.0
         self.context: Headers | None = None
-        """The trace context of its call; None if none was made, or nothing is traced."""
+        """The trace context of its call; None if no call was made, or nothing is traced."""
 
 
 class OverlappingRunner(Runner):
     """Runs the steps of one processor with several calls under way.
 
-    A step is opened (decoded, its call started) when `run` first sees it, and settled when its call has ended and all
-    steps before it in its partition are settled: its outputs join the plan, and the ledger moves past it. What is not
-    settled goes back to the tasks, and comes again with the next intake.
+    A step is opened (decoded, its call started) when `run` first sees it. It is settled when its call has ended and all
+    steps before it in its partition are settled: its outputs join the plan, and the ledger moves past it. Steps that
+    are not settled go back to the tasks, and come again with the next intake.
     """
 
     overlaps = True
@@ -82,27 +82,27 @@ class OverlappingRunner(Runner):
         called = processor if tracing is None else self._traced(processor, tracing)
         self._calls = environment.open_calls(called, self._finish)
         self._serdes = threading.RLock()
-        """Serdes are called by one thread at a time."""
+        """Lets one thread at a time call serdes."""
         self._decode_key = {topic: self._locked(decode) for topic, decode in self._decode_key.items()}
         self._tickets = count()
         self._steps: dict[int, _Open] = {}
-        """The open steps, by the identity of the step: it is the same object until it is settled."""
+        """The open steps, by the identity of the step: a step is the same object until it is settled."""
         self._by_ticket: dict[int, _Open] = {}
         """The open steps whose call has not ended."""
         self._failed = Counter[Hashable]()
-        """Chains of which steps have failed and are not settled: no later step of them is opened."""
+        """Chains with steps that failed and are not settled: no later step of these chains is opened."""
         self._bytes = Counter[int]()
         """The bytes of open steps, by partition."""
         self._clock = environment.clock
         self._stop_seconds = environment.settings.drain_timeout_ms / 1000 * STOP_SHARE
         self._done: list[Any] = []
-        """Steps that this run has settled."""
+        """The steps that this run has settled."""
         self._is_finishing = False
 
     def run(self, intake: Taken) -> Plan:
         """Opens the steps, waits for a while, and settles those that are done.
 
-        A step that stops the worker drops the calls that have not started, and waits for the others.
+        If a step stops the worker, drops the calls that have not started, and waits for the others.
         """
         plan = Plan(intake=intake, seconds=0.0)
         self._done = []
@@ -117,17 +117,17 @@ class OverlappingRunner(Runner):
 
     @property
     def oldest(self) -> tuple[float, Callable[[], Any]] | None:
-        """Since when the oldest call has been under way; see Calls."""
+        """The start of the oldest call under way; see Calls."""
         return self._calls.oldest
 
     @property
     def is_calling(self) -> bool:
-        """Calls are under way, or about to be made."""
+        """Whether calls are under way, or about to be made."""
         return bool(self._by_ticket)
 
     @property
     def has_open(self) -> bool:
-        """Steps are open: their calls are under way, or have ended and are not settled."""
+        """Whether steps are open: their calls are under way, or have ended and are not settled."""
         return bool(self._steps)
 
     def finish(self) -> None:
@@ -136,7 +136,7 @@ class OverlappingRunner(Runner):
         self._calls.drop()
 
     def under_way(self) -> Positions:
-        """The next offsets after the steps that have begun, have not failed, and are not settled."""
+        """Returns the next offsets after the steps that have begun, have not failed, and are not settled."""
         self._collect()
         return Intake([opened.step for opened in self._steps.values() if opened.error is None]).positions()
 
@@ -147,10 +147,10 @@ class OverlappingRunner(Runner):
         self._by_ticket.clear()
         self._failed.clear()
         self._bytes.clear()
-        self._is_finishing = False  # a step that stops the worker is run again if nothing before it could be committed
+        self._is_finishing = False  # if the steps before cannot be committed, all are run again
 
     def close(self) -> None:
-        """Ends what makes the calls."""
+        """Abandons all calls, and ends the threads that make them, if any."""
         self.abandon()
         self._calls.close()
 
@@ -171,7 +171,7 @@ class OverlappingRunner(Runner):
             self._calls.start(calls)
 
     def _opened(self, opened: _Open) -> Sequence[Call]:
-        """The call of a step; none if the step has failed already."""
+        """Returns the call of a step; none if the step has already failed."""
         self._steps[id(opened.step)] = opened
         self._bytes[partition_of(opened.step)] += opened.size
         opened.refusal = self._refusal(opened.inputs)
@@ -194,12 +194,12 @@ class OverlappingRunner(Runner):
 
     @property
     def _is_full(self) -> bool:
-        """Many bytes are open; not counting what ran ahead in partitions that wait, which must not hold up others."""
+        """Whether many bytes are open, without those of partitions that wait, which must not block others."""
         held = self._tasks.held
         return sum(size for number, size in self._bytes.items() if number not in held) >= WINDOW_BYTES
 
     def _chain(self, inputs: Inputs) -> Hashable:
-        """What calls run one after the other by; a step alone must not overlap an abandoned call of itself."""
+        """Returns the chain of a step: its calls do not overlap, not even with an abandoned call of the same step."""
         m = inputs[0]
         if self._processor.order is Order.PARTITION:
             return m.partition()
@@ -218,9 +218,9 @@ class OverlappingRunner(Runner):
             return decode(data)
 
     def _finish(self, ticket: int, result: Any) -> list[Output]:
-        """The outputs of a call; in the thread that made it, so that one that cannot be encoded fails in its turn."""
+        """Returns the outputs of a call, in the thread that made it, so that an encoding error fails its own step."""
         opened = self._by_ticket.get(ticket)
-        if opened is None:  # abandoned
+        if opened is None:  # the call was abandoned
             return []
         return opened.outputs if self._tracing is not None else self._encoded(opened, result)
 
@@ -233,7 +233,7 @@ class OverlappingRunner(Runner):
     # Tracing.
 
     def _traced(self, processor: Processor, tracing: Tracing) -> Processor:
-        """The processor with a function that takes an open step first, and makes its outputs in a span."""
+        """Returns the processor with a function that takes an open step first, and makes its outputs in a span."""
         function, generator = processor.function, processor.generator
 
         async def await_traced(opened: _Open, *arguments: Any) -> None:
@@ -255,7 +255,7 @@ class OverlappingRunner(Runner):
 
     @contextmanager
     def _span(self, opened: _Open, tracing: Tracing) -> Iterator[None]:
-        """Makes a span the current one, and notes what the call comes to: its outputs, or its error, which it keeps."""
+        """Makes a span the current one, and notes the outputs of the call, or its error, which the step keeps."""
         with tracing.steps([opened.inputs], opened.digest) as note:
             opened.context = tracing.headers()
             try:
@@ -269,7 +269,7 @@ class OverlappingRunner(Runner):
                 note(Plan(again=again, interrupt=None if again else error))
 
     def _settle_in_trace(self, opened: _Open, plan: Plan, tracing: Tracing) -> bool:
-        """Settles a step in the trace of its call, by which its dead letter is written; in one of its own without."""
+        """Settles a step in the trace of its call, so that its dead letter has it; without a call, in a new trace."""
         if opened.context is not None:
             with tracing.resume(opened.context):
                 return self._settle_step(opened, plan)
@@ -301,9 +301,9 @@ class OverlappingRunner(Runner):
                 self._bytes[partition_of(opened.step)] += size
 
     def _settle(self, steps: Sequence[Any], plan: Plan) -> list[Any]:
-        """Settles what is done in the order of each partition, until the outputs are many; returns the other steps.
+        """Settles the steps that are done, in the order of each partition, until the outputs are many.
 
-        A step that is run again, or stops the worker, is the first of them.
+        Returns the other steps. A step that is run again, or that stops the worker, is the first of them.
         """
         first: list[Any] = []
         left: list[Any] = []
@@ -325,7 +325,7 @@ class OverlappingRunner(Runner):
         return [*first, *left]
 
     def _settle_step(self, opened: _Open, plan: Plan) -> bool:
-        """Adds what a step has come to; False if it stops the worker, or is run again."""
+        """Adds the result of a step to the plan; returns False if the step stops the worker, or is run again."""
         before = len(plan.outputs)
         if opened.refusal is not None:
             self._add_dead_letter(opened.inputs, opened.refusal.mistake, plan)
@@ -343,9 +343,9 @@ class OverlappingRunner(Runner):
         return True
 
     def _settle_others(self, left: Sequence[Any], plan: Plan) -> None:
-        """Waits for the calls under way beside a step that stops the worker, and settles those that it may.
+        """Waits for the calls under way beside a step that stops the worker, and settles the steps that it may.
 
-        At most once, a step that failed was tried too, and so was one whose call does not end: it is not given back.
+        At most once, a failed step counts as tried, and so does one whose call does not end: neither is given back.
         """
         deadline = self._clock() + self._stop_seconds
         self.finish()
@@ -353,7 +353,7 @@ class OverlappingRunner(Runner):
             self._collect()
         interrupt, tried, others = plan.interrupt, plan.tried, left
         while others:
-            if plan.interrupt is not None or plan.again is not None:  # by the first of them
+            if plan.interrupt is not None or plan.again is not None:  # the first of the others caused it
                 tried |= plan.tried
                 others = [step for step in others if partition_of(step) != partition_of(others[0])]
                 plan.interrupt, plan.again, plan.tried = None, None, {}

@@ -1,4 +1,4 @@
-"""Calls a processor's function for the steps of an intake, and makes a plan of what comes out."""
+"""Calls a processor's function for the steps of an intake, and makes a plan of the results."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ Read = tuple[tuple[str, int, int], ...]
 
 
 class Refusal(NamedTuple):
-    """Why a topic refuses an output of a step; `least` if the dead letter of the step was refused, too."""
+    """The reason why a topic refuses an output of a step; `least` if the step's dead letter was refused, too."""
 
     mistake: RecordRefused
     least: bool = False
 
 
 UNDECODED: Final = object()
-"""In place of a value that is not decoded yet."""
+"""Stands for a value that is not decoded yet."""
 
 
 class Runner:
     """Runs the steps of one processor, and advances the ledger past those that are done."""
 
     overlaps: ClassVar[bool] = False
-    """Calls may be under way when `run` returns."""
+    """Whether calls may be under way when `run` returns."""
 
     def __init__(
         self,
@@ -58,9 +58,11 @@ class Runner:
         tracing: Tracing | None = None,
         stores: Mapping[int, KeyedStore] | None = None,
     ) -> None:
-        """With `traces_outputs`, the step of each output can be found by `replacement`; `tracing` makes spans.
+        """Makes the runner of one processor.
 
-        `stores` has the state of each task, by its partition number.
+        - `traces_outputs`: `replacement` can find the step of each output.
+        - `tracing`: makes spans.
+        - `stores`: the state of each task, by its partition number.
         """
         self._processor = processor
         self._stores = {} if stores is None else stores
@@ -77,11 +79,11 @@ class Runner:
         self.retries = Retries(processor.retry) if processor.retry is not None else None
         self._refused: dict[Read, Refusal] = {}
         self.events: EventCounts | None = None
-        """What became of events, where the processor applies such."""
+        """The counts of events, if the processor applies events; None otherwise."""
         self._journaled = processor.journal is not None
         self._by_task = self._journaled or (processor.batch and processor.state is not None)
         self._owned = traces_outputs and not processor.hash_header
-        """Keeps the step of each output (Plan.owners), as no delivery hash names it."""
+        """Whether the step of each output is kept (Plan.owners), as no delivery hash names it."""
         self._run: Run = self._loop()
         self._run_refused: Run = self._give_dead_letters
         self._tracing = tracing
@@ -90,7 +92,7 @@ class Runner:
             self._run_refused = traced(self._run_refused, tracing, processor, tasks.delivery_hash)
 
     def _loop(self) -> Run:
-        """The loop over the steps of this kind of processor."""
+        """Returns the loop over the steps of this kind of processor."""
         if self._processor.batch:
             return self._run_batch
         if self._joins or self._processor.generator:
@@ -100,8 +102,8 @@ class Runner:
     def run(self, intake: Taken) -> Plan:
         """Calls the function for each step.
 
-        Once the outputs are many (OUTPUTS_MAX, OUTPUT_BYTES), the other steps go back to the tasks; so they do where a
-        step is to be run again, whose partition then waits.
+        Once the outputs are many (OUTPUTS_MAX, OUTPUT_BYTES), the other steps go back to the tasks. They also do if a
+        step must be run again; its partition then waits.
         """
         plan = self._run_by_task(intake.steps) if self._by_task else self._run_steps(intake)
         plan.intake = intake
@@ -112,7 +114,7 @@ class Runner:
         return self._run_one_by_one(intake.steps) if self._refused or self._owned else self._run_together(intake)
 
     def _run_by_task(self, steps: Sequence[Any]) -> Plan:
-        """Task by task, so that it is known which outputs are whose."""
+        """Runs the steps task by task, so that the task of each output is known."""
         whole, size = Plan(), 0
         for partition, group in groupby(steps, partition_of):
             of_task = list(group)
@@ -128,21 +130,21 @@ class Runner:
         return whole
 
     def _put_back(self, intake: Taken, plan: Plan, left: Sequence[Any]) -> None:
-        """Gives the tasks the steps that are not done; those to be run again come first."""
+        """Gives the steps that are not done back to the tasks; steps that must be run again come first."""
         if intake.repeated:
             self._tasks.resume(partitions_of(plan.intake.steps))
         if plan.interrupt is None and left:
             if plan.again is not None:
                 left = self._tasks.hold_back(plan.again.steps, left)
             if left:
-                # a journal has a snapshot of what is left only once this is committed
+                # a journal has a snapshot of the steps that are left only once this is committed
                 choices = intake.choices if self._journaled else {}
                 self._tasks.rest = Taken(left, choices, prepared=not self._journaled, saved=intake.saved)
 
     def _run_together(self, intake: Intake) -> Plan:
         plan = Plan(intake=intake)
         self._run(intake.steps, plan)
-        if self._processor.batch:  # done as a whole or not at all
+        if self._processor.batch:  # a batch is done as a whole or not at all
             if (store := self._stores.get(partition_of(intake.steps[0]))) is not None:
                 store.keep() if plan.again is None and plan.interrupt is None else store.undo()
             if plan.again is not None:
@@ -153,7 +155,7 @@ class Runner:
         return plan
 
     def _run_one_by_one(self, steps: Sequence[Any]) -> Plan:
-        """Step by step, so that it is known which outputs are whose; a dead letter for those that were refused."""
+        """Runs step by step, so that the step of each output is known; makes dead letters of refused steps."""
         whole, size = Plan(), 0
         for step in steps:
             inputs = step if self._joins else (step,)
@@ -174,7 +176,7 @@ class Runner:
         return whole
 
     def _run_records(self, messages: Sequence[Message], plan: Plan) -> None:
-        """One record a step. The hot loop: nothing is computed here that is neither asked for nor sent."""
+        """Runs steps of one record. The hot loop: computes only what the function asks for or an output needs."""
         processor, tasks, sink, emit = self._processor, self._tasks.by_partition, self._sink, self._outputs.emit
         function, wants_step, alts = processor.function, processor.wants_step, processor.kind.is_alts
         hashed = wants_step or processor.target is not None or (processor.hash_header and not sink)
@@ -209,9 +211,9 @@ class Runner:
         plan.steps = len(messages)
 
     def _run_with_state(self, messages: Sequence[Message], plan: Plan) -> None:
-        """Like `_run_records`, with the state of the task, until its changes are large.
+        """Same as `_run_records`, with the state of the task, until its changes are large.
 
-        What a step that raises has changed in the state is undone.
+        If a step raises, its changes to the state are undone.
         """
         processor, tasks, sink, emit = self._processor, self._tasks.by_partition, self._sink, self._outputs.emit
         function, wants_step, append = processor.function, processor.wants_step, plan.outputs.append
@@ -247,9 +249,9 @@ class Runner:
                 return
 
     def _run_counted(self, steps: Sequence[Any], plan: Plan) -> None:
-        """Until the outputs, or changes of the state, are many: of joins (several records a step), generators, states.
+        """Runs joins (several records a step) and generators, until the outputs or the changes of the state are many.
 
-        What a step that raises has changed in the state is undone.
+        If a step raises, its changes to the state are undone.
         """
         processor, tasks, size = self._processor, self._tasks.by_partition, 0
         for step in steps:
@@ -280,13 +282,13 @@ class Runner:
                 return
 
     def _abandon(self, result: Any) -> None:
-        """Ends a generator whose output cannot be written: collected later, it could change the state then."""
+        """Ends a generator whose output cannot be written: garbage-collected later, it could still change the state."""
         if self._processor.generator and result is not None:
             with suppress(BaseException):
                 result.close()
 
     def _arguments(self, inputs: Inputs, digest: bytes, store: KeyedStore | None) -> list[Any]:
-        """What the function takes: the values, the step if it wants that, and the state if it has one."""
+        """Returns the function's arguments: the values, the step if it wants that, and the state if it has one."""
         values = [self._value(m) for m in inputs]
         if self._processor.wants_step:
             values.append(Step(inputs, digest, self._decode_key[inputs[0].topic()]))
@@ -295,10 +297,10 @@ class Runner:
         return values
 
     def _run_batch(self, steps: Sequence[Message] | Sequence[Inputs], plan: Plan) -> None:
-        """All steps in one call: a list of values per input in, one result per step out, exceptions among them.
+        """Runs all steps in one call: a list of values per input goes in, a result or exception per step comes out.
 
-        If the function raises, no step can be told from the others: all of them are dead letters, each with its hash.
-        A retry repeats all of them, whichever failed.
+        If the function raises, the failed step is not known: all steps become dead letters, each with its hash. A retry
+        repeats all of them, whichever failed.
         """
         batch, columns = self._columns(steps, plan)
         if plan.interrupt is not None or plan.again is not None:
@@ -328,9 +330,9 @@ class Runner:
         plan.steps = len(steps)
 
     def _columns(self, steps: Sequence[Any], plan: Plan) -> tuple[Sequence[Any], list[list[Any]]]:
-        """The steps whose values could be decoded, and these values in a list for each input."""
+        """Returns the steps whose values could be decoded, and these values in a list for each input."""
         if not self._joins and not any(self._decode.values()):
-            with suppress(DecodeError):  # of an Unreadable, which is found below
+            with suppress(DecodeError):  # raised by an Unreadable, which is found below
                 return steps, [[m.value() for m in steps]]
         batch, rows = [], []
         for step in steps:
@@ -344,7 +346,7 @@ class Runner:
         return batch, [list(column) for column in zip(*rows, strict=True)]
 
     def _call_batch(self, batch: Sequence[Any], columns: list[list[Any]]) -> Sequence[Any]:
-        """One result per step; the function's exception, if it raised, for each."""
+        """Returns one result per step; if the function raised, its exception for each step."""
         if not batch:
             return []
         arguments: list[Any] = columns
@@ -375,9 +377,9 @@ class Runner:
     # Steps that fail.
 
     def _handle(self, inputs: Inputs, error: BaseException, plan: Plan, *, tried: bool = True) -> bool:
-        """Makes a dead letter; False if the exception is one that stops the worker instead, or the step is run again.
+        """Makes a dead letter; returns False if the exception stops the worker instead, or the step is run again.
 
-        `tried`: the function was called. A step whose schema could not be read, for example, was not tried.
+        `tried`: whether the function was called. A step whose schema could not be read, for example, was not tried.
         """
         if isinstance(error, SystemExit | KeyboardInterrupt):
             error = self._exited(inputs, error)
@@ -407,13 +409,13 @@ class Runner:
         return True
 
     def _exited(self, inputs: Inputs, error: BaseException) -> FunctionExited:
-        """What stops the worker in place of an exception that would end the process, maybe as if all were well."""
+        """Returns the error that stops the worker instead of one that would end the process, maybe as a success."""
         name = getattr(self._processor.function, "__name__", "its function")
         text = (
             f"{self._processor.id}: {name} ended by {self._failure(inputs, error)}: raise kstreams_py.Stop to stop the "
             "worker, or an exception of another class for a dead letter"
         )
-        if isinstance(error, KeyboardInterrupt):  # may be a Ctrl-C, where a test runs the worker: the slot knows
+        if isinstance(error, KeyboardInterrupt):  # may be a Ctrl-C if a test runs the worker: the slot knows
             error.add_note(text)
             raise error
         exited = FunctionExited(text)
@@ -434,7 +436,7 @@ class Runner:
         plan.failures.append(failure)
 
     def _place(self, inputs: Inputs) -> bytes:
-        """The place of a step: the delivery hash that its first input alone would have."""
+        """Returns the place of a step: the delivery hash that its first input alone would have."""
         return self._tasks.delivery_hash(inputs[:1])
 
     def _failure(self, inputs: Inputs, error: BaseException, attempts: int = 1) -> Failure:
@@ -444,38 +446,38 @@ class Runner:
     # Outputs that a topic refuses.
 
     def _refusal(self, inputs: Inputs) -> Refusal | None:
-        """Why an output of the step that reads these records is refused; None if none is."""
+        """Returns why an output of the step that reads these records is refused; None if none is."""
         return self._refused.get(read_by(inputs)) if self._refused else None
 
     def refuse(self, intake: Intake, error: Refused) -> None:
-        """Makes a dead letter of the only step of an intake from now on, or the least one if that was refused.
+        """Makes the only step of an intake a dead letter from now on, or the least one if that was refused.
 
-        Raises the mistake if the least one was refused.
+        Raises the mistake if the least one was refused, too.
         """
         read = read_by(intake.steps[0])
         self._refused[read] = next_refusal(self._refused.get(read), error)
 
     def _give_dead_letters(self, steps: Sequence[Any], plan: Plan) -> None:
-        """Writes the dead letters of steps of which a topic has refused an output."""
+        """Writes the dead letters of steps with an output that a topic has refused."""
         for step in steps:
             self._add_dead_letter(step if self._joins else (step,), self._refused[read_by(step)].mistake, plan)
             plan.steps += 1
 
-    # Calls that overlap: see OverlappingRunner. Here each call has ended when `run` returns.
+    # Overlapping calls: see OverlappingRunner. In this class each call has ended when `run` returns.
 
     @property
     def oldest(self) -> tuple[float, Callable[[], Any]] | None:
-        """Since when the oldest call has been under way (see Calls); None where calls do not overlap."""
+        """The start of the oldest call under way (see Calls); None if calls do not overlap."""
         return None
 
     @property
     def is_calling(self) -> bool:
-        """Calls are under way, or about to be made."""
+        """Whether calls are under way, or about to be made."""
         return False
 
     @property
     def has_open(self) -> bool:
-        """Steps are open: their calls are under way, or have ended and are not settled."""
+        """Whether steps are open: their calls are under way, or have ended and are not settled."""
         return False
 
     def finish(self) -> None:
@@ -489,13 +491,13 @@ class Runner:
         """Forgets all open steps: they are run again, here or by another worker."""
 
     def close(self) -> None:
-        """Ends what makes the calls."""
+        """Abandons all calls, and ends the threads that make them, if any."""
 
     def assigned(self) -> None:
-        """The tasks are those of a new assignment, or are rewound."""
+        """Notes that the tasks are those of a new assignment, or are rewound."""
 
     def committed(self) -> None:
-        """Everything is committed: steps before the ledger's offsets will not be run again."""
+        """Notes that everything is committed: steps before the ledger's offsets will not be run again."""
         if self.retries is not None:
             self.retries.committed(self._ledger.positions)
         if self._refused:
@@ -507,9 +509,9 @@ class Runner:
             }
 
     def replacement(self, output: Output, plan: Plan, mistake: RecordRefused) -> Output | None:
-        """The dead letter to write in place of a refused output of a plan, and in place of a dead letter the least one.
+        """Returns the dead letter to write in place of a refused output; in place of a dead letter, the least one.
 
-        None if it is no output of a step of the plan.
+        Returns None if the output belongs to no step of the plan.
         """
         if self._dead_letters is None or (owner := self._owner(output, plan)) is None:
             return None
@@ -520,7 +522,7 @@ class Runner:
             return self._dead_letters.of(failure, least=least)
 
     def _owner(self, output: Output, plan: Plan) -> Inputs | None:
-        """The inputs of an output's step; of equal outputs that have no delivery hash, another one at each call."""
+        """Returns the inputs of an output's step; for equal outputs without a delivery hash, another step each time."""
         assert self._dead_letters is not None
         if self._owned and output[TOPIC] != self._dead_letters.topic:  # a dead letter always has the hash
             for at, (owner, each) in enumerate(zip(plan.owners, plan.outputs, strict=True)):
@@ -535,7 +537,7 @@ class Runner:
 
 
 def next_refusal(before: Refusal | None, error: Refused) -> Refusal:
-    """The refusal that follows: of an output, then of its dead letter. Raises the mistake after both."""
+    """Returns the next refusal: first of an output, then of its dead letter. Raises the mistake after both."""
     if before is None:
         return Refusal(error.mistake)
     if before.least:

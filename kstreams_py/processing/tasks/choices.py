@@ -13,7 +13,7 @@ from kstreams_py.formats.schema_files import shipped_schema
 
 
 def encode_versioned(version: bytes, schema: Any, content: Mapping[str, Any]) -> bytes:
-    """The version, one byte, then the content in Avro; `schema` is parsed."""
+    """Returns the version (one byte) and then the content in Avro; `schema` is parsed."""
     buffer = BytesIO(version)
     buffer.seek(0, 2)
     schemaless_writer(buffer, schema, content)
@@ -21,9 +21,10 @@ def encode_versioned(version: bytes, schema: Any, content: Mapping[str, Any]) ->
 
 
 def decode_versioned(data: bytes | None, written: Mapping[bytes, Any], schema: Any) -> Any:
-    """The content of `encode_versioned`. Raises ValueError for other bytes.
+    """The inverse of `encode_versioned`. Raises ValueError for other bytes.
 
-    - `written`: the schema of each version, parsed. `schema`: that of this release.
+    - `written`: the parsed schema of each version.
+    - `schema`: the parsed schema of this release.
     """
     if not data:
         raise ValueError("it is empty")
@@ -49,28 +50,29 @@ class Start(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """What an alts task reads next: runs of (topic, offset of the run's last record), in order.
+    """The choices of an alts task for its next steps.
 
-    `starts` has an entry for each topic in the runs; it is empty if version 1 wrote the choices.
+    - `runs`: the topic and the offset of the last record of each run, in order.
+    - `starts`: an entry for each topic in the runs; empty if version 1 wrote the choices.
     """
 
     runs: tuple[tuple[str, int], ...] = ()
     starts: tuple[Start, ...] = ()
 
     def after(self, committed: Mapping[str, int]) -> Choices:
-        """The choices without those that are delivered; `committed` has the next offset of each topic."""
+        """Returns the choices that are not delivered; `committed` has the next offset of each topic."""
         runs = tuple(run for run in self.runs if run[1] >= committed.get(run[0], 0))
         named = {topic for topic, _ in runs}
         return Choices(runs, tuple(start for start in self.starts if start.topic in named))
 
     def still_valid(self, committed: Mapping[str, int], topic_ids: Mapping[str, str]) -> tuple[Choices, list[str]]:
-        """The choices that are not delivered and still valid, and the reasons for dropping others.
+        """Returns the choices that are not delivered and still valid, and the reasons for dropping others.
 
         - `committed`: the next offset of each input.
         - `topic_ids`: the id of each current input.
 
-        A run is dropped if its topic is no input any more or was created again; all runs are if a committed offset was
-        set back. The records of such runs may never come, and the other inputs would wait for them.
+        A run is dropped if its topic is no longer an input or was created again. All runs are dropped if a committed
+        offset was set back. The records of such runs may never come, and the other inputs would wait for them.
         """
         left = self.after(committed)
         missing = {topic: f"{topic!r} is no input any more" for topic, _ in left.runs if topic not in topic_ids}
@@ -86,7 +88,7 @@ class Choices:
         return Choices(runs, tuple(start for start in left.starts if start.topic not in missing)), [*missing.values()]
 
     def encode(self) -> bytes:
-        """A version byte, then Avro by schemas/alts_choices.avsc."""
+        """Returns a version byte, then Avro with the schema schemas/alts_choices.avsc."""
         record = {
             "runs": [{"topic": topic, "through": through} for topic, through in self.runs],
             "inputs": [{"topic": t, "topic_id": topic_id, "start": offset} for t, topic_id, offset in self.starts],

@@ -1,4 +1,4 @@
-"""Reads the committed offsets of a group, and logs which transaction holds those that cannot be read."""
+"""Reads the committed offsets of a group, and logs which transaction blocks reading them."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from kstreams_py.records import Positions, TopicPartition
 logger = logging.getLogger(__name__)
 
 PINNED_SECONDS: Final = 30.0
-"""Seconds for which committed offsets may be unreadable before a warning names the transactions that hold them."""
+"""Seconds that committed offsets may be unreadable before a warning names the transactions that hold them."""
 
 
 class CommittedOffsets:
     """The committed offsets of one worker's group."""
 
     def __init__(self, group: str, name: str, consumer: Consumer, environment: Environment) -> None:
-        """`name` is the worker's, for the log."""
+        """`name` is the name of the worker, for the log."""
         self._group = group
         self._name = name
         self._consumer = consumer
@@ -34,7 +34,7 @@ class CommittedOffsets:
         self._unread_since: float | None = None
 
     def read(self, partitions: Collection[TopicPartition]) -> Positions:
-        """The committed offset of each partition that has one.
+        """Returns the committed offset of each partition that has one.
 
         Raises Retriable while a transaction holds one of them; logs which transaction after PINNED_SECONDS.
         """

@@ -1,4 +1,4 @@
-"""What a worker takes from its tasks at once: an intake, and what was saved of it."""
+"""An intake: the steps that a worker takes from its tasks at once, and what was saved of them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from kstreams_py.steps.plan import Intake
 
 @dataclass(slots=True)
 class Taken(Intake):
-    """An intake that the tasks gave.
+    """An intake that was taken from the tasks.
 
-    - `choices`: for each alts task, what it reads from here on; to be saved before the functions run.
-    - `prepared`: this is the rest of an intake for which everything is saved.
-    - `saved`: the offsets after this intake are committed, or may be: no other worker would run it.
-    - `repeated`: its steps failed before; the partitions have waited, and the tasks hold what follows.
+    - `choices`: the choices of each alts task from here on; to be saved before the functions run.
+    - `prepared`: whether this is the rest of an intake for which everything is saved.
+    - `saved`: whether the offsets after this intake are or may be committed: no other worker would run it.
+    - `repeated`: whether its steps failed before; their partitions have waited, and the tasks hold the later steps.
     """
 
     choices: dict[int, Choices] = field(default_factory=dict)
@@ -25,7 +25,7 @@ class Taken(Intake):
     repeated: bool = False
 
     def starts(self) -> Positions:
-        """The offsets at which the inputs of the choices stand before this intake."""
+        """Returns the next offsets of the inputs of the choices before this intake."""
         return {
             TopicPartition(start.topic, partition): start.offset
             for partition, chosen in self.choices.items()

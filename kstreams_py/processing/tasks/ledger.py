@@ -1,4 +1,4 @@
-"""Where the inputs of one worker stand: how far they are processed, and how far that is committed."""
+"""The positions of one worker's inputs: how far they are processed, and how far committed."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class Ledger:
         self.cursors = {tp: Cursor(offset) for tp, offset in committed.items()}
 
     def clear(self) -> None:
-        """Forgets all: the partitions are held elsewhere."""
+        """Forgets everything: other workers hold the partitions."""
         self.cursors = {}
 
     def advance(self, positions: Positions) -> None:
-        """Moves to these next offsets: what is before them is processed."""
+        """Moves to these next offsets: everything before them is processed."""
         for tp, offset in positions.items():
             self.cursors[tp].next = offset
 
@@ -44,7 +44,7 @@ class Ledger:
             self.cursors[tp].committed = offset
 
     def reset(self) -> None:
-        """Sets each next offset to the committed one: what was processed since must not be committed."""
+        """Sets each next offset to the committed one: steps processed since then must not be committed."""
         for cursor in self.cursors.values():
             cursor.next = cursor.committed
 

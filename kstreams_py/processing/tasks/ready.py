@@ -1,4 +1,4 @@
-"""Steps that are ready to be run, by arrival; or by partition, where calls overlap or deliveries are journaled."""
+"""Steps that are ready to be run: by arrival, or by partition if calls overlap or deliveries are journaled."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Ready:
         self._steps = [*steps, *self._steps]
 
     def take(self, limit: int) -> list[Any]:
-        """Takes the first steps, `limit` at most."""
+        """Takes the first steps, at most `limit`."""
         taken, self._steps = self._steps[:limit], self._steps[limit:]
         return taken
 
@@ -50,7 +50,7 @@ class Ready:
 class ReadyByPartition(Ready):
     """Steps by partition: of each partition in the order of arrival, and of all partitions in turn.
 
-    A fetch has many records of one partition after the other. Calls of one partition at a time would not overlap.
+    A fetch has many records of one partition in a row. Calls of one partition at a time would not overlap.
     """
 
     def __init__(self) -> None:
@@ -95,20 +95,20 @@ class ReadyByPartition(Ready):
         return list(self._queues)
 
     def take_of(self, partition: int, limit: int) -> list[Any]:
-        """Takes the first steps of a partition, `limit` at most."""
+        """Takes the first steps of a partition, at most `limit`."""
         return self._shrink(partition, limit) if limit > 0 else []
 
     @property
     def total(self) -> int:
-        """The bytes in memory that all steps take."""
+        """How many bytes of memory all steps take."""
         return sum(self._bytes.values())
 
     def count(self, partition: int) -> int:
-        """How many steps of a partition there are."""
+        """Returns how many steps a partition has."""
         return len(self._queues.get(partition, ()))
 
     def size(self, partition: int) -> int:
-        """The bytes in memory that the steps of a partition take."""
+        """Returns how many bytes of memory the steps of a partition take."""
         return self._bytes.get(partition, 0)
 
     def _grow(self, step: Any) -> deque[Any]:
@@ -117,7 +117,7 @@ class ReadyByPartition(Ready):
         return self._queues.setdefault(number, deque())
 
     def _shrink(self, number: int, count: int) -> list[Any]:
-        """Takes the first steps of a partition; it is the last in turn then."""
+        """Takes the first steps of a partition, which then becomes the last in turn."""
         queue = self._queues.pop(number, None)
         if queue is None:
             return []

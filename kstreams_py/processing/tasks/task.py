@@ -10,7 +10,7 @@ from kstreams_py.processing.tasks.ledger import Cursor
 from kstreams_py.records import Message, Positions, TopicPartition, Unreadable
 
 RECORD_BYTES: Final = 300
-"""What a record takes in memory beside its key, value and headers (measured: 240 of the client's, with its topic)."""
+"""Bytes of memory of a record beside its key, value and headers (measured: 240 of the client's, with its topic)."""
 
 
 class Queue:
@@ -27,7 +27,7 @@ class Queue:
         self.bytes += _size(m)
 
     def take(self, count: int) -> list[Message]:
-        """The first `count` records."""
+        """Takes the first `count` records."""
         records = self.records
         taken = [records.popleft() for _ in range(count)]
         self.bytes -= sum(map(_size, taken)) if records else self.bytes
@@ -37,11 +37,12 @@ class Queue:
 class Task:
     """One processor on one partition number, from its assignment until that partition is revoked.
 
-    - `cursors`: the ledger's cursor of each input of which the partition is assigned.
-    - `prefixes`: what the delivery hashes of each input's steps begin with.
-    - `runs_left`: for an alts that follows saved choices, what is left of them, its script: the topic of each run, and
-      the offset of its last record, in order.
-    - `queues`: records that wait: of a join for its other inputs, of an alts for their turn in the script.
+    - `cursors`: the ledger's cursor of each input whose partition is assigned.
+    - `prefixes`: the common prefix of the delivery hashes of each input's steps.
+    - `runs_left`: the script of an alts that follows saved choices, that is, the rest of them: the topic of each run,
+      and the offset of its last record, in order.
+    - `queues`: the records that wait: those of a join for its other inputs, those of an alts for their turn in the
+      script.
     """
 
     __slots__ = ("_joins", "cursors", "partition", "prefixes", "queues", "runs_left")
@@ -64,21 +65,21 @@ class Task:
 
     @property
     def defers(self) -> bool:
-        """Records of this task may have to wait."""
+        """Whether records of this task may have to wait."""
         return self._joins or bool(self.runs_left)
 
     def holds(self, topic: str) -> bool:
-        """Records of this input wait."""
+        """Returns whether records of this input wait."""
         return bool(self.queues[topic].records)
 
     def take_ready(self) -> Sequence[Any]:
-        """Takes the steps that need not wait any more."""
+        """Takes the steps that need not wait any longer."""
         return self._zip() if self._joins else [*self._follow()]
 
     def skip(self, ends: Positions) -> None:
-        """Drops runs of the script whose records were deleted: their inputs were read past them, to these offsets.
+        """Drops runs of the script whose inputs were read past them, to these offsets.
 
-        The records of such a run were deleted since (compaction does that).
+        The records of such a run were deleted after it was saved, by compaction for example.
         """
         script = self.runs_left
         while script and ends.get(TopicPartition(script[0][0], self.partition), 0) > script[0][1]:
@@ -87,13 +88,13 @@ class Task:
             script.popleft()
 
     def _zip(self) -> list[tuple[Message, ...]]:
-        """One record from each input, in step, as far as all of them have one."""
+        """Takes one record from each input, in step, as long as all of them have one."""
         queues = self.queues.values()
         count = min(len(queue.records) for queue in queues)
         return list(zip(*(queue.take(count) for queue in queues), strict=True)) if count else []
 
     def _follow(self) -> Iterator[Message]:
-        """Records in the order of the script; once that is used up, whatever had to wait for it."""
+        """Takes records in the order of the script; once it is used up, all records that had to wait for it."""
         script = self.runs_left
         while script:
             topic, through = script[0]
@@ -110,7 +111,7 @@ class Task:
 
 
 def step_bytes(step: Any) -> int:
-    """The bytes in memory that the records of a step take."""
+    """Returns how many bytes of memory the records of a step take."""
     return sum(map(_size, step)) if isinstance(step, tuple) else _size(step)
 
 

@@ -1,4 +1,4 @@
-"""The tasks of one processor that one worker holds: routes records to them, and takes from them what is ready."""
+"""The tasks of one processor that one worker holds: routes records to them, and takes their ready steps."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from kstreams_py.records import Inputs, Message, Positions, TopicPartition
 from kstreams_py.steps.plan import partition_of, partitions_of
 
 BUFFER_LIMIT: Final = 10_000
-"""Records of one partition that may wait before their partition is paused."""
+"""How many records of one partition may wait before the partition is paused."""
 
 BUFFER_BYTES: Final = 48 << 20
-"""Bytes that may wait in all partitions of one processor; a partition that holds half of it is paused.
+"""Bytes that may wait in all partitions of one processor; a partition that has half of them is paused.
 
 A fetch that is under way (fetch.message.max.bytes) still arrives.
 
 While the worker is busy, the client of a join has half as much in its own queue (queued.max.messages.kbytes), and one
-more fetch on its way. With a smaller limit, a join that reads what it missed pauses often (measured: 12 partitions,
-records of 1 kB: at 32 MiB a quarter more CPU).
+more fetch on its way. With a smaller limit, a join that catches up pauses often (measured with 12 partitions and
+records of 1 kB: a quarter more CPU at 32 MiB).
 """
 
 TAKEN_AT_LEAST: Final = 10
-"""Records that may come in at once however full the buffers are: what is waited for may be among them."""
+"""Records that may come in at once, however full the buffers are: the awaited ones may be among them."""
 
 
 class Tasks:
-    """Routes: records go in with `add`, and come out as an `Taken` with `take`."""
+    """Routes records: they go in with `add`, and come out as a `Taken` with `take`."""
 
     def __init__(
         self,
@@ -47,15 +47,15 @@ class Tasks:
     ) -> None:
         """Makes the tasks of one processor.
 
-        - `name`: the processor's with that of its graph.
+        - `name`: the name of the processor with that of its graph.
         - `topic_ids`: the broker's id of each input.
-        - `refills`: `take` adds steps to the rest of an intake, as nothing has to be prepared for it.
+        - `refills`: whether `take` adds steps to the rest of an intake, as nothing must be prepared for it.
         """
         self.by_partition: dict[int, Task] = {}
         self.rest: Taken | None = None
         """The steps of an intake that were not run with the others: `take` gives them next.
 
-        Their offsets may be committed already: they must be run, or given back, before the worker stops.
+        Their offsets may already be committed: the steps must be run or given back before the worker stops.
         """
         self.ledger = ledger
         self.name = name
@@ -64,21 +64,21 @@ class Tasks:
         self._joins = processor.joins
         self._alts = processor.kind.is_alts
         self._follows = False
-        """A task follows saved choices."""
+        """Whether a task follows saved choices."""
         self.can_refill = refills
         self._journal = processor.journal
         self._by_partition = ReadyByPartition() if processor.overlaps or processor.journal else None
         self._ready = Ready() if self._by_partition is None else self._by_partition
         self._paused = frozenset[TopicPartition]()
         self.held: dict[int, list[Any]] = {}
-        """By partition that waits before a step is run again: the steps that were ready behind that step."""
+        """By partition that waits before a step is run again, the steps that were ready behind that step."""
         self._repeated = deque[Sequence[Any]]()
         """Steps whose wait is over, to be run again."""
 
     def assign(self, committed: Positions, choices: Mapping[int, Choices]) -> list[str]:
-        """Starts at these offsets; alts tasks follow what is left of their choices first.
+        """Starts at these offsets; alts tasks first follow the rest of their choices.
 
-        Returns the reasons for choices that are not followed, each with its partition: a person should know.
+        Returns the reasons for choices that are not followed, each with its partition, to be logged.
         """
         self.clear()
         self.ledger.assign(committed)
@@ -137,25 +137,26 @@ class Tasks:
 
     @property
     def owes(self) -> bool:
-        """What is left of an intake has to be run, though its offsets are committed."""
+        """Whether the rest of an intake must be run although its offsets are committed."""
         return self.rest is not None and self.rest.saved
 
     @property
     def repeats(self) -> bool:
-        """Steps whose wait is over are to be run again."""
+        """Whether steps whose wait is over must be run again."""
         return bool(self._repeated)
 
     @property
     def ready(self) -> bool:
-        """A step could be taken."""
+        """Whether a step can be taken."""
         return self.rest is not None or self.repeats or bool(self._ready)
 
     @property
     def paused(self) -> frozenset[TopicPartition]:
-        """Partitions of which so many records wait that no more should come in.
+        """The partitions with so many waiting records that no more should come in.
 
-        None that is waited for is among them: no record of it is here. The more waits in all, the less may of each, so
-        that one idle input leaves enough for the tasks of other partitions. A task that waits takes nothing in.
+        Leaves out the partitions that other inputs are waiting for, as none of their records is here. The more records
+        wait in all, the fewer may wait in each partition, so that one idle input leaves enough for the tasks of other
+        partitions. A task that waits before a step is run again takes no records in.
         """
         if not self._joins and not self._follows and not self.held and self._by_partition is None:
             return frozenset()
@@ -173,9 +174,9 @@ class Tasks:
         return self._paused
 
     def _backed_up(self, ready: ReadyByPartition, limit: int) -> set[TopicPartition]:
-        """Partitions of which too many steps are ready; they go on once half of these are run.
+        """Returns the partitions with too many ready steps; they go on once half of these are run.
 
-        A client that is told to pause drops what it has fetched, so that this must be rare.
+        A client that pauses a partition drops its fetched records, so this must be rare.
         """
         return {
             tp
@@ -185,9 +186,9 @@ class Tasks:
         }
 
     def limit_fetch(self, wanted: int) -> int:
-        """How many records to take in at once, of as many as are wanted, by the number and size of those that wait.
+        """Returns how many of the wanted records to take in at once, by the number and size of those that wait.
 
-        What the client has ready, taken all at once, would come on top of what waits.
+        Everything that the client has ready, taken at once, would add to the records that wait.
         """
         if (ready := self._by_partition) is not None:
             wanted = max(1, wanted - min(map(ready.count, self.by_partition), default=0))
@@ -203,7 +204,7 @@ class Tasks:
         return queued if self._by_partition is None else queued + self._by_partition.total
 
     def advance(self, ends: Positions) -> None:
-        """Moves past what holds no records (transaction markers), where all before it is processed."""
+        """Moves past offsets without records (transaction markers) if everything before them is processed."""
         if self.ready:
             return
         for tp, end in ends.items():
@@ -218,7 +219,7 @@ class Tasks:
             self._take_ready()
 
     def delivery_hash(self, inputs: Inputs) -> bytes:
-        """The delivery hash of the step that reads these; their partitions may have been revoked meanwhile."""
+        """Returns the delivery hash of the step that reads these; their partitions may have been revoked since."""
         if len(inputs) > 1:
             read = ((m.topic(), self._topic_ids[m.topic()], m.partition(), m.offset()) for m in inputs)
             return joined_hash(self.name, read)
@@ -229,9 +230,9 @@ class Tasks:
         return (held or hash_prefix(self.name, topic, self._topic_ids[topic], number)) + pack_offset(m.offset())
 
     def take(self, limit: int, *, fills: bool = True) -> Taken | None:
-        """Up to `limit` ready steps, all the rest of those taken before, or all that are run again; None if none is.
+        """Takes the rest of the last intake, the steps to be run again, or up to `limit` ready steps; None if none is.
 
-        With `fills`, a rest may grow to twice the limit, so that a partition whose steps fill it keeps none waiting.
+        With `fills`, a rest may grow to twice the limit, so that a partition whose steps fill it does not block others.
         """
         if (rest := self.rest) is not None:
             self.rest = None
@@ -245,7 +246,7 @@ class Tasks:
         return Taken(steps, self._choices(steps) if self._alts else {})
 
     def _take_unit(self, limit: int) -> list[Any]:
-        """Steps that are delivered together: a batch of each task, within the limit."""
+        """Takes the steps that are delivered together: a batch of each task, within the limit."""
         ready, journal = self._by_partition, self._journal
         assert ready is not None
         assert journal is not None
@@ -254,7 +255,7 @@ class Tasks:
         return [step for number in numbers for step in ready.take_of(number, share)]
 
     def _refill(self, rest: Taken, limit: int, *, fills: bool) -> Taken:
-        """The rest of an intake with the steps of a wait that is over, and with others that are ready."""
+        """Returns the rest of an intake, with the steps of a wait that is over, and with others that are ready."""
         again = self._repeated.popleft() if self._repeated else ()
         steps: list[Any] = [*rest.steps, *again]
         steps += self._ready.take(max(0, limit - len(steps)))
@@ -268,14 +269,14 @@ class Tasks:
     # Partitions that wait before a step is run again.
 
     def hold(self, partitions: Collection[int]) -> None:
-        """Lets these partitions wait; what is ready of them waits, too."""
+        """Makes these partitions wait; their ready steps wait, too."""
         for number in partitions:
             self.held.setdefault(number, []).extend(self._ready.pull((number,)))
 
     def hold_back(self, failed: Sequence[Any], left: Sequence[Any]) -> list[Any]:
-        """Lets the partitions of steps that failed wait, and returns those of `left` that need not.
+        """Makes the partitions of steps that failed wait, and returns the steps of `left` that need not wait.
 
-        `left` has the steps of the intake from the first that failed on.
+        `left` has the steps of the intake, beginning with the first that failed.
         """
         self.held |= {number: [] for number in partitions_of(failed)}
         others: list[Any] = []
@@ -286,17 +287,17 @@ class Tasks:
         return others
 
     def repeat(self, steps: Sequence[Any]) -> None:
-        """Lets steps that failed be taken again, by themselves; what follows them still waits."""
+        """Lets steps that failed be taken again, by themselves; the steps behind them still wait."""
         self._repeated.append(steps)
 
     def resume(self, partitions: Collection[int]) -> None:
-        """Ends the wait of these partitions: what was ready comes first, then what has come in since."""
+        """Ends the wait of these partitions: the steps that were ready come first, then newer records."""
         behind = [step for number in partitions for step in self.held.pop(number, ())]
         self._ready.put_first(behind)
         self._take_ready()
 
     def _choices(self, steps: Sequence[Message]) -> dict[int, Choices]:
-        """Per task in `steps`, all that it is known to read from here on, as chosen now or at an earlier attempt."""
+        """Returns for each task in `steps` all known choices from here on, made now or at an earlier attempt."""
         runs: dict[int, list[tuple[str, int]]] = {m.partition(): [] for m in steps}
         behind = (m for number in runs for m in self.held.get(number, ()))
         for m in (*steps, *behind, *self._ready):
@@ -310,6 +311,6 @@ class Tasks:
         }
 
     def _as_chosen(self, task: Task, runs: tuple[tuple[str, int], ...]) -> Choices:
-        """The runs with the inputs that they are for, as they are now."""
+        """Returns the runs with the current ids and next offsets of their inputs."""
         topics = dict.fromkeys(topic for topic, _ in runs)
         return Choices(runs, tuple(Start(topic, self._topic_ids[topic], task.cursors[topic].next) for topic in topics))

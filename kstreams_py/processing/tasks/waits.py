@@ -20,16 +20,16 @@ from kstreams_py.steps.retries import Retries
 logger = logging.getLogger(__name__)
 
 WARNED_SECONDS: Final = 30.0
-"""Seconds between two warnings about the same partition; attempts between them are logged as information."""
+"""Seconds between two warnings about the same partition; other attempts are logged at level INFO."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Steps that are run again, together.
+    """Steps that are run again together, after a wait.
 
-    - `steps`: none if the worker has rewound since: they are read again.
-    - `until`: clock time of the next attempt.
-    - `positions`: the next offsets of their tasks; what is before them is committed.
+    - `steps`: empty if the worker has rewound since then: the steps are read again.
+    - `until`: the clock time of the next attempt.
+    - `positions`: the next offsets of their tasks; everything before them is committed.
     """
 
     steps: Sequence[Any]
@@ -39,12 +39,12 @@ class Wait:
 
 
 class Waits:
-    """The waits of one worker. A partition is in one of them at most."""
+    """The waits of one worker. A partition is in at most one of them."""
 
     def __init__(
         self, processor: str, retries: Retries, tasks: Tasks, environment: Environment, counters: Counters
     ) -> None:
-        """`processor` is its id, for the log."""
+        """`processor` is the id of the processor, for the log."""
         self._processor = processor
         self._retries = retries
         self._tasks = tasks
@@ -53,12 +53,12 @@ class Waits:
         self._counters = counters
         self._waits: list[Wait] = []
         self.why = ""
-        """The newest failure, and what follows, as text. Another thread may read it."""
+        """The newest failure and the reaction to it, as text. Another thread may read it."""
         self._warned: dict[int, float] = {}
-        """By partition, when it was last warned of."""
+        """By partition, the clock time of its last warning."""
 
     def begin(self, again: Again) -> None:
-        """Lets the partitions of steps that failed wait; the tasks hold them already."""
+        """Makes the partitions of steps that failed wait; the tasks already hold them."""
         self._counters.retried()
         self._retries.failed(again.steps, again.attempts)
         seconds = self._retries.retry.wait(again.attempts, self._chance())
@@ -69,7 +69,7 @@ class Waits:
         self._log(again, partitions, seconds)
 
     def seconds(self, limit: float) -> float:
-        """Seconds until the first wait ends, `limit` at most."""
+        """Returns the seconds until the first wait ends, at most `limit`."""
         if not self._waits:
             return limit
         now, held = self._clock(), self._tasks.held.keys()
@@ -78,11 +78,12 @@ class Waits:
     def release(self) -> None:
         """Ends the wait whose time came first: its steps can be taken again.
 
-        Others whose time has come follow in the next turns: attempts may be slow, and the group is heard between them.
+        Other waits that are over follow in the next turns: attempts may be slow, and the client hears the group between
+        them.
         """
         if self._tasks.repeats:
             return
-        # a wait of partitions that were revoked is kept until `restore`: they may come back
+        # waits of revoked partitions are kept until `restore`, as the partitions may come back
         now, held = self._clock(), self._tasks.held.keys()
         due = [wait for wait in self._waits if wait.until <= now and wait.partitions <= held]
         if not due:
@@ -95,7 +96,7 @@ class Waits:
             self._tasks.resume(wait.partitions)
 
     def restore(self) -> None:
-        """Goes on with the waits after a rewind, as far as the tasks are held here and stand where they did."""
+        """Goes on with the waits after a rewind, for tasks that are still held here and at the same offsets."""
         positions, kept = self._tasks.ledger.positions, []
         for wait in self._waits:
             same = {
