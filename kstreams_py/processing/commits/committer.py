@@ -136,7 +136,7 @@ class Committer(ABC):
     @classmethod
     def _producer_mode(cls, durability: Durability) -> ProducerMode:
         """Returns how a producer writes under this guarantee, with this durability."""
-        return ProducerMode(cls.transactional, durability.acks, cls.may_repeat)
+        return mode_of(cls, durability)
 
     @property
     def mistake(self) -> RecordRefused | None:
@@ -342,3 +342,8 @@ class Committer(ABC):
         """Raises the reason of a refused output that belongs to no step, or that no dead letter can replace."""
         if isinstance(error, Refused) and (not self.uncommitted_steps or self._processor.errors is None):
             raise error.mistake
+
+
+def mode_of(committer: type[Committer], durability: Durability) -> ProducerMode:
+    """Returns how a producer of outputs writes under the guarantee of a committer, with this durability."""
+    return ProducerMode(committer.transactional, durability.acks, committer.may_repeat)

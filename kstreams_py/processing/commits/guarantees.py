@@ -28,7 +28,7 @@ from kstreams_py.kafka.contracts import Output, Producer, ProducerMode
 from kstreams_py.kafka.leftovers import Leftovers
 from kstreams_py.kafka.transactions import place_options
 from kstreams_py.log_fields import repeated
-from kstreams_py.processing.commits.committer import Committer, Context
+from kstreams_py.processing.commits.committer import Committer, Context, mode_of
 from kstreams_py.processing.commits.refused_outputs import RefusedOutputs
 from kstreams_py.processing.commits.session import Session
 from kstreams_py.processing.commits.states import State
@@ -505,5 +505,4 @@ COMMITTERS: Final[Mapping[Guarantee, type[Committer]]] = {
 
 def producer_mode(guarantee: Guarantee, durability: Durability) -> ProducerMode:
     """Returns how a producer writes under this guarantee, with this durability."""
-    committer = COMMITTERS[guarantee]
-    return ProducerMode(committer.transactional, durability.acks, committer.may_repeat)
+    return mode_of(COMMITTERS[guarantee], durability)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from functools import partial
 
 from kstreams_py.errors import ClientError
@@ -85,7 +85,7 @@ class Owed:
         if back := self.starts(self._committed.read({tp for tp in owed if tp in assigned}), owed):
             self._consumer.commit(back)
 
-    def starts(self, positions: Positions, owed: Mapping[TopicPartition, tuple[int, int]]) -> Positions:
+    def starts(self, positions: Positions, owed: Debts) -> Positions:
         """Returns the next offsets of debts whose committed offset is still the group's; logs which steps are lost."""
         if lost := [tp for tp, (at, committed) in owed.items() if positions.get(tp, committed + 1) > committed]:
             logger.error(

@@ -182,7 +182,7 @@ class DeltaLakeTable:
                 if published is not None or len(commits) != limit:
                     break
         if published is None:
-            others = others or commits[:1]  # a log without a run is not a pipeline's, whatever it has
+            others = others or commits[:1]  # a log without a run belongs to another program
         return published, others
 
     def _write(self, spark: SparkSession, rows: DataFrame, *, is_new: bool) -> None:
