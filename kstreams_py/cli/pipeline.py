@@ -23,7 +23,6 @@ from kstreams_py.graph.pipelines import Pipeline
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.foreign_records import parse_json
 from kstreams_py.settings import Settings
-from kstreams_py.sinks import Delta
 
 if TYPE_CHECKING:
     from kstreams_py.spark.pipelines.runs import Published, Run
@@ -216,16 +215,17 @@ def submit(
 
     With --run, the exit status is that of spark-submit. Jars that `kstreams jars` has cached are not fetched again.
     """
-    from kstreams_py.embedded.jars import cached, delta_artifacts, spark_artifacts  # noqa: PLC0415
+    from kstreams_py.embedded.jars import cached, spark_artifacts  # noqa: PLC0415
+    from kstreams_py.spark.pipelines.targets import artifacts_of  # noqa: PLC0415
     from kstreams_py.spark.sessions import coordinates, exec_spark_submit  # noqa: PLC0415
 
-    graph, _, _ = _chosen(target, names, bootstrap_servers, config)
+    _, chosen, _ = _chosen(target, names, bootstrap_servers, config)
     command = find_spec("kstreams_command")
     assert command is not None
     assert command.origin is not None
-    delta = _has_delta(graph)
-    jars = [*cached(spark_artifacts()), *(cached(delta_artifacts()) if delta else [])] if runs else []
-    words = ["--jars", ",".join(map(str, jars))] if jars else ["--packages", coordinates(delta=delta)]
+    others = artifacts_of(chosen)
+    jars = [*cached(spark_artifacts()), *(cached(others) if others else [])] if runs else []
+    words = ["--jars", ",".join(map(str, jars))] if jars else ["--packages", coordinates(others)]
     words += ["--master", master] if master else []
     words += [word for name, value in _settings_of(conf).items() for word in ("--conf", f"{name}={value}")]
     words += [command.origin, "pipeline", "run", target, *(names or ()), "--follow" if follows else "--once"]
@@ -249,6 +249,7 @@ def _chosen(
 def _opening(graph: Graph, master: str | None = None, conf: Sequence[str] | None = None) -> Iterator[Callable[[], Any]]:
     """Gives a function that opens the session for the graph's pipelines at its first call; ends it afterwards."""
     from kstreams_py import spark  # noqa: PLC0415
+    from kstreams_py.spark.pipelines.targets import conf_of  # noqa: PLC0415
 
     of_spark = _settings_of(conf)
     opened: list[Any] = []
@@ -256,8 +257,7 @@ def _opening(graph: Graph, master: str | None = None, conf: Sequence[str] | None
     def open_session() -> Any:
         if not opened:
             chosen: dict[str, Any] = {} if master is None else {"spark.master": master}
-            chosen |= spark.delta_conf() if _has_delta(graph) else {}
-            chosen |= of_spark
+            chosen |= conf_of(graph.pipelines) | of_spark
             opened.append(spark.session(f"kstreams pipeline {graph.name}", **chosen))
         return opened[0]
 
@@ -277,10 +277,6 @@ def _settings_of(conf: Sequence[str] | None) -> dict[str, str]:
             raise SettingsError(f"--conf {each!r} is no setting of Spark: write it as spark.name=value")
         found[name] = value
     return found
-
-
-def _has_delta(graph: Graph) -> bool:
-    return any(isinstance(pipeline.target, Delta) for pipeline in graph.pipelines)
 
 
 def _write_page(path: Path, graph: Graph, histories: Sequence[tuple[Pipeline, Published | None]]) -> None:

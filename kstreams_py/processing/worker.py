@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 from threading import Event
 from typing import Final
@@ -17,7 +16,6 @@ from kstreams_py.errors import (
     InputLost,
     KStreamsError,
     Refused,
-    Retriable,
     Stop,
     Unavailable,
     UserMistake,
@@ -34,17 +32,13 @@ from kstreams_py.processing.commits.committer import Context
 from kstreams_py.processing.commits.opening import committer_of, open_journal, partitions_written
 from kstreams_py.processing.commits.owed import Debts, Owed
 from kstreams_py.processing.environment import Environment
-from kstreams_py.processing.pace import Pace, Search
+from kstreams_py.processing.intakes import Intakes
 from kstreams_py.processing.runners.opening import open_runner
 from kstreams_py.processing.tasks.committed import CommittedOffsets
-from kstreams_py.processing.tasks.intake import Taken
 from kstreams_py.processing.tasks.ledger import Ledger
 from kstreams_py.processing.tasks.tasks import Tasks
-from kstreams_py.processing.tasks.waits import Waits
 from kstreams_py.processing.topics import Growth, find_topics_of
 from kstreams_py.records import Positions, TopicPartition
-from kstreams_py.steps.plan import Intake, Plan
-from kstreams_py.steps.tracing import Tracing
 
 logger = logging.getLogger(__name__)
 
@@ -81,88 +75,69 @@ class Worker:
 
         Raises GraphError if inputs that are read in step differ in partitions.
         """
+        name, guarantee = group_of(graph.name, processor.id), committer_of(processor)
+        instance_id = member_of(name, slot)
         self.processor = processor
-        self.name = group_of(graph.name, processor.id)
-        self.instance_id = member_of(self.name, slot)
         self.counters = Counters()
         self.turned_at = environment.clock()
-        committer = committer_of(processor)
         pauses = processor.overlaps or processor.retry is not None
         self.consumer = environment.cluster.consumer(
-            self.name, self.instance_id, commits=not committer.transactional, joins=processor.joins, pauses=pauses
+            name, instance_id, commits=not guarantee.transactional, joins=processor.joins, pauses=pauses
         )
-        self.ledger = Ledger()
+        self._journal = open_journal(graph, processor, environment, topics, instance_id)
         topic_ids = {topic: info.topic_id for topic, info in topics.items()}
-        self._journal = open_journal(graph, processor, environment, topics, self.instance_id)
-        prepares = committer.commits_each_intake or self._journal is not None
-        refills = processor.overlaps and not prepares
-        self.tasks = Tasks(processor, self.ledger, name=self.name, topic_ids=topic_ids, refills=refills)
+        refills = processor.overlaps and not guarantee.commits_each_intake and self._journal is None
+        self.tasks = Tasks(processor, Ledger(), name=name, topic_ids=topic_ids, refills=refills)
         tracing = environment.tracing(graph.name, processor, slot) if environment.tracing else None
         self.runner, stores = open_runner(graph, processor, slot, self.tasks, environment, topics, tracing)
-        least = 2 * processor.concurrency if processor.overlaps and not committer.commits_each_intake else 1
-        limit = batch_bytes(topics[topic] for topic in processor.written if topic in topics)
-        context = self._context(environment, topic_ids, limit, tracing)
-        outputs, journaled = partitions_written(graph, processor, topics)
-        self.committer = committer(replace(context, written=outputs, journaled=journaled, stores=stores))
-        self.pace = Pace(whole_fetches=prepares, least=least)
-        self.search = Search()
-        retries = self.runner.retries
-        self._waits = Waits(processor.id, retries, self.tasks, environment, self.counters) if retries else None
-        self._committed = CommittedOffsets(self.name, self.instance_id, self.consumer, environment)
-        self._owed = Owed(processor.id, self.tasks, self.committer, self.consumer, self._committed)
-        self._inputs = {topic.name: topics[topic.name] for topic in processor.inputs}
-        self._beginning = Beginning(environment, graph, processor, self._inputs)
-        self._growth = Growth(graph, processor, environment.cluster, topics)
-        self._clock = environment.clock
-        self._drain_seconds = environment.settings.drain_timeout_ms / 1000
-        self._stopping = stopping
-        self._reset()
-
-    def _context(
-        self, environment: Environment, topic_ids: Mapping[str, str], batch_bytes: int | None, tracing: Tracing | None
-    ) -> Context:
-        """Returns what the guarantee works with."""
-        return Context(
-            self.processor,
-            self.ledger,
-            self.consumer,
-            environment,
-            self.instance_id,
-            self.counters,
-            self.runner.replacement,
-            self.name,
-            topic_ids,
-            self._journal,
-            batch_bytes,
-            tracing,
+        written, journaled = partitions_written(graph, processor, topics)
+        context = Context(
+            processor=processor,
+            ledger=self.ledger,
+            consumer=self.consumer,
+            environment=environment,
+            transactional_id=instance_id,
+            counters=self.counters,
+            replacement=self.runner.replacement,
+            name=name,
+            topic_ids=topic_ids,
+            journal=self._journal,
+            batch_bytes=batch_bytes(topics[topic] for topic in processor.written if topic in topics),
+            tracing=tracing,
+            stores=stores,
+            written=written,
+            journaled=journaled,
         )
-
-    def _reset(self) -> None:
-        """Starts with no assignment, no intake and no failure."""
-        self._assigned = set[TopicPartition]()
+        self.committer = guarantee(context)
+        self._committed = CommittedOffsets(name, instance_id, self.consumer, environment)
+        self._owed = Owed(processor.id, self.tasks, self.committer, self.consumer, self._committed)
+        self.intakes = Intakes(context, self.tasks, self.runner, self.committer, self._owed, stopping)
+        self._beginning = Beginning(
+            environment, graph, processor, {topic.name: topics[topic.name] for topic in processor.inputs}
+        )
+        self._growth = Growth(graph, processor, environment.cluster, topics)
+        self._environment = environment
+        self._stopping = stopping
+        self._assigned: set[TopicPartition] | None = None
+        """The partitions of the newest assignment; None if the group has made none since this worker joined."""
         self._rebalances = deque[set[TopicPartition] | None]()
         """Rebalances that the loop has not acted on: a new assignment, or None where the membership was lost."""
         self._must_rewind = False
         """Whether the committed offsets must be read before the next record is taken."""
-        self._taken: Taken | None = None
-        """The intake that was taken and not run; it is prepared again if the commit of its offsets got no answer."""
-        self._last: Intake | None = None
-        """The intake that was run last."""
-        self._has_repeated = False
-        """Whether the last turn ran steps whose wait was over."""
-        self._interrupt: BaseException | None = None
-        """The exception of a function that stops this worker."""
         self._failure: Exception | None = None
         """The exception of a callback; the turn raises it."""
-        self._has_joined = False
-        """Whether the group has made an assignment."""
+
+    @property
+    def ledger(self) -> Ledger:
+        """The offsets of the partitions that this worker holds. Another thread may read it."""
+        return self.tasks.ledger
 
     @property
     def state(self) -> WorkerState:
         """The current state of the worker, as far as its loop knows. Another thread may read it."""
         if (away := self.committer.attempts.away) is not None:
             return away
-        if not self._has_joined or (self._must_rewind and not self.ledger.cursors):
+        if self._assigned is None or (self._must_rewind and not self.ledger.cursors):
             return WorkerState.JOINING
         if self.is_retrying:
             return WorkerState.RETRYING
@@ -172,8 +147,8 @@ class Worker:
     def why(self) -> str:
         """The reason for the state, as text, if a broker or sink is away or a step is run again; "" otherwise."""
         state = self.state
-        if state is WorkerState.RETRYING and self._waits is not None:
-            return self._waits.why
+        if state is WorkerState.RETRYING:
+            return self.intakes.why
         return self.committer.attempts.cause if state is self.committer.attempts.away else ""
 
     @property
@@ -215,10 +190,10 @@ class Worker:
 
     def run_turn(self) -> None:
         """Runs one turn; on a client error recovers, and rewinds before the next."""
-        self.turned_at = self._clock()
+        self.turned_at = self._environment.clock()
         try:
             self.turn()
-            if self._must_rewind and self._has_joined:
+            if self._must_rewind and self._assigned is not None:
                 # after `consume`: the client must hear the group even if offsets can be neither read nor committed
                 self.committer.attempts.ask(self.rewind)
         except ClientError as error:
@@ -230,11 +205,7 @@ class Worker:
         steps = self.committer.uncommitted_steps
         rewinds = self.committer.recover(error)
         self._must_rewind |= rewinds
-        if isinstance(error, Refused) and rewinds and self.search.failed(steps):
-            assert self._last is not None
-            self.runner.refuse(self._last, error)
-        elif self.committer.session.timed_out:
-            self.search.failed(steps)
+        self.intakes.failed(error, steps, rewinds=rewinds)
 
     def finish(self) -> None:
         """Commits what is processed; raises the exception that stopped the worker, unless that was Stop.
@@ -251,11 +222,11 @@ class Worker:
         while True:
             try:
                 self._finish_steps(deadline)
-                self._commit()
+                self.intakes.commit()
                 self.committer.give_back()
             except ClientError as error:
                 if self.committer.must_finish and (isinstance(error, Refused) or self._is_unfinished):
-                    if self._clock() >= deadline:
+                    if self._environment.clock() >= deadline:
                         raise DrainTimeout(
                             f"{self.processor.id}: at most once: steps or outputs are lost: {error}: "
                             "raise drain_timeout_ms above the time that brokers may be away"
@@ -268,74 +239,40 @@ class Worker:
             break
         if self.committer.mistake is not None:
             raise self.committer.mistake
-        if isinstance(self._interrupt, Stop):
-            logger.info("%s: stopped by its function: %s", self.processor.id, self._interrupt)
-        elif self._interrupt is not None:
-            raise self._interrupt
-
-    @property
-    def _last_moment(self) -> float:
-        """The clock time until which a drain that begins now may wait."""
-        return self._clock() + self._drain_seconds * DRAIN_SHARE
+        if isinstance(self.intakes.interrupt, Stop):
+            logger.info("%s: stopped by its function: %s", self.processor.id, self.intakes.interrupt)
+        elif self.intakes.interrupt is not None:
+            raise self.intakes.interrupt
 
     def _finish_steps(self, deadline: float) -> None:
         """Runs the saved steps; if calls overlap, finishes those under way."""
         if self.runner.overlaps:
             self._finish_calls(deadline)
         else:
-            self._run_saved()
+            self.intakes.run_saved()
 
     def _finish_calls(self, deadline: float) -> None:
-        """Makes no more calls, and waits for those under way; the other steps are run again, or given back.
+        """Finishes calls under way, unless the steps are run again anyway."""
+        if self.runner.overlaps and (self.committer.must_finish or not self._must_rewind):
+            self.intakes.finish_calls(deadline)
 
-        At most once, committed steps are run first, for half of the time; steps whose calls do not end count as done.
-        """
-        runner, must_finish, failure = self.runner, self.committer.must_finish, None
-        if not runner.overlaps or (self._must_rewind and not must_finish):
-            return
-        half = self._clock() + (deadline - self._clock()) / 2
-        while self.tasks.rest is not None and self._taken is None and self._clock() < deadline:
-            if not must_finish or self._clock() >= half:
-                runner.finish()
-                if not (runner.has_open if must_finish else runner.is_calling):
-                    break
-            self._take()
-            failure = self._run_past_failures() or failure
-        runner.finish()
-        left = runner.under_way()
-        if must_finish:
-            self.ledger.advance(left)
-            self._taken = self.tasks.rest = None
-        if left:
-            what = "outputs are lost" if must_finish else "they will be made again"
-            logger.warning("%s: calls under way are given up: %s", self.processor.id, what)
-        if failure is not None:
-            raise failure
-
-    def _run_past_failures(self) -> ClientError | None:
-        """Runs the intake that was taken. At most once, returns an error: the outputs stay in the committer."""
-        try:
-            self._run_taken()
-        except ClientError as error:
-            if not self.committer.must_finish:
-                raise
-            if not isinstance(error, Refused):
-                return error
-            self.committer.recover(error)  # the next commit writes its dead letter
-        return None
+    @property
+    def _last_moment(self) -> float:
+        """The clock time until which a drain that begins now may wait."""
+        return self._environment.clock() + self._environment.settings.drain_timeout_ms / 1000 * DRAIN_SHARE
 
     def _rejoin_to_give_back(self, deadline: float) -> None:
         """At most once, joins again if a late commit could undo the giving back, and waits for the assignment."""
         if self.consumer.tainted and self.ledger.unprocessed:
             try:
                 self._finish_steps(deadline)
-                self._commit()
+                self.intakes.commit()
             except ClientError as error:
                 self._recover(error)
             else:
                 self._rejoin(self._owed.unprocessed())
         while self._owed.over_rejoin:
-            if self._clock() >= deadline:
+            if self._environment.clock() >= deadline:
                 raise DrainTimeout(
                     f"{self.processor.id}: at most once: steps that wait are lost: the group gave no assignment in "
                     "time: raise drain_timeout_ms above the time that brokers may be away"
@@ -366,15 +303,17 @@ class Worker:
         7. Pause the partitions whose tasks are full or wait.
         """
         if self.committer.mistake is not None:
-            self._run_saved()
-            self._commit()
+            self.intakes.run_saved()
+            self.intakes.commit()
             raise self.committer.mistake
         if self.committer.must_repeat_commit:  # no record is taken until the commit is answered
-            self.consumer.pause(self._assigned)
-        started = self._clock()
-        hurried = self._has_joined and (self._must_rewind or self.committer.busy or self.tasks.ready)
-        records = self.consumer.consume(self.tasks.limit_fetch(self.pace.fetch), 0.0 if hurried else self._patience)
-        idle = self._clock() - started >= IDLE_WAIT
+            self.consumer.pause(self._assigned or ())
+        started = self._environment.clock()
+        hurried = self._assigned is not None and (self._must_rewind or self.committer.busy or self.tasks.ready)
+        records = self.consumer.consume(
+            self.tasks.limit_fetch(self.intakes.pace.fetch), 0.0 if hurried else self.intakes.patience(IDLE_WAIT)
+        )
+        idle = self._environment.clock() - started >= IDLE_WAIT
         self._follow_group()
         if self._failure is not None:
             raise self._failure
@@ -384,127 +323,25 @@ class Worker:
         self.counters.bytes_in += estimate(fetched_bytes, records)
         self.tasks.add(records)
         if self.committer.must_repeat_commit or self.consumer.tainted:
-            self._run_saved()
-            self._commit()
+            self.intakes.run_saved()
+            self.intakes.commit()
             if self.consumer.tainted and not self._stopping.is_set():
                 self._rejoin(self._owed.undone())
                 return
         self._owed.heard()
-        self._run_ready()
+        self.intakes.run_ready()
         # do not pass steps that raised or were not run; no commit may overtake one that may reach the broker late
-        if not records and self._interrupt is None and self._taken is None and not self.consumer.tainted:
+        if not records and not self.intakes.is_blocked and not self.consumer.tainted:
             self.tasks.advance(self.consumer.ends)
             if (self.committer.busy and self.tasks.rest is None) or idle:
-                self._commit()
+                self.intakes.commit()
         self.consumer.pause(self.tasks.paused)
-
-    @property
-    def _patience(self) -> float:
-        """Seconds to wait for a record: at most until the next attempt at a step that waits."""
-        return IDLE_WAIT if self._waits is None else self._waits.seconds(IDLE_WAIT)
-
-    def _run_ready(self) -> None:
-        """Runs the steps that are ready, and those of one wait that is over."""
-        if self._waits is not None:
-            if self._owed.waiting():
-                self._owed.give_held_back()  # only the next `consume` shows whether this commit may come late
-            elif not (self._has_repeated and self.tasks.ready):  # alternate, so that neither starves the other
-                self._waits.release()
-        self._has_repeated = False
-        while not self._stopping.is_set() and (intake := self._take()) is not None:
-            failed = self._run_taken()
-            self._has_repeated |= intake.repeated
-            if failed:  # commit the steps before the one that waits
-                self._commit()
-                self._owed.give_held_back()
-            # return, so that the client hears the group: failing calls may be slow in each partition, and the next
-            # commit of offsets must not overtake one that may reach the broker late
-            if (failed and not intake.repeated) or (self.committer.commits_each_intake and self.tasks.rest is None):
-                return
-            if self.runner.overlaps and self.tasks.rest is not None:  # their calls are under way
-                return
-
-    def _take(self) -> Taken | None:
-        """Returns the intake that waits to be prepared, or takes the next one; None if no step is ready."""
-        if self._taken is None:
-            limit = min(self.pace.take, self.committer.steps_max)
-            if self.runner.overlaps:  # at least one step of each partition, so that the partitions overlap
-                limit = max(limit, len(self.tasks.by_partition))
-            self._taken = self.tasks.take(min(limit, self.search.limit), fills=not self.search.searching)
-        return self._taken
-
-    def _run_taken(self) -> bool:
-        """Prepares the intake, runs its steps, writes the outputs, and commits if a commit is due.
-
-        Returns whether a step failed and is run again after a wait.
-        """
-        intake = self._taken
-        assert intake is not None
-        if not intake.prepared:
-            self.committer.prepare(intake)
-        self._taken = None
-        started = self._clock()
-        plan = self.runner.run(intake)
-        seconds = self._clock() - started
-        if plan.seconds is None:
-            self.pace.ran(max(1, plan.steps), seconds)
-        else:
-            self.pace.waited(plan.steps, seconds)
-        self.counters.ran(plan.steps, seconds if plan.seconds is None else plan.seconds)
-        if plan.steps:
-            self._last = plan.intake
-        if plan.again is not None and self._waits is not None:
-            self._waits.begin(plan.again)
-        if plan.interrupt is not None and self.committer.must_finish:
-            self._stop(plan.interrupt)
-        if plan.interrupt is not None and not self.committer.must_finish:
-            self._finish_and_stop(plan, plan.interrupt)
-        elif plan.steps or plan.tried:
-            self.committer.write(plan)
-        if self.committer.due or self.search.searching:
-            self._commit()
-        return plan.again is not None
 
     def _start_at(self, positions: Positions, owed: Debts) -> Positions:
         """Returns the offsets to start at: the committed ones, or those before steps that no other worker would run."""
         back = self._owed.starts(positions, owed)
-        if self._taken is not None and not self._taken.positions().keys().isdisjoint(back):
-            self._taken = None  # it will be read again
+        self.intakes.read_again(back)
         return positions | back
-
-    def _run_saved(self) -> None:
-        """Runs the intake that was taken, if its offsets are or may be committed, and then its rest."""
-        if self._taken is not None and self._taken.saved:
-            self._run_taken()
-        self._run_rest()
-
-    def _run_rest(self) -> None:
-        """Runs the rest of an intake whose offsets are committed: no other worker would run it."""
-        while self.tasks.owes and self._take() is not None:
-            self._run_taken()
-
-    def _finish_and_stop(self, plan: Plan, interrupt: BaseException) -> None:
-        """Writes and commits the steps before the one that stops the worker."""
-        try:
-            self.committer.write(plan)
-            self._commit()
-        except Retriable:
-            # a commit to be repeated must not pass the step that raised; otherwise all steps are run again
-            if self.committer.must_repeat_commit:
-                self._stop(interrupt)
-            raise
-        self._stop(interrupt)
-
-    def _stop(self, interrupt: BaseException) -> None:
-        self._interrupt = interrupt
-        self._stopping.set()
-
-    def _commit(self) -> None:
-        steps = self.committer.uncommitted_steps
-        self.committer.commit()
-        self.search.committed(steps)
-        if self.ledger.cursors:  # none between two assignments: the partitions may come back
-            self.runner.committed()
 
     def rewind(self) -> None:
         """Goes back to the committed offsets; an alts also to the choices that were saved and not delivered.
@@ -517,15 +354,16 @@ class Worker:
         6. Recover the deliveries that a journal records, and the choices.
         7. Start the tasks at these offsets, or before the steps that at most once owes, and seek.
         """
-        partitions = {tp for tp in self._assigned if tp.topic in self._inputs}
-        if stale := self._assigned - partitions:
+        assigned, inputs = self._assigned or set(), {topic.name for topic in self.processor.inputs}
+        partitions = {tp for tp in assigned if tp.topic in inputs}
+        if stale := assigned - partitions:
             # a static member gets its old assignment first, which may have topics that this deployment does not read
             logger.info("%s: not read any more: %s", self.processor.id, ", ".join(sorted(map(str, stale))))
         for left in self.committer.leftovers:  # first, as the functions would be called again
             left.require_none()
-        self._run_rest()
+        self.intakes.run_rest()
         if (
-            self._interrupt is not None and not self._owed.over_rejoin
+            self.intakes.interrupt is not None and not self._owed.over_rejoin
         ):  # the worker ends: the ledger still has the steps to give back
             return
         owed = self._owed.over_rejoin or self._owed.waiting()
@@ -533,7 +371,7 @@ class Worker:
         self._beginning.read()
         positions = self.committer.resume(self._committed.read(partitions), partitions)
         self._beginning.check_state(self.committer)
-        self._taken = self._still_saved(positions)
+        self.intakes.keep_saved(positions)
         if missing := partitions - positions.keys():
             positions |= self._beginning.start(missing, self.committer)
         self._beginning.record_missing(positions.keys(), self.committer)
@@ -544,25 +382,11 @@ class Worker:
             logger.warning("%s: %s", self.processor.id, reason)
         self.runner.assigned()
         self.ledger.commit(positions)  # deliveries to another cluster may be ahead of them: the next commit moves them
-        if self._taken is not None:  # its steps are committed and not processed: they may still be given back
-            self.ledger.advance(self._taken.begins())
-        if self._waits is not None:
-            self._waits.restore()
+        self.intakes.assigned()
         if positions:  # without positions nothing is fetched, and a fenced client refuses the call
             self.consumer.assign(dict(sorted(starts.items())))  # the same order in every process
         self._must_rewind, self._owed.over_rejoin = False, {}
         self.committer.attempts.answered()
-
-    def _still_saved(self, positions: Positions) -> Taken | None:
-        """At most once, returns the intake that was taken if its offsets are committed: no other worker would run it.
-
-        Returns None otherwise. Under the other guarantees, committed offsets mean that another worker has delivered it.
-        """
-        taken = self._taken
-        if taken is None or not self.committer.must_finish or not taken.positions().items() <= positions.items():
-            return None
-        taken.saved = True
-        return taken
 
     def _rejoin(self, owed: Debts) -> None:
         """Joins with a new member id: the broker then refuses late requests of the old one. No transaction is open."""
@@ -587,8 +411,10 @@ class Worker:
         try:
             self._follow_group()
             if self._owed.over_rejoin:
-                self._owed.give_back_unstarted(self._assigned)
-            finish = partial(self._finish_steps, self._last_moment) if self.committer.must_finish else self._run_saved
+                self._owed.give_back_unstarted(self._assigned or ())
+            finish = (
+                partial(self._finish_steps, self._last_moment) if self.committer.must_finish else self.intakes.run_saved
+            )
             self.committer.revoked(finish)
         except Exception as error:
             self._failure = error
@@ -608,7 +434,7 @@ class Worker:
                     extra=repeated(f"assignments of processor {self.processor.id}", held),
                 )  # fmt: skip
                 self._assigned = assigned
-                self._has_joined = self._must_rewind = True
+                self._must_rewind = True
 
     def _lose(self) -> None:
         """Acts on a lost membership: another worker may already run later steps.
@@ -627,9 +453,6 @@ class Worker:
         self._owed.over_rejoin = owed
 
     def _let_go(self) -> None:
-        self._has_joined = False
-        self._assigned = set()
-        self._taken = None
+        self._assigned = None
         self._owed.clear()
-        self.runner.abandon()
-        self.tasks.clear()
+        self.intakes.forget()

@@ -18,7 +18,8 @@ from kstreams_py.graph.topology import Graph
 from kstreams_py.settings import Settings
 from kstreams_py.sinks import Delta, Parquet
 from kstreams_py.spark.pipelines.driver import run_all
-from kstreams_py.spark.sessions import OF_DRIVER, delta_conf, path_of_archive, session
+from kstreams_py.spark.pipelines.targets import conf_of
+from kstreams_py.spark.sessions import OF_DRIVER, path_of_archive, session
 
 ARCHIVE_SECONDS: Final = 300.0
 
@@ -83,8 +84,7 @@ def declare(directory: Path) -> Graph:
 
 def main() -> None:
     graph = declare(Path.cwd())
-    conf: dict[str, Any] = delta_conf() if has_delta() else {}
-    spark = session("archiving", **conf)
+    spark = session("archiving", **conf_of(graph.pipelines))
     # started after Spark, which forks: no client of librdkafka may exist then
     with EmbeddedKafka(settings={"auto.create.topics.enable": "true"}) as kafka:
         settings = Settings(bootstrap_servers=kafka.bootstrap_servers)

@@ -14,6 +14,7 @@ from typing import Final, NoReturn
 from kstreams_py.embedded import class_archive
 from kstreams_py.embedded.jars import (
     SCALA_VERSION,
+    Artifact,
     cache_directory,
     cached,
     delta_artifacts,
@@ -150,9 +151,9 @@ def path_of_archive() -> Path:
     return class_archive.path_of(sorted(_spark_jars().resolve().glob("*.jar")), java)
 
 
-def coordinates(*, delta: bool = False) -> str:
-    """Returns the Maven coordinates of the jars with which the installed Spark reads Kafka and Avro (and Delta)."""
-    return ",".join(map(str, (*spark_artifacts(), *(delta_artifacts() if delta else ()))))
+def coordinates(others: Sequence[Artifact] = ()) -> str:
+    """Returns the Maven coordinates of the jars with which the installed Spark reads Kafka and Avro, and of others."""
+    return ",".join(map(str, (*spark_artifacts(), *others)))
 
 
 def delta_conf() -> dict[str, str]:

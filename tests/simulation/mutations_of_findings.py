@@ -12,6 +12,7 @@ from kstreams_py.errors import ClientError, Retriable
 from kstreams_py.processing.beginning import Beginning
 from kstreams_py.processing.commits.committer import Committer
 from kstreams_py.processing.commits.guarantees import AtLeastOnce, AtMostOnce
+from kstreams_py.processing.intakes import Intakes
 from kstreams_py.processing.pace import Search
 from kstreams_py.processing.tasks.choices import Choices
 from kstreams_py.processing.tasks.task import Queue
@@ -56,12 +57,12 @@ def failed_commit_drops_a_record_at_most_once(patch: pytest.MonkeyPatch) -> None
 
 @MUTATIONS.add("lost", "position too early", guarantee=ALO, faults=[Fault.STALLED])
 def step_that_stops_is_passed_while_the_queue_is_full(patch: pytest.MonkeyPatch) -> None:
-    def write_and_stop(self: Worker, plan: Plan, interrupt: Exception) -> None:
-        self.committer.write(plan)
-        self._commit()
+    def write_and_stop(self: Intakes, plan: Plan, interrupt: Exception) -> None:
+        self._committer.write(plan)
+        self.commit()
         self._stop(interrupt)
 
-    patch.setattr(Worker, "_finish_and_stop", write_and_stop)
+    patch.setattr(Intakes, "_finish_and_stop", write_and_stop)
 
 
 # 2, 2b: at most once.

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from kstreams_py.graph.declarations import Order
+from kstreams_py.processing.intakes import Intakes
 from kstreams_py.processing.runners.overlapping import OverlappingRunner
 from kstreams_py.processing.tasks.intake import Taken
 from kstreams_py.processing.tasks.tasks import Tasks
-from kstreams_py.processing.worker import Worker
 from kstreams_py.steps.chains import Chains
 from kstreams_py.steps.plan import Plan
 from tests.simulation.mutation import Mutations
@@ -91,7 +91,7 @@ def steps_that_are_not_done_are_dropped(patch: pytest.MonkeyPatch) -> None:
 
 @MUTATIONS.add("lost", "torn transaction", guarantee=AMO, order=Order.PARTITION)
 def at_most_once_forgets_the_rest_of_an_intake(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Worker, "_run_rest", lambda self: None)
+    patch.setattr(Intakes, "run_rest", lambda self: None)
 
 
 @MUTATIONS.add("order broken", "torn transaction", away=True, order=Order.NONE)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import pytest
 
 from kstreams_py.processing.commits.journaled import Journaled
+from kstreams_py.processing.intakes import Intakes
 from kstreams_py.processing.journal import deliveries, recovery
 from kstreams_py.processing.journal.deliveries import DeliveryJournal
 from kstreams_py.processing.journal.recovery import Found
@@ -54,14 +55,14 @@ def no_pin(patch: pytest.MonkeyPatch) -> None:
 def intake_kept_that_another_has_delivered(patch: pytest.MonkeyPatch) -> None:
     """As at most once."""
 
-    def keep(self: Worker, positions: Positions) -> Taken | None:
+    def keep(self: Intakes, positions: Positions) -> None:
         taken = self._taken
         if taken is None or not taken.positions().items() <= positions.items():
-            return None
-        taken.saved = True
-        return taken
+            self._taken = None
+        else:
+            taken.saved = True
 
-    patch.setattr(Worker, "_still_saved", keep)
+    patch.setattr(Intakes, "keep_saved", keep)
 
 
 def fences_after_the_recovery(patch: pytest.MonkeyPatch) -> None:
@@ -71,7 +72,7 @@ def fences_after_the_recovery(patch: pytest.MonkeyPatch) -> None:
     def recover_then_fence(self: Worker) -> None:
         if not self.committer.session.has_producer:
             assert self._journal is not None
-            self._journal.recover(self._committed.read(self._assigned))
+            self._journal.recover(self._committed.read(self._assigned or set()))
             self.committer.start()
         rewind(self)
 

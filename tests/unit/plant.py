@@ -155,8 +155,8 @@ def concatenate(a: bytes, b: bytes) -> bytes:
 
 
 def fetch_always(worker: Worker, records: int) -> None:
-    worker.pace.fetch = records
-    worker.pace.ran = lambda steps, seconds: None  # type: ignore[method-assign]
+    worker.intakes.pace.fetch = records
+    worker.intakes.pace.ran = lambda steps, seconds: None  # type: ignore[method-assign]
 
 
 def numbers(first: int, last: int) -> list[str]:

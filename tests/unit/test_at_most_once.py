@@ -470,7 +470,7 @@ def test_unrun_steps_of_a_lost_membership_are_run_if_no_successor_is_past_them(
     plant = Plant(function=twice, guarantee=AMO)
     plant.feed("a", *numbers(0, 50))
     worker = start_interrupted(plant)
-    worker._commit()
+    worker.intakes.commit()
     stall(plant, has_other, *numbers(50, 60))
     assert go_on(plant, worker) == of_twice(0, 5) + of_twice(50 if has_other else 5, 60)
     assert ("at most once: steps that waited are lost: another worker has a[0]" in caplog.text) is has_other

@@ -436,7 +436,7 @@ def test_partition_whose_steps_fill_the_window_keeps_no_other_waiting(order: str
     plant = Overlap(order=order)
     plant.feed("a", *numbers(0, 200))
     worker = plant.started()
-    worker.pace.fetch = 8
+    worker.intakes.pace.fetch = 8
     for _ in range(30):
         plant.turn(worker)
     plant.feed("a", *"pqrs", partition=1)
@@ -530,8 +530,8 @@ def test_function_that_reads_the_key_as_its_output_is_made_awaits_not_itself() -
 def test_alts_that_journals_its_choices_keeps_its_calls_at_once_where_they_are_slow() -> None:
     plant = Overlap("alts", order="none", concurrency=16)
     worker = plant.started()
-    worker.pace.ran(1, 3.0)
-    assert (worker.pace.fetch, worker.pace.take) == (32, 32)
+    worker.intakes.pace.ran(1, 3.0)
+    assert (worker.intakes.pace.fetch, worker.intakes.pace.take) == (32, 32)
 
 
 # Bounds.
@@ -542,7 +542,7 @@ def test_steps_under_way_and_steps_that_are_ready_are_bounded_in_number(monkeypa
     plant = Overlap(concurrency=2)
     plant.feed("a", *numbers(0, 500))
     worker = plant.started()
-    worker.pace.fetch = 4
+    worker.intakes.pace.fetch = 4
     for _ in range(50):
         plant.turn(worker)
     rest = worker.tasks.rest
@@ -591,7 +591,7 @@ def test_partition_that_is_backed_up_is_paused_until_half_is_run(monkeypatch: py
         pause(partitions)
 
     worker.consumer.pause = noting  # type: ignore[method-assign]
-    worker.pace.fetch = 4
+    worker.intakes.pace.fetch = 4
     for _ in range(20):
         plant.turn(worker)
     assert paused[-1:] == [True]

@@ -105,7 +105,7 @@ def test_record_limit_commits_the_processed_offset_and_not_the_fetched_one() -> 
     plant = Plant(function=function, settings=Settings(commit_records=500))
     plant.feed("a", *numbers(0, 1_200))
     worker = plant.started()
-    worker.pace.fetch = 1_200
+    worker.intakes.pace.fetch = 1_200
     worker.turn()
     assert (at, plant.saved, worker.counters.commits) == ([500], {A0: 1_000}, 2)
 
@@ -187,11 +187,11 @@ def test_pace_gives_a_slow_function_fewer_records_and_a_fast_one_more() -> None:
     plant.feed("a", *numbers(0, 5_000))
     worker = plant.started()
     worker.turn()
-    assert worker.pace.fetch == 4
+    assert worker.intakes.pace.fetch == 4
     seconds[0] = 0.0
     for _ in range(3):
         worker.turn()
-    assert worker.pace.fetch == 4 * 4**3
+    assert worker.intakes.pace.fetch == 4 * 4**3
 
 
 @pytest.mark.parametrize(("kind", "guarantee"), [("alts", EO), ("map", AMO)])
@@ -199,7 +199,7 @@ def test_fetch_is_taken_as_a_whole_where_every_intake_costs_a_commit(kind: str, 
     plant = Plant(kind, guarantee=guarantee)
     plant.feed("a", *numbers(0, 1_000))
     worker = plant.started()
-    worker.pace.fetch = 1_000
+    worker.intakes.pace.fetch = 1_000
     before = len(plant.cluster.faults.requests)
     worker.turn()
     commits = [r for r in plant.cluster.faults.requests[before:] if r.startswith("commit")]
@@ -243,7 +243,7 @@ def test_fetch_of_a_join_is_limited_by_the_bytes_that_its_buffers_have_left(
     for number in range(1_000):
         plant.cluster.append("a", b"%1000d" % number, partition=number % 2)
     worker = plant.started()
-    worker.pace.fetch = 60
+    worker.intakes.pace.fetch = 60
     limits, consume = list[int](), worker.consumer.consume
 
     def watched(limit: int, timeout: float) -> Any:
@@ -252,7 +252,7 @@ def test_fetch_of_a_join_is_limited_by_the_bytes_that_its_buffers_have_left(
 
     worker.consumer.consume = watched  # type: ignore[method-assign]
     worker.turn()
-    worker.pace.fetch = 10_000
+    worker.intakes.pace.fetch = 10_000
     worker.turn()
     worker.turn()
     assert limits == [60, 40, tasks.TAKEN_AT_LEAST]
@@ -953,7 +953,7 @@ def test_revoked_callback_that_cannot_commit_is_logged_and_gives_its_partitions_
     worker.run_turn()
     worker._on_revoked()
     assert "p: partitions are revoked before a commit: no answer" in caplog.text
-    assert (worker._assigned, worker.ledger.positions, worker._taken) == (set(), {}, None)
+    assert (worker._assigned, worker.ledger.positions, worker.intakes._taken) == (None, {}, None)
 
 
 @pytest.mark.parametrize("nth", range(1, 9))
@@ -1288,7 +1288,7 @@ def test_transaction_that_takes_too_long_is_halved_until_it_is_committed() -> No
     fetch_always(worker, 20)  # two intakes fit into a transaction, three do not
     plant.run(worker)
     assert (plant.out(), worker.counters.aborts, len(calls)) == (numbers(0, 100), 2, 100 + 2 * 60)
-    assert not worker.search.searching
+    assert not worker.intakes._search.searching
 
 
 def test_dead_letter_that_is_refused_ends_the_worker() -> None:

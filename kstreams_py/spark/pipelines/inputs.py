@@ -12,7 +12,6 @@ from kstreams_py.graph.declarations import Topic
 from kstreams_py.graph.pipelines import DROP, FAIL, Pipeline
 from kstreams_py.kafka.cluster import KafkaCluster
 from kstreams_py.settings import Settings
-from kstreams_py.sinks import Delta, Parquet
 from kstreams_py.spark import private_api
 from kstreams_py.spark.cuts import Cut
 from kstreams_py.spark.pipelines.frames import observe
@@ -48,9 +47,11 @@ class Inputs:
     A task that is run again after its process died may count its records twice: the counts are only for people.
     """
 
-    def __init__(self, pipeline: Pipeline, settings: Settings) -> None:
+    def __init__(self, pipeline: Pipeline, settings: Settings, *, makes_files: bool) -> None:
+        """`makes_files`: each task of Spark writes a file of its own to the target."""
         self._pipeline = pipeline
         self._settings = settings
+        self._makes_files = makes_files
         self._registry = open_registry(
             settings.schema_registry_url, settings.schema_directory, settings.schema_registry
         )
@@ -70,8 +71,8 @@ class Inputs:
         )  # fmt: skip
         # measured: a task, with its consumer and its file, takes as long as about 10,000 records of 100 bytes; for a
         # target without files, rows pass through the driver, one partition at a time
-        tasks, makes_files = spark.sparkContext.defaultParallelism, isinstance(self._pipeline.target, Parquet | Delta)
-        is_small = makes_files and end.count(topic.name, start) <= tasks * TASK_OFFSETS
+        tasks = spark.sparkContext.defaultParallelism
+        is_small = self._makes_files and end.count(topic.name, start) <= tasks * TASK_OFFSETS
         return rows.coalesce(tasks) if is_small else rows
 
     def stream(self, spark: SparkSession) -> list[DataFrame]:

@@ -1,10 +1,11 @@
-"""Opens the target of a pipeline."""
+"""The targets of pipelines: how each is opened, and what Spark needs for it. A new target is one line in TARGETS."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, NamedTuple
 
+from kstreams_py.embedded.jars import Artifact, delta_artifacts
 from kstreams_py.errors import SettingsError
 from kstreams_py.graph.declarations import Topic
 from kstreams_py.graph.pipelines import Pipeline
@@ -15,9 +16,50 @@ from kstreams_py.spark.pipelines.kafka import KafkaTable
 from kstreams_py.spark.pipelines.parquet import ParquetTable
 from kstreams_py.spark.pipelines.postgresql import PostgreSQLTable
 from kstreams_py.spark.pipelines.runs import Target
+from kstreams_py.spark.sessions import delta_conf
+
+OpenSession = Callable[[], Any]
+"""Opens a SparkSession, or returns the open one."""
 
 
-def open_target(pipeline: Pipeline, settings: Settings, session: Callable[[], Any]) -> Target:
+class TargetKind(NamedTuple):
+    """How pipelines use the targets of one kind.
+
+    - `open`: makes the target; takes the pipeline, its declared target, the settings of the cluster, and a function
+      that opens the session, for a target that only Spark can read.
+    - `makes_files`: each task of Spark writes a file of its own.
+    - `artifacts`: returns the jars that Spark needs for it, besides those for Kafka.
+    - `conf`: returns the configuration that a session needs for it.
+    """
+
+    open: Callable[[Pipeline, Any, Settings, OpenSession], Target]
+    makes_files: bool = False
+    artifacts: Callable[[], tuple[Artifact, ...]] = tuple
+    conf: Callable[[], Mapping[str, str]] = dict
+
+
+TARGETS: Final[Mapping[type, TargetKind]] = {
+    Topic: TargetKind(lambda pipeline, topic, settings, _: KafkaTable(pipeline, topic, settings)),
+    Parquet: TargetKind(lambda pipeline, directory, *_: ParquetTable(pipeline, directory), makes_files=True),
+    PostgreSQL: TargetKind(lambda pipeline, table, *_: PostgreSQLTable(pipeline, table)),
+    Delta: TargetKind(
+        lambda pipeline, table, _, session: DeltaLakeTable(pipeline, table, session),
+        makes_files=True, artifacts=delta_artifacts, conf=delta_conf,
+    ),
+}  # fmt: skip
+"""The kind of each target, by the class of its declaration."""
+
+
+def kind_of(pipeline: Pipeline) -> TargetKind:
+    """Returns the kind of the target of a pipeline. Raises SettingsError for a target of another kind."""
+    if (kind := TARGETS.get(type(pipeline.target))) is None:
+        raise SettingsError(
+            f"{pipeline}: {pipeline.target} is not supported: give ks.Parquet, ks.PostgreSQL, ks.Delta or a topic"
+        )
+    return kind
+
+
+def open_target(pipeline: Pipeline, settings: Settings, session: OpenSession) -> Target:
     """Opens the target of a pipeline.
 
     - `settings`: the settings of the cluster, for a topic.
@@ -25,14 +67,14 @@ def open_target(pipeline: Pipeline, settings: Settings, session: Callable[[], An
 
     Raises SettingsError for a target of another kind, SinkUnavailable, and MissingSoftware.
     """
-    if isinstance(pipeline.target, Delta):
-        return DeltaLakeTable(pipeline, pipeline.target, session)
-    if isinstance(pipeline.target, Topic):
-        return KafkaTable(pipeline, pipeline.target, settings)
-    if isinstance(pipeline.target, Parquet):
-        return ParquetTable(pipeline, pipeline.target)
-    if isinstance(pipeline.target, PostgreSQL):
-        return PostgreSQLTable(pipeline, pipeline.target)
-    raise SettingsError(
-        f"{pipeline}: {pipeline.target} is not supported: give ks.Parquet, ks.PostgreSQL, ks.Delta or a topic"
-    )
+    return kind_of(pipeline).open(pipeline, pipeline.target, settings, session)
+
+
+def artifacts_of(pipelines: Iterable[Pipeline]) -> tuple[Artifact, ...]:
+    """Returns the jars that Spark needs for the targets of pipelines. Raises MissingSoftware."""
+    return tuple(dict.fromkeys(artifact for pipeline in pipelines for artifact in kind_of(pipeline).artifacts()))
+
+
+def conf_of(pipelines: Iterable[Pipeline]) -> dict[str, str]:
+    """Returns the configuration that a session needs for the targets of pipelines. Raises MissingSoftware."""
+    return {name: value for pipeline in pipelines for name, value in kind_of(pipeline).conf().items()}

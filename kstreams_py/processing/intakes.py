@@ -1,0 +1,248 @@
+"""The intakes of a worker: takes the steps that are ready, runs them, writes their outputs, and commits."""
+
+from __future__ import annotations
+
+import logging
+from threading import Event
+
+from kstreams_py.errors import ClientError, Refused, Retriable
+from kstreams_py.processing.commits.committer import Committer, Context
+from kstreams_py.processing.commits.owed import Owed
+from kstreams_py.processing.pace import Pace, Search
+from kstreams_py.processing.runners.runner import Runner
+from kstreams_py.processing.tasks.intake import Taken
+from kstreams_py.processing.tasks.tasks import Tasks
+from kstreams_py.processing.tasks.waits import Waits
+from kstreams_py.records import Positions
+from kstreams_py.steps.plan import Intake, Plan
+
+logger = logging.getLogger(__name__)
+
+
+class Intakes:
+    """Runs the steps of one worker, an intake at a time. It knows no group: the worker says when to begin anew."""
+
+    def __init__(
+        self, context: Context, tasks: Tasks, runner: Runner, committer: Committer, owed: Owed, stopping: Event
+    ) -> None:
+        """`stopping` is set once a function stops the worker."""
+        processor, retries = context.processor, runner.retries
+        least = 2 * processor.concurrency if runner.overlaps and not committer.commits_each_intake else 1
+        self.pace = Pace(whole_fetches=committer.commits_each_intake or context.journal is not None, least=least)
+        self.interrupt: BaseException | None = None
+        """The exception of a function that stops this worker."""
+        self._processor = processor.id
+        self._tasks = tasks
+        self._ledger = tasks.ledger
+        self._runner = runner
+        self._committer = committer
+        self._owed = owed
+        self._counters = context.counters
+        self._clock = context.environment.clock
+        self._stopping = stopping
+        self._search = Search()
+        self._waits = Waits(processor.id, retries, tasks, context.environment, context.counters) if retries else None
+        self._taken: Taken | None = None
+        """The intake that was taken and not run; it is prepared again if the commit of its offsets got no answer."""
+        self._last: Intake | None = None
+        """The intake that was run last."""
+        self._has_repeated = False
+        """Whether the last turn ran steps whose wait was over."""
+
+    @property
+    def why(self) -> str:
+        """The newest failure of a step that is run again, as text; "" if there was none."""
+        return "" if self._waits is None else self._waits.why
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether a step raised, or was taken and not run: no offset may be passed."""
+        return self.interrupt is not None or self._taken is not None
+
+    def patience(self, limit: float) -> float:
+        """Returns the seconds to wait for a record: `limit`, or less if a step is run again earlier."""
+        return limit if self._waits is None else self._waits.seconds(limit)
+
+    # Between two rewinds.
+
+    def run_ready(self) -> None:
+        """Runs the steps that are ready, and those of one wait that is over."""
+        if self._waits is not None:
+            if self._owed.waiting():
+                self._owed.give_held_back()  # only the next `consume` shows whether this commit may come late
+            elif not (self._has_repeated and self._tasks.ready):  # alternate, so that neither starves the other
+                self._waits.release()
+        self._has_repeated = False
+        while not self._stopping.is_set() and (intake := self._take()) is not None:
+            failed = self._run_taken()
+            self._has_repeated |= intake.repeated
+            if failed:  # commit the steps before the one that waits
+                self.commit()
+                self._owed.give_held_back()
+            # return, so that the client hears the group: failing calls may be slow in each partition, and the next
+            # commit of offsets must not overtake one that may reach the broker late
+            if (failed and not intake.repeated) or (self._committer.commits_each_intake and self._tasks.rest is None):
+                return
+            if self._runner.overlaps and self._tasks.rest is not None:  # their calls are under way
+                return
+
+    def run_saved(self) -> None:
+        """Runs the intake that was taken, if its offsets are or may be committed, and then its rest."""
+        if self._taken is not None and self._taken.saved:
+            self._run_taken()
+        self.run_rest()
+
+    def run_rest(self) -> None:
+        """Runs the rest of an intake whose offsets are committed: no other worker would run it."""
+        while self._tasks.owes and self._take() is not None:
+            self._run_taken()
+
+    def commit(self) -> None:
+        """Commits outputs and offsets. Raises ClientError: pass it to the guarantee's `recover`, then call `failed`."""
+        steps = self._committer.uncommitted_steps
+        self._committer.commit()
+        self._search.committed(steps)
+        if self._ledger.cursors:  # none between two assignments: the partitions may come back
+            self._runner.committed()
+
+    def failed(self, error: ClientError, steps: int, *, rewinds: bool) -> None:
+        """Narrows the search for a step that fails: a commit of `steps` steps failed."""
+        if isinstance(error, Refused) and rewinds and self._search.failed(steps):
+            assert self._last is not None
+            self._runner.refuse(self._last, error)
+        elif self._committer.session.timed_out:
+            self._search.failed(steps)
+
+    # At a rewind.
+
+    def forget(self) -> None:
+        """Forgets what was taken and is under way: the partitions are revoked or lost."""
+        self._taken = None
+        self._runner.abandon()
+        self._tasks.clear()
+
+    def keep_saved(self, positions: Positions) -> None:
+        """Forgets the intake that was taken, unless its offsets are committed at most once: no other worker runs it.
+
+        Under the other guarantees, committed offsets mean that another worker has delivered it.
+        """
+        taken = self._taken
+        if taken is None or not self._committer.must_finish or not taken.positions().items() <= positions.items():
+            self._taken = None
+        else:
+            taken.saved = True
+
+    def read_again(self, starts: Positions) -> None:
+        """Forgets the intake that was taken if a partition of it starts at an earlier offset."""
+        if self._taken is not None and not self._taken.positions().keys().isdisjoint(starts):
+            self._taken = None
+
+    def assigned(self) -> None:
+        """Goes on with the waits, and with the intake that was kept, once the tasks have started anew."""
+        if self._taken is not None:  # its steps are committed and not processed: they may still be given back
+            self._ledger.advance(self._taken.begins())
+        if self._waits is not None:
+            self._waits.restore()
+
+    # At the end.
+
+    def finish_calls(self, deadline: float) -> None:
+        """Makes no more overlapping calls, and waits for those under way; other steps are run again, or given back.
+
+        At most once, committed steps are run first, for half of the time; steps whose calls do not end count as done.
+        """
+        runner, must_finish, failure = self._runner, self._committer.must_finish, None
+        half = self._clock() + (deadline - self._clock()) / 2
+        while self._tasks.rest is not None and self._taken is None and self._clock() < deadline:
+            if not must_finish or self._clock() >= half:
+                runner.finish()
+                if not (runner.has_open if must_finish else runner.is_calling):
+                    break
+            self._take()
+            failure = self._run_past_failures() or failure
+        runner.finish()
+        left = runner.under_way()
+        if must_finish:
+            self._ledger.advance(left)
+            self._taken = self._tasks.rest = None
+        if left:
+            what = "outputs are lost" if must_finish else "they will be made again"
+            logger.warning("%s: calls under way are given up: %s", self._processor, what)
+        if failure is not None:
+            raise failure
+
+    def _run_past_failures(self) -> ClientError | None:
+        """Runs the intake that was taken. At most once, returns an error: the outputs stay in the committer."""
+        try:
+            self._run_taken()
+        except ClientError as error:
+            if not self._committer.must_finish:
+                raise
+            if not isinstance(error, Refused):
+                return error
+            self._committer.recover(error)  # the next commit writes its dead letter
+        return None
+
+    # One intake.
+
+    def _take(self) -> Taken | None:
+        """Returns the intake that waits to be prepared, or takes the next one; None if no step is ready."""
+        if self._taken is None:
+            limit = min(self.pace.take, self._committer.steps_max)
+            if self._runner.overlaps:  # at least one step of each partition, so that the partitions overlap
+                limit = max(limit, len(self._tasks.by_partition))
+            self._taken = self._tasks.take(min(limit, self._search.limit), fills=not self._search.searching)
+        return self._taken
+
+    def _run_taken(self) -> bool:
+        """Prepares the intake, runs its steps, writes the outputs, and commits if a commit is due.
+
+        Returns whether a step failed and is run again after a wait.
+        """
+        intake = self._taken
+        assert intake is not None
+        if not intake.prepared:
+            self._committer.prepare(intake)
+        self._taken = None
+        plan = self._run_measured(intake)
+        if plan.steps:
+            self._last = plan.intake
+        if plan.again is not None and self._waits is not None:
+            self._waits.begin(plan.again)
+        if plan.interrupt is not None and not self._committer.must_finish:
+            self._finish_and_stop(plan, plan.interrupt)
+        else:
+            if plan.interrupt is not None:
+                self._stop(plan.interrupt)
+            if plan.steps or plan.tried:
+                self._committer.write(plan)
+        if self._committer.due or self._search.searching:
+            self.commit()
+        return plan.again is not None
+
+    def _run_measured(self, intake: Taken) -> Plan:
+        started = self._clock()
+        plan = self._runner.run(intake)
+        seconds = self._clock() - started
+        if plan.seconds is None:
+            self.pace.ran(max(1, plan.steps), seconds)
+        else:
+            self.pace.waited(plan.steps, seconds)
+        self._counters.ran(plan.steps, seconds if plan.seconds is None else plan.seconds)
+        return plan
+
+    def _finish_and_stop(self, plan: Plan, interrupt: BaseException) -> None:
+        """Writes and commits the steps before the one that stops the worker."""
+        try:
+            self._committer.write(plan)
+            self.commit()
+        except Retriable:
+            # a commit to be repeated must not pass the step that raised; otherwise all steps are run again
+            if self._committer.must_repeat_commit:
+                self._stop(interrupt)
+            raise
+        self._stop(interrupt)
+
+    def _stop(self, interrupt: BaseException) -> None:
+        self.interrupt = interrupt
+        self._stopping.set()
