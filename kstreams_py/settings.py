@@ -365,7 +365,7 @@ class Settings(BaseModel):
         return cls.model_validate(passed, context=None if file is None else _File(file, _read(file)))
 
 
-class Shown(NamedTuple):
+class ShownSetting(NamedTuple):
     """A setting as `kstreams config show` prints it: secrets are ***; `origin` says where its value is written."""
 
     name: str
@@ -373,7 +373,7 @@ class Shown(NamedTuple):
     origin: str
 
 
-def explain(file: Path | None = None, **arguments: Any) -> list[Shown]:
+def explain(file: Path | None = None, **arguments: Any) -> list[ShownSetting]:
     """Returns each setting with its value and its origin; client settings one by one, as `kafka.<name>`.
 
     Parameters and errors are those of Settings.load.
@@ -389,7 +389,7 @@ def explain(file: Path | None = None, **arguments: Any) -> list[Shown]:
     for cluster, each in settings.clusters.items():
         values[f"clusters.{cluster}.bootstrap_servers"] = each.bootstrap_servers
         values |= {f"clusters.{cluster}.kafka.{name}": value for name, value in mask(each.kafka).items()}
-    return [Shown(name, value, _origin(name, sources) or "default") for name, value in values.items()]
+    return [ShownSetting(name, value, _origin(name, sources) or "default") for name, value in values.items()]
 
 
 class _File(NamedTuple):

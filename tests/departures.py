@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from kstreams_py.demo import data, data_files
-from kstreams_py.demo.checks import Check, Found, judge
-from kstreams_py.demo.data import FIELDS, Expected, Row
+from kstreams_py.demo.checks import Check, ReadBack, judge
+from kstreams_py.demo.data import FIELDS, ExpectedResults, Row
 from kstreams_py.demo.flights_graph import graph
 from kstreams_py.demo.recoveries import Kill
 from kstreams_py.demo.traffic import Traffic
-from kstreams_py.operations.dead_letters.letters import Input, Letter, Place
+from kstreams_py.operations.dead_letters.letters import Input, Letter, LetterPlace
 
 if TYPE_CHECKING:
     from kstreams_py.demo import report
@@ -35,9 +35,9 @@ def rows() -> list[Row]:
     return [*map(row, range(25)), *cancelled, nameless, row(103, arr_delay=None), row(104, arr_delay=None)]
 
 
-def perfect(expected: Expected) -> Found:
+def perfect(expected: ExpectedResults) -> ReadBack:
     """The results of a run without a fault."""
-    return Found(
+    return ReadBack(
         inputs=expected.records,
         merged=expected.records,
         without_key=expected.without_tail_number,
@@ -48,19 +48,19 @@ def perfect(expected: Expected) -> Found:
     )
 
 
-def new_letter(message: str = "UA 103 departed, but has no arrival delay") -> report.Shown:
+def new_letter(message: str = "UA 103 departed, but has no arrival delay") -> report.ShownLetter:
     """A dead letter of a departure without an arrival delay."""
-    from kstreams_py.demo.report import Shown  # noqa: PLC0415 it imports Matplotlib
+    from kstreams_py.demo.report import ShownLetter  # noqa: PLC0415 it imports Matplotlib
 
     read = Input("flights", 1, 20, 1_357_034_400_000, b"N3", b"", (("ks-hash", bytes(15) + b"\x01"), ("by", b"hand")))
     letter = Letter(
-        Place("flights.errors", 2, 5), 1_357_034_400_000, "flights.split", bytes(15) + b"\x02", "builtins.ValueError",
-        message, "Traceback (most recent call last)\n  ...\nValueError\n", (read,), "",
+        LetterPlace("flights.errors", 2, 5), 1_357_034_400_000, "flights.split", bytes(15) + b"\x02",
+        "builtins.ValueError", message, "Traceback (most recent call last)\n  ...\nValueError\n", (read,), "",
     )  # fmt: skip
     value = dict(zip(FIELDS, row(103, arr_delay=None), strict=True))
     headers = [("ks-hash", "..."), ("by", "hand")]
     inputs = [{"time": "2013-01-01T10:00:00Z", "key": "N3", "value": value, "headers": headers}]
-    return Shown(letter, {"inputs": inputs})
+    return ShownLetter(letter, {"inputs": inputs})
 
 
 def new_report(
@@ -68,21 +68,21 @@ def new_report(
     *,
     arrivals: int = 40,
     recoveries: Sequence[float | None] = (1.25, None, 0.5),
-    letters: Sequence[report.Shown] | None = None,
+    letters: Sequence[report.ShownLetter] | None = None,
     is_sample: bool = False,
-) -> report.Run:
+) -> report.ReportedRun:
     """The contents of a report: twenty seconds of records, a kill every five seconds."""
-    from kstreams_py.demo.report import Facts, Run  # noqa: PLC0415 it imports Matplotlib
+    from kstreams_py.demo.report import CommandFacts, ReportedRun  # noqa: PLC0415 it imports Matplotlib
 
     seen = [(100.0 + n / 2, topic, 5) for n in range(arrivals) for topic in ("flights", "flights.departed")]
     killed = [Kill(100.2 + 5 * n, n % 3, 1000 + n) for n in range(len(recoveries))]
     expected = data.expect(rows())
-    return Run(
+    return ReportedRun(
         graph,
         judge(expected, perfect(expected)) if checks is None else checks,
         Traffic(100.0, seen, killed, recoveries, 1.25),
         expected.delays,
         data_files.carriers(),
         [new_letter()] if letters is None else letters,
-        Facts(7, 3, 61.0, is_sample=is_sample),
+        CommandFacts(7, 3, 61.0, is_sample=is_sample),
     )

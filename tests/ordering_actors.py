@@ -16,7 +16,7 @@ from typing import Final, Protocol
 from uuid import UUID
 
 from kstreams_py.errors import Replaced, StoreUnavailable
-from kstreams_py.ordering.events import Change, Event, Ordered
+from kstreams_py.ordering.events import Change, Event, OrderedEvent
 from kstreams_py.ordering.steps import Answer, Lane, Step
 from kstreams_py.ordering.storage import Incarnation, ObjectStatus, Storage, WorkerStatus
 from kstreams_py.ordering.worker import OrderingWorker
@@ -124,7 +124,7 @@ class World:
         self._changes = [make_change(number, self.chance) for number in range(CHANGES)]
         self._order: dict[str, tuple[Event, ...]] = dict.fromkeys(OBJECTS, ())
         self._consumer = State({name: Object() for name in OBJECTS}, {}, {}, (), 0, 0)
-        self._late: list[tuple[str, Ordered]] = []
+        self._late: list[tuple[str, OrderedEvent]] = []
         self._lost_requests: list[tuple[Incarnation, Step]] = []
         self._late_requests: list[tuple[Incarnation, Step]] = []
         self._lanes: dict[str, Lane] = {}
@@ -242,7 +242,7 @@ class World:
 
     # What happens.
 
-    def deliver(self, name: str, ordered: Ordered) -> None:
+    def deliver(self, name: str, ordered: OrderedEvent) -> None:
         """An event is in the topic, and the consumer reads it."""
         assert self._given.setdefault(ordered.id, ordered.event) == ordered.event, f"id {ordered.id} was given twice"
         self._consumer = apply(self._consumer, name, ordered)
@@ -273,7 +273,7 @@ class World:
         if self.happened < len(self._fault.after) and self._fault.after[self.happened](step, answer, state):
             self._strike(actor, step.lane)
 
-    def sends(self, actor: Actor, events: Sequence[tuple[str, Ordered]]) -> None:
+    def sends(self, actor: Actor, events: Sequence[tuple[str, OrderedEvent]]) -> None:
         """Events are sent: the fault comes before, meanwhile, or once they are acknowledged."""
         point = self._fault.sending if self._fault.sending and self._is_due(None) else ""
         if point == "under way":
@@ -406,7 +406,7 @@ class WatchedSender:
     world: World
     actor: Actor
 
-    def send(self, events: Sequence[tuple[str, Ordered]]) -> None:
+    def send(self, events: Sequence[tuple[str, OrderedEvent]]) -> None:
         self.actor.pause()
         self.world.sends(self.actor, events)
 

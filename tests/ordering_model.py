@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kstreams_py.ordering.events import Event, Ordered, Work
+from kstreams_py.ordering.events import Event, OrderedEvent, Work
 from kstreams_py.ordering.steps import (
     Answer,
     Begin,
@@ -69,7 +69,7 @@ class State:
     stops: int
     tokens: tuple[str, ...] = ()
     newest_id: int = 0
-    late: frozenset[tuple[str, tuple[Ordered, ...]]] = frozenset()
+    late: frozenset[tuple[str, tuple[OrderedEvent, ...]]] = frozenset()
 
     def key(self) -> tuple[Any, ...]:
         """Equal for states that are equal but for the names of the lanes."""
@@ -92,7 +92,7 @@ class State:
 
 
 Run = Callable[[State, Step], tuple[State, Answer]]
-Apply = Callable[[State, str, Ordered], State]
+Apply = Callable[[State, str, OrderedEvent], State]
 
 
 def start(lanes: list[Lane], events: str, crashes: int, stops: int = 0) -> State:
@@ -157,7 +157,7 @@ def run(state: State, step: Step) -> tuple[State, Answer]:  # noqa: C901 one bra
             return with_slots(state, lane, object=None), None
 
 
-def apply(state: State, name: str, ordered: Ordered) -> State:
+def apply(state: State, name: str, ordered: OrderedEvent) -> State:
     """A consumer after a copy of an event: it applies each once, by id and predecessor."""
     applied = state.objects[name].applied
     last_id = applied[-1][0] if applied else None

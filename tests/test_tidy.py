@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import tomllib
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from functools import cache
@@ -105,6 +106,8 @@ MODULE_LINES = 650
 FUNCTION_LINES = 60
 PARAMETERS = 7
 PUBLIC_METHODS = 15
+METHODS = 37  # of a class, with the private ones
+ATTRIBUTES = 24  # of a class
 TEST_NAME = 80  # characters
 TEST_LINES = 86_000  # of all tests together
 
@@ -261,16 +264,31 @@ def test_modules_and_functions_keep_their_budgets() -> None:
     assert offenders(MODULES, too_large) == {}
 
 
-def test_classes_have_few_public_methods() -> None:
-    def too_public(path: Path) -> list[str]:
+def test_classes_have_few_methods_and_attributes() -> None:
+    def too_much(path: Path) -> list[str]:
         found = []
         for node in parsed(path).classes:
-            public = {m.name for m in node.body if isinstance(m, ast.FunctionDef) and not m.name.startswith("_")}
-            if len(public) > PUBLIC_METHODS:
+            methods = {m.name for m in node.body if isinstance(m, ast.FunctionDef | ast.AsyncFunctionDef)}
+            public = {name for name in methods if not name.startswith("_")}
+            if len(public) > PUBLIC_METHODS or len(methods) > METHODS or len(attributes_of(node)) > ATTRIBUTES:
                 found.append(node.name)
         return found
 
-    assert offenders(MODULES, too_public) == {}
+    assert offenders(MODULES, too_much) == {}
+
+
+def attributes_of(node: ast.ClassDef) -> set[str]:
+    """The names that a class assigns to its own object."""
+    return {
+        n.attr
+        for n in ast.walk(node)
+        if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store) and getattr(n.value, "id", "") == "self"
+    }
+
+
+def test_each_public_class_has_a_name_of_its_own() -> None:
+    names = [node.name for path in MODULES for node in parsed(path).classes if not node.name.startswith("_")]
+    assert [name for name, count in Counter(names).items() if count > 1] == []
 
 
 TEXTS = [

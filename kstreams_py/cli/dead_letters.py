@@ -12,9 +12,9 @@ import typer
 from kstreams_py.cli.options import Bootstrap, Config, Target, open_graph, parse_since
 from kstreams_py.cli.streams import echo, echo_lines
 from kstreams_py.errors import SettingsError
-from kstreams_py.operations.dead_letters.letters import Letter, Selection, group
+from kstreams_py.operations.dead_letters.letters import Letter, LetterSelection, group
 from kstreams_py.operations.dead_letters.reader import LetterReader
-from kstreams_py.operations.dead_letters.replay import Outcome, plan_replay
+from kstreams_py.operations.dead_letters.replay import ReplayOutcome, plan_replay
 from kstreams_py.operations.dead_letters.replay import replay as replay_letters
 from kstreams_py.operations.dead_letters.text import Describer, group_as_json, groups_as_text
 
@@ -46,7 +46,7 @@ def list_letters(
     config: Config = None,
 ) -> None:
     """Count the dead letters by processor and exception class, each with its newest message."""
-    selection = Selection(processor, error, parse_since(since, time.time()), topic)
+    selection = LetterSelection(processor, error, parse_since(since, time.time()), topic)
     with open_graph(target, bootstrap_servers, config) as (graph, environment):
         reader = LetterReader(graph, environment)
         marks = reader.marks()
@@ -119,8 +119,8 @@ def replay(
     """
     selection = _select(processor, error, since, topic, partition, offset)
 
-    def report(letter: Letter, outcome: Outcome, why: str) -> None:
-        if outcome is not Outcome.REPLAYED:
+    def report(letter: Letter, outcome: ReplayOutcome, why: str) -> None:
+        if outcome is not ReplayOutcome.REPLAYED:
             echo(f"{letter.place}  {letter.processor}  {outcome}: {why}")
         elif dry_run:
             echo(f"{letter.place}  {letter.processor}  would be replayed ({letter.error}: {letter.message[:100]})")
@@ -133,7 +133,7 @@ def replay(
         echo(f"stopped at {summary.stopped}")
     counts = [f"{count:,} {outcome}" for outcome, count in summary.counts.items() if count]
     if dry_run:
-        counts = [each.replace(f" {Outcome.REPLAYED}", " would be replayed") for each in counts]
+        counts = [each.replace(f" {ReplayOutcome.REPLAYED}", " would be replayed") for each in counts]
     nothing = "nothing was replayed" if summary.stopped else "no dead letters to replay"
     echo(", ".join(counts) or nothing)
     if not summary.is_complete and not dry_run:
@@ -147,10 +147,10 @@ def _select(
     topic: str | None,
     partition: int | None,
     offset: int | None,
-) -> Selection:
+) -> LetterSelection:
     if offset is not None and partition is None:
         raise SettingsError("--offset names a dead letter together with its partition: add --partition")
-    return Selection(processor, error, parse_since(since, time.time()), topic, partition, offset)
+    return LetterSelection(processor, error, parse_since(since, time.time()), topic, partition, offset)
 
 
 def _warn_unreadable(reasons: list[str]) -> None:

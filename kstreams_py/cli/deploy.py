@@ -15,7 +15,7 @@ import typer
 from kstreams_py.cli.options import Bootstrap, Config, CreateTopics, Target
 from kstreams_py.cli.run import parse_slots
 from kstreams_py.deployment.kubernetes import DATA, Deployment, kubernetes_name, manifest
-from kstreams_py.deployment.systemd import Unit, unit
+from kstreams_py.deployment.systemd import UnitParameters, unit
 from kstreams_py.errors import SettingsError
 from kstreams_py.graph.loading import load
 from kstreams_py.graph.topology import Graph
@@ -125,7 +125,7 @@ def systemd(
     command = [sys.executable, "-P", "-m", "kstreams_py", "run", target, *which]
     place, user = (directory or Path()).absolute(), user or getpass.getuser()
     written = [place, *_data_directories(settings, user), *_target_directories(graph), *(write or [])]
-    wanted = Unit(
+    wanted = UnitParameters(
         graph=graph.name,
         command=[*command, "--create-topics"] if create_topics else command,
         directory=str(place),

@@ -12,7 +12,7 @@ import typer
 from kstreams_py.cli.options import Bootstrap, Config, Partitions, Target
 from kstreams_py.development.broker import open_broker
 from kstreams_py.development.changes import Changes
-from kstreams_py.development.session import Session
+from kstreams_py.development.session import DevSession
 from kstreams_py.development.version import run_version
 from kstreams_py.development.versions import Version, version_command
 from kstreams_py.errors import GraphError
@@ -66,7 +66,7 @@ def dev(
         # the version has prefixed its lines already
         screen = Progress(live=False, dress=lambda _output, _slot, line: clean_line(line))
         what = f"{target}, {workers} worker{'s' if workers > 1 else ''},"
-        Session(lambda report: Version(command, environment, report, screen.write), changes, what).run()
+        DevSession(lambda report: Version(command, environment, report, screen.write), changes, what).run()
 
 
 def dev_version(

@@ -25,7 +25,7 @@ from kstreams_py.kafka.foreign_records import parse_json
 from kstreams_py.settings import Settings
 
 if TYPE_CHECKING:
-    from kstreams_py.spark.pipelines.runs import Published, Run
+    from kstreams_py.spark.pipelines.runs import PipelineRun, Published
 
 # PySpark is optional, and slow to import: the commands import the modules that need it.
 
@@ -72,7 +72,7 @@ def run(
     graph, pipelines, settings = _chosen(target, names, bootstrap_servers, config)
     given = read_cut(cut_file) if cut_file is not None else None
 
-    def show(pipeline: Pipeline, found: Run | None) -> None:
+    def show(pipeline: Pipeline, found: PipelineRun | None) -> None:
         echo(json.dumps(_fields(pipeline, found)) if as_json else _text(pipeline, found), flush=True)
 
     with _opening(graph, master, conf) as open_session:
@@ -299,7 +299,7 @@ def _parsed(cut: str) -> Any:
         return cut
 
 
-def _fields(pipeline: Pipeline, run: Run | None) -> dict[str, Any]:
+def _fields(pipeline: Pipeline, run: PipelineRun | None) -> dict[str, Any]:
     if run is None:
         return {"pipeline": pipeline.id, "run": None}
     return {
@@ -321,7 +321,7 @@ _WIDTHS = {
 """The columns of `status`, with their widths."""
 
 
-def _cells(run: Run) -> Sequence[str]:
+def _cells(run: PipelineRun) -> Sequence[str]:
     ended = datetime.fromtimestamp(run.ended, UTC).strftime("%Y-%m-%d %H:%M:%S")
     records = "-" if run.records is None else f"{run.records:,}"
     lag = "-" if run.lag is None else f"{run.lag:,.1f}"
@@ -329,7 +329,7 @@ def _cells(run: Run) -> Sequence[str]:
     return f"{run.number}", ended, f"{run.offsets:,}", records, rows, f"{run.seconds:.1f}", lag, malformed
 
 
-def _text(pipeline: Pipeline, run: Run | None) -> str:
+def _text(pipeline: Pipeline, run: PipelineRun | None) -> str:
     if run is None:
         return f"{pipeline.id}: nothing new"
     read = f"{run.offsets:,} offsets" if run.records is None else f"{run.records:,} records"

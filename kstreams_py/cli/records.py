@@ -18,7 +18,7 @@ from kstreams_py.cli.options import Bootstrap, Config, open_environment, parse_s
 from kstreams_py.errors import SettingsError
 from kstreams_py.graph.loading import load
 from kstreams_py.operations.records.lines import Lines
-from kstreams_py.operations.records.send import Sender
+from kstreams_py.operations.records.send import LineSender
 from kstreams_py.operations.records.tail import Tail
 from kstreams_py.operations.records.topic import find_topic
 from kstreams_py.processing.environment import Environment
@@ -72,7 +72,7 @@ def send(
         raise SettingsError("--key, --header and --partition need --value: add it, or write them in the lines")
     with _opened(graph, topic, bootstrap_servers, config) as (lines, environment):
         found = find_topic(environment, topic, 0.0 if graph is None else CREATION_SECONDS)
-        with Sender(environment, found) as sender:
+        with LineSender(environment, found) as sender:
             try:
                 if value is None:
                     sender.send(_input_lines(), lines.parse)

@@ -27,13 +27,13 @@ from kstreams_py.cli.streams import echo, echo_lines
 from kstreams_py.errors import SettingsError, UserMistake
 from kstreams_py.kafka.administration import GroupAdmin
 from kstreams_py.operations.recover.audit import SHOWN
-from kstreams_py.operations.recover.audit import Selection as Scope
+from kstreams_py.operations.recover.audit import AuditScope as Scope
 from kstreams_py.operations.recover.audit import audit as run_audit
 from kstreams_py.operations.recover.audit_report import as_fields as as_audit_fields
 from kstreams_py.operations.recover.audit_report import describe as describe_audit
 from kstreams_py.operations.recover.positions import Move, as_fields, describe, parse_targets
 from kstreams_py.operations.recover.reset import BEGINNING, END, GraphPositions
-from kstreams_py.operations.recover.reset import Target as Goal
+from kstreams_py.operations.recover.reset import ResetTarget as Goal
 from kstreams_py.operations.recover.status import read_status
 from kstreams_py.operations.recover.task_status import as_fields as as_status_fields
 from kstreams_py.operations.recover.task_status import describe as describe_status

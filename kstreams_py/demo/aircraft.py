@@ -70,7 +70,7 @@ _MILES_PER_MINUTE: Final = 7
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class AircraftChange:
     """A change of an aircraft, which a front end stores in one atomic step.
 
     - `number`: its number among the changes of the aircraft, from 1 on.
@@ -90,13 +90,13 @@ class Change:
         return (self.event, *self.sub_events)
 
 
-def changes(rows: Iterable[Row]) -> list[Change]:
+def changes(rows: Iterable[Row]) -> list[AircraftChange]:
     """Returns the changes of all aircraft by time, and those of each aircraft in the order of the file.
 
     Rows without an aircraft are left out. An aircraft that has not arrived in time for its next departure in the file
     departs a minute after its arrival.
     """
-    newest: dict[str, Change] = {}
+    newest: dict[str, AircraftChange] = {}
     found = []
     for row in rows:
         if (name := row[TAILNUM]) is None:
@@ -105,7 +105,7 @@ def changes(rows: Iterable[Row]) -> list[Change]:
             before = newest.get(name)
             number, earliest = (1, 0) if before is None else (before.number + 1, before.minute + 1)
             numbered = [{"change": number, **each} for each in (event, *sub_events)]
-            newest[name] = Change(
+            newest[name] = AircraftChange(
                 name, number, max(minute, earliest), front_end, numbered[0], tuple(each for each in numbered[1:])
             )
             found.append(newest[name])
@@ -133,7 +133,7 @@ def _minutes(event: str, minutes: int | None) -> list[Event]:
     return [{"event": event, "minutes": minutes}] if minutes is not None and minutes > 0 else []
 
 
-def of_front_end(found: Iterable[Change], name: str) -> list[Change]:
+def of_front_end(found: Iterable[AircraftChange], name: str) -> list[AircraftChange]:
     """Returns the changes that a front end makes, in their order."""
     return [change for change in found if change.front_end == name]
 

@@ -8,7 +8,7 @@ from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain
 
-from kstreams_py.demo.data import OUTCOMES, Delays, Expected, Row
+from kstreams_py.demo.data import OUTCOMES, Delays, ExpectedResults, Row
 from kstreams_py.graph.anomalies import Kind
 from kstreams_py.testing.verdicts import compare, overtaken
 
@@ -28,7 +28,7 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ReadBack:
     """The results of a run, read back after the workers have ended."""
 
     inputs: int
@@ -79,7 +79,7 @@ class Deliveries:
         return judged
 
 
-def judge(expected: Expected, found: Found) -> list[Check]:
+def judge(expected: ExpectedResults, found: ReadBack) -> list[Check]:
     """Returns the table of checks."""
     rows = sum((compare(found.rows[name], expected.rows[name]).totals for name in OUTCOMES), Counter[Kind]())
     deliveries = Counter(found.deliveries)

@@ -42,7 +42,7 @@ def spread(items: Sequence[T], number: int | None) -> list[T]:
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
+class ExpectedResults:
     """The expected results of a run."""
 
     rows: Mapping[str, Counter[Row]]
@@ -60,13 +60,13 @@ class Expected:
         return sum(n for rows in self.rows.values() for row, n in rows.items() if row[TAILNUM] is None)
 
 
-def expect(rows: Iterable[Row]) -> Expected:
+def expect(rows: Iterable[Row]) -> ExpectedResults:
     """Computes the expected results of these departures."""
     found: dict[str, Counter[Row]] = {outcome: Counter() for outcome in OUTCOMES}
     for row in rows:
         outcome = "cancelled" if row[DEP_TIME] is None else "errors" if row[ARR_DELAY] is None else "departed"
         found[outcome][row] += 1
-    return Expected(found, delays(found["departed"], found["cancelled"]))
+    return ExpectedResults(found, delays(found["departed"], found["cancelled"]))
 
 
 def delays(departed: Counter[Row], cancelled: Counter[Row]) -> Delays:

@@ -24,7 +24,7 @@ from kstreams_py.demo.output import LOG, open_cluster, prepare
 from kstreams_py.demo.recoveries import Recoveries, are_running
 from kstreams_py.demo.results import Results
 from kstreams_py.demo.screen import Screen
-from kstreams_py.demo.traffic import TICK, Kills, Loader, Progress, Traffic, Watch
+from kstreams_py.demo.traffic import TICK, GroupProgress, Kills, Loader, TopicWatch, Traffic
 from kstreams_py.embedded.jars import spark_jars
 from kstreams_py.errors import ClientError, PipelineFailed
 from kstreams_py.formats.registries import open_registry
@@ -80,7 +80,7 @@ def run(records: int | None, kills: int, seed: int, output: Path) -> int:
         create_topics(graph, cluster)
         topics = check_topics(graph, cluster)
         loader = Loader(cluster, registry, graph, rows, max(len(rows) / RATE, SECONDS_PER_KILL * kills))
-        traffic = Stage(settings, cluster, output, screen).run(topics, loader, Kills(kills, len(rows), seed))
+        traffic = FlightsStage(settings, cluster, output, screen).run(topics, loader, Kills(kills, len(rows), seed))
         screen.say("reading everything back, and running the pipeline on Spark")
         results = Results(graph, topics, registry, rows)
         with ThreadPoolExecutor() as pool:
@@ -90,19 +90,19 @@ def run(records: int | None, kills: int, seed: int, output: Path) -> int:
             delays = by_spark.result()
         described = Describer(graph, registry)
         shown = data.spread(sorted(results.letters, key=lambda letter: (letter.timestamp, letter.place)), LETTERS)
-        letters = [report.Shown(letter, described.content(letter)) for letter in shown]
+        letters = [report.ShownLetter(letter, described.content(letter)) for letter in shown]
     checks = judge(expected, results.found([topic.name for topic in airports], flights.name, delays))
     screen.table(checks)
     page = output / "report.html"
-    facts = report.Facts(seed, len(SLOTS), time.monotonic() - began, is_sample=records is not None)
-    found = report.Run(graph, checks, traffic, delays, data_files.carriers(), letters, facts)
+    facts = report.CommandFacts(seed, len(SLOTS), time.monotonic() - began, is_sample=records is not None)
+    found = report.ReportedRun(graph, checks, traffic, delays, data_files.carriers(), letters, facts)
     page.write_text(report.page(found), encoding="utf-8")
     screen.say(f"report: {page}")
     return exit_status(checks)
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class FlightsStage:
     """Runs the workers, the traffic and the screen together."""
 
     settings: Settings
@@ -117,8 +117,8 @@ class Stage:
         Raises the failure that ended the workers.
         """
         partitions = [TopicPartition(name, p) for name, info in topics.items() for p in range(info.partitions)]
-        watch, stopping, supervisor = Watch(self.cluster, partitions), Event(), self._supervisor()
-        progress = Progress(self.cluster, graph, partitions, watch)
+        watch, stopping, supervisor = TopicWatch(self.cluster, partitions), Event(), self._supervisor()
+        progress = GroupProgress(self.cluster, graph, partitions, watch)
         recoveries, joined, began = Recoveries(_sources(topics)), Event(), list[float]()
 
         def note(status: RunStatus) -> None:
@@ -173,7 +173,9 @@ class Stage:
         except ClientError:
             return None
 
-    def _turn(self, watch: Watch, loader: Loader, kills: Kills, supervisor: Supervisor, recoveries: Recoveries) -> None:
+    def _turn(
+        self, watch: TopicWatch, loader: Loader, kills: Kills, supervisor: Supervisor, recoveries: Recoveries
+    ) -> None:
         """Kills a worker if one is due, and shows the counts."""
         if kill := kills.look(watch.counts[flights.name], supervisor.pids):
             self.screen.killed(kill, len(kills.done), len(kills.done) + kills.left)

@@ -17,7 +17,7 @@ from typing import Final
 from uuid import uuid4
 
 from kstreams_py.demo import data_files
-from kstreams_py.demo.aircraft import Change, State, apply_all, changes, of_front_end
+from kstreams_py.demo.aircraft import AircraftChange, State, apply_all, changes, of_front_end
 from kstreams_py.errors import StoreUnavailable
 from kstreams_py.kafka.cluster import KafkaCluster
 from kstreams_py.kafka.contracts import Output, Producer
@@ -35,7 +35,7 @@ _LOOK_SECONDS: Final = 0.002
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class FrontEndTask:
     """The task of a front end.
 
     - `name`: one of aircraft.FRONT_ENDS.
@@ -69,7 +69,7 @@ class Plain:
         self._collected: list[Output] = []
         self._due = 0.0
 
-    def tell(self, change: Change) -> None:
+    def tell(self, change: AircraftChange) -> None:
         """Takes the events of a stored change."""
         for event in change.events:
             value, key = json.dumps(event).encode(), change.aircraft.encode()
@@ -90,7 +90,7 @@ class Plain:
 class FrontEnd:
     """Makes the changes of one front end, in their order."""
 
-    def __init__(self, ordering: Ordering, plain: Plain, task: Task) -> None:
+    def __init__(self, ordering: Ordering, plain: Plain, task: FrontEndTask) -> None:
         self._ordering = ordering
         self._plain = plain
         self._task = task
@@ -112,7 +112,7 @@ class FrontEnd:
             time.sleep(min(left, _LOOK_SECONDS))
             self._plain.look(time.time())
 
-    def _make(self, change: Change) -> None:
+    def _make(self, change: AircraftChange) -> None:
         """Stores a change once the previous one is stored."""
         while (state := self._state(change))["changes"] < change.number - 1:
             self._wait_until(time.time() + _LOOK_SECONDS)
@@ -132,13 +132,13 @@ class FrontEnd:
             else:
                 return
 
-    def _state(self, change: Change) -> State:
+    def _state(self, change: AircraftChange) -> State:
         return apply_all(self._ordering.data(change.aircraft), ())
 
 
 def main(text: str) -> None:
     """Runs a front end. `text`: its Task as JSON."""
-    task = Task(**json.loads(text))
+    task = FrontEndTask(**json.loads(text))
     producer = KafkaCluster(Settings.load()).producer(IDEMPOTENT, f"front end {task.name}")
     with closing(Ordering(task.store, prefix=task.prefix)) as ordering:
         FrontEnd(ordering, Plain(producer, task.topic, task.seed), task).run()

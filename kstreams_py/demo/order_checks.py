@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from typing import NamedTuple
 
-from kstreams_py.demo.aircraft import Change, Event, State, apply, differing
+from kstreams_py.demo.aircraft import AircraftChange, Event, State, apply, differing
 from kstreams_py.demo.checks import Check
-from kstreams_py.ordering.chain import EventChains, Kind
+from kstreams_py.ordering.chain import EventChains, OfferKind
 from kstreams_py.ordering.events import place_of
 from kstreams_py.records import Message
 from kstreams_py.testing.verdicts import overtaken
@@ -45,7 +45,7 @@ def consume(records: Iterable[Message]) -> Consumed:
         name, event = _read(record)
         outcome = chains.offer(name.encode(), *place_of(record.headers() or ()), record.value(), event, 0)
         found.faults += (outcome.fault is not None) + len(outcome.refused)
-        if outcome.kind is Kind.APPLY:
+        if outcome.kind is OfferKind.APPLY:
             found.apply(name, event)
         for held in outcome.released:
             found.apply(name, held.record)
@@ -83,7 +83,7 @@ class Killed(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Results:
+class OrderResults:
     """The results of a run.
 
     - `changes`: all changes that the front ends had to make.
@@ -95,7 +95,7 @@ class Results:
     - `not_stopped`: how many workers failed to stop when they were told to.
     """
 
-    changes: Sequence[Change]
+    changes: Sequence[AircraftChange]
     expected: Mapping[str, State]
     stored: Mapping[str, State]
     groups: Mapping[str, Consumed]
@@ -104,7 +104,7 @@ class Results:
     not_stopped: int = 0
 
 
-def judge(results: Results) -> list[Check]:
+def judge(results: OrderResults) -> list[Check]:
     """Returns the table of checks."""
     events: dict[str, list[Event]] = {}
     for change in results.changes:
@@ -135,11 +135,11 @@ def judge(results: Results) -> list[Check]:
     ]
 
 
-def _differing(states: Mapping[str, State], results: Results) -> int:
+def _differing(states: Mapping[str, State], results: OrderResults) -> int:
     return len(differing(states, results.expected))
 
 
-def describe(results: Results) -> Iterator[str]:
+def describe(results: OrderResults) -> Iterator[str]:
     """Yields the results in plain words."""
     events = sum(len(change.events) for change in results.changes)
     yield (

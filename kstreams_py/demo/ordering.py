@@ -17,17 +17,17 @@ from typing import Final
 from uuid import uuid4
 
 from kstreams_py.demo import children, data_files
-from kstreams_py.demo.aircraft import FRONT_ENDS, Change, State, changes, expected_states
+from kstreams_py.demo.aircraft import FRONT_ENDS, AircraftChange, State, changes, expected_states
 from kstreams_py.demo.checks import exit_status
-from kstreams_py.demo.front_end import Task
-from kstreams_py.demo.order_checks import Killed, Results, consume, consume_plainly, describe, judge
+from kstreams_py.demo.front_end import FrontEndTask
+from kstreams_py.demo.order_checks import Killed, OrderResults, consume, consume_plainly, describe, judge
 from kstreams_py.demo.order_consumers import OrderConsumers, read_groups, read_topic
 from kstreams_py.demo.order_workers import WORKERS, OrderWorkers, failed
 from kstreams_py.demo.ordering_graph import EVENTS, PARTITIONS, PAUSES, graph, topic_of
 from kstreams_py.demo.output import LOG, open_cluster, prepare
 from kstreams_py.demo.recoveries import Kill
 from kstreams_py.demo.screen import Screen
-from kstreams_py.demo.traffic import TICK, Kills, Progress, Watch
+from kstreams_py.demo.traffic import TICK, GroupProgress, Kills, TopicWatch
 from kstreams_py.errors import SettingsError
 from kstreams_py.kafka.cluster import KafkaCluster
 from kstreams_py.ordering import Ordering
@@ -98,11 +98,11 @@ def run(flights: int, kills: int, seed: int, store: str | None, output: Path) ->
             cluster.create_topics([(PLAIN, PARTITIONS, 1, {})])
             create_topics(graph, cluster)
             check_topics(graph, cluster)
-            killed, not_stopped = Stage(demo, settings, cluster, output, screen).run(made)
+            killed, not_stopped = OrderingStage(demo, settings, cluster, output, screen).run(made)
             screen.say("reading everything back")
             groups = {DIRECT: consume(read_topic(cluster, EVENTS)), **read_groups(settings, cluster)}
             plain = consume_plainly(read_topic(cluster, PLAIN))
-        results = Results(made, expected_states(rows), _stored(demo, made), groups, plain, killed, not_stopped)
+        results = OrderResults(made, expected_states(rows), _stored(demo, made), groups, plain, killed, not_stopped)
     checks = judge(results)
     screen.table(checks)
     lines = list(describe(results))
@@ -115,7 +115,7 @@ def run(flights: int, kills: int, seed: int, store: str | None, output: Path) ->
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class OrderingStage:
     """Runs front ends, workers, kills and the screen together."""
 
     demo: Demo
@@ -124,14 +124,14 @@ class Stage:
     output: Path
     screen: Screen
 
-    def run(self, made: Sequence[Change]) -> tuple[Killed, int]:
+    def run(self, made: Sequence[AircraftChange]) -> tuple[Killed, int]:
         """Runs until every group has applied every event, or no new record comes for STALLED seconds.
 
         Returns the numbers of kills, and the number of workers that failed to stop. Raises WorkersFailed if a front
         end, a worker or a process of the groups ends by itself.
         """
         topics = (EVENTS, PLAIN, *map(topic_of, PAUSES))
-        watch = Watch(self.cluster, [TopicPartition(name, p) for name in topics for p in range(PARTITIONS)])
+        watch = TopicWatch(self.cluster, [TopicPartition(name, p) for name in topics for p in range(PARTITIONS)])
         stopping = Event()
         events = sum(len(change.events) for change in made)
         kills, kills_of_groups = (Kills(self.demo.kills, events, self.demo.seed + each) for each in (0, 1))
@@ -145,7 +145,7 @@ class Stage:
             stack.callback(stopping.set)
             watching = pool.submit(watch.run, stopping)
             storage = stack.enter_context(closing(open_storage(self.demo.store, self.demo.prefix)))
-            progress = stack.enter_context(closing(Progress(self.cluster, graph, watch.partitions, watch)))
+            progress = stack.enter_context(closing(GroupProgress(self.cluster, graph, watch.partitions, watch)))
             consumers = stack.enter_context(closing(OrderConsumers(self.settings, self._log)))
             consumers.start(pool)
             workers = stack.enter_context(closing(self._start_workers(storage)))
@@ -173,7 +173,7 @@ class Stage:
 
     def _turn(
         self,
-        watch: Watch,
+        watch: TopicWatch,
         kills: tuple[Kills, Kills],
         workers: OrderWorkers,
         consumers: OrderConsumers,
@@ -215,7 +215,7 @@ class Stage:
         found = {}
         began = time.time() + START_SECONDS
         for seed, name in enumerate(FRONT_ENDS, self.demo.seed):
-            task = Task(name, self.demo.flights, self.demo.store, self.demo.prefix, PLAIN, began, seconds, seed)
+            task = FrontEndTask(name, self.demo.flights, self.demo.store, self.demo.prefix, PLAIN, began, seconds, seed)
             found[name] = children.start(task.arguments(), self.settings.as_environment(), self._log)
             stack.callback(children.end, found[name])
         return found
@@ -232,7 +232,7 @@ class Stage:
         return self.output / LOG
 
 
-def _stored(demo: Demo, made: Sequence[Change]) -> dict[str, State]:
+def _stored(demo: Demo, made: Sequence[AircraftChange]) -> dict[str, State]:
     """Reads the states of the aircraft in the store."""
     with closing(Ordering(demo.store, prefix=demo.prefix)) as ordering:
         states = {name: ordering.data(name) for name in {change.aircraft for change in made}}

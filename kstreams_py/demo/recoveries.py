@@ -30,7 +30,7 @@ class Kill:
 
 
 @dataclass(slots=True)
-class _Process:
+class _WatchedProcess:
     pid: int
     started: float
     held: frozenset[bytes]
@@ -44,7 +44,7 @@ class Recoveries:
 
     def __init__(self, source: Callable[[str, TopicPartition], bytes]) -> None:
         self._source = source
-        self._processes: dict[int, list[_Process]] = {}
+        self._processes: dict[int, list[_WatchedProcess]] = {}
         self._ends: dict[Kill, Positions] = {}
 
     def note(self, status: RunStatus) -> None:
@@ -56,7 +56,7 @@ class Recoveries:
             if not processes or processes[-1].pid != slot.pid:
                 # a process killed before it reports has its predecessor's partitions: a slot keeps its membership
                 held = processes[-1].held if processes else frozenset[bytes]()
-                processes.append(_Process(slot.pid, slot.began_at, held))
+                processes.append(_WatchedProcess(slot.pid, slot.began_at, held))
             held = frozenset(
                 self._source(report.processor, tp)
                 for report in slot.reports

@@ -25,7 +25,7 @@ from kstreams_py.reports.page import build_page
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class ShownLetter:
     """A dead letter, and its content from `Describer.content`, with decoded inputs."""
 
     letter: Letter
@@ -33,7 +33,7 @@ class Shown:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class CommandFacts:
     """The facts about the command.
 
     - `seed`: the seed of the kills.
@@ -49,7 +49,7 @@ class Facts:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class ReportedRun:
     """The contents of the page.
 
     - `carriers`: names of the airlines.
@@ -61,11 +61,11 @@ class Run:
     traffic: Traffic
     delays: Delays
     carriers: Mapping[str, str]
-    letters: Sequence[Shown]
-    facts: Facts
+    letters: Sequence[ShownLetter]
+    facts: CommandFacts
 
 
-def page(run: Run) -> str:
+def page(run: ReportedRun) -> str:
     """Returns the report as HTML. It needs no other file and no network, and is readable without its script."""
     found = {check.what: check.found for check in run.checks}
     wrong = sum(not check.ok for check in run.checks)
@@ -114,7 +114,7 @@ def _written(processor: Processor) -> str:
     return "; ".join(outputs + dead)
 
 
-def _figures(run: Run, found: Mapping[str, int]) -> str:
+def _figures(run: ReportedRun, found: Mapping[str, int]) -> str:
     """Returns the tiles under the headline."""
     known = [seconds for seconds in run.traffic.recoveries if seconds is not None]
     tiles = [
@@ -147,7 +147,7 @@ def _kills(traffic: Traffic) -> str:
     return f"<table class=kills>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{chr(10).join(rows)}\n</tbody>\n</table>"
 
 
-def _letters(letters: Sequence[Shown], number: int) -> str:
+def _letters(letters: Sequence[ShownLetter], number: int) -> str:
     """Returns the sample of dead letters, the first one open."""
     if not letters:
         return "<p>There were none.</p>"
@@ -155,7 +155,7 @@ def _letters(letters: Sequence[Shown], number: int) -> str:
     return "\n".join([f'<p class="of">{len(letters)} of {number:,}, spread evenly over the year:</p>', *drawn])
 
 
-def _letter(shown: Shown, *, is_open: bool) -> str:
+def _letter(shown: ShownLetter, *, is_open: bool) -> str:
     letter, content = shown.letter, shown.content
     facts = [
         ("processor", f"<code>{escape(letter.processor)}</code>"),
@@ -217,7 +217,7 @@ def _row(check: Check) -> str:
     return f"<tr{kind}><td>{mark}</td><td>{escape(check.what)}</td>{figures}</tr>"
 
 
-def _footer(run: Run) -> str:
+def _footer(run: ReportedRun) -> str:
     records = f" --records {sum(c.expected for c in run.checks if c.what == 'departures read')}"
     repeat = (
         f"kstreams demo flights{records if run.facts.is_sample else ''} --kills {len(run.traffic.kills)} "

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import Any
 
-from kstreams_py.demo.checks import Deliveries, Found
+from kstreams_py.demo.checks import Deliveries, ReadBack
 from kstreams_py.demo.data import OUTCOMES, TAILNUM, Delays, Row
 from kstreams_py.errors import Unavailable
 from kstreams_py.formats.registry import Registry
@@ -101,14 +101,14 @@ class Results:
             self.deliveries.saw("table", digest)
             self.stored[self._row(values)] += 1
 
-    def found(self, inputs: Iterable[str], merged: str, delays: Delays) -> Found:
+    def found(self, inputs: Iterable[str], merged: str, delays: Delays) -> ReadBack:
         """Returns the collected results for the checks.
 
         - `inputs`: names of the airports' topics.
         - `merged`: name of the merged topic.
         - `delays`: the rows of the pipeline's table.
         """
-        return Found(
+        return ReadBack(
             inputs=sum(self.counts[topic] for topic in inputs),
             merged=self.counts[merged],
             without_key=self.without_key,

@@ -82,7 +82,7 @@ class Loader:
         return (topic, value, key, -1, None, None, _milliseconds(row[TIME_HOUR]), None)
 
 
-class Watch:
+class TopicWatch:
     """Reads every topic from its start, as records are committed, and keeps counts and times."""
 
     def __init__(self, cluster: Cluster, partitions: Iterable[TopicPartition]) -> None:
@@ -179,10 +179,10 @@ class Kills:
         return kill
 
 
-class Progress:
+class GroupProgress:
     """Compares the committed offsets of the graph's groups with the ends of their inputs."""
 
-    def __init__(self, cluster: Cluster, graph: Graph, partitions: Iterable[TopicPartition], watch: Watch) -> None:
+    def __init__(self, cluster: Cluster, graph: Graph, partitions: Iterable[TopicPartition], watch: TopicWatch) -> None:
         self._cluster = cluster
         self._watch = watch
         self._partitions = sorted(partitions)

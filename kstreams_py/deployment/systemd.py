@@ -59,7 +59,7 @@ WantedBy=multi-user.target
 
 
 @dataclass(frozen=True)
-class Unit:
+class UnitParameters:
     """The parameters of a unit.
 
     - `graph`: the name of the graph.
@@ -81,7 +81,7 @@ class Unit:
     written: Sequence[str]
 
 
-def unit(wanted: Unit) -> str:
+def unit(wanted: UnitParameters) -> str:
     """Returns the text of a `.service` file."""
     lines = [f"Environment={_quoted(f'{name}={value}')}" for name, value in wanted.environment.items()]
     lines += [] if wanted.environment_file is None else [f"EnvironmentFile={_path(wanted.environment_file)}"]

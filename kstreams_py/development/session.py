@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kstreams_py.development.changes import Changes
-from kstreams_py.development.versions import Ended, Ready, Shown, Version
+from kstreams_py.development.versions import OutputsShown, Version, VersionEnded, VersionReady
 
 logger = logging.getLogger(__name__)
 
@@ -41,10 +41,10 @@ class Asked:
     insists: bool = True
 
 
-Report = Callable[[Ready | Shown | Ended], None]
+Report = Callable[[VersionReady | OutputsShown | VersionEnded], None]
 
 
-class Session:
+class DevSession:
     """The versions of one graph, one after the other. `run` takes events one by one from a queue.
 
     - `running`: the version whose workers run; None if there is none.
@@ -71,7 +71,9 @@ class Session:
         self._start = start
         self._changes = changes
         self._what = what
-        self._events: queue.SimpleQueue[Changed | Asked | Ready | Shown | Ended] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[Changed | Asked | VersionReady | OutputsShown | VersionEnded] = (
+            queue.SimpleQueue()
+        )
         self._running: Version | None = None
         self._coming: Version | None = None
         self._is_ready = False
@@ -111,7 +113,7 @@ class Session:
             self._slow_at = float("inf")
             logger.warning("the code is still being loaded, after %g s: the next save begins again", LOADING_SECONDS)
 
-    def _take(self, event: Changed | Asked | Ready | Shown | Ended) -> None:
+    def _take(self, event: Changed | Asked | VersionReady | OutputsShown | VersionEnded) -> None:
         match event:
             case Asked(insists) if insists or not self._is_ending:
                 self._end()
@@ -119,17 +121,17 @@ class Session:
                 logger.info("changed: %s", _listed(names))
                 self._drop_coming()
                 self._load()
-            case Ready(version) if version is self._coming:
+            case VersionReady(version) if version is self._coming:
                 self._follow_ready(event)
-            case Shown(version, positions) if version is self._running:
+            case OutputsShown(version, positions) if version is self._running:
                 self._positions |= {(topic, number): at for topic, number, at in positions}
-            case Ended(version, _, error) if version is self._coming:
+            case VersionEnded(version, _, error) if version is self._coming:
                 self._coming = None
                 if not self._is_ending:
                     goes_on = self._running is not None and not self._is_draining
                     rest = "the workers before it go on" if goes_on else "nothing runs"
                     logger.error("%s; %s, and the next save tries again", error or "the new code ended", rest)
-            case Ended(version) if version is self._running:
+            case VersionEnded(version) if version is self._running:
                 self._follow_end(event)
 
     def _load(self) -> None:
@@ -141,7 +143,7 @@ class Session:
             self._coming.kill()
             self._coming = None
 
-    def _follow_ready(self, event: Ready) -> None:
+    def _follow_ready(self, event: VersionReady) -> None:
         self._is_ready = True
         if event.created:
             logger.info("created %s", ", ".join(event.created))
@@ -159,7 +161,7 @@ class Session:
         self._running.go((*tp, at) for tp, at in self._positions.items())
         logger.info("%s runs", self._what)
 
-    def _follow_end(self, event: Ended) -> None:
+    def _follow_end(self, event: VersionEnded) -> None:
         """Goes on after the running version has ended: drained, or by itself."""
         self._running = None
         if event.error and self._is_draining:

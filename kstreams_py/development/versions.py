@@ -24,7 +24,7 @@ Position = tuple[str, int, int]
 
 
 @dataclass(frozen=True)
-class Ready:
+class VersionReady:
     """A version was checked, and waits for `go`; with the topics that it has created, and a warning or ""."""
 
     version: Version
@@ -33,7 +33,7 @@ class Ready:
 
 
 @dataclass(frozen=True)
-class Shown:
+class OutputsShown:
     """A version has shown its outputs up to these positions."""
 
     version: Version
@@ -41,7 +41,7 @@ class Shown:
 
 
 @dataclass(frozen=True)
-class Ended:
+class VersionEnded:
     """The process of a version has ended, with its exit status and its error or ""."""
 
     version: Version
@@ -56,7 +56,7 @@ class Version:
         self,
         command: Sequence[str],
         environment: Mapping[str, str],
-        report: Callable[[Ready | Shown | Ended], None],
+        report: Callable[[VersionReady | OutputsShown | VersionEnded], None],
         write: Write,
     ) -> None:
         """Starts the process.
@@ -117,13 +117,13 @@ class Version:
         self._output.finish(deadline)
         with self._lock, suppress(BrokenPipeError):
             self._stdin.close()
-        self._report(Ended(self, status, self._error))
+        self._report(VersionEnded(self, status, self._error))
 
     def _take(self, said: Mapping[str, Any]) -> None:
         if "ready" in said:
-            self._report(Ready(self, said["ready"], said["idle"]))
+            self._report(VersionReady(self, said["ready"], said["idle"]))
         elif "positions" in said:
-            self._report(Shown(self, [(topic, number, at) for topic, number, at in said["positions"]]))
+            self._report(OutputsShown(self, [(topic, number, at) for topic, number, at in said["positions"]]))
         else:
             self._error = said["error"]
 

@@ -33,7 +33,7 @@ DEFAULT_PARTITIONS: Final = 4
 """Partitions of a new topic if nothing else decides their number. At most as many slots share a processor."""
 
 
-class Kind(StrEnum):
+class ProcessorKind(StrEnum):
     """The kinds of processors, by what a step reads and how many topics it writes to."""
 
     MAP = "map"
@@ -46,7 +46,7 @@ class Kind(StrEnum):
     ALTS_SINK = "alts_sink"
 
     @classmethod
-    def of(cls, inputs: int, outputs: int, *, alts: bool) -> Kind:
+    def of(cls, inputs: int, outputs: int, *, alts: bool) -> ProcessorKind:
         """Returns the kind of a processor with this many inputs and outputs."""
         if outputs == 0:
             return cls.ALTS_SINK if alts else cls.SINK
@@ -59,7 +59,7 @@ class Kind(StrEnum):
     @property
     def is_alts(self) -> bool:
         """Whether a step reads one record of any input that is ready, not one of each input."""
-        return self in (Kind.ALTS, Kind.ALTS_FORK, Kind.ALTS_SINK)
+        return self in (ProcessorKind.ALTS, ProcessorKind.ALTS_FORK, ProcessorKind.ALTS_SINK)
 
 
 class Order(StrEnum):
@@ -118,7 +118,7 @@ class Processor:
     """
 
     id: str
-    kind: Kind
+    kind: ProcessorKind
     inputs: tuple[Topic, ...]
     outputs: tuple[Topic, ...]
     function: Callable[..., Any]

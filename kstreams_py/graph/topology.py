@@ -38,13 +38,13 @@ from kstreams_py.graph.declarations import (
     DEFAULT_PARTITIONS,
     Classes,
     End,
-    Kind,
     Many,
     OfOne,
     Options,
     OptionsOfAll,
     Order,
     Processor,
+    ProcessorKind,
     Topic,
     Value,
     dead_letters,
@@ -350,7 +350,7 @@ class Graph:
                 raise GraphError(f"{what} is declared twice: give one of the two another id=")
             reads, writes = self._resolve(what, inputs), self._resolve(what, outputs or ())
             check_ends(what, reads, None if outputs is None else writes, least)
-            kind = Kind.of(len(reads), len(writes), alts=alts)
+            kind = ProcessorKind.of(len(reads), len(writes), alts=alts)
             errors = self._resolve_errors(what, chosen["errors"])
             written = self._written(writes, errors) if target is None else writes
             batch, state, values = chosen.get("batch", False), chosen.get("state"), 1 if kind.is_alts else len(reads)

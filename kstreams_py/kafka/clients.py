@@ -46,7 +46,7 @@ def new_client(client: Callable[..., C], settings: Mapping[str, Any], log: Clien
         raise SettingsError(f"librdkafka refuses a setting of [kafka] or KSTREAMS_KAFKA__*: {reason}") from None
 
 
-class Call:
+class ClientCall:
     """A call of a client, in the thread of a Caller."""
 
     def __init__(self, call: Callable[[], object]) -> None:
@@ -80,12 +80,12 @@ class Caller:
     """
 
     def __init__(self) -> None:
-        self._calls = SimpleQueue[Call | None]()
+        self._calls = SimpleQueue[ClientCall | None]()
         threading.Thread(target=_make_calls, args=[self._calls], name="calling a client", daemon=True).start()
 
-    def begin(self, call: Callable[[], object]) -> Call:
+    def begin(self, call: Callable[[], object]) -> ClientCall:
         """Begins a call; calls are made one after another."""
-        begun = Call(call)
+        begun = ClientCall(call)
         self._calls.put(begun)
         return begun
 
@@ -94,7 +94,7 @@ class Caller:
         self._calls.put(None)
 
 
-def _make_calls(calls: SimpleQueue[Call | None]) -> None:
+def _make_calls(calls: SimpleQueue[ClientCall | None]) -> None:
     while (call := calls.get()) is not None:
         call.make()
 

@@ -27,11 +27,11 @@ from kstreams_py.operations.committed import CommittedReader
 from kstreams_py.operations.dead_letters.letters import Letter
 from kstreams_py.operations.dead_letters.originals import Originals
 from kstreams_py.operations.dead_letters.reader import LetterReader, await_letters
-from kstreams_py.operations.dead_letters.transactions import Done, Transactions
-from kstreams_py.ordering.chain import Held, Reason
+from kstreams_py.operations.dead_letters.transactions import Done, ReplayTransactions
+from kstreams_py.ordering.chain import HeldEvent, Reason
 from kstreams_py.ordering.decisions import Decision, Verb, decision_record
 from kstreams_py.ordering.events import place_of
-from kstreams_py.ordering.held import Stop, read_task
+from kstreams_py.ordering.held import ObjectStop, read_task
 from kstreams_py.processing.environment import Environment
 from kstreams_py.records import Message, TopicPartition, Unreadable
 from kstreams_py.state.changelog import unreadable_value
@@ -62,8 +62,8 @@ class ObjectState:
     partition: int
     name: bytes
     newest: int = 0
-    stop: Stop | None = None
-    held: tuple[Held, ...] = ()
+    stop: ObjectStop | None = None
+    held: tuple[HeldEvent, ...] = ()
 
     @property
     def goes_on(self) -> bool:
@@ -133,12 +133,12 @@ def find_objects(graph: Graph, processor: Processor, environment: Environment) -
         except DecodeError as error:
             changelog = TopicPartition(changelog_of(graph.name, processor) or "", partition)
             raise TopicError(unreadable_value(changelog, error)) from None
-        waiting: dict[bytes, list[Held]] = {}
+        waiting: dict[bytes, list[HeldEvent]] = {}
         for event in sorted(task.held, key=lambda event: event.prev):
             waiting.setdefault(event.object, []).append(event)
         for name in sorted(task.states.keys() | waiting.keys()):
             newest, _, _, reason, _ = task.states.get(name, (0, 0, b"", "", 0))
-            stop = task.stops.get(name, Stop(reason, -1, 0.0)) if reason else None
+            stop = task.stops.get(name, ObjectStop(reason, -1, 0.0)) if reason else None
             yield ObjectState(processor.id, partition, name, newest, stop, tuple(waiting.get(name, ())))
 
 
@@ -207,7 +207,7 @@ class Operator:
 
         Raises Replaced if a replay of dead letters or another decision begins meanwhile, and the same as `missed`.
         """
-        transactions = Transactions(self._graph, LetterReader(self._graph, self._environment), self._environment)
+        transactions = ReplayTransactions(self._graph, LetterReader(self._graph, self._environment), self._environment)
         sent = 0
         try:
             transactions.start()
@@ -227,7 +227,7 @@ class Operator:
             transactions.end()
         return Decided(is_done=True, sent=sent + len(missed))
 
-    def _write(self, transactions: Transactions, verb: Verb, event: int) -> int:
+    def _write(self, transactions: ReplayTransactions, verb: Verb, event: int) -> int:
         """Writes a decision, and returns how many events it carries."""
         newest, stop = self.object.newest, self.object.stop
         offset = -1 if stop is None else stop.offset

@@ -29,7 +29,7 @@ from kstreams_py.errors import DecodeError
 from kstreams_py.graph.ordered import Start
 from kstreams_py.ordering.decisions import Decision, Verb
 
-State: TypeAlias = tuple[int, int, bytes, str, int]
+ObjectState: TypeAlias = tuple[int, int, bytes, str, int]
 """The state of an object:
 
 - id, predecessor (0 for none) and digest of its newest applied event
@@ -37,7 +37,7 @@ State: TypeAlias = tuple[int, int, bytes, str, int]
 - the id of the newest event that the newest applied one has replaced by an operator's decision, or 0
 """
 
-_NOTHING: Final[State] = (0, 0, b"", "", 0)
+_NOTHING: Final[ObjectState] = (0, 0, b"", "", 0)
 _PLACE: Final = struct.Struct(">QQB")
 _REPLACED: Final = struct.Struct(">Q")
 _HAS_REPLACED: Final = 0x80
@@ -51,7 +51,7 @@ def digest_of(value: bytes | None) -> bytes:
     return b"" if value is None else blake2b(value, digest_size=_DIGEST_BYTES).digest()
 
 
-def encode_state(state: State) -> bytes:
+def encode_state(state: ObjectState) -> bytes:
     """Encodes the state of an object as one value of a store."""
     newest, prev, digest, reason, replaced = state
     if replaced:
@@ -60,7 +60,7 @@ def encode_state(state: State) -> bytes:
     return _PLACE.pack(newest, prev, len(digest)) + digest + reason.encode()
 
 
-def decode_state(data: bytes) -> State:
+def decode_state(data: bytes) -> ObjectState:
     """Decodes the bytes of `encode_state`. Raises DecodeError for other bytes."""
     try:
         newest, prev, length = _PLACE.unpack_from(data)
@@ -92,7 +92,7 @@ class Reason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class ChainFault:
     """Why an event becomes a dead letter."""
 
     reason: Reason
@@ -103,7 +103,7 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldEvent:
     """An event that waits for its predecessor.
 
     - `record`: the caller's own object.
@@ -125,7 +125,7 @@ class Held:
         return len(self.object) + len(self.value or b"")
 
 
-class Kind(Enum):
+class OfferKind(Enum):
     """The outcome for an event that was offered."""
 
     APPLY = "apply"
@@ -135,7 +135,7 @@ class Kind(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class Offered:
     """The decision on an event that was offered, and on events that were held until now.
 
     - `kind`: the outcome for the offered event.
@@ -145,36 +145,36 @@ class Outcome:
     - `refused`: held events that are faults now.
     """
 
-    kind: Kind
-    fault: Fault | None = None
-    released: tuple[Held, ...] = ()
-    refused: tuple[tuple[Held, Fault], ...] = ()
-    held: Held | None = None
+    kind: OfferKind
+    fault: ChainFault | None = None
+    released: tuple[HeldEvent, ...] = ()
+    refused: tuple[tuple[HeldEvent, ChainFault], ...] = ()
+    held: HeldEvent | None = None
 
 
-APPLY: Final = Outcome(Kind.APPLY)
-DUPLICATE: Final = Outcome(Kind.DUPLICATE)
+APPLY: Final = Offered(OfferKind.APPLY)
+DUPLICATE: Final = Offered(OfferKind.DUPLICATE)
 
 
 @dataclass(slots=True)
 class _Waiting:
     """The held events of one object by predecessor, with a heap of the predecessors, and the ids."""
 
-    by_prev: dict[int, Held] = field(default_factory=dict)
+    by_prev: dict[int, HeldEvent] = field(default_factory=dict)
     prevs: list[int] = field(default_factory=list)
     ids: set[int] = field(default_factory=set)
 
-    def add(self, event: Held) -> None:
+    def add(self, event: HeldEvent) -> None:
         self.by_prev[event.prev] = event
         heapq.heappush(self.prevs, event.prev)
         self.ids.add(event.id)
 
     @property
-    def oldest(self) -> Held:
+    def oldest(self) -> HeldEvent:
         """The event with the smallest predecessor."""
         return self.by_prev[self.prevs[0]]
 
-    def pop(self) -> Held:
+    def pop(self) -> HeldEvent:
         """Removes and returns the event with the smallest predecessor."""
         event = self.by_prev.pop(heapq.heappop(self.prevs))
         self.ids.remove(event.id)
@@ -194,7 +194,7 @@ class EventChains:
 
     def __init__(
         self,
-        states: MutableMapping[bytes, State],
+        states: MutableMapping[bytes, ObjectState],
         clock: Callable[[], float],
         start: Start = Start.FROM_START,
     ) -> None:
@@ -209,7 +209,7 @@ class EventChains:
 
     def offer(
         self, name: bytes, number: int, prev: int | None, value: bytes | None, record: Any, position: int
-    ) -> Outcome:
+    ) -> Offered:
         """Decides on an event, and updates the object's state as if the caller had carried the decision out.
 
         - `name`: the name of the object.
@@ -227,14 +227,14 @@ class EventChains:
             return APPLY
         return self._judge(name, number, prev, value, record, position)
 
-    def load(self, held: Iterable[Held]) -> None:
+    def load(self, held: Iterable[HeldEvent]) -> None:
         """Replaces the held events by those that the caller has stored."""
         self._waiting.clear()
         self.held_events = self.held_bytes = 0
         for event in held:
             self._add(event)
 
-    def obey(self, name: bytes, decision: Decision, brought: Held | None = None) -> Outcome | None:
+    def obey(self, name: bytes, decision: Decision, brought: HeldEvent | None = None) -> Offered | None:
         """Carries out an operator's decision on an object; returns None if it is for another state of the object.
 
         - `brought`: the accepted event, if it was refused before: the decision carries it. None for a held event.
@@ -261,11 +261,11 @@ class EventChains:
         replaced = newest if newest > event.prev else 0
         self._states[name] = (event.id, event.prev, digest_of(event.value), "", replaced)
         found = self._release(name, event.id)
-        return Outcome(Kind.DUPLICATE, None, (event, *found.released), found.refused)
+        return Offered(OfferKind.DUPLICATE, None, (event, *found.released), found.refused)
 
     # Held events.
 
-    def held(self) -> Iterator[Held]:
+    def held(self) -> Iterator[HeldEvent]:
         """Yields the held events, object by object."""
         for waiting in self._waiting.values():
             yield from waiting.by_prev.values()
@@ -274,12 +274,12 @@ class EventChains:
 
     def _judge(
         self, name: bytes, number: int, prev: int | None, value: bytes | None, record: Any, position: int
-    ) -> Outcome:
+    ) -> Offered:
         """Decides on an event, as `offer` does, that does not simply follow the newest one."""
         state = self._states.get(name, _NOTHING)
         newest, before, digest, stopped, replaced = state
         if stopped:
-            return Outcome(Kind.FAULT, _stopped(name, stopped))
+            return Offered(OfferKind.FAULT, _stopped(name, stopped))
         if number < 1 or (prev is not None and not 1 <= prev < number):
             return self._stop(name, Reason.MALFORMED, f"event {number} after {prev} is not possible: ids grow from 1")
         if number < newest:
@@ -297,9 +297,9 @@ class EventChains:
             return self._release(name, number)
         if prev < newest:
             return self._stop(name, Reason.FORKED, f"event {number} follows {prev}, as another one did: {newest} came")
-        return self._hold(Held(name, number, prev, value, record, position, self._clock()))
+        return self._hold(HeldEvent(name, number, prev, value, record, position, self._clock()))
 
-    def _compare(self, name: bytes, number: int, found: tuple[int, bytes], known: tuple[int, bytes]) -> Outcome:
+    def _compare(self, name: bytes, number: int, found: tuple[int, bytes], known: tuple[int, bytes]) -> Offered:
         """Returns the outcome for an event whose id is known. `found`, `known`: predecessor and digest of each."""
         if found == known:
             self.duplicates += 1
@@ -307,7 +307,7 @@ class EventChains:
         what = "value" if found[0] == known[0] else f"predecessor: {found[0]}, and before {known[0]}"
         return self._stop(name, Reason.ALTERED, f"event {number} came again with another {what}")
 
-    def _hold(self, event: Held) -> Outcome:
+    def _hold(self, event: HeldEvent) -> Offered:
         waiting = self._waiting.get(event.object)
         if waiting is not None:
             known = waiting.by_prev.get(event.prev)
@@ -320,9 +320,9 @@ class EventChains:
                 found = (event.prev, digest_of(event.value))
                 return self._compare(event.object, event.id, found, (known.prev, digest_of(known.value)))
         self._add(event)
-        return Outcome(Kind.HOLD, held=event)
+        return Offered(OfferKind.HOLD, held=event)
 
-    def _release(self, name: bytes, newest: int) -> Outcome:
+    def _release(self, name: bytes, newest: int) -> Offered:
         """Applies held events of an object whose newest event has just been applied; a fork among them stops it."""
         waiting = self._waiting.get(name)
         if waiting is None:
@@ -334,28 +334,28 @@ class EventChains:
         if released:
             self._states[name] = (newest, event.prev, digest_of(event.value), "", 0)
         if not waiting.prevs or waiting.prevs[0] > newest:
-            return Outcome(Kind.APPLY, None, tuple(released)) if released else APPLY
+            return Offered(OfferKind.APPLY, None, tuple(released)) if released else APPLY
         fork = self._pop(name)
         text = f"event {fork.id} follows {fork.prev}, as another one did: {newest} came"
         stop = self._stop(name, Reason.FORKED, text)
         assert stop.fault is not None
-        return Outcome(Kind.APPLY, None, tuple(released), ((fork, stop.fault), *stop.refused))
+        return Offered(OfferKind.APPLY, None, tuple(released), ((fork, stop.fault), *stop.refused))
 
-    def _stop(self, name: bytes, reason: Reason, text: str) -> Outcome:
+    def _stop(self, name: bytes, reason: Reason, text: str) -> Offered:
         """Returns the outcome of a fault, which stops the object and refuses its held events."""
         newest, before, digest, _, replaced = self._states.get(name, _NOTHING)
         self._states[name] = (newest, before, digest, reason.value, replaced)
         refused = []
         while name in self._waiting:
             refused.append((self._pop(name), _stopped(name, reason.value)))
-        return Outcome(Kind.FAULT, Fault(reason, f"{_shown(name)}: {text}"), (), tuple(refused))
+        return Offered(OfferKind.FAULT, ChainFault(reason, f"{_shown(name)}: {text}"), (), tuple(refused))
 
-    def _add(self, event: Held) -> None:
+    def _add(self, event: HeldEvent) -> None:
         self._waiting.setdefault(event.object, _Waiting()).add(event)
         self.held_events += 1
         self.held_bytes += event.bytes
 
-    def _pop(self, name: bytes) -> Held:
+    def _pop(self, name: bytes) -> HeldEvent:
         """Removes and returns the held event of an object with the smallest predecessor."""
         waiting = self._waiting[name]
         event = waiting.pop()
@@ -370,8 +370,8 @@ def _shown(name: bytes) -> str:
     return name.decode(errors="replace")
 
 
-def _stopped(name: bytes, reason: str) -> Fault:
-    return Fault(
+def _stopped(name: bytes, reason: str) -> ChainFault:
+    return ChainFault(
         Reason.STOPPED,
         f"{_shown(name)} is stopped after a fault of its chain ({reason}): its events are dead letters until "
         "`kstreams order resume`",

@@ -68,7 +68,7 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Ordered:
+class OrderedEvent:
     """An event with its place in the order of its object.
 
     - `id`: larger than the ids of all earlier events of the object; at least 1.
@@ -92,10 +92,10 @@ class Work:
     first_id: int = 0
     last_id: int | None = None
 
-    def __iter__(self) -> Iterator[Ordered]:
+    def __iter__(self) -> Iterator[OrderedEvent]:
         prev = self.last_id
         for number, event in enumerate(self.events, self.first_id):
-            yield Ordered(event, number, prev)
+            yield OrderedEvent(event, number, prev)
             prev = number
 
     @property
@@ -112,7 +112,7 @@ KIND_HEADER: Final = "ks-event-kind"
 KINDS: Final = {True: b"main", False: b"sub"}
 
 
-def headers_of(ordered: Ordered) -> list[tuple[str, bytes]]:
+def headers_of(ordered: OrderedEvent) -> list[tuple[str, bytes]]:
     """Returns the headers of an event's record: decimal numbers, without a predecessor for an object's first event."""
     found = [
         (ID_HEADER, b"%d" % ordered.id),

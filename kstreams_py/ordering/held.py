@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple, TypeGuard, cast
 
 from kstreams_py.errors import DecodeError
 from kstreams_py.kafka.foreign_records import is_offset, parse_json
-from kstreams_py.ordering.chain import Held, State, decode_state, encode_state
+from kstreams_py.ordering.chain import HeldEvent, ObjectState, decode_state, encode_state
 from kstreams_py.records import KeptRecord, Message
 from kstreams_py.state.keyed import RESERVED, KeyedStore
 
@@ -33,7 +33,7 @@ _STOP: Final = RESERVED + b"stop."
 _STOP_END: Final = RESERVED + b"stop/"
 
 
-class Stop(NamedTuple):
+class ObjectStop(NamedTuple):
     """Why an object is stopped.
 
     - `why`: the fault, with its Reason in front.
@@ -46,12 +46,12 @@ class Stop(NamedTuple):
     at: float
 
 
-class Task(NamedTuple):
+class TaskObjects(NamedTuple):
     """The states, held events and stops of the objects of one task."""
 
-    states: dict[bytes, State]
-    held: list[Held]
-    stops: dict[bytes, Stop]
+    states: dict[bytes, ObjectState]
+    held: list[HeldEvent]
+    stops: dict[bytes, ObjectStop]
 
 
 class States:
@@ -65,11 +65,11 @@ class States:
         found = self._store.read(_STATE + name)
         return default if found is None else _state(_STATE + name, found)
 
-    def __setitem__(self, name: bytes, state: State) -> None:
+    def __setitem__(self, name: bytes, state: ObjectState) -> None:
         self._store.write(_STATE + name, encode_state(state))
 
 
-def hold(store: KeyedStore, event: Held) -> None:
+def hold(store: KeyedStore, event: HeldEvent) -> None:
     """Stores a held event."""
     m: Message = event.record
     kept = {
@@ -84,12 +84,12 @@ def hold(store: KeyedStore, event: Held) -> None:
     store.write(_key(event), json.dumps(kept).encode() + _VALUE + (m.value() or b""))
 
 
-def release(store: KeyedStore, event: Held) -> None:
+def release(store: KeyedStore, event: HeldEvent) -> None:
     """Removes an event that is no longer held."""
     store.write(_key(event), None)
 
 
-def note_stop(store: KeyedStore, name: bytes, stop: Stop) -> None:
+def note_stop(store: KeyedStore, name: bytes, stop: ObjectStop) -> None:
     """Stores why an object is stopped."""
     store.write(_STOP + name, json.dumps(stop).encode())
 
@@ -110,20 +110,20 @@ def stopped(store: KeyedStore) -> set[bytes]:
     return {key.removeprefix(_STOP) for key, _ in store.entries(_STOP, _STOP_END)}
 
 
-def read_task(entries: Mapping[bytes, bytes], partition: int) -> Task:
+def read_task(entries: Mapping[bytes, bytes], partition: int) -> TaskObjects:
     """Decodes all entries of a task's store. Raises DecodeError."""
     stops = {key.removeprefix(_STOP): _stop(key, value) for key, value in entries.items() if key.startswith(_STOP)}
     states = {key.removeprefix(_STATE): _state(key, value) for key, value in entries.items() if key.startswith(_STATE)}
     events = ((key, value) for key, value in entries.items() if key.startswith(_HELD))
-    return Task(states, list(_load(events, partition)), stops)
+    return TaskObjects(states, list(_load(events, partition)), stops)
 
 
-def load(store: KeyedStore, partition: int) -> Iterator[Held]:
+def load(store: KeyedStore, partition: int) -> Iterator[HeldEvent]:
     """Yields the held events of a task. Raises DecodeError."""
     return _load(store.entries(_HELD, _HELD_END), partition)
 
 
-def _load(entries: Iterable[tuple[bytes, bytes]], partition: int) -> Iterator[Held]:
+def _load(entries: Iterable[tuple[bytes, bytes]], partition: int) -> Iterator[HeldEvent]:
     for key, value in entries:
         try:
             event = _event(key.removeprefix(_HELD), value, partition)
@@ -132,7 +132,7 @@ def _load(entries: Iterable[tuple[bytes, bytes]], partition: int) -> Iterator[He
         yield event
 
 
-def _event(place: bytes, value: bytes, partition: int) -> Held:
+def _event(place: bytes, value: bytes, partition: int) -> HeldEvent:
     """Decodes a held event. Raises ValueError for an entry that `hold` cannot have written."""
     fields, _, content = value.partition(_VALUE)
     prev, name = int.from_bytes(place[:PREV_BYTES]), place[PREV_BYTES:]
@@ -157,12 +157,12 @@ def _event(place: bytes, value: bytes, partition: int) -> Held:
                 text.encode()  # JSON may contain lone surrogates, which no client accepts
             kept = (topic, partition, offset), (kind, milliseconds), (name, content if has_value else None)
             record = KeptRecord(*kept, pairs)
-            return Held(name, number, prev, record.value(), record, offset, at)
+            return HeldEvent(name, number, prev, record.value(), record, offset, at)
         case _:
             raise ValueError("it lacks fields, or has others")
 
 
-def _state(key: bytes, value: bytes) -> State:
+def _state(key: bytes, value: bytes) -> ObjectState:
     """Raises DecodeError."""
     try:
         return decode_state(value)
@@ -170,12 +170,12 @@ def _state(key: bytes, value: bytes) -> State:
         raise DecodeError(f"the value of key {key!r}: {error}") from None
 
 
-def _stop(key: bytes, value: bytes) -> Stop:
+def _stop(key: bytes, value: bytes) -> ObjectStop:
     """Raises DecodeError."""
     try:
         match parse_json(value):
             case [str(why), offset, at] if is_offset(offset) and _is_time(at):
-                return Stop(why, offset, at)
+                return ObjectStop(why, offset, at)
             case _:
                 raise ValueError("it lacks fields, or has others")
     except ValueError as error:
@@ -197,7 +197,7 @@ def _is_time(value: object) -> TypeGuard[float]:
     return type(value) in (int, float) and 0 <= cast(float, value) < 2**40
 
 
-def _key(event: Held) -> bytes:
+def _key(event: HeldEvent) -> bytes:
     return _HELD + event.prev.to_bytes(PREV_BYTES) + event.object
 
 

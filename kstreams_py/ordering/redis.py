@@ -14,7 +14,7 @@ from kstreams_py.ordering.steps import (
     TOKENS_MAX,
     Answer,
     Begin,
-    Begun,
+    BegunObject,
     Complete,
     Drop,
     Find,
@@ -384,7 +384,7 @@ def _answer(step: Step, found: Any) -> Answer:
         case Own():
             return bool(found)
         case Begin():
-            return None if found is None else Begun(str(found[0], "utf-8"), _work(*found[1:]))
+            return None if found is None else BegunObject(str(found[0], "utf-8"), _work(*found[1:]))
         case Resume() | Pop() if found:
             return _work(*found)
         case Resume() | Pop():

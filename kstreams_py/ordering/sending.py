@@ -10,7 +10,7 @@ from kstreams_py.errors import BrokerUnavailable, ClientError, Refused, Retriabl
 from kstreams_py.kafka.contracts import Cluster, Output, Producer, ProducerMode, TopicInfo
 from kstreams_py.kafka.partitioner import partition_of
 from kstreams_py.log_fields import answers, away
-from kstreams_py.ordering.events import Ordered, headers_of
+from kstreams_py.ordering.events import OrderedEvent, headers_of
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ class KafkaSender:
         self._sleep = sleep
         self._producer: Producer | None = None
 
-    def send(self, events: Sequence[tuple[str, Ordered]]) -> None:
+    def send(self, events: Sequence[tuple[str, OrderedEvent]]) -> None:
         """Sends events in this order; they are acknowledged when this returns.
 
         Raises BrokerUnavailable after ATTEMPTS_MAX, and RecordRefused for an event that the topic will never take.

@@ -105,7 +105,7 @@ class Begin:
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
+class BegunObject:
     """An object that a lane now owns, and the events that it has taken."""
 
     object: str
@@ -113,13 +113,13 @@ class Begun:
 
 
 Step: TypeAlias = Find | Take | Own | Resume | Pop | Complete | Drop | Return | Begin
-Answer: TypeAlias = str | bool | Work | Begun | None
+Answer: TypeAlias = str | bool | Work | BegunObject | None
 
 TOKENS_MAX: Final = 200
 """The most tokens that one `Begin` reads, so that other workers get their turn at the store."""
 
 
-def begin(step: Begin, run: Callable[[Step], Answer]) -> Begun | None:
+def begin(step: Begin, run: Callable[[Step], Answer]) -> BegunObject | None:
     """Returns the answer of a `Begin` by running the steps that it stands for."""
     for _ in range(TOKENS_MAX):
         name = run(Take(step.lane))
@@ -127,7 +127,7 @@ def begin(step: Begin, run: Callable[[Step], Answer]) -> Begun | None:
             return None
         work = run(Pop(step.lane, name, step.limit)) if run(Own(step.lane, name)) else NOTHING
         if isinstance(work, Work) and work.events:
-            return Begun(name, work)
+            return BegunObject(name, work)
         run(Drop(step.lane))
     return None
 
@@ -176,7 +176,7 @@ class Lane:
     def after(self, answer: Answer) -> Lane:
         """Returns the lane after its step had this answer."""
         match self.step:
-            case Begin() if isinstance(answer, Begun):
+            case Begin() if isinstance(answer, BegunObject):
                 return replace(self, object=answer.object, step=None, work=answer.work)
             case Find() | Take() if isinstance(answer, str):
                 return replace(self, object=answer, step=Own(self.name, answer))

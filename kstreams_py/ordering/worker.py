@@ -11,7 +11,7 @@ from uuid import uuid4
 
 from kstreams_py.errors import StoreUnavailable
 from kstreams_py.log_fields import repeated
-from kstreams_py.ordering.events import Ordered
+from kstreams_py.ordering.events import OrderedEvent
 from kstreams_py.ordering.steps import Begin, Lane, Step, Take
 from kstreams_py.ordering.storage import Incarnation, Storage
 
@@ -30,7 +30,7 @@ STOP_ATTEMPTS: Final = 5
 class Sender(Protocol):
     """Sends events to the consumers."""
 
-    def send(self, events: Sequence[tuple[str, Ordered]]) -> None:
+    def send(self, events: Sequence[tuple[str, OrderedEvent]]) -> None:
         """Sends events, each with its object, in this order; they are durable when this returns.
 
         An event may have been sent before, with the same id and predecessor. Raises KStreamsError when it gives up.

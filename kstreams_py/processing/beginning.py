@@ -53,7 +53,7 @@ It is committed with the first record of positions in the changelog. `kstreams r
 """
 
 
-class Begun(NamedTuple):
+class BegunPartition(NamedTuple):
     """A partition of a topic that a processor has begun to read; a topic that is created again gets another id."""
 
     processor: str
@@ -80,9 +80,9 @@ class Beginning:
         self._declared = {each.id for each in graph.processors}
         self._topic = graph.beginnings
         self._inputs = inputs
-        self._begun: dict[Begun, int] | None = None
+        self._begun: dict[BegunPartition, int] | None = None
         """How many partitions the topic had when each was begun; None until the records are read."""
-        self._starts: dict[Begun, int] = {}
+        self._starts: dict[BegunPartition, int] = {}
         """The offsets at which partitions were about to begin, recorded under the current `auto_offset_reset`."""
         self._recorded: set[TopicPartition] = set()
         """Partitions whose beginning is known to be recorded."""
@@ -105,12 +105,12 @@ class Beginning:
             begun = states_begun(self.read(), self._processor, stores.changelog)
             stores.check_begun({each.partition: each.topic_id for each in begun})
 
-    def _states(self, partitions: Collection[TopicPartition], committer: Committer) -> list[Begun]:
+    def _states(self, partitions: Collection[TopicPartition], committer: Committer) -> list[BegunPartition]:
         """Returns the keys of the records that the state of these partitions is begun."""
         if (stores := committer.stores) is None:
             return []
         name, numbers = self._processor + _HAS_STATE, sorted({tp.partition for tp in partitions})
-        return [Begun(name, stores.changelog, stores.changelog_id, number) for number in numbers]
+        return [BegunPartition(name, stores.changelog, stores.changelog_id, number) for number in numbers]
 
     def _warn_of_another_name(self) -> None:
         """Warns if a processor that the graph does not declare has read the topics that this one begins to read."""
@@ -165,7 +165,7 @@ class Beginning:
                 self._record_starts({}, new, committer)
             self._recorded.update(partitions)
 
-    def _record_starts(self, starts: Positions, new: Collection[Begun], committer: Committer) -> None:
+    def _record_starts(self, starts: Positions, new: Collection[BegunPartition], committer: Committer) -> None:
         assert self._begun is not None
         most = max(each.partitions for each in self._inputs.values())
         counts = {each: self._inputs[each.topic].partitions if each.topic in self._inputs else most for each in new}
@@ -183,7 +183,7 @@ class Beginning:
         committer.commit_start(starts, named, begun)
         self._begun |= counts
 
-    def read(self) -> dict[Begun, int]:
+    def read(self) -> dict[BegunPartition, int]:
         """Returns what is recorded, read once in a process. Call it before the committed offsets are read.
 
         Offsets are committed before a beginning is recorded. In the other order of reading, a beginning that another
@@ -202,33 +202,33 @@ class Beginning:
             count <= tp.partition for each, count in (self._begun or {}).items() if each[:3] == mine[:3]
         )
 
-    def _named(self, tp: TopicPartition) -> Begun:
-        return Begun(self._processor, tp.topic, self._inputs[tp.topic].topic_id, tp.partition)
+    def _named(self, tp: TopicPartition) -> BegunPartition:
+        return BegunPartition(self._processor, tp.topic, self._inputs[tp.topic].topic_id, tp.partition)
 
 
-def begun_record(topic: str, begun: Begun, partitions: int) -> Output:
+def begun_record(topic: str, begun: BegunPartition, partitions: int) -> Output:
     """Returns the record that a partition is begun; `partitions` is how many its topic has."""
     return _record(topic, begun, {"partitions": partitions})
 
 
-def states_begun(begun: Collection[Begun], processor: str, changelog: str) -> list[Begun]:
+def states_begun(begun: Collection[BegunPartition], processor: str, changelog: str) -> list[BegunPartition]:
     """Returns what is recorded of the state of a processor; a partition may have several changelogs."""
     return [each for each in begun if each[:2] == (processor + _HAS_STATE, changelog)]
 
 
-def forgotten_state(topic: str, begun: Begun) -> Output:
+def forgotten_state(topic: str, begun: BegunPartition) -> Output:
     """Returns the tombstone of a record that a state is begun."""
     return (topic, None, json.dumps(begun).encode(), 0, None, None, 0, None)
 
 
-def read_begun(cluster: Cluster, topic: str) -> tuple[dict[Begun, int], dict[Begun, tuple[int, str]]]:
+def read_begun(cluster: Cluster, topic: str) -> tuple[dict[BegunPartition, int], dict[BegunPartition, tuple[int, str]]]:
     """Reads a topic of beginnings.
 
     Returns how many partitions the topic had when each partition was begun, and the offset at which each was about to
     begin, with the `auto_offset_reset` at that time. Skips foreign records, and logs the first of them.
     """
-    begun: dict[Begun, int] = {}
-    starts: dict[Begun, tuple[int, str]] = {}
+    begun: dict[BegunPartition, int] = {}
+    starts: dict[BegunPartition, tuple[int, str]] = {}
     others: dict[bytes | None, list[str]] = {}
     for m in cluster.read(TopicPartition(topic, 0)):
         try:
@@ -255,7 +255,7 @@ def _record(topic: str, key: Sequence[object], value: Mapping[str, object]) -> O
     return (topic, json.dumps(value).encode(), json.dumps(key).encode(), 0, None, None, 0, None)
 
 
-def _decode(m: Message) -> tuple[str, Begun, int | tuple[int, str] | None]:
+def _decode(m: Message) -> tuple[str, BegunPartition, int | tuple[int, str] | None]:
     """Returns the name in a record's key, the partition in the key, and the value; None deletes the record.
 
     Raises ValueError or DecodeError for a foreign record.
@@ -265,7 +265,7 @@ def _decode(m: Message) -> tuple[str, Begun, int | tuple[int, str] | None]:
         raise ValueError("it has no key")
     match parse_json(key):
         case [str(name), str(of), str(topic_id), number] if is_offset(number):
-            begun = Begun(name.removesuffix(_NAMES_START), of, topic_id, number)
+            begun = BegunPartition(name.removesuffix(_NAMES_START), of, topic_id, number)
         case _:
             raise ValueError("its key names no partition")
     if value is None:

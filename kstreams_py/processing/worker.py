@@ -92,29 +92,17 @@ class Worker:
         self.runner, stores = open_runner(graph, processor, slot, self.tasks, environment, topics, tracing)
         written, journaled = partitions_written(graph, processor, topics)
         context = Context(
-            processor=processor,
-            ledger=self.ledger,
-            consumer=self.consumer,
-            environment=environment,
-            transactional_id=instance_id,
-            counters=self.counters,
-            replacement=self.runner.replacement,
-            name=name,
-            topic_ids=topic_ids,
-            journal=self._journal,
+            processor, self.ledger, self.consumer, environment, instance_id, self.counters, self.runner.replacement,
+            name=name, topic_ids=topic_ids, journal=self._journal, tracing=tracing, stores=stores,
             batch_bytes=batch_bytes(topics[topic] for topic in processor.written if topic in topics),
-            tracing=tracing,
-            stores=stores,
-            written=written,
-            journaled=journaled,
-        )
+            written=written, journaled=journaled,
+        )  # fmt: skip
         self.committer = guarantee(context)
         self._committed = CommittedOffsets(name, instance_id, self.consumer, environment)
         self._owed = Owed(processor.id, self.tasks, self.committer, self.consumer, self._committed)
         self.intakes = Intakes(context, self.tasks, self.runner, self.committer, self._owed, stopping)
-        self._beginning = Beginning(
-            environment, graph, processor, {topic.name: topics[topic.name] for topic in processor.inputs}
-        )
+        inputs = {topic.name: topics[topic.name] for topic in processor.inputs}
+        self._beginning = Beginning(environment, graph, processor, inputs)
         self._growth = Growth(graph, processor, environment.cluster, topics)
         self._environment = environment
         self._stopping = stopping

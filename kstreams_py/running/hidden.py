@@ -31,7 +31,7 @@ PAUSE_SECONDS: Final = 5.0
 """Seconds between two requests of one slot: each request creates a client."""
 
 
-class Hidden(NamedTuple):
+class HiddenReport(NamedTuple):
     """Hidden records: for how many seconds, which ones and by whom as text, and in how many partitions."""
 
     seconds: float = 0.0
@@ -56,7 +56,7 @@ class HiddenRecords:
         self._cluster = cluster
         self._wall = wall
         self._held: dict[TopicPartition, _Held] = {}
-        self._found: dict[TopicPartition, Hidden] = {}
+        self._found: dict[TopicPartition, HiddenReport] = {}
         self._asked_at: dict[TopicPartition, float] = {}
         """The time of the last request for each partition: successive transactions cause no more requests."""
         self._answers: dict[TopicPartition, tuple[int, str]] = {}
@@ -75,7 +75,7 @@ class HiddenRecords:
             before = self._held.get(tp)
             held[tp] = each = before if before and before.stable == stable[tp] else _Held(stable[tp], now)
             if (seconds := now - each.since) >= HIDDEN_SECONDS:
-                found[tp] = Hidden(seconds, f"{tp} is hidden by {self._by(tp, each.stable)}", 1)
+                found[tp] = HiddenReport(seconds, f"{tp} is hidden by {self._by(tp, each.stable)}", 1)
                 self._log(each, found[tp])
         self._held, self._found = held, found
 
@@ -83,7 +83,7 @@ class HiddenRecords:
         asked_for, by = self._answers.get(tp, (None, ""))
         return by if asked_for == stable else f"a transaction from offset {stable}"
 
-    def _log(self, held: _Held, hidden: Hidden) -> None:
+    def _log(self, held: _Held, hidden: HiddenReport) -> None:
         """Logs once that the hidden records have become a bad finding."""
         if hidden.seconds > HIDDEN_TOO_LONG and not held.is_logged:
             held.is_logged = True
@@ -125,12 +125,12 @@ class HiddenRecords:
         found = first.describe(self._wall())
         return f"{found}: `{command('abort', tp, first.start)}`" if first.hangs else found
 
-    def of(self, partitions: Iterable[TopicPartition]) -> Hidden:
+    def of(self, partitions: Iterable[TopicPartition]) -> HiddenReport:
         """Returns what is hidden in these partitions: the longest time, and the text for that partition."""
         of_all = self._found
         found = [of_all[tp] for tp in partitions if tp in of_all]
         if not found:
-            return Hidden()
+            return HiddenReport()
         longest = max(found)
         more = f" (and of {len(found) - 1} more partitions)" if len(found) > 1 else ""
-        return Hidden(round(longest.seconds, 1), longest.text + more, len(found))
+        return HiddenReport(round(longest.seconds, 1), longest.text + more, len(found))

@@ -23,7 +23,7 @@ from typing import Final
 
 from kstreams_py.printable import clean_line
 from kstreams_py.running.pipe import REPORT_FD
-from kstreams_py.running.terminal.lines import Lines
+from kstreams_py.running.terminal.lines import LineJoiner
 
 OUTPUT_FDS: Final = "KSTREAMS_OUTPUT_FDS"
 """The environment variable with the file descriptors that a worker needs to go on without its supervisor."""
@@ -117,7 +117,7 @@ class WorkerOutput:
             thread.join(max(0.0, deadline - time.monotonic()))
 
     def _read(self, output: int, reading: int) -> None:
-        lines = Lines()
+        lines = LineJoiner()
         while data := os.read(reading, READ_MAX):
             with self._lock:
                 self._reads += 1
@@ -183,7 +183,7 @@ class Detour:
         self._originals = originals
         self._mark_fd = mark
         self._report_fd = report_fd
-        self._lines = [Lines(), Lines()]
+        self._lines = [LineJoiner(), LineJoiner()]
         self._mark = b""
         self._stopped_since: float | None = None
 
@@ -229,7 +229,7 @@ class Detour:
             thread.start()
 
     def _empty(self, number: int) -> None:
-        lines = Lines()
+        lines = LineJoiner()
         while data := os.read(self._reading[number], READ_MAX):
             self._pass_on(number, lines.feed(data))
         self._end_line(number, lines)
@@ -238,7 +238,7 @@ class Detour:
         for number in (0, 1):
             self._end_line(number, self._lines[number])
 
-    def _end_line(self, number: int, lines: Lines) -> None:
+    def _end_line(self, number: int, lines: LineJoiner) -> None:
         if rest := lines.rest():
             self._pass_on(number, [rest])
 

@@ -269,10 +269,10 @@ def observing(graph: Graph, settings: Settings) -> Iterator[Observe | None]:
         return
     # import http.server and prometheus-client only if they are needed
     from kstreams_py.running.http.endpoints import Endpoints  # noqa: PLC0415
-    from kstreams_py.running.http.observed import Observed  # noqa: PLC0415
+    from kstreams_py.running.http.observed import ObservedRun  # noqa: PLC0415
     from kstreams_py.running.http.server import serving  # noqa: PLC0415
 
-    observed = Observed(shows_errors=settings.http_errors)
+    observed = ObservedRun(shows_errors=settings.http_errors)
     with serving(settings.http, Endpoints(graph, observed, settings.livez_seconds).answer, settings.http_hosts):
         yield observed.note
 

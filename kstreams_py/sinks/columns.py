@@ -81,7 +81,7 @@ FLOATS: Final = frozenset({float, int})
 """The types that a column of floats takes: integers too, if a float holds them exactly."""
 
 
-class Taken(NamedTuple):
+class TakenValues(NamedTuple):
     """The values that a column takes besides None.
 
     - `types`: their types, without subclasses; None if the target itself decides.
@@ -98,7 +98,7 @@ class Taken(NamedTuple):
     converted: re.Pattern[str] | None = None
 
 
-def check_rows(rows: Sequence[Row], names: Sequence[str], accepted: Sequence[Taken]) -> None:
+def check_rows(rows: Sequence[Row], names: Sequence[str], accepted: Sequence[TakenValues]) -> None:
     """Raises RowRefused for the first row with a wrong number of values, or a value that its column does not take."""
     values = list(map(attrgetter("values"), rows))
     if set(map(len, values)) - {len(names)}:
@@ -114,7 +114,7 @@ def check_rows(rows: Sequence[Row], names: Sequence[str], accepted: Sequence[Tak
         raise RowRefused(f"{reason}: return a value that it takes", index)
 
 
-def _refused(column: list[Any], types: frozenset[type], taken: Taken) -> Iterator[tuple[int, str]]:
+def _refused(column: list[Any], types: frozenset[type], taken: TakenValues) -> Iterator[tuple[int, str]]:
     """Yields the indices of values that a column does not take, the first for each reason, with the reason."""
     kinds = set(map(type, column)) - {type(None)}
     if kinds - types:

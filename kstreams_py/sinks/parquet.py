@@ -16,7 +16,7 @@ from kstreams_py.graph.sink import Evidence, Row
 from kstreams_py.records import Positions, TopicPartition
 from kstreams_py.sinks.columns import (
     FLOATS,
-    Taken,
+    TakenValues,
     check_expected,
     check_rows,
     format_columns,
@@ -31,15 +31,15 @@ if TYPE_CHECKING:
 
 _DICTIONARY_ROWS: Final = 50_000
 
-_TYPES: Final[dict[type, Taken]] = {
-    str: Taken(frozenset({str})),
-    int: Taken(frozenset({int})),
-    float: Taken(FLOATS),
-    bool: Taken(frozenset({bool})),
-    bytes: Taken(frozenset({bytes})),
-    Decimal: Taken(frozenset({Decimal})),
-    datetime.datetime: Taken(frozenset({datetime.datetime}), aware=True),
-    datetime.date: Taken(frozenset({datetime.date})),
+_TYPES: Final[dict[type, TakenValues]] = {
+    str: TakenValues(frozenset({str})),
+    int: TakenValues(frozenset({int})),
+    float: TakenValues(FLOATS),
+    bool: TakenValues(frozenset({bool})),
+    bytes: TakenValues(frozenset({bytes})),
+    Decimal: TakenValues(frozenset({Decimal})),
+    datetime.datetime: TakenValues(frozenset({datetime.datetime}), aware=True),
+    datetime.date: TakenValues(frozenset({datetime.date})),
 }
 
 

@@ -23,7 +23,7 @@ from kstreams_py.sinks.columns import (
     FLOATS,
     HASH_COLUMN,
     Columns,
-    Taken,
+    TakenValues,
     Types,
     check_expected,
     check_rows,
@@ -77,11 +77,11 @@ _TYPES: Final[dict[type, str]] = {
 }
 """PostgreSQL's types for the columns of a created table, by Python's."""
 
-_TEXT: Final = Taken(frozenset({str}))
-_INTEGERS: Final = Taken(frozenset({int}))
-_DECIMALS: Final = Taken(frozenset({Decimal, int}))
+_TEXT: Final = TakenValues(frozenset({str}))
+_INTEGERS: Final = TakenValues(frozenset({int}))
+_DECIMALS: Final = TakenValues(frozenset({Decimal, int}))
 
-_TAKEN: Final[dict[str, tuple[Taken, str]]] = {
+_TAKEN: Final[dict[str, tuple[TakenValues, str]]] = {
     "text": (_TEXT, "text"),
     "character varying": (_TEXT, "text"),
     "bpchar": (_TEXT, "text"),
@@ -95,17 +95,20 @@ _TAKEN: Final[dict[str, tuple[Taken, str]]] = {
     "oid": (_INTEGERS, "bigint"),
     "numeric": (_DECIMALS, "numeric"),
     "money": (_DECIMALS, "numeric"),
-    "real": (Taken(FLOATS), "double precision"),
-    "double precision": (Taken(FLOATS), "double precision"),
-    "boolean": (Taken(frozenset({bool})), "boolean"),
-    "bytea": (Taken(frozenset({bytes})), "bytea"),
-    "uuid": (Taken(frozenset({UUID, str})), "uuid"),
-    "date": (Taken(frozenset({datetime.date})), "date"),
-    "timestamp with time zone": (Taken(frozenset({datetime.datetime}), aware=True), "timestamp with time zone"),
-    "timestamp without time zone": (Taken(frozenset({datetime.datetime}), aware=False), "timestamp without time zone"),
-    "time with time zone": (Taken(frozenset({datetime.time}), aware=True), "time with time zone"),
-    "time without time zone": (Taken(frozenset({datetime.time}), aware=False), "time without time zone"),
-    "interval": (Taken(frozenset({datetime.timedelta})), "interval"),
+    "real": (TakenValues(FLOATS), "double precision"),
+    "double precision": (TakenValues(FLOATS), "double precision"),
+    "boolean": (TakenValues(frozenset({bool})), "boolean"),
+    "bytea": (TakenValues(frozenset({bytes})), "bytea"),
+    "uuid": (TakenValues(frozenset({UUID, str})), "uuid"),
+    "date": (TakenValues(frozenset({datetime.date})), "date"),
+    "timestamp with time zone": (TakenValues(frozenset({datetime.datetime}), aware=True), "timestamp with time zone"),
+    "timestamp without time zone": (
+        TakenValues(frozenset({datetime.datetime}), aware=False),
+        "timestamp without time zone",
+    ),
+    "time with time zone": (TakenValues(frozenset({datetime.time}), aware=True), "time with time zone"),
+    "time without time zone": (TakenValues(frozenset({datetime.time}), aware=False), "time without time zone"),
+    "interval": (TakenValues(frozenset({datetime.timedelta})), "interval"),
 }
 """The values that a column of a type takes, and the type that holds each of them exactly.
 

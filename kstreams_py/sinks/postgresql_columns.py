@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from kstreams_py.errors import RowRefused, SettingsError
-from kstreams_py.sinks.columns import HASH_COLUMN, Taken
+from kstreams_py.sinks.columns import HASH_COLUMN, TakenValues
 
 NAME_BYTES: Final = 63
 """PostgreSQL cuts longer names, so that two of them may become equal."""
@@ -48,12 +48,14 @@ class Column(NamedTuple):
     name: str
     type: str
     base: str
-    taken: Taken
+    taken: TakenValues
     given: str
     is_exact: bool
 
 
-def describe(name: str, base: str, kind: str, known: Mapping[str, tuple[Taken, str]], *, is_limited: bool) -> Column:
+def describe(
+    name: str, base: str, kind: str, known: Mapping[str, tuple[TakenValues, str]], *, is_limited: bool
+) -> Column:
     """Returns a column by its type. Raises SettingsError for a column of arrays.
 
     - `base`, `kind`: the name of the type, without its limit and with it.
@@ -62,7 +64,7 @@ def describe(name: str, base: str, kind: str, known: Mapping[str, tuple[Taken, s
     """
     if base.endswith("[]"):
         raise SettingsError(f"column {name!r} is {kind}: a sink stores no arrays: choose another column")
-    taken, given = known.get(base, (Taken(None), base))
+    taken, given = known.get(base, (TakenValues(None), base))
     return Column(name, kind, base, taken, given, is_exact=not is_limited and base not in _NARROW)
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from kstreams_py.errors import MissingSoftware, RowRefused, SettingsError, SinkUnavailable
 from kstreams_py.graph.sink import Evidence, Row
 from kstreams_py.records import Positions, TopicPartition
-from kstreams_py.sinks.columns import FLOATS, Columns, Taken, Types, check_rows, check_table, split_columns
+from kstreams_py.sinks.columns import FLOATS, Columns, TakenValues, Types, check_rows, check_table, split_columns
 from kstreams_py.sinks.redis_servers import lasts, name_server, open_client, refuse_cluster
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class RedisConnection:
         self._redis = redis
         self._sink = sink
         self._accepted = [
-            Taken(FLOATS if kind is float else frozenset({kind} if kind else _TYPES), nan=False, infinity=False)
+            TakenValues(FLOATS if kind is float else frozenset({kind} if kind else _TYPES), nan=False, infinity=False)
             for kind in sink.types
         ]
         self._row_bytes = _BULK_BYTES

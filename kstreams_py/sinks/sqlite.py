@@ -19,7 +19,7 @@ from kstreams_py.sinks.columns import (
     FLOATS,
     HASH_COLUMN,
     Columns,
-    Taken,
+    TakenValues,
     Types,
     check_expected,
     check_rows,
@@ -89,7 +89,7 @@ class SQLiteConnection:
     def __init__(self, sink: SQLite, consumer: str) -> None:
         self.sink = sink
         self._consumer = consumer
-        self._accepted: list[Taken] = []
+        self._accepted: list[TakenValues] = []
         names = (HASH_COLUMN, *sink.columns) if sink.evidence is Evidence.HASH else sink.columns
         self._names = names
         self._insert = f"INSERT INTO {_quoted(sink.table)} ({_listed(names)}) VALUES ({', '.join('?' * len(names))})"
@@ -296,21 +296,21 @@ def _is_strict(connection: sqlite3.Connection, table: str) -> bool:
     return connection.execute("SELECT 1 FROM pragma_table_list(?) WHERE strict", (table,)).fetchone() is not None
 
 
-def _taken(declared: str, *, is_strict: bool) -> Taken:
+def _taken(declared: str, *, is_strict: bool) -> TakenValues:
     """Returns the values that a column of a declared type returns unchanged.
 
     The column's affinity converts others: https://sqlite.org/datatype3.html, 3.1. NaN would become NULL.
     """
     kind = declared.upper()
     if "INT" in kind:
-        return Taken(frozenset({int, bool, float, bytes}), nan=False)
+        return TakenValues(frozenset({int, bool, float, bytes}), nan=False)
     if any(part in kind for part in ("CHAR", "CLOB", "TEXT")):
-        return Taken(frozenset({str, bytes}))
+        return TakenValues(frozenset({str, bytes}))
     if not kind or "BLOB" in kind or (is_strict and kind == "ANY"):
-        return Taken(frozenset(_TYPES), nan=False)
+        return TakenValues(frozenset(_TYPES), nan=False)
     if any(part in kind for part in ("REAL", "FLOA", "DOUB")):
-        return Taken(FLOATS, nan=False)
-    return Taken(frozenset(_TYPES), nan=False, converted=_NUMBERS)
+        return TakenValues(FLOATS, nan=False)
+    return TakenValues(frozenset(_TYPES), nan=False, converted=_NUMBERS)
 
 
 def _quoted(name: str) -> str:

@@ -187,7 +187,7 @@ def choose_topics(graph: Graph, names: Sequence[str] | None) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Writer:
+class CommittingWriter:
     """A processor or a pipeline that commits offsets in the transactions of its records.
 
     - `inputs`: the topics of the offsets; for a pipeline the topic of its runs, which it creates itself.
@@ -201,21 +201,21 @@ class Writer:
     processor: Processor | None = None
 
 
-def _all_writers(graph: Graph) -> list[Writer]:
+def _all_writers(graph: Graph) -> list[CommittingWriter]:
     """Returns all processors, and the pipelines that write topics."""
-    found = list[Writer]()
+    found = list[CommittingWriter]()
     for each in graph.processors:
         inputs = tuple(topic.name for topic in each.inputs)
-        found.append(Writer(each.id, inputs, frozenset(each.written), frozenset(inputs), each))
+        found.append(CommittingWriter(each.id, inputs, frozenset(each.written), frozenset(inputs), each))
     for pipeline in graph.pipelines:
         if isinstance(pipeline.target, Topic):
             reads = frozenset(topic.name for topic in pipeline.inputs)
             outputs = frozenset({pipeline.target.name})
-            found.append(Writer(pipeline.id, (runs_topic(pipeline.target.name),), outputs, reads))
+            found.append(CommittingWriter(pipeline.id, (runs_topic(pipeline.target.name),), outputs, reads))
     return found
 
 
-def choose_writers(graph: Graph, names: Sequence[str]) -> list[Writer]:
+def choose_writers(graph: Graph, names: Sequence[str]) -> list[CommittingWriter]:
     """Returns the writers whose records in these topics are judged by their steps.
 
     A reader of an output comes before its writer. Processors with a weaker guarantee write without transactions: only
@@ -249,12 +249,12 @@ def why_uncut(processor: Processor, names: Sequence[str]) -> str:
     return ""
 
 
-def _readers_first(writers: Sequence[Writer]) -> list[Writer]:
+def _readers_first(writers: Sequence[CommittingWriter]) -> list[CommittingWriter]:
     """Returns each writer after the writers that read its outputs; in a cycle, in any order."""
-    found: dict[str, Writer] = {}
+    found: dict[str, CommittingWriter] = {}
     seen = set[str]()
 
-    def visit(writer: Writer) -> None:
+    def visit(writer: CommittingWriter) -> None:
         if writer.id in seen:
             return
         seen.add(writer.id)

@@ -25,12 +25,12 @@ from kstreams_py.kafka.transactions import find_command, place_options
 from kstreams_py.records import Positions, TopicPartition
 from kstreams_py.settings import Settings
 from kstreams_py.spark.cuts import (
+    CommittingWriter,
     Cut,
     CutInput,
     CutTopic,
     CutWriter,
     Span,
-    Writer,
     choose_topics,
     choose_writers,
 )
@@ -139,7 +139,7 @@ class Cutting:
             raise TopicError(f"topic {missing[0]!r} does not exist: run `kstreams topics create`, or correct its name")
         return found
 
-    def _read_writer(self, writer: Writer, topics: Mapping[str, TopicInfo], deadline: float) -> CutWriter:
+    def _read_writer(self, writer: CommittingWriter, topics: Mapping[str, TopicInfo], deadline: float) -> CutWriter:
         numbers = {name: range(topics[name].partitions) for name in writer.inputs}
         partitions = [TopicPartition(name, n) for name, each in numbers.items() for n in each]
         committed = self._read_decided(group_of(self._graph.name, writer.id), partitions, deadline)

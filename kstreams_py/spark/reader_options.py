@@ -43,7 +43,7 @@ Two views that meet at a time still share no record and omit none, if each parti
 """
 
 
-class Options(dict[str, str]):
+class ReaderOptions(dict[str, str]):
     """Options of Spark's Kafka reader, by name; `repr` masks secrets."""
 
     def __repr__(self) -> str:
@@ -72,7 +72,7 @@ def options(
     end: Bound | None = None,
     streaming: bool = False,
     max_offsets_per_trigger: int | None = None,
-) -> Options:
+) -> ReaderOptions:
     """Returns the options that `view` (with `streaming`, `stream`) gives to Spark's reader of the format `kafka`.
 
     - `settings`: Settings.load() by default.
@@ -109,13 +109,13 @@ def options(
         found |= _bound("end", end or "latest", topic_name)
     if max_offsets_per_trigger is not None:
         found["maxOffsetsPerTrigger"] = str(max_offsets_per_trigger)
-    return Options(found)
+    return ReaderOptions(found)
 
 
-def assigned(found: Options, topic_name: str, partitions: Collection[int]) -> Options:
+def assigned(found: ReaderOptions, topic_name: str, partitions: Collection[int]) -> ReaderOptions:
     """Returns the options for only these partitions: Spark refuses offsets if a topic has more partitions by now."""
     others = {name: value for name, value in found.items() if name != "subscribe"}
-    return Options({**others, "assign": json.dumps({topic_name: sorted(partitions)})})
+    return ReaderOptions({**others, "assign": json.dumps({topic_name: sorted(partitions)})})
 
 
 def _bound(which: str, bound: Bound, topic_name: str) -> dict[str, str]:

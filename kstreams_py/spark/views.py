@@ -16,7 +16,7 @@ from kstreams_py.settings import Settings
 from kstreams_py.spark.cut_filters import header_value, is_inside
 from kstreams_py.spark.cuts import Cut
 from kstreams_py.spark.decoding import check_serdes, decode
-from kstreams_py.spark.reader_options import Bound, Options, assigned, options
+from kstreams_py.spark.reader_options import Bound, ReaderOptions, assigned, options
 from kstreams_py.spark.sessions import coordinates, require_pyspark
 
 with suppress(ImportError):  # `require_pyspark` raises the error with the remedy
@@ -174,7 +174,7 @@ def _check_topic(
         cluster.close()
 
 
-def _load(reader: Callable[[], DataFrameReader | DataStreamReader], found: Options) -> DataFrame:
+def _load(reader: Callable[[], DataFrameReader | DataStreamReader], found: ReaderOptions) -> DataFrame:
     require_pyspark()
     try:
         return reader().format("kafka").options(**found).load()

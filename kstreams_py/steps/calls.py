@@ -34,7 +34,7 @@ class Call(NamedTuple):
     arguments: Sequence[Any]
 
 
-class Ended(NamedTuple):
+class EndedCall(NamedTuple):
     """A call that has ended: with a result, or with an error.
 
     - `has_run`: False if it was dropped because an earlier call of its chain raised.
@@ -54,7 +54,7 @@ class Calls(Protocol):
     def start(self, calls: Iterable[Call], /) -> None:
         """Makes these calls as soon as the limit and their chains allow it."""
 
-    def collect(self) -> Sequence[Ended]:
+    def collect(self) -> Sequence[EndedCall]:
         """Returns the calls that have ended since the last time; waits a while for all of them to end."""
 
     def drop(self) -> None:
@@ -91,7 +91,7 @@ class _Calls(ABC):
         """Tickets of calls that are not collected and not abandoned."""
         self._started: dict[int, float] = {}
         """By ticket of a call under way, its start in monotonic seconds; the oldest first."""
-        self._ended: list[Ended] = []
+        self._ended: list[EndedCall] = []
         self._context: contextvars.Context | None = None
         """The context of the worker's thread: its log lines name the processor."""
 
@@ -104,7 +104,7 @@ class _Calls(ABC):
                 self._chains.add(call.ticket, call.chain)
         self._wake()
 
-    def collect(self) -> Sequence[Ended]:
+    def collect(self) -> Sequence[EndedCall]:
         with self._changed:
             self._changed.wait_for(lambda: not self._open, self._patience)
             ended, self._ended = self._ended, []
@@ -159,7 +159,7 @@ class _Calls(ABC):
                 self._chains.end(ticket)
                 return
             self._open.discard(ticket)
-            self._ended.append(Ended(ticket, result, error, True, seconds))
+            self._ended.append(EndedCall(ticket, result, error, True, seconds))
             if error is None:
                 self._chains.end(ticket)
             else:
@@ -171,7 +171,7 @@ class _Calls(ABC):
         for ticket in tickets:
             del self._arguments[ticket]
             self._open.discard(ticket)
-            self._ended.append(Ended(ticket, None, None, False, 0.0))
+            self._ended.append(EndedCall(ticket, None, None, False, 0.0))
         if not self._open:
             self._changed.notify_all()
 

@@ -22,13 +22,13 @@ from itertools import chain, islice
 from typing import Final
 
 from kstreams_py.graph.anomalies import Kind
-from kstreams_py.testing.events import Event, Fault, Outcome, Read, Sent, show
-from kstreams_py.testing.evidence import Case, Cause, Topic, place_name
+from kstreams_py.testing.events import Fault, HistoryEvent, Outcome, Read, Sent, show
+from kstreams_py.testing.evidence import Case, Cause, TopicEvidence, place_name
 from kstreams_py.testing.expected import Expected, Pair, pair_of
 from kstreams_py.testing.verdicts import Anomaly, overtaken, overtaken_in_every_copy
 
 
-def check(history: Iterable[Event], expected: Iterable[Expected] = ()) -> list[Anomaly]:
+def check(history: Iterable[HistoryEvent], expected: Iterable[Expected] = ()) -> list[Anomaly]:
     """Returns all anomalies of a history, ordered by kind; none for a clean one.
 
     A topic in the `to` of an Expected is judged by the expected outputs, any other topic by the records sent to it. If
@@ -44,7 +44,7 @@ def check(history: Iterable[Event], expected: Iterable[Expected] = ()) -> list[A
     return sorted(found, key=lambda anomaly: _RANKS[anomaly.kind])
 
 
-def explain(anomalies: Iterable[Anomaly], history: Iterable[Event] = (), *, limit: int = 10) -> str:
+def explain(anomalies: Iterable[Anomaly], history: Iterable[HistoryEvent] = (), *, limit: int = 10) -> str:
     """Formats anomalies as text: the number of each kind, the first `limit` with their evidence, and all faults."""
     found = list(anomalies)
     counts = Counter(anomaly.kind for anomaly in found)
@@ -59,7 +59,7 @@ def explain(anomalies: Iterable[Anomaly], history: Iterable[Event] = (), *, limi
     return "\n".join(lines)
 
 
-def _dated(event: Event) -> str:
+def _dated(event: HistoryEvent) -> str:
     return f"    {datetime.fromtimestamp(event.wall, UTC):%H:%M:%S.%f}  {event}"
 
 
@@ -220,7 +220,7 @@ CHECKS: Final[Sequence[Callable[[Case], Iterator[Anomaly]]]] = (
 """
 
 
-def _paired(topic: Topic) -> Iterator[tuple[Cause, Read]]:
+def _paired(topic: TopicEvidence) -> Iterator[tuple[Cause, Read]]:
     """Yields each record with its cause, in the order of the topic; the nth of equal records with the nth cause.
 
     Equal records are left out if they cannot be matched: one is missing or may be repeated, or they belong to several
@@ -259,7 +259,7 @@ def _rank(each: tuple[Cause, Read]) -> int:
     return each[0].rank
 
 
-def _events(causes: Iterable[Cause]) -> list[Event]:
+def _events(causes: Iterable[Cause]) -> list[HistoryEvent]:
     return [event for cause in islice(causes, FEW) for event in cause.events]
 
 

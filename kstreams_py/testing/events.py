@@ -43,7 +43,7 @@ class Phase(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class HistoryEvent:
     """An event.
 
     - `at`: nanoseconds of the monotonic clock, by which events are ordered.
@@ -55,7 +55,7 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
-class Sent(Event):
+class Sent(HistoryEvent):
     """A record was sent.
 
     - `partition`, `offset`: -1 if not known.
@@ -77,7 +77,7 @@ class Sent(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Transaction(Event):
+class Transaction(HistoryEvent):
     """A transaction entered a phase."""
 
     transaction: str
@@ -88,7 +88,7 @@ class Transaction(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Read(Event):
+class Read(HistoryEvent):
     """A reader has read a record."""
 
     reader: str
@@ -104,7 +104,7 @@ class Read(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Assigned(Event):
+class Assigned(HistoryEvent):
     """A reader was assigned other positions: the next records may have lower offsets than those before."""
 
     reader: str
@@ -114,7 +114,7 @@ class Assigned(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class ReadOut(Event):
+class ReadOut(HistoryEvent):
     """A final read: a reader has read one partition from its start to `end`, the offset after the last record."""
 
     reader: str
@@ -130,7 +130,7 @@ class ReadOut(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Committed(Event):
+class Committed(HistoryEvent):
     """A group's committed offset, `position`, was observed."""
 
     group: str
@@ -143,7 +143,7 @@ class Committed(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Fault(Event):
+class Fault(HistoryEvent):
     """The test has injected a fault."""
 
     what: str

@@ -18,8 +18,8 @@ from kstreams_py.graph.anomalies import Kind
 from kstreams_py.testing.events import (
     Assigned,
     Committed,
-    Event,
     Fault,
+    HistoryEvent,
     Isolation,
     Outcome,
     Phase,
@@ -51,7 +51,7 @@ class Cause(NamedTuple):
     """
 
     must: bool
-    events: tuple[Event, ...]
+    events: tuple[HistoryEvent, ...]
     chain: object
     rank: int
     repeats: bool = False
@@ -61,7 +61,7 @@ _REPEATS = attrgetter("repeats")
 
 
 @dataclass(slots=True)
-class Topic:
+class TopicEvidence:
     """The records of one topic in a history: sent, read, and expected."""
 
     sends: dict[Pair, list[Sent]] = field(default_factory=dict)
@@ -111,7 +111,7 @@ class Topic:
                 self._index.setdefault(pair_of(read), []).append(read)
         return self._index.get(pair, [])
 
-    def only_by(self, pair: Pair, inputs: tuple[Event, ...]) -> bool:
+    def only_by(self, pair: Pair, inputs: tuple[HistoryEvent, ...]) -> bool:
         """Returns whether this step is the only cause of these contents; the causes of a step follow each other."""
         return self.causes[pair][0].events is inputs and self.causes[pair][-1].events is inputs
 
@@ -129,7 +129,7 @@ class Topic:
                 raise HistoryError(f"{reader} read {name}[{beyond[0][0]}]@{beyond[0][1]}, beyond the end that it gives")
 
     @property
-    def proof(self) -> tuple[Event, ...]:
+    def proof(self) -> tuple[HistoryEvent, ...]:
         """The events of one final read."""
         return tuple(next(iter(self.final.values())).values())
 
@@ -138,7 +138,7 @@ class Topic:
 class TransactionEvents:
     """A transaction: when its commit was requested, its newest phase, and the records sent in it."""
 
-    events: list[Event]
+    events: list[HistoryEvent]
     asked: float = inf
     phase: Phase = Phase.BEGUN
     sends: list[Sent] = field(default_factory=list)
@@ -154,7 +154,7 @@ class Case:
 
     def __init__(self, rules: tuple[Expected, ...]) -> None:
         self.rules = rules
-        self.topics: defaultdict[str, Topic] = defaultdict(Topic)
+        self.topics: defaultdict[str, TopicEvidence] = defaultdict(TopicEvidence)
         self.anomalies: list[Anomaly] = []
         self._written = {name for rule in rules for name in listed(rule.to)}
         self._inputs = {name for rule in rules for name in listed(rule.inputs)}
@@ -170,9 +170,9 @@ class Case:
 
     # The events.
 
-    def take(self, history: Iterable[Event]) -> None:
+    def take(self, history: Iterable[HistoryEvent]) -> None:
         """Takes all events. Raises HistoryError for a history that is incomplete or contradicts itself."""
-        takers: dict[type[Event], Callable[[Any], object]] = {
+        takers: dict[type[HistoryEvent], Callable[[Any], object]] = {
             Sent: self._sent,
             Transaction: self._transaction,
             Read: self._read,
@@ -262,7 +262,7 @@ class Case:
             self._inconsistent(f"{what} from {before.position} to {event.position}", before, event)
         self._positions[key] = event
 
-    def _inconsistent(self, sentence: str, *evidence: Event) -> None:
+    def _inconsistent(self, sentence: str, *evidence: HistoryEvent) -> None:
         self.anomalies.append(Anomaly(Kind.OFFSETS_INCONSISTENT, sentence, evidence))
 
     def _check(self) -> None:
@@ -280,13 +280,13 @@ class Case:
             if event.position > end:
                 self._inconsistent(f"{event}, beyond its end at {end}", event, *self.topics[event.topic].proof)
 
-    def judged(self) -> Iterator[tuple[str, Topic]]:
+    def judged(self) -> Iterator[tuple[str, TopicEvidence]]:
         """Yields the topics to judge, by name: all but inputs that nothing was sent to."""
         return ((name, topic) for name, topic in self.topics.items() if not topic.is_assumed)
 
     # The causes.
 
-    def _cause_by_sends(self, topic: Topic) -> None:
+    def _cause_by_sends(self, topic: TopicEvidence) -> None:
         for pair, sends in topic.sends.items():
             for sent in sends:
                 if not self.never(sent):
@@ -342,7 +342,7 @@ class Case:
         aborted = any(found is not None and found.phase is Phase.ABORTED for found in transactions)
         return earliest, all(map(self.never, sends)), failed or aborted
 
-    def story(self, sends: Sequence[Sent]) -> Iterator[Event]:
+    def story(self, sends: Sequence[Sent]) -> Iterator[HistoryEvent]:
         """Yields the sends, each with the events of its transaction."""
         for sent in sends:
             yield sent
@@ -350,7 +350,7 @@ class Case:
                 yield from self.transactions[sent.transaction].events
 
 
-def _by_partition(topic: Topic) -> dict[int, list[Read]]:
+def _by_partition(topic: TopicEvidence) -> dict[int, list[Read]]:
     reads: dict[int, list[Read]] = {partition: [] for partition in topic.ends}
     for read in topic.ordered:
         reads[read.partition].append(read)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from kstreams_py.records import TopicPartition
 from kstreams_py.testing.memory_clients import Network
 from kstreams_py.testing.memory_markers import Marker
-from kstreams_py.testing.request_faults import Fault, Outage
+from kstreams_py.testing.request_faults import Outage, RequestFault
 
 
 class Faults:
@@ -21,7 +21,7 @@ class Faults:
         """The names of all requests so far, in order."""
         return self._network.requests
 
-    def watch(self, watcher: Callable[[str, object], Fault | None]) -> None:
+    def watch(self, watcher: Callable[[str, object], RequestFault | None]) -> None:
         """Calls `watcher` before each request with its name and its producer or consumer (None: the cluster itself).
 
         The watcher may move the clock, run other workers meanwhile, or return a fault for this request. If it raises,
@@ -49,7 +49,7 @@ class Faults:
         A transaction makes an "add_partition" for each partition, and an "add_offsets" before its first offsets. A
         client with retries repeats a "produce" or "add_partition" after a Retriable error; other errors fail the batch.
         """
-        self._network.inject(request, nth, Fault(error, applied, late))
+        self._network.inject(request, nth, RequestFault(error, applied, late))
 
     def begin_outage(
         self, seconds: float, requests: Collection[str], applied: Callable[[], bool] = lambda: False

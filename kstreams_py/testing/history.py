@@ -32,8 +32,8 @@ from kstreams_py.records import Positions
 from kstreams_py.testing.events import (
     Assigned,
     Committed,
-    Event,
     Fault,
+    HistoryEvent,
     Isolation,
     Outcome,
     Phase,
@@ -43,7 +43,7 @@ from kstreams_py.testing.events import (
     Transaction,
 )
 
-EVENTS: Final[Mapping[str, type[Event]]] = {
+EVENTS: Final[Mapping[str, type[HistoryEvent]]] = {
     each.__name__: each for each in (Sent, Transaction, Read, Assigned, ReadOut, Committed, Fault)
 }
 _NAMES: Final = {each: tuple(field.name for field in fields(each)) for each in EVENTS.values()}
@@ -61,7 +61,7 @@ class History:
     """
 
     def __init__(self, path: Path | str | None = None, *, clock: Callable[[], int] = time.monotonic_ns) -> None:
-        self._events: list[Event] = []
+        self._events: list[HistoryEvent] = []
         self._lock = threading.Lock()
         self._clock = clock
         self._last = 0
@@ -70,7 +70,7 @@ class History:
     def __len__(self) -> int:
         return len(self._events)
 
-    def __iter__(self) -> Iterator[Event]:
+    def __iter__(self) -> Iterator[HistoryEvent]:
         return iter(self._events[: len(self)])
 
     # Events of senders.
@@ -188,7 +188,7 @@ class History:
         Ignores an incomplete last line, of a process that was killed while it wrote. Raises HistoryError for any other
         line that is not an event, and OSError for a file that cannot be read.
         """
-        events: list[Event] = []
+        events: list[HistoryEvent] = []
         for path in paths:
             with Path(path).open("rb") as file:
                 events += [
@@ -199,7 +199,7 @@ class History:
         history._last = max((event.at for event in events), default=0)
         return history
 
-    def _add(self, kind: type[Event], rows: Iterable[tuple[Any, ...]]) -> None:
+    def _add(self, kind: type[HistoryEvent], rows: Iterable[tuple[Any, ...]]) -> None:
         with self._lock:
             wall = time.time()
             events = [kind(self._tick(), wall, *row) for row in rows]
@@ -213,7 +213,7 @@ class History:
         return self._last
 
 
-def _line(event: Event) -> bytes:
+def _line(event: HistoryEvent) -> bytes:
     """Encodes an event as a line of JSON; bytes as Latin-1, which is lossless and keeps text readable."""
     kind = type(event)
     row = dict(zip(_NAMES[kind], _FIELDS[kind](event), strict=True))
@@ -223,7 +223,7 @@ def _line(event: Event) -> bytes:
     return json.dumps({"event": kind.__name__, **row}).encode() + b"\n"
 
 
-def _event(line: bytes, where: str) -> Event:
+def _event(line: bytes, where: str) -> HistoryEvent:
     """Decodes a line of `_line`. `where`: its place, for messages. Raises HistoryError."""
     try:
         row = json.loads(line)

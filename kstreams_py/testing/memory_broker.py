@@ -156,7 +156,7 @@ class Partition:
             )
 
 
-class Topic:
+class MemoryTopic:
     """A topic: its partitions and settings, and the next partition for a record without a key."""
 
     def __init__(self, name: str, topic_id: str, partitions: int, settings: Mapping[str, str]) -> None:
@@ -224,7 +224,7 @@ class Heard(Enum):
     """The session of the member has timed out."""
 
 
-class Group:
+class MemoryGroup:
     """A consumer group: committed offsets, pending offsets of open transactions, static members."""
 
     def __init__(self, name: str) -> None:
@@ -369,8 +369,8 @@ class Broker:
     """All topics, transactional ids and groups, and the requests to them."""
 
     def __init__(self, *, transaction_timeout: float, session_timeout: float, marker_delay: float = 0.0) -> None:
-        self.topics: dict[str, Topic] = {}
-        self.groups: dict[str, Group] = {}
+        self.topics: dict[str, MemoryTopic] = {}
+        self.groups: dict[str, MemoryGroup] = {}
         self._transactional: dict[str, TransactionalId] = {}
         self._begun: dict[int, TransactionalId] = {}
         """The ids whose transaction may be open or lack its markers, by producer id."""
@@ -412,7 +412,7 @@ class Broker:
     def create_topic(self, name: str, partitions: int, settings: Mapping[str, str]) -> None:
         """Creates a topic, unless it exists."""
         if name not in self.topics:
-            self.topics[name] = Topic(name, f"memory-{self.next_id()}", partitions, settings)
+            self.topics[name] = MemoryTopic(name, f"memory-{self.next_id()}", partitions, settings)
 
     def delete_topic(self, name: str) -> None:
         """Deletes a topic, and removes its partitions from transactions and groups."""
@@ -424,7 +424,7 @@ class Broker:
                 for tp in [tp for tp in positions if tp.topic == name]:
                     del positions[tp]
 
-    def topic(self, name: str) -> Topic:
+    def topic(self, name: str) -> MemoryTopic:
         """Returns a topic. Raises TopicError if it does not exist."""
         if name not in self.topics:
             raise TopicError(f"topic {name!r} does not exist: run `kstreams topics create`")
@@ -438,10 +438,10 @@ class Broker:
             raise TopicError(f"topic {topic!r} has {len(partitions)} partitions, and no {number}")
         return partitions[number]
 
-    def group(self, name: str) -> Group:
+    def group(self, name: str) -> MemoryGroup:
         """Returns a group; creates it if it does not exist."""
         if name not in self.groups:
-            self.groups[name] = Group(name)
+            self.groups[name] = MemoryGroup(name)
         return self.groups[name]
 
     # Transactions.

@@ -26,7 +26,7 @@ from kstreams_py.records import Message, Positions, TopicPartition
 from kstreams_py.testing.events import Isolation
 from kstreams_py.testing.memory_broker import Broker, GroupMetadata, Heard, Stamp
 from kstreams_py.testing.memory_records import Content, StoredMessage, as_read, milliseconds
-from kstreams_py.testing.request_faults import Fault, Outage
+from kstreams_py.testing.request_faults import Outage, RequestFault
 
 CLIENT_MESSAGE_MAX: Final = 1_000_000
 """The largest record that the client accepts, in bytes, whatever its topic accepts (message.max.bytes)."""
@@ -52,15 +52,15 @@ class Network:
         self.value_bytes_max: int | None = None  # of records that consumers read
         self.chance = chance
         self.requests: list[str] = []
-        self.watcher: Callable[[str, object], Fault | None] = lambda *_: None
+        self.watcher: Callable[[str, object], RequestFault | None] = lambda *_: None
         self.lingering: list[MemoryProducer] = []
         self.opened: dict[int, OpenTransaction] = {}
         """The newest transaction with offsets, by producer id."""
-        self._faults: list[tuple[str, int, Fault]] = []
+        self._faults: list[tuple[str, int, RequestFault]] = []
         self._outages: list[Outage] = []
         self._late: list[tuple[float, Callable[[], object]]] = []
 
-    def inject(self, request: str, nth: int, fault: Fault) -> None:
+    def inject(self, request: str, nth: int, fault: RequestFault) -> None:
         """Injects a fault into the nth request of a name ("" for any) from now on."""
         self._faults.append((request, nth, fault))
 
@@ -85,12 +85,12 @@ class Network:
         """Like `request`, but without letting time pass."""
         return self._carry(name, action, client, self.watcher(name, client))
 
-    def _carry(self, name: str, action: Callable[[], T], client: Client, fault: Fault | None) -> T:
+    def _carry(self, name: str, action: Callable[[], T], client: Client, fault: RequestFault | None) -> T:
         self.requests.append(name)
         if self._faults:
             fault = self._due(name) or fault
         if fault is None and self._outages and (outage := self.outage(name)) is not None:
-            fault = Fault(Retriable(f"{name}: no answer"), applied=outage.applied())
+            fault = RequestFault(Retriable(f"{name}: no answer"), applied=outage.applied())
         if fault is None:
             return action()
         if fault.late is not None:
@@ -123,7 +123,7 @@ class Network:
                 group.keep(now)
         self.broker.pass_time(now)
 
-    def _due(self, name: str) -> Fault | None:
+    def _due(self, name: str) -> RequestFault | None:
         due, left = None, []
         for request, nth, fault in self._faults:
             if request not in ("", name):

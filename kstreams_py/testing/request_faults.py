@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class RequestFault:
     """A fault of one request.
 
     - `error`: raised in the caller; None for the usual answer.

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from kstreams_py.graph.anomalies import Kind
-from kstreams_py.testing.events import Event
+from kstreams_py.testing.events import HistoryEvent
 
 T = TypeVar("T", bound=Hashable)
 U = TypeVar("U")
@@ -106,7 +106,7 @@ class Anomaly:
 
     kind: Kind
     sentence: str
-    evidence: tuple[Event, ...]
+    evidence: tuple[HistoryEvent, ...]
 
     def __str__(self) -> str:
         return f"{self.kind}: {self.sentence}"

@@ -19,7 +19,7 @@ from kstreams_py import Graph
 from kstreams_py.metrics import WorkerState
 from kstreams_py.records import TopicPartition
 from kstreams_py.running.http.endpoints import Endpoints
-from kstreams_py.running.http.observed import Observed
+from kstreams_py.running.http.observed import ObservedRun
 from kstreams_py.running.http.remedies import REMEDIES
 from kstreams_py.running.http.server import serving
 from kstreams_py.running.reports import Report
@@ -111,7 +111,7 @@ def slots(*, is_well: bool) -> tuple[SlotStatus, ...]:
 @contextmanager
 def run(*, is_well: bool) -> Iterator[str]:
     """The URL of a run, looked at again and again."""
-    observed, ended = Observed(), threading.Event()
+    observed, ended = ObservedRun(), threading.Event()
     found = slots(is_well=is_well)
 
     def look() -> None:

@@ -17,7 +17,7 @@ from kstreams_py.demo import data, data_files
 from kstreams_py.demo.checks import judge
 from kstreams_py.demo.flights_graph import airports, flights, graph
 from kstreams_py.demo.results import Results
-from kstreams_py.demo.traffic import Loader, Progress, Watch
+from kstreams_py.demo.traffic import GroupProgress, Loader, TopicWatch
 from kstreams_py.formats.registries import open_registry
 from kstreams_py.kafka.cluster import KafkaCluster
 from kstreams_py.processing.topics import check_topics, create_topics
@@ -58,9 +58,9 @@ class Flights:
         create_topics(graph, self.cluster)
         self.topics = check_topics(graph, self.cluster)
         partitions = [TopicPartition(name, p) for name, info in self.topics.items() for p in range(info.partitions)]
-        self.watch = Watch(self.cluster, partitions)
+        self.watch = TopicWatch(self.cluster, partitions)
         self._loader: Loader | None = None
-        self._progress = Progress(self.cluster, graph, partitions, self.watch)
+        self._progress = GroupProgress(self.cluster, graph, partitions, self.watch)
 
     @contextmanager
     def running(self, write_in: float | None = None) -> Iterator[None]:

@@ -20,7 +20,19 @@ from kstreams_py.ordering.events import Change, Event, Work
 from kstreams_py.ordering.partitions import check_topic
 from kstreams_py.ordering.redis import RedisStorage
 from kstreams_py.ordering.sqlite import SQLiteStorage
-from kstreams_py.ordering.steps import TOKENS_MAX, Begin, Begun, Complete, Drop, Find, Own, Pop, Resume, Return, Take
+from kstreams_py.ordering.steps import (
+    TOKENS_MAX,
+    Begin,
+    BegunObject,
+    Complete,
+    Drop,
+    Find,
+    Own,
+    Pop,
+    Resume,
+    Return,
+    Take,
+)
 from kstreams_py.ordering.storage import Incarnation, ObjectStatus, Storage, WorkerStatus
 from kstreams_py.sinks import sqlite_files
 from tests.tables import each_case
@@ -131,10 +143,10 @@ def test_begin_takes_the_events_of_the_first_object_that_has_some_and_no_owner(s
     store.enqueue([change("a", b"1"), change("a", b"2"), change("b", b"3", b"4", b"5"), change("b", b"6")])
     me = store.register("w", 3, "p")
     (begun,) = store.run(me, [Begin("w#0", 5)])
-    assert isinstance(begun, Begun)
+    assert isinstance(begun, BegunObject)
     assert (begun.object, values(begun.work)) == ("a", [(b"1", 1, None), (b"2", 2, 1)])
     (begun,) = store.run(me, [Begin("w#1", 2)])
-    assert isinstance(begun, Begun)
+    assert isinstance(begun, BegunObject)
     assert (begun.object, values(begun.work)) == ("b", [(b"3", 3, None), (b"4", 4, 3)])
     assert store.objects() == [ObjectStatus("a", 0, 2, 0, "w#0"), ObjectStatus("b", 2, 2, 1, "w#1")]
     assert store.run(me, [Begin("w#2", 2), Find("w#0"), Find("w#1"), Find("w#2")]) == [None, "a", "b", None]
@@ -147,7 +159,7 @@ def test_begin_looks_at_some_tokens_and_leaves_the_others(store: Storage) -> Non
     store.enqueue([change("a", b"1") for _ in range(TOKENS_MAX + 5)])
     me = store.register("w", 2, "p")
     (begun,) = store.run(me, [Begin("w#0", 1_000)])
-    assert isinstance(begun, Begun)
+    assert isinstance(begun, BegunObject)
     assert len(begun.work.events) == TOKENS_MAX + 5
     assert store.run(me, [Begin("w#1", 1)]) == [None]
     assert store.objects() == [ObjectStatus("a", 0, TOKENS_MAX + 5, 4, "w#0")]

@@ -27,7 +27,7 @@ from kstreams_py.graph.topology import Graph
 from kstreams_py.sinks import Parquet, manifest
 from kstreams_py.spark.pipelines.frames import reported
 from kstreams_py.spark.pipelines.postgresql import PostgreSQLTable
-from kstreams_py.spark.pipelines.runs import Published, Run, Target, check_owner
+from kstreams_py.spark.pipelines.runs import PipelineRun, PipelineTarget, Published, check_owner
 from kstreams_py.spark.pipelines.targets import open_target
 from tests.contract.table_rigs import DeltaRig, ParquetRig, PostgreSQLRig, TableRig, TopicRig
 from tests.system.harness import Cluster
@@ -85,7 +85,7 @@ class Case:
         graph.pipeline(topic, to=rig.declare(graph), mode=mode, key=keyed, id=id)(lambda df: df)
         self.pipeline: Pipeline = graph.pipelines[0]
 
-    def open(self) -> closing[Target]:
+    def open(self) -> closing[PipelineTarget]:
         return closing(open_target(self.pipeline, self.rig.settings, lambda: self.spark))
 
     def amounts(self, rows: Amounts) -> DataFrame:
@@ -99,7 +99,7 @@ class Case:
         def finish(count: int) -> Published:
             before_finish()
             number = 1 if previous is None else previous.last.number + 1
-            run = Run(number, f"the cut of run {number}", 7, count, 1_700_000_000.5, 0.25)
+            run = PipelineRun(number, f"the cut of run {number}", 7, count, 1_700_000_000.5, 0.25)
             return Published(self.pipeline.owner, dict(rows.dtypes), (*(previous.runs if previous else ()), run))
 
         with self.open() as target, reported(self.pipeline):
@@ -157,7 +157,7 @@ def test_rows_and_runs_of_a_table_change_together_or_not_at_all(case: Case, mode
         case.table()
     fail_runs(case, None)
     overtake(case, None, lambda: case.publish(case.amounts(PEN_AND_INK), None))
-    run = Run(1, "the cut of run 1", 7, 2, 1_700_000_000.5, 0.25)
+    run = PipelineRun(1, "the cut of run 1", 7, 2, 1_700_000_000.5, 0.25)
     first = Published("shop.totals", {"item": "string", "amount": "bigint"}, (run,))
     assert (case.shown(), case.table()) == ((PEN_AND_INK, first), PEN_AND_INK)
 

@@ -17,13 +17,12 @@ import pytest
 import kstreams_py as ks
 from kstreams_py.errors import KStreamsError
 from kstreams_py.graph.pipelines import Mode, Pipeline
-from kstreams_py.operations.dead_letters.letters import Letter
-from kstreams_py.operations.dead_letters.letters import Place as LetterPlace
+from kstreams_py.operations.dead_letters.letters import Letter, LetterPlace
 from kstreams_py.operations.dead_letters.marks import mark_record
 from kstreams_py.operations.dead_letters.reader import LetterReader
 from kstreams_py.operations.order import find_objects
 from kstreams_py.ordering.events import ID_HEADER, PREV_HEADER
-from kstreams_py.processing.beginning import Begun, begun_record, read_begun
+from kstreams_py.processing.beginning import BegunPartition, begun_record, read_begun
 from kstreams_py.processing.environment import Environment
 from kstreams_py.processing.journal.choices_journal import ChoicesJournal
 from kstreams_py.processing.journal.deliveries import DeliveryJournal
@@ -37,11 +36,11 @@ from kstreams_py.processing.journal.records import (
     choices_record,
     snapshot_record,
 )
-from kstreams_py.processing.tasks.choices import Choices, Start
+from kstreams_py.processing.tasks.choices import Choices, InputStart
 from kstreams_py.processing.topics import DELIVERED_SETTINGS, JOURNAL_SETTINGS, check_topics
 from kstreams_py.records import Headers, Message, TopicPartition, Unreadable, undecompressed
 from kstreams_py.spark.pipelines.kafka import KafkaTable
-from kstreams_py.spark.pipelines.runs import Published, Run
+from kstreams_py.spark.pipelines.runs import PipelineRun, Published
 from kstreams_py.state.changelog import Changelog, Position, write_positions
 from kstreams_py.state.keyed import POSITIONS_KEY, RESERVED, KeyedStore
 from kstreams_py.state.memory import MemoryBase
@@ -200,7 +199,7 @@ def enter_beginning(junk: Junk, request: pytest.FixtureRequest) -> tuple[Outcome
     caplog.clear()
     cluster = OddCluster()
     cluster.create_topics([(BEGINNINGS, 1, -1, {})])
-    own = [Begun("p", "in", "id", number) for number in (0, 1)]
+    own = [BegunPartition("p", "in", "id", number) for number in (0, 1)]
     put(cluster, begun_record(BEGINNINGS, own[0], 2))
     at = write(cluster, BEGINNINGS, junk)
     write(cluster, BEGINNINGS, junk)
@@ -222,9 +221,9 @@ NO_NUMBER: Final = "its value names no offset, and no number of partitions"
 
 JOURNAL: Final = "__ks.g.p.journal"
 HASH: Final = b"h" * 16
-SNAPSHOT: Final = Snapshot("g.p", 0, (Start("in", "", 3),))
-ATTEMPT: Final = Attempt(RecordType.NIL, SNAPSHOT.hash, HASH, 1, "w", (Start("in", "", 4),))
-CHOICES: Final = Choices((("in", 3),), (Start("in", "id", 3),))
+SNAPSHOT: Final = Snapshot("g.p", 0, (InputStart("in", "", 3),))
+ATTEMPT: Final = Attempt(RecordType.NIL, SNAPSHOT.hash, HASH, 1, "w", (InputStart("in", "", 4),))
+CHOICES: Final = Choices((("in", 3),), (InputStart("in", "id", 3),))
 
 
 def enter_choices(junk: Junk, _: pytest.FixtureRequest) -> tuple[Outcome, str, int]:
@@ -427,7 +426,7 @@ def of_object(kind: bytes, value: bytes, why: str) -> tuple[Junk, str]:
 # Runs of pipelines.
 
 RUNS: Final = "__ks.table.runs"
-RUN: Final = Published("g.sums", {"n": "int"}, (Run(1, "{}", 1, 1, 1.0, 1.0),))
+RUN: Final = Published("g.sums", {"n": "int"}, (PipelineRun(1, "{}", 1, 1, 1.0, 1.0),))
 
 
 def enter_runs(junk: Junk, request: pytest.FixtureRequest) -> tuple[Outcome, str, int]:

@@ -18,8 +18,7 @@ from kstreams_py.cli import main
 from kstreams_py.cli.streams import echo, echo_lines
 from kstreams_py.errors import WorkersFailed
 from kstreams_py.graph.topology import Graph
-from kstreams_py.operations.dead_letters.letters import Input, Letter, group
-from kstreams_py.operations.dead_letters.letters import Place as LetterPlace
+from kstreams_py.operations.dead_letters.letters import Input, Letter, LetterPlace, group
 from kstreams_py.operations.dead_letters.text import Describer, group_as_json, groups_as_text
 from kstreams_py.operations.doctor.findings import Finding, describe
 from kstreams_py.operations.records.lines import Lines

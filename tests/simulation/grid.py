@@ -25,7 +25,7 @@ from kstreams_py.records import HASH_HEADER, Positions, Step, TopicPartition
 from kstreams_py.settings import Settings
 from kstreams_py.testing import ManualClock, MemoryCluster, MemoryRegistry
 from kstreams_py.testing.memory_clients import MemoryProducer
-from kstreams_py.testing.request_faults import Fault
+from kstreams_py.testing.request_faults import RequestFault
 from tests.crash_grid import Case, declare, give, recover_twice
 from tests.simulation.strikes import Crash
 
@@ -218,7 +218,7 @@ class Grid:
         finally:
             self._is_unseen = before
 
-    def point(self, name: str, client: object = None) -> Fault | None:
+    def point(self, name: str, client: object = None) -> RequestFault | None:
         """Notes a point, and strikes if it is its turn."""
         if self._is_unseen:
             return None
@@ -232,11 +232,11 @@ class Grid:
             case "raises":
                 raise Unhandled
             case "dies after" | "raises after":
-                return Fault(Crash() if fault == "dies after" else Unhandled())
+                return RequestFault(Crash() if fault == "dies after" else Unhandled())
             case "dies late" | "raises late":
-                return Fault(Crash() if fault == "dies late" else Unhandled(), applied=False, late=0.01)
+                return RequestFault(Crash() if fault == "dies late" else Unhandled(), applied=False, late=0.01)
             case "unanswered":
-                return Fault(OutcomeUnknown("simulated"))
+                return RequestFault(OutcomeUnknown("simulated"))
             case "replaced":
                 self.replacement = self.run_after_status()
                 return None

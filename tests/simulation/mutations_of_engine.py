@@ -16,7 +16,7 @@ from kstreams_py.processing.commits import states
 from kstreams_py.processing.commits.committer import Committer
 from kstreams_py.processing.commits.guarantees import AtMostOnce, ExactlyOnce, producer_mode
 from kstreams_py.processing.commits.session import Session
-from kstreams_py.processing.commits.states import State
+from kstreams_py.processing.commits.states import SessionState
 from kstreams_py.processing.tasks import tasks
 from kstreams_py.processing.tasks.intake import Taken
 from kstreams_py.processing.tasks.tasks import Tasks
@@ -61,7 +61,7 @@ def no_rewind_after_an_abort(patch: pytest.MonkeyPatch) -> None:
 @MUTATIONS.add("torn transaction", "duplicate", struck=[(Fault.LATE, "commit_transaction")])
 def abort_on_unknown(patch: pytest.MonkeyPatch) -> None:
     """And no look for what is left open: a worker would wait for it, before it is torn."""
-    patch.setitem(states.STATE_OF, OutcomeUnknown, State.ABORTABLE)
+    patch.setitem(states.STATE_OF, OutcomeUnknown, SessionState.ABORTABLE)
     patch.setattr(Leftovers, "require_none", lambda _: None)
 
 

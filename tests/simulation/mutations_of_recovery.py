@@ -11,7 +11,7 @@ from kstreams_py.processing.commits.journaled import Journaled
 from kstreams_py.processing.intakes import Intakes
 from kstreams_py.processing.journal import deliveries, recovery
 from kstreams_py.processing.journal.deliveries import DeliveryJournal
-from kstreams_py.processing.journal.recovery import Found
+from kstreams_py.processing.journal.recovery import OutputFound
 from kstreams_py.processing.tasks.choices import Choices
 from kstreams_py.processing.tasks.intake import Taken
 from kstreams_py.processing.worker import Worker
@@ -122,7 +122,7 @@ def takes_any_record_for_the_output(patch: pytest.MonkeyPatch) -> None:
 @MUTATIONS.add("undecidable", batch=2)
 def looks_for_no_output(patch: pytest.MonkeyPatch) -> None:
     """An output counts as written, whatever is at its place."""
-    patch.setattr(DeliveryJournal, "_look", lambda *_: Found.SAME)
+    patch.setattr(DeliveryJournal, "_look", lambda *_: OutputFound.SAME)
 
 
 @MUTATIONS.add("choices", batch=2, kinds=[Kind.ALTS])

@@ -7,7 +7,7 @@ from random import Random
 from typing import Any
 
 from kstreams_py.graph.declarations import Processor
-from kstreams_py.steps.calls import Call, Ended
+from kstreams_py.steps.calls import Call, EndedCall
 from kstreams_py.steps.chains import Chains
 
 
@@ -21,7 +21,7 @@ class SimulatedCalls:
         self._chains = Chains(processor.concurrency)
         self._arguments: dict[int, Sequence[Any]] = {}
         self._running: list[int] = []
-        self._ended: list[Ended] = []
+        self._ended: list[EndedCall] = []
 
     oldest = None
 
@@ -30,7 +30,7 @@ class SimulatedCalls:
             self._arguments[ticket] = arguments
             self._chains.add(ticket, chain)
 
-    def collect(self) -> Sequence[Ended]:
+    def collect(self) -> Sequence[EndedCall]:
         for _ in range(self._random.choice((1, 2, 3, 100))):
             while (ticket := self._chains.start()) is not None:
                 self._running.append(ticket)
@@ -59,7 +59,7 @@ class SimulatedCalls:
             returned = self._finish(ticket, list(returned) if self._processor.generator else returned)
         except Exception as raised:
             error = raised
-        self._ended.append(Ended(ticket, returned, error, True, 0.0))
+        self._ended.append(EndedCall(ticket, returned, error, True, 0.0))
         if error is None:
             self._chains.end(ticket)
         else:
@@ -68,4 +68,4 @@ class SimulatedCalls:
     def _note_dropped(self, tickets: Iterable[int]) -> None:
         for ticket in tickets:
             del self._arguments[ticket]
-            self._ended.append(Ended(ticket, None, None, False, 0.0))
+            self._ended.append(EndedCall(ticket, None, None, False, 0.0))

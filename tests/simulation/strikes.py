@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from kstreams_py.errors import Abortable, ClientError, OutcomeUnknown, Retriable
 from kstreams_py.settings import Settings
-from kstreams_py.testing.request_faults import Fault as Broken
+from kstreams_py.testing.request_faults import RequestFault as Broken
 from tests.simulation.plan import Fault, Kind, Strike
 from tests.simulation.process import Process
 

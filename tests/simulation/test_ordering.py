@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from kstreams_py.ordering.chain import APPLY, DUPLICATE, EventChains
-from kstreams_py.ordering.events import Ordered, Work
+from kstreams_py.ordering.events import OrderedEvent, Work
 from kstreams_py.ordering.steps import Answer, Complete, Lane, Own, Pop, Resume, Step, Take
 from tests.ordering_model import (
     State,
@@ -48,7 +48,7 @@ def test_no_state_breaks_an_invariant(
     assert explore(start(lanes(count, limit), events, crashes, stops)) == expected
 
 
-def apply_by_rule(state: State, name: str, ordered: Ordered) -> State:
+def apply_by_rule(state: State, name: str, ordered: OrderedEvent) -> State:
     """The consumer's own rule after what it has applied: it must come to what the model comes to."""
     chains = EventChains({}, lambda: 0.0)
     applied = state.objects[name].applied
@@ -147,7 +147,7 @@ class Resends(Lane):
         return replace(Lane.after(replace(self, restarts=False), answer), restarts=self.restarts)
 
 
-def apply_by_a_global_maximum(state: State, name: str, ordered: Ordered) -> State:
+def apply_by_a_global_maximum(state: State, name: str, ordered: OrderedEvent) -> State:
     """A copy is recognized by the largest id of all objects."""
     newest = max((known.applied[-1][0] for known in state.objects.values() if known.applied), default=0)
     if ordered.id <= newest and (ordered.id, ordered.event) not in state.objects[name].applied:

@@ -15,10 +15,10 @@ from typing import Any, Final
 from kstreams_py.cli.options import open_environment
 from kstreams_py.kafka.contracts import Output
 from kstreams_py.operations.records.topic import find_topic
-from kstreams_py.ordering.events import Ordered, Work
+from kstreams_py.ordering.events import OrderedEvent, Work
 from kstreams_py.ordering.front_end import open_storage
 from kstreams_py.ordering.sending import IDEMPOTENT, KafkaSender
-from kstreams_py.ordering.steps import Answer, Begin, Begun, Complete, Drop, Find, Own, Pop, Resume, Step, Take
+from kstreams_py.ordering.steps import Answer, Begin, BegunObject, Complete, Drop, Find, Own, Pop, Resume, Step, Take
 from kstreams_py.ordering.storage import Incarnation
 from kstreams_py.ordering.worker import OrderingWorker
 from kstreams_py.settings import Settings
@@ -28,7 +28,7 @@ from tests.waiting import WAIT
 NAME: Final = "dying"
 
 STEPS: Final[Mapping[str, Callable[[Step, Answer], bool]]] = {
-    "all is begun at once": lambda step, answer: isinstance(step, Begin) and isinstance(answer, Begun),
+    "all is begun at once": lambda step, answer: isinstance(step, Begin) and isinstance(answer, BegunObject),
     "a token is taken": lambda step, answer: isinstance(step, Take) and answer is not None,
     "the object is owned": lambda step, answer: isinstance(step, Own) and answer is True,
     "another lane owns the object": lambda step, answer: isinstance(step, Own) and answer is False,
@@ -65,7 +65,7 @@ class DyingSender(KafkaSender):
 
     point: str
 
-    def send(self, events: Sequence[tuple[str, Ordered]]) -> None:
+    def send(self, events: Sequence[tuple[str, OrderedEvent]]) -> None:
         if self.point == "before sending":
             die()
         super().send(events)

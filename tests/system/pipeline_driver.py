@@ -31,7 +31,7 @@ from kstreams_py.spark.pipelines import driver, runner
 from kstreams_py.spark.pipelines.delta import DeltaLakeTable
 from kstreams_py.spark.pipelines.parquet import ParquetTable
 from kstreams_py.spark.pipelines.postgresql import PostgreSQLTable
-from kstreams_py.spark.pipelines.runs import Run
+from kstreams_py.spark.pipelines.runs import PipelineRun
 from kstreams_py.spark.sessions import path_of_archive
 from tests.spark_sessions import OF_TESTS, ONE_PARTITION
 
@@ -110,7 +110,7 @@ def tell(what: object) -> None:
 
 def run(pipeline: Pipeline, graph: Graph, spark: Any, settings: Settings) -> list[int | None]:
     """The numbers of the runs; None where nothing was new."""
-    runs: list[Run | None] = []
+    runs: list[PipelineRun | None] = []
     driver.run_all([pipeline], graph, spark, settings, lambda _, run: runs.append(run), None)
     return [run and run.number for run in runs]
 

@@ -27,7 +27,7 @@ from kstreams_py.graph.pipelines import Pipeline
 from kstreams_py.spark import Cut
 from kstreams_py.spark.pipelines import runner
 from kstreams_py.spark.pipelines.driver import run_all as drive
-from kstreams_py.spark.pipelines.runs import Published, Run, Target
+from kstreams_py.spark.pipelines.runs import PipelineRun, PipelineTarget, Published
 from kstreams_py.spark.pipelines.targets import open_target
 from tests.system.command import await_end, is_alive
 from tests.system.harness import Cluster
@@ -107,16 +107,16 @@ class Pipelines:
         (found,) = runner.choose_pipelines(self.graph, [pipeline_id])
         return found
 
-    def open(self, pipeline_id: str) -> closing[Target]:
+    def open(self, pipeline_id: str) -> closing[PipelineTarget]:
         """The target."""
         return closing(open_target(self.pipeline(pipeline_id), self.settings, lambda: self.spark))
 
-    def run_once(self, pipeline_id: str, **options: Any) -> Run | None:
+    def run_once(self, pipeline_id: str, **options: Any) -> PipelineRun | None:
         return runner.run_once(self.pipeline(pipeline_id), self.graph, self.spark, self.settings, **options)
 
-    def run_all(self, pipeline_id: str, given: Cut | None = None) -> list[Run | None]:
+    def run_all(self, pipeline_id: str, given: Cut | None = None) -> list[PipelineRun | None]:
         """As the command does, a stream, too."""
-        found: list[Run | None] = []
+        found: list[PipelineRun | None] = []
         chosen = [self.pipeline(pipeline_id)]
         drive(chosen, self.graph, self.spark, self.settings, lambda _, run: found.append(run), given)
         return found

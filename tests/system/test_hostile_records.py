@@ -15,7 +15,7 @@ from kstreams_py.cli.options import open_environment
 from kstreams_py.formats.serdes import bind
 from kstreams_py.graph.declarations import dead_letters
 from kstreams_py.graph.hashes import pack_offset
-from kstreams_py.operations.dead_letters.letters import Selection
+from kstreams_py.operations.dead_letters.letters import LetterSelection
 from kstreams_py.operations.dead_letters.replay import replay
 from tests.raw_records import Raw, write_raw
 from tests.system.app import GUARANTEES, MakeSettings, decode_dead_letter
@@ -97,7 +97,12 @@ def test_replay_sends_no_forged_letter_and_no_record_that_cannot_be_read(
         content["delivery_hash"] = content["delivery_hash"][:8] + pack_offset(3)
         write_raw(cluster.bootstrap_servers, errors, [Raw(forge({**content, "traceback": ""}))])
         told = list[tuple[int, str, str]]()
-        replay(graph, environment, Selection(), lambda letter, what, why: told.append((letter.place.offset, what, why)))
+        replay(
+            graph,
+            environment,
+            LetterSelection(),
+            lambda letter, what, why: told.append((letter.place.offset, what, why)),
+        )
     cluster.await_markers(f"{name}.out")
     assert cluster.values(f"{name}.out") == [b"3", b"0"]
     letters = [m.offset() for m in cluster.read(errors)]

@@ -15,7 +15,7 @@ import pytest
 
 import kstreams_py as ks
 from kstreams_py.processing.journal import deliveries
-from kstreams_py.processing.journal.records import Place, Unit, newest_unit, type_of
+from kstreams_py.processing.journal.records import OutputPlace, Unit, newest_unit, type_of
 from tests.system.app import MakeApp, MakeSettings, app_factory
 from tests.system.harness import Cluster, await_joined, running, wait_until
 from tests.system.recorder import Record
@@ -62,10 +62,10 @@ def types_of(cluster: Cluster, journal: str) -> list[str]:
     return [type_of(m) for m in cluster.read(journal)]
 
 
-def places_in(cluster: Cluster, *topics: str) -> list[Place]:
+def places_in(cluster: Cluster, *topics: str) -> list[OutputPlace]:
     """The places of all records of topics, with the hashes in their headers."""
     found: list[Any] = [m for topic in topics for m in cluster.read(topic)]
-    return [Place(m.topic(), m.partition(), m.offset(), dict(m.headers())["ks-hash"]) for m in found]
+    return [OutputPlace(m.topic(), m.partition(), m.offset(), dict(m.headers())["ks-hash"]) for m in found]
 
 
 # What is recorded.
@@ -120,7 +120,7 @@ def test_journal_of_an_alts_has_its_choices_before_the_function_runs(
     ((digest, before),) = seen
     assert before == ["snapshot", "snapshot-alts"]
     assert types_of(cluster, f"__ks.{name}.merge.journal") == [*before, "attempt-output"]
-    assert places_in(cluster, target) == [Place(target, 0, 0, digest)]
+    assert places_in(cluster, target) == [OutputPlace(target, 0, 0, digest)]
 
 
 @pytest.mark.parametrize(

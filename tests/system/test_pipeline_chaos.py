@@ -41,7 +41,7 @@ def test_pipeline_whose_drivers_and_workers_are_killed_has_the_table_of_the_file
         create_topics(flights_graph.graph, cluster)
         topics = check_topics(flights_graph.graph, cluster)
         loader = Loader(cluster, registry, flights_graph.graph, rows, SECONDS)
-        stage = flights.Stage(settings, cluster, tmp_path, Screen(LockedConsole(stderr=False)))
+        stage = flights.FlightsStage(settings, cluster, tmp_path, Screen(LockedConsole(stderr=False)))
         for name, value in flights._environment(settings, tmp_path).items():
             monkeypatch.setenv(name, value)  # of the drivers
 

@@ -25,7 +25,7 @@ from kstreams_py.spark import Cut, cutting
 from kstreams_py.spark.cuts import CutTopic, Span
 from kstreams_py.spark.cutting import Cutting
 from kstreams_py.spark.pipelines import driver, runner
-from kstreams_py.spark.pipelines.runs import Run
+from kstreams_py.spark.pipelines.runs import PipelineRun
 from tests.clusters import open_cluster
 from tests.system.harness import WorkerProcess
 from tests.system.recorder import Record, Recorder
@@ -335,7 +335,7 @@ def test_tables_of_streams_equal_the_model_when_the_workers_before_them_are_kill
         site = Site(tmp_path, name, settings(), cleanup, STREAMS)
         arguments = site.graph.pipelines, site.graph, spark, site.settings
 
-        def show(pipeline: Pipeline, run: Run | None) -> None:
+        def show(pipeline: Pipeline, run: PipelineRun | None) -> None:
             site.published[pipeline.id] += run is not None
 
         values = site.kill_workers(partial(driver.follow_all, *arguments, show), kills, seed)

@@ -31,7 +31,7 @@ from kstreams_py.kafka.producer import KafkaProducer
 from kstreams_py.records import HASH_HEADER, TopicPartition
 from kstreams_py.spark.pipelines import kafka, runner
 from kstreams_py.spark.pipelines.kafka import encode_runs
-from kstreams_py.spark.pipelines.runs import Published, Run, decode_published
+from kstreams_py.spark.pipelines.runs import PipelineRun, Published, decode_published
 from tests.system.harness import Cluster
 from tests.system.shop import Pipelines, run_and_die
 from tests.waiting import wait_until
@@ -451,7 +451,7 @@ def test_run_that_fails_while_it_writes_holds_up_no_reader(shop: Shop, monkeypat
 
 
 def test_record_of_the_runs_has_as_many_as_a_record_takes() -> None:
-    run = Run(1, "x" * 300_000, 1, 1, 1.0, 1.0)
+    run = PipelineRun(1, "x" * 300_000, 1, 1, 1.0, 1.0)
     kept = Published("shop.totals", {}, tuple(run._replace(number=number) for number in range(1, 6)))
     assert [each.number for each in decode_published(json.loads(encode_runs(kept, "id"))).runs] == [4, 5]
     huge = kept._replace(runs=(run._replace(cut="x" * 2_000_000),))

@@ -41,7 +41,7 @@ from kstreams_py.spark.pipelines import inputs, parquet, runner
 from kstreams_py.spark.pipelines.parquet import ParquetTable
 from kstreams_py.spark.pipelines.runs import Published
 from kstreams_py.spark.pipelines.targets import open_target
-from kstreams_py.spark.reader_options import Options
+from kstreams_py.spark.reader_options import ReaderOptions
 from tests.system.command import command
 from tests.system.harness import Cluster, metadata
 from tests.system.shop import Shop
@@ -202,8 +202,8 @@ def test_mutation_that_keeps_the_cut_outside_the_target_doubles_rows(
 def test_mutation_that_reads_uncommitted_records_has_those_of_aborted_transactions(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def uncommitted(*arguments: Any, **named: Any) -> Options:
-        return Options(options(*arguments, **named) | {"kafka.isolation.level": "read_uncommitted"})
+    def uncommitted(*arguments: Any, **named: Any) -> ReaderOptions:
+        return ReaderOptions(options(*arguments, **named) | {"kafka.isolation.level": "read_uncommitted"})
 
     monkeypatch.setattr(views, "options", uncommitted)
     shop.write("orders:pen")

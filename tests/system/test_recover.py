@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kstreams_py.processing.tasks.choices import Choices, Start
+from kstreams_py.processing.tasks.choices import Choices, InputStart
 from tests.system.command import Finished
 from tests.system.harness import Cluster, WorkerProcess, wait_until
 from tests.system.operated import ALTS, JOIN, JOURNALED, MAP, Site
@@ -109,7 +109,7 @@ def test_reset_of_an_alts_drops_its_journaled_choices(site: Callable[..., Site])
     here.run_until(4)
     positions = here.positions()
     (at,) = positions[here.topic("b")].values()
-    waits = Choices(((here.topic("b"), at + 50),), (Start(here.topic("b"), here.topic_id("b"), at),))
+    waits = Choices(((here.topic("b"), at + 50),), (InputStart(here.topic("b"), here.topic_id("b"), at),))
     here.cluster.write(f"__ks.{here.name}.work.journal", [waits.encode()], headers=[("ks-type", b"alts-choices")])
     ended = here.reset("--to-offset", f"{here.topic('a')}:0:1", "--yes")
     assert ended.status == 0, ended

@@ -32,17 +32,17 @@ from kstreams_py.graph.pipelines import Pipeline
 from kstreams_py.kafka.administration import GroupAdmin
 from kstreams_py.kafka.transaction_admin import TransactionAdmin
 from kstreams_py.operations.acls import Operation, Right, Role, commands, rights_of
-from kstreams_py.operations.dead_letters.letters import Selection
-from kstreams_py.operations.dead_letters.replay import Outcome, replay
+from kstreams_py.operations.dead_letters.letters import LetterSelection
+from kstreams_py.operations.dead_letters.replay import ReplayOutcome, replay
 from kstreams_py.operations.doctor.facts import Examination
 from kstreams_py.operations.doctor.findings import Examined, diagnose
 from kstreams_py.operations.order import Decided, Operator
-from kstreams_py.operations.records.send import Sender
+from kstreams_py.operations.records.send import LineSender
 from kstreams_py.operations.records.tail import Tail
 from kstreams_py.operations.records.topic import find_topic
-from kstreams_py.operations.recover.audit import Selection as Scope
+from kstreams_py.operations.recover.audit import LetterSelection as Scope
 from kstreams_py.operations.recover.audit import audit
-from kstreams_py.operations.recover.reset import BEGINNING, GraphPositions, Target
+from kstreams_py.operations.recover.reset import BEGINNING, GraphPositions, ResetTarget
 from kstreams_py.operations.recover.status import read_status
 from kstreams_py.ordering.decisions import Verb
 from kstreams_py.ordering.events import ID_HEADER, PREV_HEADER
@@ -50,7 +50,7 @@ from kstreams_py.processing.environment import Environment
 from kstreams_py.processing.journal import choices_journal, deliveries
 from kstreams_py.sinks import SQLite
 from kstreams_py.spark.pipelines.driver import run_all
-from kstreams_py.spark.pipelines.runs import Run
+from kstreams_py.spark.pipelines.runs import PipelineRun
 from kstreams_py.state.changelog import CHANGELOG_SETTINGS
 from tests.clusters import open_cluster
 from tests.system.command import command, kstreams
@@ -341,7 +341,7 @@ def test_worker_and_replay_need_no_right_to_create_topics_that_are_created_befor
         cluster = open_cluster(app.settings)
         try:
             environment = Environment(cluster, FileRegistry(app.settings.schema_directory), app.settings)
-            assert replay(app.graph, environment, Selection(), lambda *_: None).is_complete
+            assert replay(app.graph, environment, LetterSelection(), lambda *_: None).is_complete
         finally:
             cluster.close()
 
@@ -462,11 +462,11 @@ def test_replay_that_lacks_a_right_names_it_and_writes_nothing(
             (GROUP, app.group, AclOperation.DESCRIBE),
         ):
             with broker_with_rights.denied(kind, of, operation), pytest.raises(errors.Unavailable) as refused:
-                replay(app.graph, environment, Selection(), lambda *_: None)
+                replay(app.graph, environment, LetterSelection(), lambda *_: None)
             wanted = expected_words(kind, of, operation)
             assert [word for word in (*wanted, "grant this user") if word not in str(refused.value)] == []
             assert app.cluster.values(app.target) == []
-        assert replay(app.graph, environment, Selection(), lambda *_: None).is_complete
+        assert replay(app.graph, environment, LetterSelection(), lambda *_: None).is_complete
     finally:
         cluster.close()
     app.cluster.await_markers(app.target)
@@ -717,8 +717,8 @@ def test_user_with_the_printed_rights_of_an_operator_uses_the_tools(
     (ordered,) = [each for each in app.graph.processors if each.ordered is not None]
     examined = Examined(app.graph, "graph.py", app.settings.transaction_timeout_ms)
     with broker_with_rights.granted(app.printed(Role.OPERATOR)), app.environment() as environment:
-        replayed = replay(app.graph, environment, Selection(processor="step"), lambda *_: None)
-        assert replayed.counts == {Outcome.REPLAYED: 1, Outcome.FAILED: 0, Outcome.STAYS: 0}
+        replayed = replay(app.graph, environment, LetterSelection(processor="step"), lambda *_: None)
+        assert replayed.counts == {ReplayOutcome.REPLAYED: 1, ReplayOutcome.FAILED: 0, ReplayOutcome.STAYS: 0}
         findings = diagnose(Examination(environment, examined).collect(), examined)
         assert [each for each in findings if each.kind == "not_seen"] == []
         admin = GroupAdmin(app.settings)
@@ -728,7 +728,7 @@ def test_user_with_the_printed_rights_of_an_operator_uses_the_tools(
         ]
         assert all(each.is_clean for each in audit(app.graph, environment, Scope((), None, None, False), 10))
         positions = GraphPositions(app.graph, "graph.py", environment, admin)
-        positions.move(positions.plan_reset("merge", Target(end=BEGINNING)))
+        positions.move(positions.plan_reset("merge", ResetTarget(end=BEGINNING)))
         operator = Operator(app.graph, ordered, environment, "a")
         with running(app.graph, app.by_alice):
             assert operator.decide(Verb.RESUME, 0, 30.0) == Decided(is_done=True, sent=1)
@@ -752,7 +752,7 @@ def test_user_with_the_printed_rights_of_a_reader_reads_results_and_nothing_else
         for topic in (app.topics["in"], *(f"__ks.{name}.{each}" for each in own)):
             with pytest.raises(errors.NotAuthorized, match=re.escape(topic)):
                 find_topic(environment, topic)
-        with Sender(environment, topics["out"]) as sender, pytest.raises(errors.NotAuthorized, match="WRITE"):
+        with LineSender(environment, topics["out"]) as sender, pytest.raises(errors.NotAuthorized, match="WRITE"):
             sender.send_one((topics["out"].name, b"forged", None, 0, None, None, 0, None))
     assert app.outputs() == RESULTS
 
@@ -937,7 +937,7 @@ def test_user_with_the_printed_rights_of_a_pipeline_runs_each_kind_of_them(
     shown: list[tuple[str, int | None]] = []
     by_reader, rights = settings_of_reader(broker_with_rights, settings), rights_of(graph, Role.PIPELINE)
 
-    def show(pipeline: Pipeline, run: Run | None) -> None:
+    def show(pipeline: Pipeline, run: PipelineRun | None) -> None:
         shown.append((pipeline.id, run and run.rows))
 
     for written in ([b"0", b"1"], [b"2"]):

@@ -28,7 +28,7 @@ from kstreams_py.graph.loading import load
 from kstreams_py.spark.cuts import Cut
 from kstreams_py.spark.pipelines import streaming
 from kstreams_py.spark.pipelines.frames import start_query
-from kstreams_py.spark.pipelines.runs import Run
+from kstreams_py.spark.pipelines.runs import PipelineRun
 from kstreams_py.spark.pipelines.streaming import Streaming
 from tests.system.harness import Cluster
 from tests.system.shop import Pipelines, run_and_die, run_and_raise, url_of
@@ -232,7 +232,7 @@ def test_records_of_a_schema_that_is_registered_while_a_stream_runs_are_in_its_t
 
     write(first, item="pen")
     (pipeline,) = shop.graph.pipelines
-    runs = list[Run]()
+    runs = list[PipelineRun]()
     if follows:
         stream = Streaming(pipeline, shop.spark, shop.settings, runs.append, follows=True)
         wait_until(lambda: stream.is_running() and [run.rows for run in runs] == [1], "the first batch is stored")

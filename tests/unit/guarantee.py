@@ -20,10 +20,10 @@ from kstreams_py.graph.topology import Graph
 from kstreams_py.metrics import Counters
 from kstreams_py.processing.commits.committer import Committer, Context
 from kstreams_py.processing.commits.guarantees import COMMITTERS
-from kstreams_py.processing.commits.states import State
+from kstreams_py.processing.commits.states import SessionState
 from kstreams_py.processing.environment import Environment
 from kstreams_py.processing.journal.choices_journal import ChoicesJournal
-from kstreams_py.processing.tasks.choices import Choices, Start
+from kstreams_py.processing.tasks.choices import Choices, InputStart
 from kstreams_py.processing.tasks.committed import CommittedOffsets
 from kstreams_py.processing.tasks.intake import Taken
 from kstreams_py.processing.tasks.ledger import Ledger
@@ -153,7 +153,7 @@ class Bench:
     def recover(self, error: ClientError) -> None:
         """Recovers from an error; the session must be ready again."""
         self.guarantee.recover(error)
-        assert self.session.state is State.READY
+        assert self.session.state is SessionState.READY
 
     def fail_commit(self) -> ClientError:
         """Commits, expects an error and returns it."""
@@ -174,7 +174,7 @@ def choosing(*runs: tuple[str, int], partition: int = 0) -> Taken:
 def chosen(*runs: tuple[str, int]) -> Choices:
     """Choices whose start offsets are those of the first record of each input."""
     first = dict(reversed(runs))
-    return Choices(runs, tuple(Start(topic, "", offset) for topic, offset in first.items()))
+    return Choices(runs, tuple(InputStart(topic, "", offset) for topic, offset in first.items()))
 
 
 def end(bench: Bench) -> Sequence[str]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from kstreams_py.graph.declarations import Processor
-from kstreams_py.steps.calls import Call, Ended
+from kstreams_py.steps.calls import Call, EndedCall
 from kstreams_py.steps.chains import Chains
 
 
@@ -27,7 +27,7 @@ class HeldCalls:
         self._chains = Chains(processor.concurrency)
         self._arguments: dict[int, Sequence[Any]] = {}
         self._running: dict[Any, int] = {}
-        self._ended: list[Ended] = []
+        self._ended: list[EndedCall] = []
 
     @property
     def under_way(self) -> list[Any]:
@@ -47,7 +47,7 @@ class HeldCalls:
                 result = self._finish(ticket, self._function(*arguments))
             except Exception as raised:
                 error = raised
-            self._ended.append(Ended(ticket, result, error, True, 0.5))
+            self._ended.append(EndedCall(ticket, result, error, True, 0.5))
             if error is None:
                 self._chains.end(ticket)
             else:
@@ -58,7 +58,7 @@ class HeldCalls:
             self._arguments[ticket] = arguments
             self._chains.add(ticket, chain)
 
-    def collect(self) -> Sequence[Ended]:
+    def collect(self) -> Sequence[EndedCall]:
         while self.lets_all_end and not self.later and self.under_way:
             self.end(self.under_way[0])
         if self.later:
@@ -84,4 +84,4 @@ class HeldCalls:
     def _note_dropped(self, tickets: Iterable[int]) -> None:
         for ticket in tickets:
             del self._arguments[ticket]
-            self._ended.append(Ended(ticket, None, None, False, 0.0))
+            self._ended.append(EndedCall(ticket, None, None, False, 0.0))

@@ -21,7 +21,7 @@ from kstreams_py.errors import (
 from kstreams_py.metrics import WorkerState
 from kstreams_py.processing.commits.attempts import CALLS_MAX, FAILURES_MAX, FAILURES_WARNED, PRODUCERS_MAX, WAIT_MAX
 from kstreams_py.processing.commits.session import MEMBERSHIP_ASKED_MAX
-from kstreams_py.processing.commits.states import State
+from kstreams_py.processing.commits.states import SessionState
 from tests.unit.guarantee import A0, ALO, EO, Bench
 
 
@@ -108,7 +108,7 @@ def test_producers_that_cannot_start_are_replaced_up_to_a_limit(error: type[Clie
         bench.cluster.faults.inject("init_transactions", nth=nth, error=error("no"), applied=False)
     with pytest.raises(Fatal, match=f"g.p.0: {PRODUCERS_MAX} producers in a row could not commit, at last by: no"):
         bench.session.start() if starts else bench.guarantee.recover(OutcomeUnknown("no answer"))
-    assert bench.session.state is State.FATAL
+    assert bench.session.state is SessionState.FATAL
     assert bench.take_requests().count("init_transactions") == PRODUCERS_MAX + 1
     assert bench.slept == [min(0.1 * 2**i, 5.0) for i in range(1, PRODUCERS_MAX + 1)]
 
@@ -131,7 +131,7 @@ def test_broker_that_is_away_is_waited_for_before_the_producer_is_replaced(
     for attempt in range(attempts):
         assert bench.guarantee.recover(error), "the worker has to rewind"
         assert bench.take_requests().count(request_name) <= 1 + (request_name == "membership" and fails is Fenced)
-        state = State.FENCED if fails is Fenced else State.UNKNOWN
+        state = SessionState.FENCED if fails is Fenced else SessionState.UNKNOWN
         assert (bench.session.state, bench.session.open_seconds) == (state, None)
         with pytest.raises(Retriable, match="no answer") as raised:
             bench.guarantee.check()
@@ -204,7 +204,7 @@ def test_repeated_aborts_wait_longer_each_time_then_end_the_session() -> None:
     assert str(caught.value) == (
         "g.p.0: 40 attempts in a row failed, at last by: refused: remove the cause, then start the worker again"
     )
-    assert bench.session.state is State.FATAL
+    assert bench.session.state is SessionState.FATAL
 
 
 def test_aborts_are_counted_from_the_last_commit() -> None:

@@ -17,8 +17,8 @@ from kstreams_py.errors import RecoveryUndecidable, SettingsError, UserMistake
 from kstreams_py.graph.hashes import hash_prefix, pack_offset
 from kstreams_py.kafka.contracts import TRANSACTIONAL, Producer
 from kstreams_py.operations.recover import comparison as auditing
-from kstreams_py.operations.recover.audit import Selection, audit
-from kstreams_py.operations.recover.audit_report import Report, as_fields, describe
+from kstreams_py.operations.recover.audit import AuditScope, audit
+from kstreams_py.operations.recover.audit_report import AuditReport, as_fields, describe
 from kstreams_py.processing.environment import Environment
 from kstreams_py.records import HASH_HEADER, TopicPartition
 from kstreams_py.sinks import SQLite
@@ -61,8 +61,8 @@ class Site:
         """The reports as text."""
         return [describe(each) for each in self.reports(**selection)]
 
-    def reports(self, **selection: Any) -> list[Report]:
-        return audit(self.graph, self.environment, Selection(**selection))
+    def reports(self, **selection: Any) -> list[AuditReport]:
+        return audit(self.graph, self.environment, AuditScope(**selection))
 
     def copy_output(self, topic: str, place: int) -> None:
         """Writes a record of partition 0 once more."""
@@ -504,7 +504,7 @@ def test_a_processor_and_topics_that_do_not_exist_are_named() -> None:
         site.audit(processors=["copi"])
     empty = Environment(MemoryCluster(), MemoryRegistry(), Settings())
     with pytest.raises(UserMistake, match="missing topics: in, out: run `kstreams topics create`"):
-        audit(site.graph, empty, Selection())
+        audit(site.graph, empty, AuditScope())
 
 
 def test_an_audit_as_json_has_the_place_of_each_anomaly() -> None:
@@ -534,7 +534,7 @@ def test_the_number_of_anomalies_that_are_shown_is_limited_and_all_are_counted()
     for place in (0, 1, 2):
         site.copy_output("out", place)
 
-    (report,) = audit(site.graph, site.environment, Selection(), shown=1)
+    (report,) = audit(site.graph, site.environment, AuditScope(), shown=1)
     assert describe(report) == (
         READ.format(6) + "3 duplicate\n  duplicate: out[0]@4 is one more output of in[0]@0\n  and 2 more"
     )

@@ -11,7 +11,7 @@ import pytest
 from kstreams_py.graph.anomalies import Kind
 from kstreams_py.graph.guarantees import Guarantee
 from kstreams_py.graph.hashes import hash_prefix, joined_hash, pack_offset
-from kstreams_py.operations.dead_letters.letters import Place
+from kstreams_py.operations.dead_letters.letters import LetterPlace
 from kstreams_py.operations.recover.comparison import Audit, JoinedSteps, SingleSteps
 from kstreams_py.records import TopicPartition
 
@@ -46,7 +46,7 @@ class Judge:
         for tp, outputs in partitions:
             self.audit.begin_partition()
             for offset, each in enumerate(outputs):
-                taken = self.audit.take_output(Place(*tp, offset), PREFIX + pack_offset(each))
+                taken = self.audit.take_output(LetterPlace(*tp, offset), PREFIX + pack_offset(each))
                 assert taken is not None
                 found += map(str, taken)
         return found
@@ -55,7 +55,7 @@ class Judge:
         """What is wrong with dead letters, each the offset of its input."""
         found: list[str] = []
         for at, offset in enumerate(offsets):
-            taken = self.audit.take_letter(Place(*DEAD, at), PREFIX + pack_offset(offset), replayed=replayed)
+            taken = self.audit.take_letter(LetterPlace(*DEAD, at), PREFIX + pack_offset(offset), replayed=replayed)
             found += map(str, taken)
         return found
 
@@ -97,7 +97,7 @@ def test_of_several_outputs_a_copy_that_comes_after_another_step_is_found() -> N
 def test_an_output_of_no_step_of_the_processor_is_anothers() -> None:
     audit = Judge().audit
 
-    assert audit.take_output(Place("out", 0, 0), hash_prefix("b.copy", "in", "id-1", 0) + pack_offset(0)) is None
+    assert audit.take_output(LetterPlace("out", 0, 0), hash_prefix("b.copy", "in", "id-1", 0) + pack_offset(0)) is None
 
 
 def test_an_output_of_an_offset_without_a_committed_record_is_foreign() -> None:
@@ -155,7 +155,7 @@ def peak_of(take: Callable[[int], Audit], steps: int) -> int:
         audit.begin_partition()
         for step in range(steps):
             name = PREFIX + pack_offset(step) if audit._by_prefix else digest((step, step))
-            assert audit.take_output(Place(*OUT, step), name) == ()
+            assert audit.take_output(LetterPlace(*OUT, step), name) == ()
         positions = dict.fromkeys((IN, LEFT, RIGHT), steps)
         assert list(audit.compare(positions, positions, every=True)) == []
         assert audit.count_inputs(positions) == (steps, 0)
@@ -190,7 +190,7 @@ def test_without_a_position_every_output_is_early() -> None:
 
     found = list(judge.audit.compare({}, {}, every=True))
 
-    assert [(each.kind, each.place) for each in found] == [(Kind.OFFSETS_INCONSISTENT, Place("in", 0, 0))]
+    assert [(each.kind, each.place) for each in found] == [(Kind.OFFSETS_INCONSISTENT, LetterPlace("in", 0, 0))]
 
 
 LEFT, RIGHT = TopicPartition("left", 0), TopicPartition("right", 0)
@@ -243,25 +243,25 @@ def test_pairs_from_a_limit_on_are_known_and_not_judged(limits: tuple[int, int])
     audit = judge_join(steps)
 
     pairs = [(0, 5), (0, 5), (3, 9), (3, 9), (0, 6)]
-    found = [audit.take_output(Place("out", 0, at), digest(pair)) for at, pair in enumerate(pairs)]
-    found += [tuple(audit.take_letter(Place(*DEAD, 0), digest((7, 11)), replayed=False))]
+    found = [audit.take_output(LetterPlace("out", 0, at), digest(pair)) for at, pair in enumerate(pairs)]
+    found += [tuple(audit.take_letter(LetterPlace(*DEAD, 0), digest((7, 11)), replayed=False))]
 
     assert [each if each is None else [*map(str, each)] for each in found] == [
         [], ["duplicate: out[0]@1 is one more output of left[0]@0"], [], [], None, [],
     ]  # fmt: skip
     assert (audit.outputs, audit.letters, audit.unjudged) == (4, 1, 3)
     (lost,) = audit.compare({LEFT: 7, RIGHT: 11}, {LEFT: 7, RIGHT: 11}, every=True)
-    assert (lost.kind, lost.place) == (Kind.LOST, Place("left", 0, 2))
+    assert (lost.kind, lost.place) == (Kind.LOST, LetterPlace("left", 0, 2))
     assert audit.count_inputs({LEFT: 7, RIGHT: 11}) == (2, 1)
 
 
 def test_outputs_of_a_join_are_judged_by_its_pairs() -> None:
     audit = judge_join(joined([0, 1, 2], [0, 1, 2], (3, 3)))
     pairs = [(0, 0), (2, 2), (2, 2), (0, 1)]
-    found = [audit.take_output(Place("out", 0, at), digest(pair)) for at, pair in enumerate(pairs)]
+    found = [audit.take_output(LetterPlace("out", 0, at), digest(pair)) for at, pair in enumerate(pairs)]
 
     (copy,) = found[2] or ()
     assert str(copy) == "duplicate: out[0]@2 is one more output of left[0]@2"
     assert [found[0], found[1], found[3]] == [(), (), None]
     (lost,) = audit.compare({LEFT: 3, RIGHT: 3}, {LEFT: 3, RIGHT: 3}, every=True)
-    assert (lost.kind, lost.place) == (Kind.LOST, Place("left", 0, 1))
+    assert (lost.kind, lost.place) == (Kind.LOST, LetterPlace("left", 0, 1))

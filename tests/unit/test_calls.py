@@ -14,7 +14,7 @@ import pytest
 
 import kstreams_py as ks
 from kstreams_py.graph.declarations import Processor
-from kstreams_py.steps.calls import Call, Calls, Ended, event_loop, open_calls, wait_for_each
+from kstreams_py.steps.calls import Call, Calls, EndedCall, event_loop, open_calls, wait_for_each
 from tests.waiting import wait_until
 
 SECONDS = 20.0
@@ -80,9 +80,9 @@ def opened() -> Iterator[Callable[..., Calls]]:
         calls.close()
 
 
-def collect(calls: Calls, number: int) -> list[Ended]:
+def collect(calls: Calls, number: int) -> list[EndedCall]:
     """Collects until so many calls have ended."""
-    found: list[Ended] = []
+    found: list[EndedCall] = []
 
     def is_enough() -> bool:
         found.extend(calls.collect())

@@ -15,11 +15,11 @@ from kstreams_py.graph.ordered import Start
 from kstreams_py.ordering.chain import (
     APPLY,
     DUPLICATE,
+    ChainFault,
     EventChains,
-    Fault,
-    Held,
-    Kind,
-    Outcome,
+    HeldEvent,
+    Offered,
+    OfferKind,
     Reason,
     State,
     decode_state,
@@ -27,7 +27,7 @@ from kstreams_py.ordering.chain import (
     encode_state,
 )
 from kstreams_py.ordering.decisions import CONTROL_HEADER, Decision, Verb, decision_of, decision_record
-from kstreams_py.ordering.events import Event, Ordered, headers_of, place_of
+from kstreams_py.ordering.events import Event, OrderedEvent, headers_of, place_of
 
 Sent = tuple[bytes, int, int | None, bytes]
 """An event in a topic: object, id, predecessor, value."""
@@ -45,21 +45,21 @@ def new_chains(states: dict[bytes, State] | None = None, start: Start = Start.FR
     return EventChains({} if states is None else states, lambda: 100.0, start)
 
 
-def offer(chains: EventChains, event: Sent, position: int = 0) -> Outcome:
+def offer(chains: EventChains, event: Sent, position: int = 0) -> Offered:
     return chains.offer(*event, event, position)
 
 
-def applied(event: Sent, outcome: Outcome) -> list[Sent]:
+def applied(event: Sent, outcome: Offered) -> list[Sent]:
     """The events that an outcome applies, in order."""
-    return [event] * (outcome.kind is Kind.APPLY) + [each.record for each in outcome.released]
+    return [event] * (outcome.kind is OfferKind.APPLY) + [each.record for each in outcome.released]
 
 
-Found = tuple[Kind | Reason, list[int], list[tuple[int, Reason]]]
+Found = tuple[OfferKind | Reason, list[int], list[tuple[int, Reason]]]
 """What became of an event, the ids of released events, and those of refused ones with the reason."""
 
-APPLIED: Final[Found] = (Kind.APPLY, [], [])
-DROPPED: Final[Found] = (Kind.DUPLICATE, [], [])
-HELD: Final[Found] = (Kind.HOLD, [], [])
+APPLIED: Final[Found] = (OfferKind.APPLY, [], [])
+DROPPED: Final[Found] = (OfferKind.DUPLICATE, [], [])
+HELD: Final[Found] = (OfferKind.HOLD, [], [])
 
 
 def outcomes(chains: EventChains, *events: Sent) -> list[Found]:
@@ -67,7 +67,7 @@ def outcomes(chains: EventChains, *events: Sent) -> list[Found]:
     found = list[Found]()
     for event in events:
         each = offer(chains, event)
-        what: Kind | Reason = each.kind if each.fault is None else each.fault.reason
+        what: OfferKind | Reason = each.kind if each.fault is None else each.fault.reason
         refused = [(held.id, fault.reason) for held, fault in each.refused]
         found.append((what, [held.id for held in each.released], refused))
     return found
@@ -115,7 +115,7 @@ def test_restarts_at_any_event_apply_each_event_once_in_order() -> None:
         expected, topic = scatter(chance)
         found: dict[bytes, list[Sent]] = {name: [] for name in expected}
         states: dict[bytes, State] = {}
-        chains, stored = new_chains(states), dict[tuple[bytes, int], Held]()
+        chains, stored = new_chains(states), dict[tuple[bytes, int], HeldEvent]()
         for at, event in enumerate(topic):
             outcome = offer(chains, event, at)
             found[event[0]] += applied(event, outcome)
@@ -148,7 +148,7 @@ def test_held_object_blocks_no_other() -> None:
     chains = new_chains()
     again = sent(A, 2, 1)
     found = outcomes(chains, sent(A, 3, 2), sent(B, 4, None), sent(B, 5, 4), again, again, sent(A, 1, None))
-    assert found == [HELD, APPLIED, APPLIED, HELD, DROPPED, (Kind.APPLY, [2, 3], [])]
+    assert found == [HELD, APPLIED, APPLIED, HELD, DROPPED, (OfferKind.APPLY, [2, 3], [])]
 
 
 IMPOSSIBLE: Final = "event {} after {} is not possible: ids grow from 1"
@@ -202,16 +202,16 @@ def check_fault(name: str) -> None:
     for each in before:
         assert offer(chains, each).fault is None
     held = [each for each in chains.held() if each.object == A]
-    stopped = Fault(
+    stopped = ChainFault(
         Reason.STOPPED,
         f"a is stopped after a fault of its chain ({reason}): its events are dead letters until `kstreams order "
         "resume`",
     )
-    fault = Outcome(Kind.FAULT, Fault(reason, f"a: {text}"), refused=tuple((each, stopped) for each in held))
+    fault = Offered(OfferKind.FAULT, ChainFault(reason, f"a: {text}"), refused=tuple((each, stopped) for each in held))
     assert offer(chains, event) == fault, name
     later = [*before, event, sent(A, 10, 9), sent(A, 1, None)]
-    assert [offer(chains, each) for each in later] == [Outcome(Kind.FAULT, stopped)] * len(later)
-    assert outcomes(chains, sent(B, 1, None)) == [(Kind.APPLY, [2], [])], "another object goes on"
+    assert [offer(chains, each) for each in later] == [Offered(OfferKind.FAULT, stopped)] * len(later)
+    assert outcomes(chains, sent(B, 1, None)) == [(OfferKind.APPLY, [2], [])], "another object goes on"
     assert (chains.held_events, chains.held_bytes, chains.duplicates) == (0, 0, 0)
     newest = states[A][0]
     assert chains.obey(A, decided(Verb.RESUME, newest)) == DUPLICATE
@@ -227,11 +227,11 @@ def test_impossible_event_is_a_fault_that_stops_its_object() -> None:
 def test_fork_among_released_events_is_refused_with_those_behind_it() -> None:
     chains = new_chains()
     found = outcomes(chains, sent(A, 8, 7), sent(A, 9, 8), sent(A, 6, 5), sent(A, 10, 6), sent(A, 5, None))
-    assert found[-1] == (Kind.APPLY, [6, 10], [(8, Reason.FORKED), (9, Reason.STOPPED)])
+    assert found[-1] == (OfferKind.APPLY, [6, 10], [(8, Reason.FORKED), (9, Reason.STOPPED)])
     assert outcomes(chains, sent(A, 11, 10)) == [(Reason.STOPPED, [], [])]
     chains = new_chains()
     found = outcomes(chains, sent(A, 2, None), sent(A, 8, 7), sent(A, 9, 2))
-    assert found[-1] == (Kind.APPLY, [], [(8, Reason.FORKED)]), "no event follows 7 any more"
+    assert found[-1] == (OfferKind.APPLY, [], [(8, Reason.FORKED)]), "no event follows 7 any more"
 
 
 # A late start.
@@ -248,7 +248,7 @@ def test_accept_first_applies_what_was_held_behind_the_first_event() -> None:
     before = new_chains()
     outcomes(before, sent(A, 10, 9), sent(A, 11, 10))
     chains.load(before.held())
-    assert outcomes(chains, sent(A, 9, 8)) == [(Kind.APPLY, [10, 11], [])]
+    assert outcomes(chains, sent(A, 9, 8)) == [(OfferKind.APPLY, [10, 11], [])]
 
 
 # What an operator decides.
@@ -265,21 +265,21 @@ def test_operator_lets_an_object_go_on_without_an_event_that_is_lost() -> None:
     assert found is not None
     assert ([each.id for each in found.released], found.refused, chains.held_events) == ([10, 11], (), 1)
     assert outcomes(chains, sent(A, 1, None), sent(A, 9, 1)) == [DROPPED, DROPPED], "it comes after all"
-    assert outcomes(chains, sent(A, 19, 11)) == [(Kind.APPLY, [20], [])]
+    assert outcomes(chains, sent(A, 19, 11)) == [(OfferKind.APPLY, [20], [])]
 
 
 def test_accepted_event_that_a_decision_brings_along_is_applied_at_once() -> None:
     states: dict[bytes, State] = {}
     chains = new_chains(states)
     fork = sent(A, 3, 1)
-    brought = Held(A, 3, 1, fork[3], None, 12, 100.0)
+    brought = HeldEvent(A, 3, 1, fork[3], None, 12, 100.0)
     decision = replace(decided(Verb.ACCEPT, 2, 3), prev=1)
     outcomes(chains, sent(A, 1, None), sent(A, 2, 1))
     assert chains.obey(A, decision, brought) is None, "it is not stopped"
     outcomes(chains, fork)
-    assert chains.obey(A, decision, brought) == Outcome(Kind.DUPLICATE, None, (brought,))
+    assert chains.obey(A, decision, brought) == Offered(OfferKind.DUPLICATE, None, (brought,))
     chains = new_chains({A: decode_state(encode_state(states[A]))})
-    assert outcomes(chains, sent(A, 5, 4), fork, sent(A, 4, 3)) == [HELD, DROPPED, (Kind.APPLY, [5], [])]
+    assert outcomes(chains, sent(A, 5, 4), fork, sent(A, 4, 3)) == [HELD, DROPPED, (OfferKind.APPLY, [5], [])]
     assert outcomes(chains, sent(A, 6, 2)) == [(Reason.FORKED, [], [])], "the other chain is refused"
 
 
@@ -290,9 +290,9 @@ def test_copy_of_an_event_that_an_accepted_one_has_replaced_is_dropped(value: by
     chains = new_chains(states)
     chain = [sent(A, 1, None), sent(A, 4, 1), sent(A, 6, 4)]
     outcomes(chains, *chain, sent(A, 9, 1))
-    brought = Held(A, 9, 1, value, None, 12, 100.0)
+    brought = HeldEvent(A, 9, 1, value, None, 12, 100.0)
     decision = replace(decided(Verb.ACCEPT, 6, 9), prev=1)
-    assert chains.obey(A, decision, brought) == Outcome(Kind.DUPLICATE, None, (brought,))
+    assert chains.obey(A, decision, brought) == Offered(OfferKind.DUPLICATE, None, (brought,))
 
     def restarted() -> EventChains:
         return new_chains({A: decode_state(encode_state(states[A]))})
@@ -381,10 +381,10 @@ def test_held_events_and_their_bytes_are_counted_with_their_time() -> None:
     chains = EventChains({}, lambda: next(times))
     for position, event in enumerate([sent(A, 5, 4, b"1234"), sent(B, 5, 4, b""), sent(A, 6, 5, b"1")]):
         name, number, prev, value = event
-        held = Held(name, number, prev or 0, value, event, position + 100, 10.0 * (position + 1))
-        assert offer(chains, event, position + 100) == Outcome(Kind.HOLD, held=held)
+        held = HeldEvent(name, number, prev or 0, value, event, position + 100, 10.0 * (position + 1))
+        assert offer(chains, event, position + 100) == Offered(OfferKind.HOLD, held=held)
     assert (chains.held_events, chains.held_bytes) == (3, 8)
-    assert outcomes(chains, sent(A, 4, None)) == [(Kind.APPLY, [5, 6], [])]
+    assert outcomes(chains, sent(A, 4, None)) == [(OfferKind.APPLY, [5, 6], [])]
     assert (chains.held_events, chains.held_bytes) == (1, 1)
 
 
@@ -394,7 +394,7 @@ def test_load_replaces_what_is_held() -> None:
     outcomes(other, sent(B, 5, 4), sent(B, 6, 5))
     chains.load(other.held())
     assert (chains.held_events, chains.held_bytes, [each.id for each in chains.held()]) == (2, 4, [5, 6])
-    assert outcomes(chains, sent(A, 4, None), sent(B, 4, None)) == [APPLIED, (Kind.APPLY, [5, 6], [])]
+    assert outcomes(chains, sent(A, 4, None), sent(B, 4, None)) == [APPLIED, (OfferKind.APPLY, [5, 6], [])]
 
 
 # In a store, and in records.
@@ -428,7 +428,7 @@ def test_values_that_differ_have_other_digests() -> None:
 
 @pytest.mark.parametrize("prev", [None, 6])
 def test_place_of_a_record_is_what_its_worker_wrote(prev: int | None) -> None:
-    assert place_of(headers_of(Ordered(Event(bytes(16), b""), 7, prev))) == (7, prev)
+    assert place_of(headers_of(OrderedEvent(Event(bytes(16), b""), 7, prev))) == (7, prev)
 
 
 NO_PLACE: Final = "{} is no place of an event: only `kstreams order` may write here"
@@ -468,7 +468,7 @@ class OneNewest(EventChains):
         super().__init__(*arguments, **limits)
         self._newest = 0
 
-    def offer(self, name: bytes, number: int, *event: Any) -> Outcome:
+    def offer(self, name: bytes, number: int, *event: Any) -> Offered:
         if number <= self._newest:
             return DUPLICATE
         self._newest = number
@@ -478,7 +478,7 @@ class OneNewest(EventChains):
 class ReleasesByArrival(EventChains):
     """Events that wait are applied in the order in which they came."""
 
-    def _release(self, name: bytes, newest: int) -> Outcome:
+    def _release(self, name: bytes, newest: int) -> Offered:
         held = [each for each in self.held() if each.object == name]
         outcome = super()._release(name, newest)
         return replace(outcome, released=tuple(each for each in held if each in outcome.released))
@@ -487,7 +487,7 @@ class ReleasesByArrival(EventChains):
 class ReleasesOne(EventChains):
     """Of events that wait for each other only the next one is applied."""
 
-    def _release(self, name: bytes, newest: int) -> Outcome:
+    def _release(self, name: bytes, newest: int) -> Offered:
         outcome = super()._release(name, newest)
         return replace(outcome, released=outcome.released[:1])
 
@@ -495,7 +495,7 @@ class ReleasesOne(EventChains):
 class NeverStops(EventChains):
     """A fault is forgotten."""
 
-    def _stop(self, name: bytes, reason: Reason, text: str) -> Outcome:
+    def _stop(self, name: bytes, reason: Reason, text: str) -> Offered:
         before = self._states.get(name)
         outcome = super()._stop(name, reason, text)
         if before is None:

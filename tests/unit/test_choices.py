@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from kstreams_py.processing.tasks.choices import Choices, Start
+from kstreams_py.processing.tasks.choices import Choices, InputStart
 
 
 def test_choices_decode_as_encoded_and_refuse_unknown_versions() -> None:
     choices = Choices(
         (("flights.ewr", 4), ("flights.jfk", 2**40), ("flights.ewr", 9)),
-        (Start("flights.ewr", "id-1", 3), Start("flights.jfk", "", 2**40)),
+        (InputStart("flights.ewr", "id-1", 3), InputStart("flights.jfk", "", 2**40)),
     )
     assert choices.encode()[:1] == b"\x02"
     assert Choices.decode(choices.encode()) == choices
@@ -42,7 +42,7 @@ def test_choices_of_version_1_decode_without_starts() -> None:
 def test_choices_after_a_commit_leave_out_delivered_records(
     committed: dict[str, int], left: tuple[tuple[str, int], ...]
 ) -> None:
-    starts = {"a": Start("a", "id-a", 2), "b": Start("b", "id-b", 1)}
+    starts = {"a": InputStart("a", "id-a", 2), "b": InputStart("b", "id-b", 1)}
     choices = Choices((("a", 3), ("b", 1), ("a", 8)), (*starts.values(),))
     expected = Choices(left, tuple(start for topic, start in starts.items() if topic in dict(left)))
     assert choices.after(committed) == expected
@@ -50,7 +50,7 @@ def test_choices_after_a_commit_leave_out_delivered_records(
         assert choices.still_valid(committed, {"a": "id-a", "b": "id-b"}) == (expected, [])
 
 
-A, B, C = Start("a", "id-a", 2), Start("b", "id-b", 1), Start("c", "id-c", 0)
+A, B, C = InputStart("a", "id-a", 2), InputStart("b", "id-b", 1), InputStart("c", "id-c", 0)
 SAVED = Choices((("a", 3), ("b", 1), ("c", 0), ("a", 8)), (A, B, C))
 IDS = {"a": "id-a", "b": "id-b", "c": "id-c"}
 
@@ -108,7 +108,7 @@ def test_choices_stay_valid_for_the_same_topic_ids_and_committed_offsets(
 
 
 def test_choices_without_topic_ids_are_matched_by_topic_name() -> None:
-    saved = Choices((("a", 3),), (Start("a", "", 2),))
+    saved = Choices((("a", 3),), (InputStart("a", "", 2),))
     assert saved.still_valid({"a": 2}, {"a": "id-a"}) == (saved, [])
     assert saved.still_valid({"a": 1}, {"a": "id-a"}) == (
         Choices(),

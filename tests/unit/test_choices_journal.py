@@ -10,7 +10,7 @@ import kstreams_py as ks
 from kstreams_py.errors import Abortable, OutcomeUnknown, TopicError
 from kstreams_py.graph.guarantees import Durability
 from kstreams_py.processing.commits.guarantees import producer_mode
-from kstreams_py.processing.commits.states import State
+from kstreams_py.processing.commits.states import SessionState
 from kstreams_py.processing.journal import choices_journal
 from kstreams_py.processing.tasks.choices import Choices
 from kstreams_py.processing.tasks.intake import Taken
@@ -55,7 +55,7 @@ def test_alts_choices_are_committed_before_the_functions_run() -> None:
     bench = Bench(alts=True)
     bench.guarantee.prepare(choosing(("a", 3), ("b", 1)))
     assert choices_of(bench) == [(0, chosen(("a", 3), ("b", 1)))]
-    assert (bench.session.state, bench.saved) == (State.READY, {A0: 3, B0: 1})
+    assert (bench.session.state, bench.saved) == (SessionState.READY, {A0: 3, B0: 1})
     assert bench.take_requests() == ["produce", "send_offsets", "commit_transaction"]
     assert [m.headers() for m in bench.cluster.records(bench.journal or "")] == [[("ks-type", b"alts-choices")]]
     assert bench.read_choices(0) == chosen(("a", 3), ("b", 1))

@@ -17,14 +17,14 @@ from kstreams_py.processing.journal import deliveries
 from kstreams_py.processing.journal.deliveries import DeliveryJournal
 from kstreams_py.processing.journal.records import (
     Attempt,
-    Place,
+    OutputPlace,
     RecordType,
     Snapshot,
     attempt_record,
     forgotten_record,
     snapshot_record,
 )
-from kstreams_py.processing.tasks.choices import Start
+from kstreams_py.processing.tasks.choices import InputStart
 from kstreams_py.processing.topics import check_topics, create_topics, find_topics
 from kstreams_py.records import TopicPartition
 from kstreams_py.settings import Settings
@@ -266,9 +266,9 @@ class Bench:
         environment = Environment(self.cluster, MemoryRegistry(), Settings(), self.cluster.clock)
         self.journal = DeliveryJournal(JOURNAL, processor, environment, topics, "g.p", "g.p.0", beside)
         self.topic_id = topics["in"].topic_id
-        self.snapshot = Snapshot("g.p", 0, (Start("in", topics["in"].topic_id, 3),))
-        place = Place("out", 0, 0, HASH)
-        after = (Start("in", topics["in"].topic_id, 5),)
+        self.snapshot = Snapshot("g.p", 0, (InputStart("in", topics["in"].topic_id, 3),))
+        place = OutputPlace("out", 0, 0, HASH)
+        after = (InputStart("in", topics["in"].topic_id, 5),)
         self.attempt = Attempt(RecordType.OUTPUT, self.snapshot.hash, HASH, 2, "g.p.0", after, (place,), "west")
 
     def begin(self, writer: str, attempt: Attempt) -> Producer:
@@ -383,7 +383,7 @@ def snapshot_alone(bench: Bench) -> tuple[Output, ...]:
 
 def delivery_before(bench: Bench) -> tuple[Output, ...]:
     """One that wrote nothing: the committed offsets are after it, as its journal says."""
-    snapshot = Snapshot("g.p", 0, (Start("in", bench.topic_id, 1),))
+    snapshot = Snapshot("g.p", 0, (InputStart("in", bench.topic_id, 1),))
     attempt = replace(
         bench.attempt, type=RecordType.NIL, snapshot=snapshot.hash, inputs=bench.snapshot.inputs, outputs=()
     )
@@ -443,9 +443,13 @@ def test_delivery_that_is_committed_before_its_worker_is_fenced_counts(
 
 
 def test_deliveries_before_the_newest_snapshot_or_a_reset_decide_nothing(bench: Bench) -> None:
-    later = Snapshot("g.p", 0, (Start("in", bench.topic_id, 5),))
+    later = Snapshot("g.p", 0, (InputStart("in", bench.topic_id, 5),))
     nil = replace(
-        bench.attempt, type=RecordType.NIL, snapshot=later.hash, inputs=(Start("in", bench.topic_id, 6),), outputs=()
+        bench.attempt,
+        type=RecordType.NIL,
+        snapshot=later.hash,
+        inputs=(InputStart("in", bench.topic_id, 6),),
+        outputs=(),
     )
     bench.begin("g.p.0", bench.attempt).commit_transaction()
     bench.append(snapshot_record(JOURNAL, later))

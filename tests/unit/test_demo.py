@@ -20,12 +20,12 @@ from rich.console import Console
 
 from kstreams_py.cli import demo as cli_demo
 from kstreams_py.demo import data, data_files, flights_graph, screen
-from kstreams_py.demo.checks import Check, Deliveries, Found, exit_status, judge
-from kstreams_py.demo.data import FIELDS, Expected, Row
+from kstreams_py.demo.checks import Check, Deliveries, ReadBack, exit_status, judge
+from kstreams_py.demo.data import FIELDS, ExpectedResults, Row
 from kstreams_py.demo.flights_graph import airports, flights, graph
 from kstreams_py.demo.recoveries import Kill
 from kstreams_py.demo.results import Results
-from kstreams_py.demo.traffic import Kills, Loader, Progress, Watch
+from kstreams_py.demo.traffic import GroupProgress, Kills, Loader, TopicWatch
 from kstreams_py.errors import MissingSoftware, Retriable, SettingsError
 from kstreams_py.formats.file_registry import FileRegistry
 from kstreams_py.graph.guarantees import Durability, Guarantee
@@ -111,7 +111,7 @@ def test_data_expected_outcomes_are_computed_from_the_rows() -> None:
 # Checks.
 
 
-def failed_checks(expected: Expected, found: Found) -> dict[str, tuple[int, int]]:
+def failed_checks(expected: ExpectedResults, found: ReadBack) -> dict[str, tuple[int, int]]:
     """Expected and found number of each check that failed."""
     return {check.what: (check.expected, check.found) for check in judge(expected, found) if not check.ok}
 
@@ -140,13 +140,13 @@ def test_checks_of_a_perfect_run_all_hold() -> None:
     assert exit_status(checks) == 0
 
 
-def with_departed(found: Found, *, lost: int = 0, added: Row | None = None) -> Found:
+def with_departed(found: ReadBack, *, lost: int = 0, added: Row | None = None) -> ReadBack:
     """Without the departures number 7, so many, and with another row."""
     departed = found.rows["departed"] - Counter([row(7)] * lost) + Counter([added] if added else [])
     return replace(found, rows={**found.rows, "departed": departed})
 
 
-FAULTS: dict[str, tuple[Callable[[Found], Found], dict[str, tuple[int, int]]]] = {
+FAULTS: dict[str, tuple[Callable[[ReadBack], ReadBack], dict[str, tuple[int, int]]]] = {
     "missing row": (lambda f: with_departed(f, lost=1), {"departed": (25, 24), "lost": (0, 1)}),
     "duplicated row": (lambda f: with_departed(f, added=row(7)), {"departed": (25, 26), "duplicated": (0, 1)}),
     "row replaced by another": (
@@ -246,7 +246,7 @@ class Run:
         results.take_stored(self.table.rows())
         return results
 
-    def found(self) -> Found:
+    def found(self) -> ReadBack:
         return self.results().found([t.name for t in airports], flights.name, data.expect(rows()).delays)
 
 
@@ -321,7 +321,7 @@ def test_ends_after_a_kill_are_behind_open_transactions_or_not_known(monkeypatch
         producer.write([("out", b"v", None, 0, None, None, 0, None)])
         producer.flush()
     killed.commit_transaction()
-    stage = demo.Stage(Settings(), cluster, Path(), new_screen()[0])  # type: ignore[arg-type]
+    stage = demo.FlightsStage(Settings(), cluster, Path(), new_screen()[0])  # type: ignore[arg-type]
     ends = stage._ends([out])
     assert (cluster.ends([out]), ends) == ({out: 0}, {out: len(cluster.records("out", "read_uncommitted")) + 1})
 
@@ -342,8 +342,8 @@ def test_watch_counts_committed_records_and_progress_is_complete_after_the_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = Run(tmp_path, monkeypatch)
-    watch = Watch(run.cluster, run.partitions)
-    progress = Progress(run.cluster, graph, run.partitions, watch)
+    watch = TopicWatch(run.cluster, run.partitions)
+    progress = GroupProgress(run.cluster, graph, run.partitions, watch)
     run.loader.run(Event())
     while watch.look():
         assert not progress.complete()

@@ -18,7 +18,7 @@ from kstreams_py.demo import ordering as demo
 from kstreams_py.demo.aircraft import (
     FRONT_ENDS,
     NEW,
-    Change,
+    AircraftChange,
     Event,
     apply_all,
     changes,
@@ -28,14 +28,14 @@ from kstreams_py.demo.aircraft import (
 )
 from kstreams_py.demo.checks import exit_status
 from kstreams_py.demo.data import Row
-from kstreams_py.demo.front_end import ATTEMPTS, COLLECT_SECONDS, FrontEnd, Plain, Task
-from kstreams_py.demo.order_checks import Killed, Results, consume, consume_plainly, describe, inversions, judge
+from kstreams_py.demo.front_end import ATTEMPTS, COLLECT_SECONDS, FrontEnd, FrontEndTask, Plain
+from kstreams_py.demo.order_checks import Killed, OrderResults, consume, consume_plainly, describe, inversions, judge
 from kstreams_py.demo.order_workers import OrderWorkers, failed
 from kstreams_py.errors import SettingsError, StoreUnavailable, WorkersFailed
 from kstreams_py.kafka.contracts import Output, Producer
 from kstreams_py.ordering import Ordering
 from kstreams_py.ordering.events import Event as Queued
-from kstreams_py.ordering.events import Ordered, headers_of
+from kstreams_py.ordering.events import OrderedEvent, headers_of
 from kstreams_py.ordering.front_end import open_storage
 from kstreams_py.ordering.worker import OrderingWorker
 from kstreams_py.records import Message
@@ -160,7 +160,7 @@ class Written:
 
 
 def front_end(ordering: Ordering, written: Written, name: str) -> FrontEnd:
-    task = Task(name, 30, "", "", "plain", 0.0, 0.0, 1)
+    task = FrontEndTask(name, 30, "", "", "plain", 0.0, 0.0, 1)
     return FrontEnd(ordering, Plain(cast(Producer, written), "plain", 1), task)
 
 
@@ -177,14 +177,14 @@ class Sent:
     def __init__(self) -> None:
         self.events: dict[str, list[Event]] = {}
 
-    def send(self, events: Sequence[tuple[str, Ordered]]) -> None:
+    def send(self, events: Sequence[tuple[str, OrderedEvent]]) -> None:
         for name, each in events:
             self.events.setdefault(name, []).append(json.loads(each.event.value))
 
     def close(self) -> None: ...
 
 
-def events_of(made: Iterable[Change]) -> dict[str, list[Event]]:
+def events_of(made: Iterable[AircraftChange]) -> dict[str, list[Event]]:
     found: dict[str, list[Event]] = {}
     for change in made:
         found.setdefault(change.aircraft, []).extend(change.events)
@@ -260,7 +260,7 @@ class Record:
 
     def __init__(self, name: str, event: Event, number: int = 0, prev: int | None = None) -> None:
         self._key, self._value = name.encode(), json.dumps(event).encode()
-        self._headers = headers_of(Ordered(Queued(bytes(16), b""), number, prev)) if number else None
+        self._headers = headers_of(OrderedEvent(Queued(bytes(16), b""), number, prev)) if number else None
 
     def key(self) -> bytes:
         return self._key
@@ -272,7 +272,7 @@ class Record:
         return self._headers
 
 
-def topic(made: Iterable[Change]) -> list[Message]:
+def topic(made: Iterable[AircraftChange]) -> list[Message]:
     """The records of event ordering, in order."""
     newest: dict[str, int] = {}
     found = []
@@ -285,14 +285,14 @@ def topic(made: Iterable[Change]) -> list[Message]:
     return cast(list[Message], found)
 
 
-def plain_topic(made: Iterable[Change]) -> list[Message]:
+def plain_topic(made: Iterable[AircraftChange]) -> list[Message]:
     return cast(list[Message], [Record(change.aircraft, event) for change in made for event in change.events])
 
 
-def perfect() -> Results:
+def perfect() -> OrderResults:
     made, expected = changes(day()), expected_states(day())
     group, plain = consume(topic(made)), consume_plainly(plain_topic(made))
-    return Results(made, expected, dict(expected), {"by the rule": group}, plain, Killed(3, 2))
+    return OrderResults(made, expected, dict(expected), {"by the rule": group}, plain, Killed(3, 2))
 
 
 def test_checks_hold_for_a_run_without_a_fault() -> None:
@@ -318,38 +318,38 @@ def test_copies_and_delays_in_the_topic_change_nothing() -> None:
     assert consume([*records, *records]).copies == 15
 
 
-def spoil_state(results: Results) -> Results:
+def spoil_state(results: OrderResults) -> OrderResults:
     return replace(results, stored={**results.stored, "N1": {**NEW, "changes": 7}})
 
 
-def lose_event(results: Results) -> Results:
+def lose_event(results: OrderResults) -> OrderResults:
     return replace(results, groups={"by the rule": consume(topic(results.changes)[:-1])})
 
 
-def refuse_event(results: Results) -> Results:
+def refuse_event(results: OrderResults) -> OrderResults:
     records = topic(results.changes)
     forked = cast(Message, Record("N2", {"change": 3, "event": "diverted"}, 99, None))
     return replace(results, groups={"by the rule": consume([*records, forked])})
 
 
-def hold_event(results: Results) -> Results:
+def hold_event(results: OrderResults) -> OrderResults:
     waiting = cast(Message, Record("N2", {"change": 3, "event": "diverted"}, 99, 98))
     return replace(results, groups={"by the rule": consume([*topic(results.changes), waiting])})
 
 
-def swap_changes(results: Results) -> Results:
+def swap_changes(results: OrderResults) -> OrderResults:
     first, second, *others = results.changes
     swapped = [replace(first, aircraft=second.aircraft), replace(second, aircraft=first.aircraft), *others]
     return replace(results, groups={"by the rule": consume(topic(swapped))})
 
 
-def change_one_group(results: Results) -> Results:
+def change_one_group(results: OrderResults) -> OrderResults:
     other = consume(topic(results.changes))
     other.states["N2"] = {**other.states["N2"], "miles": 1}
     return replace(results, groups={**results.groups, "another": other})
 
 
-def lose_plain_event(results: Results) -> Results:
+def lose_plain_event(results: OrderResults) -> OrderResults:
     return replace(results, plain=consume_plainly(plain_topic(results.changes)[1:]))
 
 
@@ -372,7 +372,7 @@ REFUSED, IN_THE_STORE = "by the rule: events refused, or waiting at the end", "a
         (lambda results: replace(results, not_stopped=1), ["workers that did not stop"]),
     ],
 )
-def test_each_fault_of_a_run_is_found(spoil: Callable[[Results], Results], wrong: list[str]) -> None:
+def test_each_fault_of_a_run_is_found(spoil: Callable[[OrderResults], OrderResults], wrong: list[str]) -> None:
     checks = judge(spoil(perfect()))
     assert [check.what for check in checks if not check.ok] == wrong
     assert exit_status(checks) == 1

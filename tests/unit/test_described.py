@@ -11,7 +11,7 @@ import pytest
 import kstreams_py as ks
 from kstreams_py.cli.options import parse_since
 from kstreams_py.errors import SettingsError
-from kstreams_py.operations.dead_letters.letters import Input, Letter, Place, group
+from kstreams_py.operations.dead_letters.letters import Input, Letter, LetterPlace, group
 from kstreams_py.operations.dead_letters.text import Describer, group_as_json, groups_as_text, show_bytes, show_time
 from kstreams_py.testing import MemoryRegistry
 
@@ -20,7 +20,7 @@ AT = 1_600_000_000_123
 
 def make_letter(*inputs: Input, offset: int = 5, message: str = "'price'", cut: str = "") -> Letter:
     return Letter(
-        Place("dead", 0, offset),
+        LetterPlace("dead", 0, offset),
         AT,
         "shop.price",
         bytes(range(16)),

@@ -24,9 +24,16 @@ from kstreams_py.development import version as version_module
 from kstreams_py.development import versions as versions_module
 from kstreams_py.development.changes import Changes
 from kstreams_py.development.following import Following, written_topics
-from kstreams_py.development.session import Asked, Changed, Session
+from kstreams_py.development.session import Asked, Changed, DevSession
 from kstreams_py.development.version import list_of, positions_of, showing
-from kstreams_py.development.versions import Ended, Position, Ready, Shown, Version, version_command
+from kstreams_py.development.versions import (
+    OutputsShown,
+    Position,
+    Version,
+    VersionEnded,
+    VersionReady,
+    version_command,
+)
 from kstreams_py.embedded import nodes as nodes_module
 from kstreams_py.embedded.nodes import free_ports, open_data_dir, write_settings
 from kstreams_py.errors import BrokerUnavailable, GraphError, MissingSoftware, SchemaError, TopicError
@@ -225,10 +232,10 @@ class Played:
         self.notes: list[str] = []
         self.versions: list[FakeVersion] = []
         self.clock = ManualClock()
-        self.session = Session(self._start, cast("Changes", None), "shop.py, 1 worker,", self.clock)
+        self.session = DevSession(self._start, cast("Changes", None), "shop.py, 1 worker,", self.clock)
         self.session._load()
 
-    def _start(self, _: Callable[[Ready | Shown | Ended], None]) -> Version:
+    def _start(self, _: Callable[[VersionReady | OutputsShown | VersionEnded], None]) -> Version:
         self.versions.append(FakeVersion(len(self.versions) + 1, self.notes))
         self.notes.append(f"{len(self.versions)} starts")
         return cast("Version", self.versions[-1])
@@ -237,13 +244,13 @@ class Played:
         return cast("Version", self.versions[number - 1])
 
     def ready(self, number: int, *created: str, warning: str = "") -> None:
-        self.session._take(Ready(self.version(number), created, warning))
+        self.session._take(VersionReady(self.version(number), created, warning))
 
     def ended(self, number: int, status: int = 0, error: str = "") -> None:
-        self.session._take(Ended(self.version(number), status, error))
+        self.session._take(VersionEnded(self.version(number), status, error))
 
     def shown(self, number: int, *positions: Position) -> None:
-        self.session._take(Shown(self.version(number), positions))
+        self.session._take(OutputsShown(self.version(number), positions))
 
     def changed(self, *names: str) -> None:
         self.session._take(Changed(names or ("shop.py",)))
@@ -397,7 +404,7 @@ def test_session_ends_when_its_terminal_is_closed_unless_nohup_has_started_it(is
             stopped.wait()
 
     version = cast("Version", FakeVersion(1, notes))
-    session = Session(lambda _: version, cast("Changes", Closing()), "shop.py, 1 worker,")
+    session = DevSession(lambda _: version, cast("Changes", Closing()), "shop.py, 1 worker,")
     kept = signal.signal(signal.SIGHUP, before)
     try:
         session.run()
@@ -443,13 +450,15 @@ class Running:
     """A version whose process runs a script, with its reports and its lines."""
 
     def __init__(self, script: str, directory: Path, command: Sequence[str] = ()) -> None:
-        self.reports: list[Ready | Shown | Ended] = []
+        self.reports: list[VersionReady | OutputsShown | VersionEnded] = []
         self.lines: list[bytes] = []
         command = command or [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(directory)!r})\n{script}"]
         self.version = Version(command, {}, self.reports.append, lambda _output, _slot, lines: self.lines.extend(lines))
 
     def await_end(self) -> None:
-        wait_until(lambda: any(isinstance(each, Ended) for each in self.reports), f"the end, after {self.reports}")
+        wait_until(
+            lambda: any(isinstance(each, VersionEnded) for each in self.reports), f"the end, after {self.reports}"
+        )
 
 
 def test_version_passes_on_what_its_process_says_and_writes_and_at_last_its_end(tmp_path: Path) -> None:
@@ -460,9 +469,9 @@ def test_version_passes_on_what_its_process_says_and_writes_and_at_last_its_end(
     running.await_end()
     assert running.lines == [b"[['priced', 0, 3]]"]
     assert running.reports == [
-        Ready(running.version, ["orders"], "one is idle"),
-        Shown(running.version, [("priced", 0, 7)]),
-        Ended(running.version, 2, "TopicError: gone"),
+        VersionReady(running.version, ["orders"], "one is idle"),
+        OutputsShown(running.version, [("priced", 0, 7)]),
+        VersionEnded(running.version, 2, "TopicError: gone"),
     ]
 
 
@@ -472,7 +481,7 @@ def test_version_that_has_ended_is_neither_told_to_run_nor_stopped(tmp_path: Pat
     running.version.go([])
     running.version.stop()
     running.version.kill()
-    assert running.reports == [Ended(running.version, 3, "")]
+    assert running.reports == [VersionEnded(running.version, 3, "")]
 
 
 CUT = """
@@ -494,7 +503,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 def test_end_of_a_version_that_died_in_the_middle_of_a_line_is_reported(tmp_path: Path) -> None:
     running = Running(CUT, tmp_path)
     running.await_end()
-    assert running.reports == [Ended(running.version, -9, "")]
+    assert running.reports == [VersionEnded(running.version, -9, "")]
 
 
 def test_end_of_a_version_is_reported_while_a_process_that_its_code_forked_lives_on(
@@ -507,7 +516,7 @@ def test_end_of_a_version_is_reported_while_a_process_that_its_code_forked_lives
     try:
         running = Running(FORKED, tmp_path)
         running.await_end()
-        assert running.reports == [Ended(running.version, -9, "")]
+        assert running.reports == [VersionEnded(running.version, -9, "")]
     finally:
         os.close(held)  # ends the forked process
 
@@ -519,7 +528,7 @@ def test_version_ends_while_it_imports_code_once_the_process_that_started_it_is_
     wait_until(lambda: running.lines == [b"imports"], "the import")
     running.version._stdin.close()
     running.await_end()
-    assert running.reports == [Ended(running.version, 0, "")]
+    assert running.reports == [VersionEnded(running.version, 0, "")]
 
 
 def test_code_that_was_saved_twice_in_a_second_with_the_same_size_is_the_second(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from kstreams_py.kafka.groups import GroupInfo, Member
 from kstreams_py.kafka.transactions import OpenTransaction
 from kstreams_py.operations.doctor import findings as diagnosis
 from kstreams_py.operations.doctor.findings import Examined, Facts, Severity, as_fields, describe, diagnose, is_well
-from kstreams_py.operations.transactions.hanging import Decision, Found
+from kstreams_py.operations.transactions.hanging import CommitDecision, FoundTransaction
 from kstreams_py.records import TopicPartition
 
 A, B, OUT = "in.a", "in.b", "out"
@@ -184,7 +184,7 @@ def test_one_replica_on_several_brokers_is_found_for_each_topic() -> None:
      (False, "warning", "open_transaction")],
 )  # fmt: skip
 def test_transactions_are_findings_by_whether_they_end(hangs: bool | None, severity: str, kind: str) -> None:
-    found = Found(A0, OpenTransaction(7, 1, -1, 3, 40.0, "id", hangs, "Empty"), None, Decision(None))
+    found = FoundTransaction(A0, OpenTransaction(7, 1, -1, 3, 40.0, "id", hangs, "Empty"), None, CommitDecision(None))
     (finding,) = diagnose(Facts(cluster(), now=100, found=[found]), None)
     assert (finding.severity, finding.kind, finding.subject) == (severity, kind, str(A0))
     ends = f"kstreams transactions find-hanging, then kstreams transactions abort --topic {A} --partition 0"
@@ -323,7 +323,7 @@ def test_what_is_wrong_on_another_cluster_is_found_and_names_it() -> None:
     other = west(
         topic(OUT, max_message_bytes="10"),
         topic(DELIVERED, partition=PartitionInfo(-1, 1, 1), cleanup_policy="compact,delete"),
-        found=[Found(TopicPartition(OUT, 0), hangs, decision=Decision(None, "unknown"))],
+        found=[FoundTransaction(TopicPartition(OUT, 0), hangs, decision=CommitDecision(None, "unknown"))],
         unseen={"transactions": "grant it"},
     )
     facts = Facts(

@@ -26,7 +26,7 @@ from kstreams_py.records import TopicPartition
 from kstreams_py.running.http import server as server_module
 from kstreams_py.running.http.endpoints import Answer, Endpoints
 from kstreams_py.running.http.exposition import exposition
-from kstreams_py.running.http.observed import FAILURES_KEPT, Failed, Observed
+from kstreams_py.running.http.observed import FAILURES_KEPT, Failed, ObservedRun
 from kstreams_py.running.http.page import build_page
 from kstreams_py.running.http.remedies import REMEDIES, RUNBOOK
 from kstreams_py.running.http.series import SERIES, meanings
@@ -170,7 +170,7 @@ def test_slot_that_a_worker_elsewhere_holds_keeps_its_counts_and_has_no_lag() ->
 
 
 def test_rates_are_the_growth_of_counts_by_worker() -> None:
-    observed, rates = Observed(clock=lambda: 0.0), []
+    observed, rates = ObservedRun(clock=lambda: 0.0), []
     for at, records in ((10.0, 100), (10.5, 200), (12.0, 500)):
         observed.note(replace(make_status(make_report(counters={"records_in": records})), looked_at=at))
         view = observed.read()
@@ -180,7 +180,7 @@ def test_rates_are_the_growth_of_counts_by_worker() -> None:
 
 
 def test_time_since_the_last_failed_step_begins_again_with_each() -> None:
-    observed, seen = Observed(clock=lambda: 0.0), []
+    observed, seen = ObservedRun(clock=lambda: 0.0), []
     for at, failed in ((10.0, 0), (11.0, 2), (15.0, 2), (16.0, 3)):
         observed.note(replace(make_status(make_report(counters={"dead_letters": failed})), looked_at=at))
         view = observed.read()
@@ -190,7 +190,7 @@ def test_time_since_the_last_failed_step_begins_again_with_each() -> None:
 
 
 def test_failures_are_kept_newest_first_once_each_and_a_bounded_number() -> None:
-    observed = Observed(clock=lambda: 0.0, wall=lambda: 5.0)
+    observed = ObservedRun(clock=lambda: 0.0, wall=lambda: 5.0)
     for text in ("", "first", "first", *(str(number) for number in range(FAILURES_KEPT)), "last"):
         observed.note(make_status(make_report(failure=text)))
     view = observed.read()
@@ -209,7 +209,7 @@ class Site:
     def __init__(self, *, shows_errors: bool = True) -> None:
         self.clock = ManualClock()
         self.clock.advance(100.0 - self.clock())
-        self.observed = Observed(self.clock, lambda: 1_000_000.0, shows_errors=shows_errors)
+        self.observed = ObservedRun(self.clock, lambda: 1_000_000.0, shows_errors=shows_errors)
         self.endpoints = Endpoints(GRAPH, self.observed, 30.0, self.clock, lambda: 1_000_000.0)
 
     def note(self, **changed: Any) -> None:

@@ -13,7 +13,7 @@ import pytest
 import kstreams_py
 from kstreams_py.log_fields import answers, away, repeated
 from kstreams_py.running.terminal import logs
-from kstreams_py.running.terminal.folding import NEW_WRITTEN, TEXTS, WRITTEN, Folded, Outage, Repeats, named
+from kstreams_py.running.terminal.folding import NEW_WRITTEN, TEXTS, WRITTEN, Folded, FoldedOutage, Repeats, named
 from kstreams_py.testing import ManualClock
 
 INFO, WARNING = logging.INFO, logging.WARNING
@@ -23,7 +23,7 @@ INFO, WARNING = logging.INFO, logging.WARNING
 
 
 def test_outage_is_a_line_when_it_begins_one_each_minute_and_one_with_the_totals() -> None:
-    outage = Outage()
+    outage = FoldedOutage()
     written = [outage.failed("ends", INFO, f"no answer {second}", second) for second in range(70)]
     assert [second for second, is_written in enumerate(written) if is_written] == [0]
     assert outage.due(59.9) is None
@@ -34,7 +34,7 @@ def test_outage_is_a_line_when_it_begins_one_each_minute_and_one_with_the_totals
 
 
 def test_outage_lasts_until_all_that_failed_have_succeeded() -> None:
-    outage = Outage()
+    outage = FoldedOutage()
     assert [outage.failed(who, INFO, "no", 1.0) for who in ("ends", "p", "p")] == [True, False, False]
     assert outage.answered("q", 2.0) is None, "it has not failed"
     assert outage.answered("p", 3.0) is None
@@ -42,14 +42,14 @@ def test_outage_lasts_until_all_that_failed_have_succeeded() -> None:
 
 
 def test_attempt_at_a_higher_level_is_written_and_sets_the_level_of_what_follows() -> None:
-    outage = Outage()
+    outage = FoldedOutage()
     written = [outage.failed("p", level, "no", 0.0) for level in (INFO, INFO, WARNING, WARNING)]
     assert written == [True, False, True, False]
     assert outage.answered("p", 1.0) == Folded(WARNING, "answers again: a broker was away for 1 s, 4 attempts")
 
 
 def test_outage_with_one_line_ends_without_one_and_the_next_counts_from_zero() -> None:
-    outage = Outage()
+    outage = FoldedOutage()
     assert outage.failed("p", INFO, "no", 0.0)
     assert outage.answered("p", 1.0) is None
     assert [outage.failed("p", INFO, "no", 100.0) for _ in range(2)] == [True, False]
@@ -57,7 +57,7 @@ def test_outage_with_one_line_ends_without_one_and_the_next_counts_from_zero() -
 
 
 def test_outage_is_counted_at_the_end_of_the_process() -> None:
-    outage = Outage()
+    outage = FoldedOutage()
     assert [outage.failed("p", INFO, "no", 0.0) for _ in range(3)] == [True, False, False]
     assert outage.finish(9.0) == Folded(INFO, "the process ends: a broker was away for 9 s, 3 attempts")
     assert outage.finish(9.0) is None

@@ -27,7 +27,7 @@ from kstreams_py.kafka.contracts import Output
 from kstreams_py.processing.commits import guarantees
 from kstreams_py.processing.commits.attempts import CALLS_MAX, FAILURES_MAX, FAILURES_WARNED, WAIT_MAX
 from kstreams_py.processing.commits.guarantees import LAST_DELIVERY_SECONDS, producer_mode
-from kstreams_py.processing.commits.states import State
+from kstreams_py.processing.commits.states import SessionState
 from kstreams_py.processing.tasks.intake import Taken
 from kstreams_py.records import Positions
 from kstreams_py.steps.dead_letters import Failure
@@ -85,7 +85,7 @@ def test_exactly_once_few_outputs_are_held_until_the_commit_and_follow_the_offse
     bench = Bench(outputs_held=2)
     bench.write(b"1", 1)
     bench.write(b"2", 2)
-    assert (bench.take_requests(), bench.session.state, bench.guarantee.busy) == ([], State.READY, True)
+    assert (bench.take_requests(), bench.session.state, bench.guarantee.busy) == ([], SessionState.READY, True)
     bench.guarantee.commit()
     assert bench.take_requests() == ["send_offsets", "produce", "commit_transaction"]
     assert (bench.visible, bench.saved, bench.guarantee.busy) == ([b"1", b"2"], {A0: 2}, False)
@@ -96,7 +96,7 @@ def test_exactly_once_outputs_beyond_the_held_count_are_written_in_order() -> No
     bench.write(b"1", 1)
     assert bench.take_requests() == []
     bench.write(b"2", 2)
-    assert (bench.take_requests(), bench.session.state) == (["produce"], State.OPEN)
+    assert (bench.take_requests(), bench.session.state) == (["produce"], SessionState.OPEN)
     bench.write(b"3", 3)
     assert bench.take_requests() == ["produce"]
     bench.guarantee.commit()
@@ -110,7 +110,7 @@ def test_exactly_once_outputs_beyond_the_held_bytes_are_written(monkeypatch: pyt
     bench.write(b"67890", 2)
     assert bench.take_requests() == []
     bench.write(b"+", 3)
-    assert (bench.take_requests(), bench.session.state) == (["produce"], State.OPEN)
+    assert (bench.take_requests(), bench.session.state) == (["produce"], SessionState.OPEN)
     bench.guarantee.commit()
     assert (bench.visible, bench.saved) == ([b"12345", b"67890", b"+"], {A0: 3})
 
@@ -414,7 +414,7 @@ def test_exactly_once_rebalance_between_transactions_aborts_nothing() -> None:
     bench.ledger.advance({A0: 5})
     bench.guarantee.lost()
     bench.guarantee.check()
-    assert bench.session.state is State.READY
+    assert bench.session.state is SessionState.READY
     bench.guarantee.commit()
     assert (bench.saved, bench.take_requests()) == ({}, [])
 
@@ -493,7 +493,7 @@ def test_flush_without_progress_keeps_the_outputs_and_the_commit_is_repeated(gua
         error = bench.fail_commit()
         assert (type(error), bench.guarantee.must_repeat_commit) == (Retriable, True)
         assert not bench.guarantee.recover(error)
-        assert (bench.session.state, bench.guarantee.uncommitted_steps, bench.visible) == (State.OPEN, 1, [])
+        assert (bench.session.state, bench.guarantee.uncommitted_steps, bench.visible) == (SessionState.OPEN, 1, [])
     bench.guarantee.commit()
     assert (bench.visible, bench.saved, bench.counters.as_dict()["aborts"]) == ([b"1"], {A0: 1}, 0)
     assert (bench.guarantee.must_repeat_commit, bench.guarantee.busy) == (False, False)
@@ -521,7 +521,7 @@ def test_at_most_once_intake_whose_commit_has_no_answer_is_prepared_again(applie
     with pytest.raises(Retriable, match="no answer") as caught:
         bench.guarantee.prepare(intake)
     assert (bench.guarantee.must_repeat_commit, bench.guarantee.recover(caught.value)) == (True, False)
-    assert (bench.session.state, bench.guarantee.uncommitted_steps) == (State.OPEN, 1)
+    assert (bench.session.state, bench.guarantee.uncommitted_steps) == (SessionState.OPEN, 1)
     bench.guarantee.prepare(intake)
     bench.guarantee.commit()
     assert (bench.saved, bench.visible, bench.guarantee.must_repeat_commit) == ({A0: 4, B0: 5}, [b"before"], False)
@@ -558,7 +558,7 @@ def test_at_least_once_repeated_commit_that_is_refused_rewinds() -> None:
     bench.cluster.faults.inject("commit", error=Abortable("no longer a member"), applied=False)
     error = bench.fail_commit()
     assert (type(error), bench.guarantee.recover(error)) == (Abortable, True)
-    assert (bench.session.state, bench.guarantee.busy, bench.saved) == (State.READY, False, {})
+    assert (bench.session.state, bench.guarantee.busy, bench.saved) == (SessionState.READY, False, {})
 
 
 @pytest.mark.parametrize("error", [Retriable, Abortable])
@@ -566,7 +566,7 @@ def test_at_least_once_failure_with_nothing_open_keeps_the_producer(error: type[
     bench = Bench(ALO)
     producer = bench.session._producer
     assert bench.guarantee.recover(error("reading the committed offsets"))
-    assert (bench.session.state, bench.session._producer) == (State.READY, producer)
+    assert (bench.session.state, bench.session._producer) == (SessionState.READY, producer)
 
 
 def set_apart(bench: Bench, *values: bytes) -> None:
@@ -631,7 +631,11 @@ def test_exactly_once_revocation_commits_nothing_and_requires_an_abort() -> None
     bench = Bench()
     bench.write()
     bench.guarantee.revoked(nothing)
-    assert (bench.take_requests(), bench.session.state, bench.guarantee.busy) == (["produce"], State.ABORTABLE, True)
+    assert (bench.take_requests(), bench.session.state, bench.guarantee.busy) == (
+        ["produce"],
+        SessionState.ABORTABLE,
+        True,
+    )
 
 
 @pytest.mark.parametrize("guarantee", [ALO, AMO])
@@ -651,7 +655,7 @@ def test_at_least_once_revocation_with_a_failed_commit_drops_offsets_and_outputs
     drop_answers(bench)
     bench.guarantee.revoked(nothing)
     assert "p: partitions are revoked before a commit: no answer" in caplog.text
-    assert (bench.session.state, bench.guarantee.uncommitted_steps) == (State.ABORTABLE, 0)
+    assert (bench.session.state, bench.guarantee.uncommitted_steps) == (SessionState.ABORTABLE, 0)
     with pytest.raises(Abortable, match="partitions were revoked in mid-transaction") as caught:
         bench.guarantee.check()
     bench.recover(caught.value)
@@ -710,7 +714,7 @@ def test_at_most_once_outputs_survive_a_recovery(error: type[ClientError]) -> No
     bench.guarantee.prepare(Taken([Read("a", 0)]))
     bench.write(b"1", 1)
     assert bench.guarantee.recover(error("reading"))
-    assert bench.session.state is State.READY
+    assert bench.session.state is SessionState.READY
     bench.write(b"2", 2)
     bench.guarantee.commit()
     assert (bench.visible, bench.counters.as_dict()["aborts"]) == ([b"1", b"2"], 1)
@@ -727,7 +731,7 @@ def test_at_most_once_unusable_producer_is_replaced_and_its_outputs_logged(
         bench.write(b"1", 1)
     assert bench.guarantee.recover(error("unusable"))
     assert ("p: at most once: outputs may be lost: unusable" in caplog.text) is open_
-    assert (bench.session.state, bench.guarantee.busy) == (State.READY, False)
+    assert (bench.session.state, bench.guarantee.busy) == (SessionState.READY, False)
     assert bench.session._producer is not before
     bench.write(b"2", 2)
     bench.guarantee.commit()
@@ -751,7 +755,7 @@ def test_commit_start_commits_offsets_and_records(guarantee: Guarantee, starts: 
     assert bench.take_requests() == [*(positions if starts else []), "produce", *commit]
     named = [b"a start"] if starts and guarantee is not EO else []
     assert (bench.visible, bench.saved) == ([*named, b"a begun partition"], starts)
-    assert (bench.session.state, bench.guarantee.busy) == (State.READY, False)
+    assert (bench.session.state, bench.guarantee.busy) == (SessionState.READY, False)
 
 
 @pytest.mark.parametrize("request_name", ["send_offsets", "produce", "commit_transaction"])

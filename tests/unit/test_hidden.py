@@ -14,7 +14,7 @@ from kstreams_py.kafka.transactions import OpenTransaction
 from kstreams_py.log_fields import FOLD
 from kstreams_py.processing.commits.guarantees import producer_mode
 from kstreams_py.records import TopicPartition
-from kstreams_py.running.hidden import ASKED_SECONDS, HIDDEN_SECONDS, Hidden, HiddenRecords
+from kstreams_py.running.hidden import ASKED_SECONDS, HIDDEN_SECONDS, HiddenRecords, HiddenReport
 from kstreams_py.running.http.remedies import HIDDEN_SECONDS as HIDDEN_TOO_LONG
 from kstreams_py.testing import ManualClock, MemoryCluster
 
@@ -39,7 +39,7 @@ class Site:
         producer.flush()
         return producer
 
-    def look(self, after: float = 1.0) -> Hidden:
+    def look(self, after: float = 1.0) -> HiddenReport:
         """What is hidden at a look so many seconds later."""
         self.clock.advance(after)
         ends = {tp: len(self.cluster.records("in", "read_uncommitted")) for tp in (ZERO, ONE)}
@@ -54,12 +54,12 @@ def test_transaction_that_stays_open_is_named_until_it_ends(caplog: pytest.LogCa
     site = Site()
     site.cluster.append("in", b"before")
     producer = site.begin("billing", 0)
-    assert [site.look(), site.look(HIDDEN_SECONDS - 1)] == [Hidden(), Hidden()]
+    assert [site.look(), site.look(HIDDEN_SECONDS - 1)] == [HiddenReport(), HiddenReport()]
     seconds, text, partitions = site.look()
     assert (seconds, partitions) == (HIDDEN_SECONDS, 1)
     assert text.startswith("in[0] is hidden by producer ")
     assert " (billing) from offset 1, " in text
-    assert site.hidden.of([ONE]) == Hidden()
+    assert site.hidden.of([ONE]) == HiddenReport()
     text = site.look(HIDDEN_TOO_LONG - HIDDEN_SECONDS).text
     assert caplog.records == [], "it is no bad finding yet"
     for _ in range(3):
@@ -71,14 +71,14 @@ def test_transaction_that_stays_open_is_named_until_it_ends(caplog: pytest.LogCa
         ("repeated", "inputs that a transaction hides", text),
     )
     producer.commit_transaction()
-    assert site.look() == Hidden()
+    assert site.look() == HiddenReport()
 
 
 def test_transactions_that_follow_one_another_hide_nothing_for_long() -> None:
     site = Site()
     for number in range(30):
         producer = site.begin(f"billing{number}", 0)
-        assert site.look() == Hidden()
+        assert site.look() == HiddenReport()
         producer.commit_transaction()
 
 
@@ -106,18 +106,18 @@ def test_transaction_that_cannot_be_looked_up_is_said_and_asked_for_again(
     monkeypatch.setattr(site.cluster, "open_transactions", refuse)
     site.hidden.look(stable, highs, 0.0)
     site.hidden.look(stable, highs, HIDDEN_SECONDS)
-    assert site.hidden.of([ZERO]) == Hidden(HIDDEN_SECONDS, "in[0] is hidden by a transaction from offset 0", 1)
+    assert site.hidden.of([ZERO]) == HiddenReport(HIDDEN_SECONDS, "in[0] is hidden by a transaction from offset 0", 1)
     site.hidden.ask(HIDDEN_SECONDS)
     monkeypatch.undo()
     for now in (HIDDEN_SECONDS, HIDDEN_SECONDS + ASKED_SECONDS - 1):
         site.hidden.ask(now)
         site.hidden.look(stable, highs, now)
         said = f"in[0] is hidden by a transaction from offset 0, which cannot be looked up: {error}"
-        assert site.hidden.of([ZERO]) == Hidden(now, said, 1)
+        assert site.hidden.of([ZERO]) == HiddenReport(now, said, 1)
     site.hidden.ask(HIDDEN_SECONDS + ASKED_SECONDS)
     site.hidden.look(stable, highs, HIDDEN_SECONDS + ASKED_SECONDS)
     said = "in[0] is hidden by a transaction from offset 0, which has just ended"
-    assert site.hidden.of([ZERO]) == Hidden(HIDDEN_SECONDS + ASKED_SECONDS, said, 1)
+    assert site.hidden.of([ZERO]) == HiddenReport(HIDDEN_SECONDS + ASKED_SECONDS, said, 1)
 
 
 class Counting:

@@ -8,8 +8,8 @@ from typing import Any
 import kstreams_py as ks
 from kstreams_py.graph.pipelines import Pipeline
 from kstreams_py.spark.cuts import Cut, CutTopic, Span
-from kstreams_py.spark.pipelines.places import Place
-from kstreams_py.spark.pipelines.runs import Published, Run
+from kstreams_py.spark.pipelines.places import BatchPlace
+from kstreams_py.spark.pipelines.runs import PipelineRun, Published
 
 MAY: float = 1_777_636_800  # 2026-05-01 12:00:00
 
@@ -28,17 +28,17 @@ def pipelines(*ids: str) -> list[Pipeline]:
     return list(graph.pipelines)
 
 
-def published(*runs: Run) -> Published:
+def published(*runs: PipelineRun) -> Published:
     return Published("shop.totals", {"item": "string"}, runs)
 
 
 CUT = Cut("shop", {"orders": CutTopic("id", (Span(0, 2, 3), Span(0, 7, 7))), "paid": CutTopic("id", ())}, ()).encode()
 ENTRY = 'v1\n{"batchTimestampMs":1}\n{"orders":{"0":2,"1":5}}\n'
-STREAMED = Place("stream", 1, ENTRY, {"orders": "id"}).encode()
+STREAMED = BatchPlace("stream", 1, ENTRY, {"orders": "id"}).encode()
 RUNS = (
-    Run(1, "{}", 12_000, 3, MAY, 4.25),
-    Run(2, STREAMED, 12_010, 4, MAY + 60, 1.0, 61.5, "Scan <b>"),
-    Run(3, CUT, 12_020, 4, MAY + 3660, 1.5, 3601.25, "Scan <a>", 5, 11_000),
+    PipelineRun(1, "{}", 12_000, 3, MAY, 4.25),
+    PipelineRun(2, STREAMED, 12_010, 4, MAY + 60, 1.0, 61.5, "Scan <b>"),
+    PipelineRun(3, CUT, 12_020, 4, MAY + 3660, 1.5, 3601.25, "Scan <a>", 5, 11_000),
 )
 
 

@@ -18,7 +18,7 @@ from kstreams_py.processing.journal import deliveries
 from kstreams_py.processing.journal.deliveries import WINDOW, DeliveryJournal
 from kstreams_py.processing.journal.records import (
     Attempt,
-    Place,
+    OutputPlace,
     RecordType,
     Snapshot,
     Unit,
@@ -27,8 +27,8 @@ from kstreams_py.processing.journal.records import (
     newest_unit,
     snapshot_record,
 )
-from kstreams_py.processing.journal.recovery import Found, Recovery, recover
-from kstreams_py.processing.tasks.choices import Choices, Start
+from kstreams_py.processing.journal.recovery import OutputFound, Recovery, recover
+from kstreams_py.processing.tasks.choices import Choices, InputStart
 from kstreams_py.records import TopicPartition
 from kstreams_py.settings import Settings
 from kstreams_py.testing import ManualClock, MemoryCluster, MemoryRegistry, TestDriver
@@ -37,13 +37,13 @@ from tests.unit.fakes import raise_error
 JOURNAL = "__ks.g.p.journal"
 IDS = {"a": "id-a", "b": "id-b"}
 HASH = b"h" * 16
-SNAPSHOT = Snapshot("g.p", 0, (Start("a", "id-a", 3), Start("b", "id-b", 7)))
-CHOICES = Choices((("b", 9),), (Start("b", "id-b", 7),))
-X, DEAD = Place("x", 1, 40, HASH), Place("dead", 0, 5, HASH)
+SNAPSHOT = Snapshot("g.p", 0, (InputStart("a", "id-a", 3), InputStart("b", "id-b", 7)))
+CHOICES = Choices((("b", 9),), (InputStart("b", "id-b", 7),))
+X, DEAD = OutputPlace("x", 1, 40, HASH), OutputPlace("dead", 0, 5, HASH)
 
 
-def attempt(kind: RecordType, *places: Place, snapshot: Snapshot = SNAPSHOT, a: int = 3, b: int = 10) -> Attempt:
-    inputs = (Start("a", "id-a", a), Start("b", "id-b", b))
+def attempt(kind: RecordType, *places: OutputPlace, snapshot: Snapshot = SNAPSHOT, a: int = 3, b: int = 10) -> Attempt:
+    inputs = (InputStart("a", "id-a", a), InputStart("b", "id-b", b))
     return Attempt(kind, snapshot.hash, HASH, 3, "w", inputs, places)
 
 
@@ -92,7 +92,7 @@ RECORDS = {
     "error": attempt_record(JOURNAL, 0, ERROR),
     "nil": attempt_record(JOURNAL, 0, NIL),
 }
-OTHER = Snapshot("g.p", 0, (Start("a", "id-a", 3), Start("b", "id-b", 10)))
+OTHER = Snapshot("g.p", 0, (InputStart("a", "id-a", 3), InputStart("b", "id-b", 10)))
 
 
 def foreign(offset: int, why: str) -> str:
@@ -137,7 +137,7 @@ def test_hash_of_a_snapshot_differs_by_processor_partition_and_each_input() -> N
         Snapshot("g.q", 0, SNAPSHOT.inputs),
         Snapshot("g.p", 1, SNAPSHOT.inputs),
         Snapshot("g.p", 0, SNAPSHOT.inputs[:1]),
-        Snapshot("g.p", 0, (Start("a", "id-c", 3), Start("b", "id-b", 7))),
+        Snapshot("g.p", 0, (InputStart("a", "id-c", 3), InputStart("b", "id-b", 7))),
         OTHER,
     ]
     assert len({each.hash for each in (SNAPSHOT, *others)}) == 6
@@ -191,7 +191,9 @@ def test_record_that_is_cut_off_or_tampered_with_is_damaged_or_another(name: str
 # Recovery.
 
 STOOD, MOVED = {"a": 3, "b": 7}, {"a": 3, "b": 10}
-SAME, OTHERS, GONE = (dict.fromkeys((X, DEAD), found) for found in (Found.SAME, Found.OTHER, Found.DELETED))
+SAME, OTHERS, GONE = (
+    dict.fromkeys((X, DEAD), found) for found in (OutputFound.SAME, OutputFound.OTHER, OutputFound.DELETED)
+)
 
 
 @pytest.mark.parametrize(
@@ -214,7 +216,7 @@ SAME, OTHERS, GONE = (dict.fromkeys((X, DEAD), found) for found in (Found.SAME, 
     ],
 )
 def test_recovery_takes_the_branch_of_the_newest_record(
-    unit: Unit | None, committed: Mapping[str, int], found: Mapping[Place, Found], expected: Recovery
+    unit: Unit | None, committed: Mapping[str, int], found: Mapping[OutputPlace, OutputFound], expected: Recovery
 ) -> None:
     assert recover(unit, committed, IDS, found) == expected
 
@@ -253,7 +255,7 @@ REMADE = {"a": "id-a", "b": "id-new"}
     ],
 )
 def test_input_that_was_created_again_begins_again_unless_a_delivery_is_open(
-    unit: Unit, found: Mapping[Place, Found], branch: str
+    unit: Unit, found: Mapping[OutputPlace, OutputFound], branch: str
 ) -> None:
     """Outputs tell, as its committed offset is that of other records."""
     if branch:
@@ -275,7 +277,7 @@ BETWEEN: Final = {"a": 3, "b": 8}
 BOTH_THERE: Final = "x[1]@40 is there; dead[0]@5 is there"
 NONE_THERE: Final = "x[1]@40 is not there; dead[0]@5 is not there"
 ONE_THERE: Final = "x[1]@40 is there; dead[0]@5 is not there"
-ONE_OTHER: Final = {X: Found.SAME, DEAD: Found.OTHER}
+ONE_OTHER: Final = {X: OutputFound.SAME, DEAD: OutputFound.OTHER}
 
 
 def newest(kind: str, at: str, outputs: str) -> str:
@@ -286,12 +288,12 @@ def newest(kind: str, at: str, outputs: str) -> str:
     )
 
 
-CONTRADICTIONS: list[tuple[Unit, Mapping[str, int], Mapping[str, str], Mapping[Place, Found], str]] = [
+CONTRADICTIONS: list[tuple[Unit, Mapping[str, int], Mapping[str, str], Mapping[OutputPlace, OutputFound], str]] = [
     (Unit(SNAPSHOT), MOVED, IDS, {}, AT_SNAPSHOT),
     (Unit(SNAPSHOT, None, OUTPUT), STOOD, IDS, SAME, newest("output", "a@3, b@7", BOTH_THERE)),
     (Unit(SNAPSHOT, None, OUTPUT), MOVED, IDS, OTHERS, newest("output", "a@3, b@10", NONE_THERE)),
     (Unit(SNAPSHOT, None, OUTPUT), MOVED, IDS, ONE_OTHER, newest("output", "a@3, b@10", ONE_THERE)),
-    (Unit(SNAPSHOT, None, ERROR), BETWEEN, IDS, {DEAD: Found.DELETED}, newest("error", "a@3, b@8", DELETED)),
+    (Unit(SNAPSHOT, None, ERROR), BETWEEN, IDS, {DEAD: OutputFound.DELETED}, newest("error", "a@3, b@8", DELETED)),
     (Unit(SNAPSHOT, None, NIL), STOOD, IDS, {}, newest("nil", "a@3, b@7", "it writes no output")),
     (Unit(SNAPSHOT), STOOD, {"a": "id-a", "c": "id-c"}, {}, OTHER_INPUTS),
     (Unit(SNAPSHOT), STOOD, {"a": "id-a", "b": "id-new"}, {}, REMADE_SINCE),
@@ -300,7 +302,11 @@ CONTRADICTIONS: list[tuple[Unit, Mapping[str, int], Mapping[str, str], Mapping[P
 
 @pytest.mark.parametrize(("unit", "committed", "ids", "found", "message"), CONTRADICTIONS)
 def test_recovery_never_guesses_where_the_evidence_contradicts_itself(
-    unit: Unit, committed: Mapping[str, int], ids: Mapping[str, str], found: Mapping[Place, Found], message: str
+    unit: Unit,
+    committed: Mapping[str, int],
+    ids: Mapping[str, str],
+    found: Mapping[OutputPlace, OutputFound],
+    message: str,
 ) -> None:
     with pytest.raises(RecoveryUndecidable) as raised:
         recover(unit, committed, ids, found)
@@ -385,7 +391,7 @@ def test_snapshot_and_choices_are_in_force_after_a_recovery_until_their_delivery
 
 
 def place_of(topic: str, partition: int, offset: int) -> Output:
-    return attempt_record(JOURNAL, 0, attempt(RecordType.OUTPUT, Place(topic, partition, offset, HASH)))
+    return attempt_record(JOURNAL, 0, attempt(RecordType.OUTPUT, OutputPlace(topic, partition, offset, HASH)))
 
 
 @pytest.mark.parametrize(
@@ -422,7 +428,7 @@ def test_output_that_may_be_compacted_away_is_decided_by_the_committed_offsets(
 def test_output_that_is_declared_no_more_is_decided_by_offsets_behind_it(
     bench: Bench,
 ) -> None:
-    places = Place("x", 1, 0, HASH), Place("gone", 0, 0, HASH)
+    places = OutputPlace("x", 1, 0, HASH), OutputPlace("gone", 0, 0, HASH)
     bench.append(RECORDS["snapshot"], output("x", 1), attempt_record(JOURNAL, 0, attempt(RecordType.OUTPUT, *places)))
     assert bench.recover(MOVES) == {}
     with pytest.raises(RecoveryUndecidable) as raised:

@@ -18,7 +18,7 @@ from kstreams_py.testing import Isolation, ManualClock, MemoryCluster
 from kstreams_py.testing.memory_broker import Partition, Stamp
 from kstreams_py.testing.memory_clients import MemoryConsumer, MemoryProducer
 from kstreams_py.testing.memory_records import Content
-from kstreams_py.testing.request_faults import Fault
+from kstreams_py.testing.request_faults import RequestFault
 from tests.contract.rig import MURMUR2
 
 IN0, IN1, IN2 = (TopicPartition("in", number) for number in range(3))
@@ -385,9 +385,9 @@ def test_watcher_is_called_with_each_request_and_its_client_and_chooses_the_faul
     cluster = make_cluster()
     seen: list[tuple[str, object]] = []
 
-    def watch(name: str, client: object) -> Fault | None:
+    def watch(name: str, client: object) -> RequestFault | None:
         seen.append((name, client))
-        return Fault(OutcomeUnknown("watched"), applied=False) if name == "commit_transaction" else None
+        return RequestFault(OutcomeUnknown("watched"), applied=False) if name == "commit_transaction" else None
 
     cluster.faults.watch(watch)
     producer = start_producer(cluster)

@@ -32,18 +32,18 @@ from kstreams_py.graph.guarantees import Guarantee
 from kstreams_py.graph.hashes import pack_offset
 from kstreams_py.graph.sink import Evidence, SinkConnection
 from kstreams_py.kafka.contracts import ProducerMode, TopicInfo
-from kstreams_py.operations.dead_letters.letters import Letter, Place, Selection, group
+from kstreams_py.operations.dead_letters.letters import Letter, LetterPlace, LetterSelection, group
 from kstreams_py.operations.dead_letters.reader import LetterReader
-from kstreams_py.operations.dead_letters.replay import Outcome, Summary, plan_replay, replay
-from kstreams_py.operations.dead_letters.transactions import Transactions
+from kstreams_py.operations.dead_letters.replay import ReplayOutcome, Summary, plan_replay, replay
+from kstreams_py.operations.dead_letters.transactions import ReplayTransactions
 from kstreams_py.processing.environment import Environment
 from kstreams_py.records import HASH_HEADER, Message, Step, TopicPartition
 from kstreams_py.sinks import SqliteTable
 from kstreams_py.testing import Isolation, MemoryCluster, MemoryRegistry, TestDriver
-from kstreams_py.testing.request_faults import Fault
+from kstreams_py.testing.request_faults import RequestFault
 from tests.tables import each_case
 
-EVERYTHING = Selection()
+EVERYTHING = LetterSelection()
 
 
 class Crash(BaseException):
@@ -96,17 +96,17 @@ class Shop:
         self.calls.clear()
 
     def replay(
-        self, selection: Selection = EVERYTHING, graph: ks.Graph | None = None, *, unverified: bool = False
+        self, selection: LetterSelection = EVERYTHING, graph: ks.Graph | None = None, *, unverified: bool = False
     ) -> Replayed:
         return self._act(partial(replay, unverified=unverified), selection, graph)
 
-    def plan(self, selection: Selection = EVERYTHING) -> Replayed:
+    def plan(self, selection: LetterSelection = EVERYTHING) -> Replayed:
         return self._act(plan_replay, selection, None)
 
-    def _act(self, act: Callable[..., Summary], selection: Selection, graph: ks.Graph | None) -> Replayed:
+    def _act(self, act: Callable[..., Summary], selection: LetterSelection, graph: ks.Graph | None) -> Replayed:
         reports: list[tuple[str, str, str]] = []
 
-        def report(letter: Letter, outcome: Outcome, why: str) -> None:
+        def report(letter: Letter, outcome: ReplayOutcome, why: str) -> None:
             reports.append((str(letter.place), str(outcome), why))
 
         summary = act(graph or self.graph, self.environment, selection, report)
@@ -119,7 +119,7 @@ class Shop:
     def letters(self) -> list[Letter]:
         return list(LetterReader(self.graph, self.environment).letters())
 
-    def waiting(self) -> list[Place]:
+    def waiting(self) -> list[LetterPlace]:
         """The letters that no mark says are replayed."""
         reader = LetterReader(self.graph, self.environment)
         marks = reader.marks()
@@ -366,13 +366,13 @@ def test_replay_that_dies_at_any_request_sends_nothing_twice_and_loses_nothing(k
 
 
 def test_mutation_of_a_replay_that_reads_no_marks_sends_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    read = Transactions._read_marks
+    read = ReplayTransactions._read_marks
 
-    def read_none(self: Transactions) -> None:
+    def read_none(self: ReplayTransactions) -> None:
         read(self)
         self.marks = set()
 
-    monkeypatch.setattr(Transactions, "_read_marks", read_none)
+    monkeypatch.setattr(ReplayTransactions, "_read_marks", read_none)
     with pytest.raises(AssertionError, match="'replayed': 2"):
         test_replay_that_dies_at_any_request_sends_nothing_twice_and_loses_nothing("fork", applied=True)
 
@@ -534,14 +534,14 @@ def test_replay_that_another_overtook_repeats_none_of_what_that_one_did(
     overtaken = [letters[first_of_second].place, letters[120].place]
     commits = 0
 
-    def overtake(name: str, _: object) -> Fault | None:
+    def overtake(name: str, _: object) -> RequestFault | None:
         nonlocal commits
         commits += name == "commit_transaction"
         if name != "commit_transaction" or commits != 2:
             return None
         for place in overtaken:
-            assert shop.replay(Selection(partition=0, offset=place.offset)).counts == {"replayed": 1}
-        return Fault(OutcomeUnknown("no answer"), applied=False, late=None)
+            assert shop.replay(LetterSelection(partition=0, offset=place.offset)).counts == {"replayed": 1}
+        return RequestFault(OutcomeUnknown("no answer"), applied=False, late=None)
 
     shop.cluster.faults.watch(overtake)
     shop.replay()
@@ -616,7 +616,7 @@ def test_letters_around_one_that_fails_again_are_replayed() -> None:
         {"replayed": 2, "failed again": 1},
         [b"A", b"C"],
     )
-    assert shop.waiting() == [Place("dead", 0, shop.letters()[1].place.offset)]
+    assert shop.waiting() == [LetterPlace("dead", 0, shop.letters()[1].place.offset)]
 
 
 def test_letter_whose_output_is_refused_stays_and_its_neighbours_are_replayed() -> None:
@@ -942,7 +942,7 @@ def test_letters_of_one_delivery_are_replayed_once_and_marked_together() -> None
     (m,) = shop.cluster.records("dead")
     shop.cluster.append("dead", m.value(), m.key(), m.headers())  # what a crash before the offset commit leaves
     shop.mend()
-    done = shop.replay(Selection(partition=0, offset=1))
+    done = shop.replay(LetterSelection(partition=0, offset=1))
     assert (done.counts, len(shop.calls), shop.waiting()) == ({"replayed": 2}, 1, [])
 
 
@@ -988,18 +988,18 @@ def test_marks_of_a_topic_that_was_created_again_do_not_count() -> None:
     ("selection", "chosen"),
     [
         (EVERYTHING, ["a", "b", "c"]),
-        (Selection(error="KeyError"), ["a", "c"]),
-        (Selection(error="builtins.KeyError"), ["a", "c"]),
-        (Selection(error="Key"), []),
-        (Selection(processor="price"), ["a", "b"]),
-        (Selection(processor="price", error="KeyError"), ["a"]),
-        (Selection(since=1_600_000_002_000), ["b", "c"]),
-        (Selection(partition=0, offset=2), ["b"]),
-        (Selection(topic="dead", partition=0), ["a", "b", "c"]),
-        (Selection(partition=1), []),
+        (LetterSelection(error="KeyError"), ["a", "c"]),
+        (LetterSelection(error="builtins.KeyError"), ["a", "c"]),
+        (LetterSelection(error="Key"), []),
+        (LetterSelection(processor="price"), ["a", "b"]),
+        (LetterSelection(processor="price", error="KeyError"), ["a"]),
+        (LetterSelection(since=1_600_000_002_000), ["b", "c"]),
+        (LetterSelection(partition=0, offset=2), ["b"]),
+        (LetterSelection(topic="dead", partition=0), ["a", "b", "c"]),
+        (LetterSelection(partition=1), []),
     ],
 )
-def test_filters_choose_letters_and_combine(selection: Selection, chosen: list[str]) -> None:
+def test_filters_choose_letters_and_combine(selection: LetterSelection, chosen: list[str]) -> None:
     values: list[str] = []
     graph, registry = ks.Graph("shop", errors="dead"), MemoryRegistry()
     graph.topic("orders", value=ks.String())
@@ -1031,15 +1031,15 @@ def test_filters_choose_letters_and_combine(selection: Selection, chosen: list[s
 @pytest.mark.parametrize(
     ("selection", "message"),
     [
-        (Selection(processor="prize"), "graph 'shop' has no processor 'prize': it has price"),
-        (Selection(topic="deaf"), "topic 'deaf' has no dead letters of graph 'shop': they are in dead"),
+        (LetterSelection(processor="prize"), "graph 'shop' has no processor 'prize': it has price"),
+        (LetterSelection(topic="deaf"), "topic 'deaf' has no dead letters of graph 'shop': they are in dead"),
         (
-            Selection(partition=0, offset=99),
+            LetterSelection(partition=0, offset=99),
             "no dead letter of graph 'shop' at partition 0, offset 99 fits: `kstreams dead-letters show` prints places",
         ),
     ],
 )
-def test_selection_of_what_does_not_exist_is_refused(selection: Selection, message: str) -> None:
+def test_selection_of_what_does_not_exist_is_refused(selection: LetterSelection, message: str) -> None:
     shop = failed_shop("map")
     for act in (shop.replay, shop.plan):
         with pytest.raises(UserMistake) as raised:
@@ -1132,7 +1132,7 @@ def test_groups_count_waiting_and_replayed_letters_with_times_and_an_example() -
     for second, value in enumerate("abc"):
         shop.fail(value, timestamp=1_600_000_000_000 + second * 1000)
     shop.mend()
-    shop.replay(Selection(partition=0, offset=shop.letters()[2].place.offset))
+    shop.replay(LetterSelection(partition=0, offset=shop.letters()[2].place.offset))
     waiting = set(shop.waiting())
     letters = shop.letters()
     groups = group((letter, letter.place not in waiting) for letter in letters)

@@ -16,7 +16,7 @@ from kstreams_py.cli.main import app
 from kstreams_py.errors import SettingsError, TopicError
 from kstreams_py.kafka.contracts import TopicInfo
 from kstreams_py.ordering import Ordering
-from kstreams_py.ordering.events import Ordered
+from kstreams_py.ordering.events import OrderedEvent
 from kstreams_py.ordering.front_end import open_storage
 from kstreams_py.ordering.status import SILENT_SECONDS, Standing
 from kstreams_py.ordering.steps import Own, Pop, Take
@@ -106,7 +106,7 @@ class SentTo:
         self.topic = TopicInfo(topic, "id", partitions, 1, {})
         self.values: list[bytes] = []
 
-    def send(self, events: Sequence[tuple[str, Ordered]]) -> None:
+    def send(self, events: Sequence[tuple[str, OrderedEvent]]) -> None:
         self.values += [each.event.value for _, each in events]
 
     def close(self) -> None: ...

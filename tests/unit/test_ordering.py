@@ -27,7 +27,7 @@ from kstreams_py.formats.serdes import Bytes, String
 from kstreams_py.kafka.contracts import Cluster, Output, ProducerMode, TopicInfo
 from kstreams_py.kafka.partitioner import partition_of
 from kstreams_py.ordering import Ordering
-from kstreams_py.ordering.events import Event, Ordered, headers_of
+from kstreams_py.ordering.events import Event, OrderedEvent, headers_of
 from kstreams_py.ordering.front_end import open_storage
 from kstreams_py.ordering.partitions import check_topic
 from kstreams_py.ordering.sending import ATTEMPTS_MAX, KafkaSender
@@ -40,8 +40,8 @@ TOPIC = "events"
 UUID = bytes(range(16))
 
 
-def ordered(*values: bytes) -> list[tuple[str, Ordered]]:
-    return [("a", Ordered(Event(UUID, each), at + 1, at or None)) for at, each in enumerate(values)]
+def ordered(*values: bytes) -> list[tuple[str, OrderedEvent]]:
+    return [("a", OrderedEvent(Event(UUID, each), at + 1, at or None)) for at, each in enumerate(values)]
 
 
 class Producers:
@@ -87,19 +87,19 @@ class Recorder:
     def __init__(self) -> None:
         self.calls: list[list[tuple[str, bytes, int, int | None]]] = []
 
-    def send(self, events: Sequence[tuple[str, Ordered]]) -> None:
+    def send(self, events: Sequence[tuple[str, OrderedEvent]]) -> None:
         self.calls.append([(name, each.event.value, each.id, each.prev) for name, each in events])
 
     def close(self) -> None: ...
 
 
 def test_headers_of_an_event_have_its_id_its_predecessor_its_uuid_and_its_kind() -> None:
-    assert headers_of(Ordered(Event(UUID, b""), 7, None)) == [
+    assert headers_of(OrderedEvent(Event(UUID, b""), 7, None)) == [
         ("ks-event-id", b"7"),
         ("ks-event-uuid", UUID.hex().encode()),
         ("ks-event-kind", b"main"),
     ]
-    assert headers_of(Ordered(Event(UUID, b"", is_main=False), 9, 7))[2:] == [
+    assert headers_of(OrderedEvent(Event(UUID, b"", is_main=False), 9, 7))[2:] == [
         ("ks-event-kind", b"sub"),
         ("ks-event-prev", b"7"),
     ]
@@ -214,7 +214,7 @@ def test_worker_that_is_stopped_completes_what_it_has_taken_and_gives_the_rest_b
 class Refuses(Recorder):
     """A sender that keeps what it is given, and gives up."""
 
-    def send(self, events: Sequence[tuple[str, Ordered]]) -> None:
+    def send(self, events: Sequence[tuple[str, OrderedEvent]]) -> None:
         super().send(events)
         raise BrokerUnavailable("not acknowledged")
 
@@ -291,7 +291,7 @@ class StopsAt(Recorder):
         self._value = value
         self.worker: OrderingWorker | None = None
 
-    def send(self, events: Sequence[tuple[str, Ordered]]) -> None:
+    def send(self, events: Sequence[tuple[str, OrderedEvent]]) -> None:
         super().send(events)
         if self.worker is not None and self._value in {each.event.value for _, each in events}:
             self.worker.stop()
@@ -389,5 +389,5 @@ def test_code_of_the_document_queues_a_change_and_its_headers_are_those_of_a_rec
     with closing(open_storage("flights.db")) as storage, closing(names["ordering"]):
         assert storage.objects() == [ObjectStatus("N14228", 2, 0, 1, None)]
         assert storage.data("N14228") == b'{"departed":"EWR","bags":81}'
-    written = {name for name, _ in headers_of(Ordered(Event(UUID, b""), 2, 1))}
+    written = {name for name, _ in headers_of(OrderedEvent(Event(UUID, b""), 2, 1))}
     assert set(re.findall(r"^\| `(ks-event-\w+)`", text, flags=re.MULTILINE)) == written

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from kstreams_py.running.output import STDERR, STDOUT
-from kstreams_py.running.terminal.lines import LINE_MAX, Lines, is_json, prefixed
+from kstreams_py.running.terminal.lines import LINE_MAX, LineJoiner, is_json, prefixed
 from tests.unit.test_supervisor import Workers
 from tests.waiting import wait_until
 
@@ -27,7 +27,7 @@ def test_lines_are_whole_however_their_bytes_arrive() -> None:
         chance = random.Random(seed)
         data = bytes(chance.choices((*b"abc\n\n\r\0\xff",), k=chance.randrange(60)))
         cuts = chance.choices(range(len(data) + 1), k=chance.randrange(10))
-        lines, found, at = Lines(), list[bytes](), 0
+        lines, found, at = LineJoiner(), list[bytes](), 0
         for cut in [*sorted(cuts), len(data)]:
             found += lines.feed(data[at:cut])
             at = cut
@@ -35,7 +35,7 @@ def test_lines_are_whole_however_their_bytes_arrive() -> None:
 
 
 def test_line_that_does_not_end_is_passed_on_in_pieces() -> None:
-    lines = Lines()
+    lines = LineJoiner()
     assert lines.feed(b"x" * LINE_MAX) == []
     assert lines.feed(b"yz") == [b"x" * LINE_MAX + b"yz"]
     assert (lines.feed(b"a\n"), lines.rest()) == ([b"a"], b"")

@@ -21,7 +21,7 @@ from kstreams_py import Bytes, Graph
 from kstreams_py.metrics import WorkerState
 from kstreams_py.records import TopicPartition
 from kstreams_py.running.http.endpoints import Endpoints
-from kstreams_py.running.http.observed import Observed
+from kstreams_py.running.http.observed import ObservedRun
 from kstreams_py.running.http.page import build_page
 from kstreams_py.running.http.remedies import REMEDIES
 from kstreams_py.running.reports import Report
@@ -99,7 +99,7 @@ class Browser:
 
 def make_status(graph: Graph = GRAPH, *, taken: str = "", **changed: Any) -> dict[str, Any]:
     """The /status of one worker of `price` that has run for a minute, reports as given."""
-    observed = Observed(clock=lambda: 0.0, wall=lambda: 1_000_000.0)
+    observed = ObservedRun(clock=lambda: 0.0, wall=lambda: 1_000_000.0)
     for second in range(61):
         counters = {
             "records_in": 100 * second, "records_out": 90 * second, "dead_letters": 0, "commits": 10 * second,
@@ -263,7 +263,7 @@ def test_failures_are_shown_as_text_newest_first_and_dead_letters_on_their_line(
 
 
 def test_run_that_has_not_started_is_said_to_start() -> None:
-    endpoints = Endpoints(GRAPH, Observed(), 30.0)
+    endpoints = Endpoints(GRAPH, ObservedRun(), 30.0)
     browser = Browser()
     browser.show(json.loads(endpoints.answer("/status").body))
     assert browser.text("findings") == "Nothing is known yet: the workers have not started."

@@ -15,7 +15,14 @@ from kstreams_py.graph.pipelines import Mode, Pipeline
 from kstreams_py.sinks.manifest import Manifest, decode_manifest, encode_manifest
 from kstreams_py.spark import session, sessions
 from kstreams_py.spark.pipelines import runner
-from kstreams_py.spark.pipelines.runs import KEPT_RUNS, Published, Run, check_columns, check_owner, decode_published
+from kstreams_py.spark.pipelines.runs import (
+    KEPT_RUNS,
+    PipelineRun,
+    Published,
+    check_columns,
+    check_owner,
+    decode_published,
+)
 from kstreams_py.spark.pipelines.targets import open_target
 from tests.tables import each_case
 
@@ -131,7 +138,7 @@ def test_parquet_takes_no_url() -> None:
         ks.Parquet("s3a://bucket/t")
 
 
-RUN = Run(3, "{}", 10, 4, 1700000000.0, 1.5)
+RUN = PipelineRun(3, "{}", 10, 4, 1700000000.0, 1.5)
 PUBLISHED = Published("shop.one", {"item": "string", "records": "bigint"}, (RUN,))
 
 

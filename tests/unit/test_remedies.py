@@ -14,7 +14,7 @@ import yaml
 from kstreams_py import Graph
 from kstreams_py.metrics import WorkerState
 from kstreams_py.records import TopicPartition
-from kstreams_py.running.http.remedies import FAILED_SECONDS, REMEDIES, RESTARTS, RUNBOOK, Finding, Seen, find
+from kstreams_py.running.http.remedies import FAILED_SECONDS, REMEDIES, RESTARTS, RUNBOOK, Problem, Seen, find
 from kstreams_py.running.reports import Report
 from kstreams_py.running.status import End, RunStatus, SlotStatus
 from tests.tables import each_case
@@ -44,7 +44,7 @@ def findings(
     lagging: float = 60.0,
     since: float = 0.0,
     failing: float = 7.0,
-) -> Sequence[Finding]:
+) -> Sequence[Problem]:
     """What is found where each worker has these rates, and its lag has stood for `lagging` seconds."""
     workers = [(each.number, one.processor) for each in slots for one in each.reports]
     seen = Seen(
@@ -67,54 +67,54 @@ def test_run_whose_workers_run_and_keep_up_has_no_findings() -> None:
 def test_spare_workers_are_a_note_of_their_processor() -> None:
     spares = [slot(report(lags={}, state=WorkerState.SPARE), number=number) for number in (1, 2)]
     what = "price has no partition: its inputs have fewer than it has workers"
-    assert findings(slot(), spares[0]) == [Finding("note", "spare", 1, "price", f"slot 1: {what}")]
-    assert findings(slot(), *spares) == [Finding("note", "spare", None, "price", f"slots 1, 2: {what}")]
+    assert findings(slot(), spares[0]) == [Problem("note", "spare", 1, "price", f"slot 1: {what}")]
+    assert findings(slot(), *spares) == [Problem("note", "spare", None, "price", f"slots 1, 2: {what}")]
 
 
 STATES = {
     "a function that does not return": (
         slot(report(still_seconds=31.0, place="f (a.py:7)")),
-        Finding("bad", "stuck", 0, "price", "slot 0: price has not turned, it is in f (a.py:7) (31 s)"),
+        Problem("bad", "stuck", 0, "price", "slot 0: price has not turned, it is in f (a.py:7) (31 s)"),
     ),
     "a process that does not report": (
         slot(silent=40.0),
-        Finding("bad", "silent", 0, None, "slot 0: its process (4711) has not reported (40 s)"),
+        Problem("bad", "silent", 0, None, "slot 0: its process (4711) has not reported (40 s)"),
     ),
     "a slot that another process has taken": (
         slot(taken="by m7"),
-        Finding("bad", "replaced", 0, None, "slot 0 is replaced: by m7"),
+        Problem("bad", "replaced", 0, None, "slot 0 is replaced: by m7"),
     ),
     "a function that is retried": (
         slot(report(state=WorkerState.RETRYING, failure="KeyError: before", why="ConnectionError: refused")),
-        Finding("bad", "retrying", 0, "price", "slot 0: price is retrying: ConnectionError: refused"),
+        Problem("bad", "retrying", 0, "price", "slot 0: price is retrying: ConnectionError: refused"),
     ),
     "a broker without an answer": (
         slot(report(state=WorkerState.BROKER_AWAY, why="the commit found no answer")),
-        Finding("bad", "broker_away", 0, "price", "slot 0: price waits for a broker: the commit found no answer"),
+        Problem("bad", "broker_away", 0, "price", "slot 0: price waits for a broker: the commit found no answer"),
     ),
     "a target without an answer": (
         slot(report(state=WorkerState.SINK_AWAY, why="rows.db: locked")),
-        Finding("bad", "sink_away", 0, "price", "slot 0: price waits for its sink: rows.db: locked"),
+        Problem("bad", "sink_away", 0, "price", "slot 0: price waits for its sink: rows.db: locked"),
     ),
     "a process that has ended": (
         slot(pid=None, ends=(End(1.0, "SIGKILL"),)),
-        Finding("warning", "restarting", 0, None, "slot 0 is restarting, after: SIGKILL"),
+        Problem("warning", "restarting", 0, None, "slot 0 is restarting, after: SIGKILL"),
     ),
     "a slot that ends again and again": (
         slot(restarts=RESTARTS, ends=(End(999_930.0, "OSError: no"),)),
-        Finding("warning", "restarts", 0, None, "slot 0 was restarted 3 times, the last time after: OSError: no"),
+        Problem("warning", "restarts", 0, None, "slot 0 was restarted 3 times, the last time after: OSError: no"),
     ),
     "a slot that ends again and again now": (
         slot(restarts=RESTARTS, ends=(End(999_990.0, "OSError: no"),)),
-        Finding("bad", "restarts", 0, None, "slot 0 was restarted 3 times, the last time after: OSError: no"),
+        Problem("bad", "restarts", 0, None, "slot 0 was restarted 3 times, the last time after: OSError: no"),
     ),
     "a slot that is killed again and again": (
         slot(restarts=RESTARTS, ends=(End(999_990.0, "SIGKILL"),)),
-        Finding("bad", "killed", 0, None, "slot 0 was restarted 3 times, the last time after: SIGKILL"),
+        Problem("bad", "killed", 0, None, "slot 0 was restarted 3 times, the last time after: SIGKILL"),
     ),
     "records that a transaction hides": (
         slot(report(hidden_seconds=11.0, hidden="orders[0] is hidden by producer 7")),
-        Finding(
+        Problem(
             "warning",
             "hidden",
             0,
@@ -124,7 +124,7 @@ STATES = {
     ),
     "records that a transaction hides for long": (
         slot(report(hidden_seconds=61.0, hidden="orders[0] is hidden by producer 7")),
-        Finding(
+        Problem(
             "bad",
             "hidden",
             0,
@@ -134,7 +134,7 @@ STATES = {
     ),
     "records of one of its partitions that a transaction hides": (
         slot(report(hidden_seconds=11.0, hidden="orders[0] is hidden by producer 7", hidden_partitions=1)),
-        Finding(
+        Problem(
             "warning",
             "hidden",
             0,
@@ -144,7 +144,7 @@ STATES = {
     ),
     "records of all its partitions that a transaction hides": (
         slot(report(hidden_seconds=11.0, hidden="orders[0] is hidden by producer 7", hidden_partitions=2)),
-        Finding(
+        Problem(
             "warning",
             "hidden",
             0,
@@ -154,27 +154,27 @@ STATES = {
     ),
     "an event that waits for long": (
         slot(report(events={"held": 3, "stopped": 0, "held_seconds": 6.0, "held_limit": 5.0})),
-        Finding("warning", "held", 0, "price", "slot 0: 3 events of price held, the first for 6 s"),
+        Problem("warning", "held", 0, "price", "slot 0: 3 events of price held, the first for 6 s"),
     ),
     "an object that is stopped": (
         slot(report(events={"held": 0, "stopped": 1, "held_seconds": 0.0, "held_limit": 5.0})),
-        Finding("warning", "stopped", 0, "price", "slot 0: 1 object of price stopped by an ordering fault"),
+        Problem("warning", "stopped", 0, "price", "slot 0: 1 object of price stopped by an ordering fault"),
     ),
     "a worker without its place": (
         slot(report(state=WorkerState.JOINING)),
-        Finding("note", "joining", 0, "price", "slot 0: price is joining"),
+        Problem("note", "joining", 0, "price", "slot 0: price is joining"),
     ),
     "an old transaction": (
         slot(report(open_seconds=11.0)),
-        Finding("warning", "open_transaction", 0, "price", "slot 0: a transaction of price is open for 11 s"),
+        Problem("warning", "open_transaction", 0, "price", "slot 0: a transaction of price is open for 11 s"),
     ),
     "a lag that is not known": (
         slot(report(lags={0: None})),
-        Finding("note", "lag_unknown", 0, "price", "slot 0: the lag of price is not known"),
+        Problem("note", "lag_unknown", 0, "price", "slot 0: the lag of price is not known"),
     ),
     "dead letters": (
         slot(report(counters={"dead_letters": 1200})),
-        Finding(
+        Problem(
             "warning",
             "dead_letters",
             None,
@@ -207,7 +207,7 @@ def test_failed_steps_without_a_topic_for_them_ask_for_one() -> None:
     status = RunStatus((slot(report(counters={"dead_letters": 2})),), NOW)
     found = find(graph.processors, Seen(status, {(0, "price"): {"dead_letters": 1.5}}, {}, {}, NOW, 0.0, LIMIT))
     what = "price: 2 failed steps since the run started, 1.5 more each second"
-    assert found == [Finding("bad", "dropped", None, "price", what)]
+    assert found == [Problem("bad", "dropped", None, "price", what)]
 
 
 BEHIND = report(lags={0: 3_000, 1: 3_000})
@@ -237,12 +237,12 @@ WHAT = "price is behind by 6,000 records, at 100 a second"
 def test_processor_that_is_behind_is_named_with_the_reason(
     slots: list[SlotStatus], rates: dict[str, float], kind: str, why: str
 ) -> None:
-    assert findings(*slots, rates=rates) == [Finding("bad", kind, None, "price", f"{WHAT}, because {why}")]
+    assert findings(*slots, rates=rates) == [Problem("bad", kind, None, "price", f"{WHAT}, because {why}")]
 
 
 def test_processor_that_is_behind_because_a_worker_does_not_run_names_that_worker() -> None:
     retrying = report(lags={0: 3_000, 1: 3_000}, state=WorkerState.RETRYING)
-    assert findings(slot(retrying))[1] == Finding(
+    assert findings(slot(retrying))[1] == Problem(
         "bad", "behind_state", None, "price", f"{WHAT}, because slot 0: price is retrying"
     )
 
@@ -251,12 +251,12 @@ def test_join_whose_other_input_is_empty_names_it() -> None:
     lags = {TopicPartition("prices", 0): 500, TopicPartition("payments", 0): 0}
     what = "match is behind by 500 records, at 0 a second, because it waits for records of payments"
     waiting = slot(replace(report("match"), lags=lags, lag=500))
-    assert findings(waiting, rates={"records_in": 0.0}) == [Finding("bad", "behind_input", None, "match", what)]
+    assert findings(waiting, rates={"records_in": 0.0}) == [Problem("bad", "behind_input", None, "match", what)]
 
 
 def test_processor_that_catches_up_says_how_long_it_takes() -> None:
     what = f"{WHAT}, and catches up in about 2 min"
-    assert findings(slot(BEHIND), rates={"lag": -50.0}) == [Finding("note", "catching_up", None, "price", what)]
+    assert findings(slot(BEHIND), rates={"lag": -50.0}) == [Problem("note", "catching_up", None, "price", what)]
 
 
 @pytest.mark.parametrize(
@@ -275,7 +275,7 @@ def test_findings_are_sorted_from_the_worst() -> None:
 
 def test_each_finding_has_one_sentence_of_the_table() -> None:
     for kind, remedy in REMEDIES.items():
-        assert Finding("bad", kind, None, None, "").remedy == remedy
+        assert Problem("bad", kind, None, None, "").remedy == remedy
         assert remedy.endswith(".")
         assert "\n" not in remedy
 

@@ -13,7 +13,7 @@ from kstreams_py.graph.declarations import Topic
 from kstreams_py.graph.hashes import hash_prefix, joined_hash, pack_offset
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import Output
-from kstreams_py.processing.tasks.choices import Choices, Start
+from kstreams_py.processing.tasks.choices import Choices, InputStart
 from kstreams_py.processing.tasks.intake import Taken
 from kstreams_py.processing.tasks.tasks import BUFFER_LIMIT, Tasks
 from kstreams_py.records import Headers, Message, Out, Positions, Step, TopicPartition
@@ -947,7 +947,7 @@ def test_assign_and_clear_forget_records_positions_and_choices(kind: str) -> Non
 def chosen(*runs: tuple[str, int], **starts: int) -> Choices:
     """Choices of an alts of this bench; its inputs start at offset 0 unless `starts` names another."""
     topics = dict.fromkeys(topic for topic, _ in runs)
-    return Choices(runs, tuple(Start(topic, f"id-{topic}", starts.get(topic, 0)) for topic in topics))
+    return Choices(runs, tuple(InputStart(topic, f"id-{topic}", starts.get(topic, 0)) for topic in topics))
 
 
 def test_alts_choices_are_the_runs_of_each_partition() -> None:

@@ -22,7 +22,7 @@ from kstreams_py.errors import (
 from kstreams_py.graph.guarantees import Durability, Guarantee
 from kstreams_py.processing.commits.guarantees import producer_mode
 from kstreams_py.processing.commits.session import MEMBERSHIP_ASKED_MAX
-from kstreams_py.processing.commits.states import FAILURES, TRANSITIONS, State
+from kstreams_py.processing.commits.states import FAILURES, TRANSITIONS, SessionState
 from kstreams_py.records import TopicPartition
 from tests.tables import each_case
 from tests.unit.guarantee import A0, ALO, AMO, B0, EO, ERRORS, Bench
@@ -30,8 +30,8 @@ from tests.unit.guarantee import A0, ALO, AMO, B0, EO, ERRORS, Bench
 # The table.
 
 
-@each_case(("before", "after"), [*product(State, State)])
-def test_transition_is_made_if_it_is_in_the_table_and_refused_if_not(before: State, after: State) -> None:
+@each_case(("before", "after"), [*product(SessionState, SessionState)])
+def test_transition_is_made_if_it_is_in_the_table_and_refused_if_not(before: SessionState, after: SessionState) -> None:
     session = Bench().session
     session.state = before
     if after in TRANSITIONS[before]:
@@ -46,12 +46,12 @@ def test_transition_is_made_if_it_is_in_the_table_and_refused_if_not(before: Sta
 def test_failure_state_leads_to_ready_or_worse_and_never_to_an_open_transaction() -> None:
     """Otherwise a transaction of unknown outcome, or one of a fenced producer, could be aborted."""
     for severity, state in enumerate(FAILURES):
-        assert TRANSITIONS[state] <= {State.READY, *FAILURES[severity + 1 :]}
-    assert TRANSITIONS[State.FATAL] == set()
+        assert TRANSITIONS[state] <= {SessionState.READY, *FAILURES[severity + 1 :]}
+    assert TRANSITIONS[SessionState.FATAL] == set()
 
 
-@pytest.mark.parametrize("state", [State.READY, State.OPEN])
-def test_every_failure_is_possible_whether_or_not_a_transaction_is_open(state: State) -> None:
+@pytest.mark.parametrize("state", [SessionState.READY, SessionState.OPEN])
+def test_every_failure_is_possible_whether_or_not_a_transaction_is_open(state: SessionState) -> None:
     assert set(FAILURES) <= TRANSITIONS[state]
 
 
@@ -86,7 +86,7 @@ def test_fatal_failure_ends_the_session() -> None:
     bench.write()
     with pytest.raises(Fatal) as caught:
         bench.guarantee.recover(fatal)
-    assert (caught.value, bench.session.state) == (fatal, State.FATAL)
+    assert (caught.value, bench.session.state) == (fatal, SessionState.FATAL)
     bench.guarantee.end()
     assert bench.take_requests() == ["produce"]
 
@@ -95,7 +95,7 @@ def test_session_that_never_started_recovers_with_a_new_producer() -> None:
     bench = Bench()
     fresh = bench.new_guarantee(bench.consumer)
     fresh.recover(Abortable("nothing was open"))
-    assert (fresh.session.state, bench.take_requests()) == (State.READY, ["membership", "init_transactions"])
+    assert (fresh.session.state, bench.take_requests()) == (SessionState.READY, ["membership", "init_transactions"])
 
 
 # Truth 2: requests that may arrive late.
@@ -159,7 +159,7 @@ def test_fenced_session_renews_its_producer_with_the_membership_and_ends_without
         if joins:
             with pytest.raises(Replaced, match=r"another worker has taken the slot of g\.p\.0 over"):
                 bench.guarantee.recover(error)
-            assert bench.session.state is State.FATAL
+            assert bench.session.state is SessionState.FATAL
             bench.guarantee.end()
             assert not {"init_transactions", "abort_transaction"} & set(bench.take_requests())
         else:
@@ -233,7 +233,7 @@ def test_fenced_with_no_use_of_the_answers_about_the_membership_ends_the_session
         bench.cluster.faults.inject("membership", nth=nth, error=answer("no answer"), applied=False)
     with pytest.raises(Fatal, match="its group does not say whether it still holds the slot"):
         bench.guarantee.recover(error)
-    assert (bench.session.state, bench.take_requests()) == (State.FATAL, ["membership"] * MEMBERSHIP_ASKED_MAX)
+    assert (bench.session.state, bench.take_requests()) == (SessionState.FATAL, ["membership"] * MEMBERSHIP_ASKED_MAX)
 
 
 # Truth 8: a producer that the broker has forgotten.

@@ -12,7 +12,7 @@ from kstreams_py.errors import RowRefused, SettingsError
 from kstreams_py.graph.sink import Row
 from kstreams_py.records import TopicPartition
 from kstreams_py.sinks import Parquet, PostgreSQL, Redis, SQLite
-from kstreams_py.sinks.columns import FLOATS, Taken, check_rows, first_refused
+from kstreams_py.sinks.columns import FLOATS, TakenValues, check_rows, first_refused
 from kstreams_py.sinks.manifest import DataFile, Manifest, choose_merged, decode_manifest, encode_manifest
 
 URL = "postgresql://loader:s3cret@db.example:5433,other:5432/flights?password=s3cret"
@@ -108,7 +108,7 @@ def test_names_of_targets_have_no_credentials() -> None:
 def test_of_several_refused_rows_the_first_is_named_with_its_column() -> None:
     rows = [Row(b"", values) for values in (("a", 1.5), ("b", 2**53 + 1), (3, 1.5), ("d", "x"))]
     with pytest.raises(RowRefused) as raised:
-        check_rows(rows, ("name", "share"), (Taken(frozenset({str})), Taken(FLOATS)))
+        check_rows(rows, ("name", "share"), (TakenValues(frozenset({str})), TakenValues(FLOATS)))
     assert raised.value.index == 1
     assert str(raised.value) == (
         "column 'share' takes float, which does not hold an integer beyond 2**53: return a value that it takes"

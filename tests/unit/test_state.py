@@ -35,7 +35,7 @@ from kstreams_py.errors import (
 from kstreams_py.formats.serdes import Bytes, Json, Serde, String
 from kstreams_py.kafka.contracts import ProducerMode
 from kstreams_py.operations.recover.positions import describe
-from kstreams_py.operations.recover.reset import GraphPositions, Target
+from kstreams_py.operations.recover.reset import GraphPositions, ResetTarget
 from kstreams_py.ordering.events import ID_HEADER, PREV_HEADER
 from kstreams_py.processing.beginning import Beginning
 from kstreams_py.processing.commits.guarantees import ExactlyOnce
@@ -739,7 +739,7 @@ def set_group(driver: TestDriver, at: int) -> list[str]:
     nobody: Any = SimpleNamespace(describe=lambda _: {})
     moving = GraphPositions(driver._graph, "graph.py", driver._environment, nobody)
     partition = driver.read("g.words")[0].partition
-    moves = moving.plan_reset("count", Target({TopicPartition("g.words", partition): at}))
+    moves = moving.plan_reset("count", ResetTarget({TopicPartition("g.words", partition): at}))
     moving.move(moves)
     driver.restart()
     driver.run()

@@ -12,9 +12,9 @@ from kstreams_py import Settings
 from kstreams_py.errors import BrokerUnavailable, Fatal, InputLost, RecoveryUndecidable, UserMistake
 from kstreams_py.kafka.contracts import TRANSACTIONAL
 from kstreams_py.kafka.groups import GroupInfo, Member
-from kstreams_py.operations.recover.reset import GraphPositions, Target
+from kstreams_py.operations.recover.reset import GraphPositions, ResetTarget
 from kstreams_py.operations.recover.status import read_status
-from kstreams_py.operations.recover.task_status import Tail, TaskStatus, as_fields, describe
+from kstreams_py.operations.recover.task_status import JournalTail, TaskStatus, as_fields, describe
 from kstreams_py.processing.environment import Environment
 from kstreams_py.processing.topics import create_own_topics, find_topics
 from kstreams_py.records import Positions, TopicPartition
@@ -41,7 +41,7 @@ def reset(graph: ks.Graph, cluster: MemoryCluster, positions: Positions) -> None
     nobody: Any = Groups()
     environment = Environment(cluster, MemoryRegistry(), Settings(), clock=cluster.clock)
     moving = GraphPositions(graph, "graph.py", environment, nobody)
-    moving.move(moving.plan_reset("p", Target(offsets=positions)))
+    moving.move(moving.plan_reset("p", ResetTarget(offsets=positions)))
 
 
 def copier(**options: Any) -> ks.Graph:
@@ -116,7 +116,9 @@ def test_task_with_a_journal_takes_the_branch_that_is_named(
         (found,) = read(graph, driver.cluster)
         records = driver.cluster.records("__ks.g.p.journal")
         tail = (
-            Tail((dict(records[-1].headers() or ())["ks-type"] or b"").decode(), records[-1].offset()) if nth else None
+            JournalTail((dict(records[-1].headers() or ())["ks-type"] or b"").decode(), records[-1].offset())
+            if nth
+            else None
         )
         assert (found.next, found.tail, found.branch) == (plan, tail, plan.partition(":")[0].removeprefix("recovery "))
         driver.restart()
@@ -317,7 +319,7 @@ def test_transaction_of_a_worker_that_died_over_its_journal_is_named() -> None:
     assert on_output.startswith("a transaction is open on out[0]: producer ")
     assert "(g.p.0) from offset 0, " in on_output
     assert found.next.startswith("ends or waits for a transaction, then decides: ")
-    assert (found.branch, found.tail) == ("", Tail("snapshot", 0))
+    assert (found.branch, found.tail) == ("", JournalTail("snapshot", 0))
 
 
 @pytest.mark.parametrize("cluster", ["", "west"])

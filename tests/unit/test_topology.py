@@ -13,7 +13,7 @@ import pytest
 from kstreams_py.errors import GraphError
 from kstreams_py.formats.avro import Avro
 from kstreams_py.formats.serdes import Bytes, Json, String
-from kstreams_py.graph.declarations import Kind, Processor, Topic, dead_letters, show_serde
+from kstreams_py.graph.declarations import Processor, ProcessorKind, Topic, dead_letters, show_serde
 from kstreams_py.graph.guarantees import Durability, Guarantee
 from kstreams_py.graph.topology import Graph
 from tests.tables import each_case
@@ -77,7 +77,7 @@ def test_map_declares_the_whole_processor_and_returns_the_function_unchanged() -
     assert graph.processors == (
         Processor(
             id="one",
-            kind=Kind.MAP,
+            kind=ProcessorKind.MAP,
             inputs=(a,),
             outputs=(b,),
             function=one,
@@ -130,19 +130,19 @@ def test_topics_are_named_by_string_as_well() -> None:
 @pytest.mark.parametrize(
     ("declare", "kind", "is_alts"),
     [
-        (lambda g: g.map("a", to="b"), Kind.MAP, False),
-        (lambda g: g.map("a", to=["b"]), Kind.MAP, False),
-        (lambda g: g.map("a", to=("b", "c")), Kind.FORK, False),
-        (lambda g: g.join("a", "b", to="c"), Kind.JOIN, False),
-        (lambda g: g.join("a", "b", to=["c", "d"]), Kind.JOIN_FORK, False),
-        (lambda g: g.alts("a", "b", to="c"), Kind.ALTS, True),
-        (lambda g: g.alts("a", "b", to=["c", "d"]), Kind.ALTS_FORK, True),
-        (lambda g: g.sink("a"), Kind.SINK, False),
-        (lambda g: g.sink("a", "b"), Kind.SINK, False),
-        (lambda g: g.sink("a", "b", alts=True), Kind.ALTS_SINK, True),
+        (lambda g: g.map("a", to="b"), ProcessorKind.MAP, False),
+        (lambda g: g.map("a", to=["b"]), ProcessorKind.MAP, False),
+        (lambda g: g.map("a", to=("b", "c")), ProcessorKind.FORK, False),
+        (lambda g: g.join("a", "b", to="c"), ProcessorKind.JOIN, False),
+        (lambda g: g.join("a", "b", to=["c", "d"]), ProcessorKind.JOIN_FORK, False),
+        (lambda g: g.alts("a", "b", to="c"), ProcessorKind.ALTS, True),
+        (lambda g: g.alts("a", "b", to=["c", "d"]), ProcessorKind.ALTS_FORK, True),
+        (lambda g: g.sink("a"), ProcessorKind.SINK, False),
+        (lambda g: g.sink("a", "b"), ProcessorKind.SINK, False),
+        (lambda g: g.sink("a", "b", alts=True), ProcessorKind.ALTS_SINK, True),
     ],
 )
-def test_kind_is_inferred_from_inputs_and_outputs(declare: Any, kind: Kind, is_alts: bool) -> None:
+def test_kind_is_inferred_from_inputs_and_outputs(declare: Any, kind: ProcessorKind, is_alts: bool) -> None:
     graph, *_ = abc()
     graph.topic("d")
     declare(graph)(max)  # a builtin without a signature

@@ -21,9 +21,9 @@ from kstreams_py.operations.transactions.abort import Transactions
 from kstreams_py.operations.transactions.hanging import (
     NOT_DECIDED,
     NOT_READ,
-    Decision,
-    Found,
-    Held,
+    CommitDecision,
+    FoundTransaction,
+    HeldBack,
     as_fields,
     decide,
     describe,
@@ -202,20 +202,20 @@ def decision(commits: bool, at: float, *partitions: TopicPartition, producer_id:
 @pytest.mark.parametrize(
     ("decisions", "expected"),
     [
-        ([], Decision(None, NOT_DECIDED)),
-        ([decision(True, 1_001.0, OUT)], Decision(True)),
-        ([decision(True, 999.0, OUT), decision(False, 1_001.0, OUT, IN)], Decision(False)),
-        ([decision(True, 1_001.0, OUT), decision(False, 1_002.0, IN)], Decision(True)),
-        ([decision(True, 1_001.0, OUT, producer_id=5)], Decision(None, NOT_DECIDED)),
-        ([decision(True, 999.0, OUT)], Decision(None, NOT_DECIDED)),  # of the transaction before
+        ([], CommitDecision(None, NOT_DECIDED)),
+        ([decision(True, 1_001.0, OUT)], CommitDecision(True)),
+        ([decision(True, 999.0, OUT), decision(False, 1_001.0, OUT, IN)], CommitDecision(False)),
+        ([decision(True, 1_001.0, OUT), decision(False, 1_002.0, IN)], CommitDecision(True)),
+        ([decision(True, 1_001.0, OUT, producer_id=5)], CommitDecision(None, NOT_DECIDED)),
+        ([decision(True, 999.0, OUT)], CommitDecision(None, NOT_DECIDED)),  # of the transaction before
     ],
     ids=["none", "committed", "aborted", "next one elsewhere", "other producer", "earlier"],
 )
 def test_decision_is_the_last_that_names_producer_and_partition_after_all_records(
-    decisions: list[Prepared], expected: Decision
+    decisions: list[Prepared], expected: CommitDecision
 ) -> None:
     assert decide(decisions, True, OUT, HANGING) == expected
-    unread = Decision(None, NOT_READ) if expected.is_committed is None else expected
+    unread = CommitDecision(None, NOT_READ) if expected.is_committed is None else expected
     assert decide(decisions, False, OUT, HANGING) == unread
 
 
@@ -247,14 +247,16 @@ def test_records_that_wait_are_committed_ones_before_the_next_open_transaction(
     starts: list[int], waiting: int, behind: int | None
 ) -> None:
     others = [replace(HANGING, producer_id=9, start=start) for start in starts]
-    assert hold(LOG, HANGING, others) == Held(3, {}, waiting, behind, is_complete=True)
+    assert hold(LOG, HANGING, others) == HeldBack(3, {}, waiting, behind, is_complete=True)
 
 
 # How they are shown.
 
-ON_OUTPUT = Found(OUT, HANGING, Held(1, {}, 1_234, None, True), Decision(True))
-ON_OFFSETS = Found(OFFSETS, HANGING, Held(2, {"shop": {IN: 5}}, 0, 300, False), Decision(None, NOT_DECIDED))
-LIVING = Found(OUT, ALIVE)
+ON_OUTPUT = FoundTransaction(OUT, HANGING, HeldBack(1, {}, 1_234, None, True), CommitDecision(True))
+ON_OFFSETS = FoundTransaction(
+    OFFSETS, HANGING, HeldBack(2, {"shop": {IN: 5}}, 0, 300, False), CommitDecision(None, NOT_DECIDED)
+)
+LIVING = FoundTransaction(OUT, ALIVE)
 HEAD = "producer 4 epoch 1 (shop.price.0) from offset 120"
 OWN = "2 records of its own for good"
 WILL_NOT_END = "its coordinator (CompleteCommit) will not end it: it never ends by itself"
@@ -273,7 +275,7 @@ WILL_NOT_END = "its coordinator (CompleteCommit) will not end it: it never ends 
             ],
         ),
         (
-            replace(ON_OUTPUT, held=Held(1, {}, 1_234, 300, True), decision=Decision(False)),
+            replace(ON_OUTPUT, held=HeldBack(1, {}, 1_234, 300, True), decision=CommitDecision(False)),
             [
                 f"out[3]: {HEAD}, 60 s old: {WILL_NOT_END}",
                 "  its coordinator did not commit it; an abort discards 1 record of its own for good",
@@ -301,7 +303,9 @@ WILL_NOT_END = "its coordinator (CompleteCommit) will not end it: it never ends 
     ],
     ids=["committed", "aborted", "offsets", "alive"],
 )
-def test_transaction_is_shown_with_what_it_holds_back_and_its_command(found: Found, lines: list[str]) -> None:
+def test_transaction_is_shown_with_what_it_holds_back_and_its_command(
+    found: FoundTransaction, lines: list[str]
+) -> None:
     assert describe(found, 1_060.0, " -b x").splitlines() == lines
 
 

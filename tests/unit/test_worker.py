@@ -33,10 +33,10 @@ from kstreams_py.kafka.contracts import Output
 from kstreams_py.metrics import WorkerState
 from kstreams_py.processing.commits.attempts import CALLS_MAX
 from kstreams_py.processing.commits.guarantees import producer_mode
-from kstreams_py.processing.commits.states import State
+from kstreams_py.processing.commits.states import SessionState
 from kstreams_py.processing.pace import Pace, Search
 from kstreams_py.processing.tasks import task, tasks
-from kstreams_py.processing.tasks.choices import Choices, Start
+from kstreams_py.processing.tasks.choices import Choices, InputStart
 from kstreams_py.processing.tasks.intake import Taken
 from kstreams_py.processing.worker import IDLE_WAIT, Worker
 from kstreams_py.records import HASH_HEADER, Positions, TopicPartition
@@ -76,9 +76,9 @@ def test_input_without_further_records_is_committed_at_once() -> None:
     plant.feed("a", "1", "2")
     worker = plant.started()
     worker.turn()
-    assert (plant.out(), worker.committer.session.state) == ([], State.OPEN)
+    assert (plant.out(), worker.committer.session.state) == ([], SessionState.OPEN)
     worker.turn()
-    assert (plant.out(), worker.committer.session.state, plant.saved) == (["1", "2"], State.READY, {A0: 2})
+    assert (plant.out(), worker.committer.session.state, plant.saved) == (["1", "2"], SessionState.READY, {A0: 2})
 
 
 def test_input_with_further_records_is_committed_at_the_interval() -> None:
@@ -692,7 +692,7 @@ def test_rebalance_in_mid_transaction_moves_the_work_to_the_other_worker_once() 
 
     def hook(number: int) -> None:
         if number == 2:  # the first worker has written all outputs, and committed none
-            assert first.committer.session.state is State.OPEN
+            assert first.committer.session.state is SessionState.OPEN
             second.start()
         if number >= 2:
             second.run_turn()
@@ -710,7 +710,7 @@ def test_rebalance_that_revokes_all_partitions_commits_no_open_transaction() -> 
 
     def hook(number: int) -> None:
         if number == 2:
-            assert loser.committer.session.state is State.OPEN
+            assert loser.committer.session.state is SessionState.OPEN
             winner.start()
         if number >= 2:
             winner.run_turn()
@@ -753,7 +753,7 @@ def test_replaced_worker_ends_and_its_open_transaction_is_never_visible() -> Non
 
     def hook(number: int) -> None:
         if number == 2:
-            assert zombie.committer.session.state is State.OPEN
+            assert zombie.committer.session.state is SessionState.OPEN
             plant.run(plant.worker())  # the same slot
 
     with pytest.raises(Replaced, match=r"another worker has taken the slot of g.p.0 over"):
@@ -771,7 +771,7 @@ def test_worker_frozen_beyond_its_session_commits_nothing_when_it_wakes() -> Non
 
     def hook(number: int) -> None:
         if number == 2:
-            assert zombie.committer.session.state is State.OPEN
+            assert zombie.committer.session.state is SessionState.OPEN
             plant.clock.advance(16.0)
             plant.run(successor)
 
@@ -1474,8 +1474,8 @@ def test_alts_journal_holds_the_choices_of_every_intake() -> None:
     plant.run(worker, hook=lambda number: plant.feed("a", "a2") if number == 3 else None)
     a, b = (plant.cluster.topics("ab")[topic].topic_id for topic in "ab")
     assert [Choices.decode(m.value() or b"") for m in plant.cluster.records(plant.journal or "")] == [
-        Choices((("b", 0), ("a", 1)), (Start("b", b, 0), Start("a", a, 0))),
-        Choices((("a", 2),), (Start("a", a, 2),)),
+        Choices((("b", 0), ("a", 1)), (InputStart("b", b, 0), InputStart("a", a, 0))),
+        Choices((("a", 2),), (InputStart("a", a, 2),)),
     ]
 
 
@@ -1484,7 +1484,10 @@ def test_alts_choices_that_no_longer_apply_are_dropped_with_a_warning(caplog: py
     plant.feed("a", "a0")
     assert plant.journal is not None
     a, b = (plant.cluster.topics("ab")[topic].topic_id for topic in "ab")
-    stale = Choices((("b", 22), ("c", 5), ("a", 0)), (Start("b", "before", 20), Start("c", "id", 0), Start("a", "", 0)))
+    stale = Choices(
+        (("b", 22), ("c", 5), ("a", 0)),
+        (InputStart("b", "before", 20), InputStart("c", "id", 0), InputStart("a", "", 0)),
+    )
     plant.cluster.append(plant.journal, stale.encode())
     plant.feed("b", "b0")
     plant.run()
@@ -1494,7 +1497,7 @@ def test_alts_choices_that_no_longer_apply_are_dropped_with_a_warning(caplog: py
         "p: partition 0: 'b' was deleted and created again: choices saved for it are dropped",
     ]
     newest = Choices.decode(plant.cluster.records(plant.journal)[-1].value() or b"")
-    assert newest == Choices((("a", 0), ("b", 0)), (Start("a", a, 0), Start("b", b, 0)))
+    assert newest == Choices((("a", 0), ("b", 0)), (InputStart("a", a, 0), InputStart("b", b, 0)))
 
 
 # Counters and fatal errors.

@@ -10,7 +10,7 @@ from kstreams_py.errors import DecodeError
 from kstreams_py.records import Message
 
 
-class Place(NamedTuple):
+class LetterPlace(NamedTuple):
     """The topic, partition and offset of a dead letter."""
 
     topic: str
@@ -71,7 +71,7 @@ class Letter:
     - `cut`: the parts that were left out because the dead letter would have been too large; "" if none.
     """
 
-    place: Place
+    place: LetterPlace
     timestamp: int
     processor: str
     delivery_hash: bytes
@@ -94,7 +94,7 @@ class Letter:
 
 def parse(m: Message, deserialize: Callable[[bytes], Any]) -> Letter:
     """Returns the dead letter that a record holds. Raises DecodeError if it is none."""
-    place = Place(m.topic(), m.partition(), m.offset())
+    place = LetterPlace(m.topic(), m.partition(), m.offset())
     try:
         data = m.value()
         content: Mapping[str, Any] = {} if data is None else deserialize(data)
@@ -130,7 +130,7 @@ def parse(m: Message, deserialize: Callable[[bytes], Any]) -> Letter:
 
 
 @dataclass(frozen=True, slots=True)
-class Selection:
+class LetterSelection:
     """Selects the dead letters that match every field that is not None.
 
     - `processor`: the id of the processor.
@@ -159,7 +159,7 @@ class Selection:
 
 
 @dataclass(slots=True)
-class Group:
+class LetterGroup:
     """Dead letters of one processor and one class of exceptions.
 
     - `waiting`, `replayed`: how many are not replayed, and how many are.
@@ -174,14 +174,14 @@ class Group:
     example: Letter
 
 
-def group(letters: Iterable[tuple[Letter, bool]]) -> dict[tuple[str, str], Group]:
+def group(letters: Iterable[tuple[Letter, bool]]) -> dict[tuple[str, str], LetterGroup]:
     """Groups dead letters by processor and exception class; each comes with whether it is replayed."""
-    found: dict[tuple[str, str], Group] = {}
+    found: dict[tuple[str, str], LetterGroup] = {}
     for letter, replayed in letters:
         key = letter.processor, letter.error
         each = found.get(key)
         if each is None:
-            each = found[key] = Group(0, 0, letter.timestamp, letter.timestamp, letter)
+            each = found[key] = LetterGroup(0, 0, letter.timestamp, letter.timestamp, letter)
         if not replayed or not each.waiting:
             each.example = letter
         each.waiting += not replayed

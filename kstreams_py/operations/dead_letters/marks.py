@@ -13,7 +13,7 @@ from typing import Final
 
 from kstreams_py.kafka.contracts import Output, TopicInfo
 from kstreams_py.kafka.foreign_records import is_offset, parse_json
-from kstreams_py.operations.dead_letters.letters import Letter, Place
+from kstreams_py.operations.dead_letters.letters import Letter, LetterPlace
 from kstreams_py.records import Message
 
 MARKS_SETTINGS: Final[Mapping[str, str]] = {"cleanup.policy": "compact"}
@@ -27,7 +27,7 @@ def begin_record(topic: str, token: bytes) -> Output:
     return (topic, token, BEGUN, 0, None, None, 0, None)
 
 
-def mark_record(topic: str, place: Place, letter: Letter, letters: Mapping[str, TopicInfo]) -> Output:
+def mark_record(topic: str, place: LetterPlace, letter: Letter, letters: Mapping[str, TopicInfo]) -> Output:
     """Returns the mark of the dead letter at a place.
 
     - `letter`: a dead letter of the same delivery.
@@ -37,12 +37,12 @@ def mark_record(topic: str, place: Place, letter: Letter, letters: Mapping[str, 
     return (topic, json.dumps(value).encode(), _key(place, letters), 0, None, None, 0, None)
 
 
-def deletion_record(topic: str, place: Place, letters: Mapping[str, TopicInfo]) -> Output:
+def deletion_record(topic: str, place: LetterPlace, letters: Mapping[str, TopicInfo]) -> Output:
     """Returns the tombstone of a mark."""
     return (topic, None, _key(place, letters), 0, None, None, 0, None)
 
 
-def marked_place(m: Message, letters: Mapping[str, TopicInfo]) -> Place | None:
+def marked_place(m: Message, letters: Mapping[str, TopicInfo]) -> LetterPlace | None:
     """Returns the place that a mark or its tombstone names; None if it is in none of these topics, by name.
 
     Raises ValueError if the key is no key of a mark.
@@ -53,7 +53,7 @@ def marked_place(m: Message, letters: Mapping[str, TopicInfo]) -> Place | None:
         case [str(topic), str(topic_id), partition, offset] if is_offset(partition) and is_offset(offset):
             if topic not in letters or letters[topic].topic_id != topic_id:
                 return None  # the topic was deleted, and perhaps created again
-            return Place(topic, partition, offset)
+            return LetterPlace(topic, partition, offset)
         case None if key is None:
             raise ValueError("it has no key")
         case _:
@@ -69,5 +69,5 @@ def check_mark(m: Message) -> None:
             raise ValueError("its value names no delivery")
 
 
-def _key(place: Place, letters: Mapping[str, TopicInfo]) -> bytes:
+def _key(place: LetterPlace, letters: Mapping[str, TopicInfo]) -> bytes:
     return json.dumps([place.topic, letters[place.topic].topic_id, place.partition, place.offset]).encode()

@@ -13,7 +13,7 @@ from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import TopicInfo
 from kstreams_py.kafka.foreign_records import foreign
 from kstreams_py.kafka.transactions import find_command_at
-from kstreams_py.operations.dead_letters.letters import Letter, Place, Selection, parse
+from kstreams_py.operations.dead_letters.letters import Letter, LetterPlace, LetterSelection, parse
 from kstreams_py.operations.dead_letters.marks import check_mark, marked_place
 from kstreams_py.operations.pages import open_pages
 from kstreams_py.processing.commits.attempts import Attempts
@@ -129,13 +129,13 @@ class LetterReader:
         """The records that are no dead letters or no marks, and why; of the last calls of `letters` and `marks`."""
         return self._no_letters.described() + self._no_marks.described()
 
-    def marks(self) -> set[Place]:
+    def marks(self) -> set[LetterPlace]:
         """Returns the places of dead letters that are marked as replayed. Raises TopicError if marks may be missing."""
         self._no_marks = _Foreign()
         if not self._has_marks:
             return set()
         tp = TopicPartition(self._graph.replayed, 0)
-        found = set[Place]()
+        found = set[LetterPlace]()
         for m in self._pages[""].between(tp, 0, self._cluster.ends([tp])[tp]):
             try:
                 is_deletion = m.value() is None
@@ -161,7 +161,7 @@ class LetterReader:
                     self._no_marks.add(f"{foreign(m, MARK, error)}: {counts}")
         return found
 
-    def deleted(self, places: Collection[Place]) -> list[Place]:
+    def deleted(self, places: Collection[LetterPlace]) -> list[LetterPlace]:
         """Returns the places whose dead letters the retention of their topic has deleted."""
         starts = ask_clusters(self._graph, self._cluster, self._ends, lambda cluster, each: cluster.starts(each))
         return sorted(each for each in places if each.offset < starts.get(TopicPartition(*each[:2]), 0))
@@ -170,20 +170,22 @@ class LetterReader:
         """Notes that the topic of the marks exists from now on."""
         self._has_marks = True
 
-    def selected(self, selection: Selection) -> Iterator[Letter]:
+    def selected(self, selection: LetterSelection) -> Iterator[Letter]:
         """Yields the selected dead letters, including replayed ones.
 
         After the last, raises UserMistake for names and places that do not exist.
         """
         return (letter for letter, fits in self._judged(selection) if fits)
 
-    def waiting(self, selection: Selection, marks: Collection[Place]) -> dict[Place, list[Place]]:
+    def waiting(
+        self, selection: LetterSelection, marks: Collection[LetterPlace]
+    ) -> dict[LetterPlace, list[LetterPlace]]:
         """Returns the selected dead letters that wait, each with all waiting dead letters of its delivery.
 
         At least once, a crash can leave several dead letters of a delivery. Raises UserMistake for names and places
         that do not exist.
         """
-        waiting, chosen = dict[bytes, list[Place]](), dict[Place, bytes]()
+        waiting, chosen = dict[bytes, list[LetterPlace]](), dict[LetterPlace, bytes]()
         for letter, fits in self._judged(selection):
             if letter.place not in marks:
                 waiting.setdefault(letter.delivery_hash, []).append(letter.place)
@@ -191,7 +193,7 @@ class LetterReader:
                     chosen[letter.place] = letter.delivery_hash
         return {place: waiting[digest] for place, digest in chosen.items()}
 
-    def _judged(self, selection: Selection) -> Iterator[tuple[Letter, bool]]:
+    def _judged(self, selection: LetterSelection) -> Iterator[tuple[Letter, bool]]:
         """Yields all dead letters, each with whether it is selected; then checks that the selection names real ones."""
         processors, named = set[str](), False
         for letter in self.letters():
@@ -201,7 +203,7 @@ class LetterReader:
             yield letter, fits
         self._check(selection, processors, named=named)
 
-    def _check(self, selection: Selection, processors: Collection[str], *, named: bool) -> None:
+    def _check(self, selection: LetterSelection, processors: Collection[str], *, named: bool) -> None:
         """Raises UserMistake for a selection with a processor, topic or place that does not exist.
 
         - `processors`: those that have dead letters; the graph may no longer have them.

@@ -53,12 +53,12 @@ from typing import Final
 from kstreams_py.errors import Refused, RowRefused, Stop
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import Output
-from kstreams_py.operations.dead_letters.letters import Letter, Place, Selection
+from kstreams_py.operations.dead_letters.letters import Letter, LetterPlace, LetterSelection
 from kstreams_py.operations.dead_letters.originals import Originals
 from kstreams_py.operations.dead_letters.reader import LetterReader
 from kstreams_py.operations.dead_letters.row_writer import RowWriter
-from kstreams_py.operations.dead_letters.steps import Steps
-from kstreams_py.operations.dead_letters.transactions import Done, Transactions
+from kstreams_py.operations.dead_letters.steps import LetterSteps
+from kstreams_py.operations.dead_letters.transactions import Done, ReplayTransactions
 from kstreams_py.processing.environment import Environment
 from kstreams_py.records import Inputs
 from kstreams_py.steps.dead_letters import Failure
@@ -77,7 +77,7 @@ PROGRESS_SECONDS: Final = 2.0
 """Seconds between two lines of progress."""
 
 
-class Outcome(StrEnum):
+class ReplayOutcome(StrEnum):
     """The result for a selected dead letter."""
 
     REPLAYED = "replayed"
@@ -85,7 +85,7 @@ class Outcome(StrEnum):
     STAYS = "cannot be replayed"
 
 
-Report = Callable[[Letter, Outcome, str], None]
+Report = Callable[[Letter, ReplayOutcome, str], None]
 """Called for each selected dead letter after its transaction is committed, with the reason if it stays."""
 
 
@@ -97,26 +97,26 @@ class Summary:
     - `unreadable`: records of the topics that are no dead letters, each with the reason.
     """
 
-    counts: dict[Outcome, int] = field(default_factory=lambda: dict.fromkeys(Outcome, 0))
+    counts: dict[ReplayOutcome, int] = field(default_factory=lambda: dict.fromkeys(ReplayOutcome, 0))
     stopped: str = ""
     unreadable: list[str] = field(default_factory=list)
 
     @property
     def is_complete(self) -> bool:
         """Whether every selected dead letter is replayed."""
-        return not (self.counts[Outcome.FAILED] or self.counts[Outcome.STAYS] or self.stopped)
+        return not (self.counts[ReplayOutcome.FAILED] or self.counts[ReplayOutcome.STAYS] or self.stopped)
 
 
 def plan_replay(
-    graph: Graph, environment: Environment, selection: Selection, report: Report, *, unverified: bool = False
+    graph: Graph, environment: Environment, selection: LetterSelection, report: Report, *, unverified: bool = False
 ) -> Summary:
     """Reports what a replay would run; runs, writes and fences nothing. Parameters and exceptions as for `replay`."""
     reader = LetterReader(graph, environment)
-    steps, summary = Steps(graph, environment, Originals(graph, environment, unverified=unverified)), Summary()
+    steps, summary = LetterSteps(graph, environment, Originals(graph, environment, unverified=unverified)), Summary()
     chosen = reader.waiting(selection, reader.marks())
     for letter, inputs in _prepared(reader, steps, chosen.keys().__contains__):
         why = inputs if isinstance(inputs, str) else ""
-        outcome = Outcome.STAYS if why else Outcome.REPLAYED
+        outcome = ReplayOutcome.STAYS if why else ReplayOutcome.REPLAYED
         summary.counts[outcome] += 1
         report(letter, outcome, why)
     summary.unreadable = reader.unreadable
@@ -124,7 +124,7 @@ def plan_replay(
 
 
 def replay(
-    graph: Graph, environment: Environment, selection: Selection, report: Report, *, unverified: bool = False
+    graph: Graph, environment: Environment, selection: LetterSelection, report: Report, *, unverified: bool = False
 ) -> Summary:
     """Replays the selected dead letters that are not replayed yet.
 
@@ -134,9 +134,9 @@ def replay(
     letters, NotAuthorized, Replaced if another replay begins, and an exception of a function that stops a worker.
     """
     reader = LetterReader(graph, environment)
-    transactions = Transactions(graph, reader, environment)
+    transactions = ReplayTransactions(graph, reader, environment)
     rows = RowWriter(graph, environment)
-    steps = Steps(graph, environment, Originals(graph, environment, unverified=unverified))
+    steps = LetterSteps(graph, environment, Originals(graph, environment, unverified=unverified))
     try:
         transactions.start()
         with closing(rows):
@@ -146,7 +146,7 @@ def replay(
 
 
 def _prepared(
-    reader: LetterReader, steps: Steps, waits: Callable[[Place], bool]
+    reader: LetterReader, steps: LetterSteps, waits: Callable[[LetterPlace], bool]
 ) -> Iterator[tuple[Letter, Inputs | str]]:
     """Yields waiting dead letters, one of each delivery, with the inputs of its step; and each that stays, with why.
 
@@ -168,8 +168,8 @@ class _Replay:
     def __init__(
         self,
         reader: LetterReader,
-        steps: Steps,
-        transactions: Transactions,
+        steps: LetterSteps,
+        transactions: ReplayTransactions,
         rows: RowWriter,
         report: Report,
         clock: Callable[[], float],
@@ -185,10 +185,10 @@ class _Replay:
         self._outputs: list[Output] = []
         self._begun = self._shown = self._clock()
 
-    def run(self, selection: Selection) -> Summary:
+    def run(self, selection: LetterSelection) -> Summary:
         chosen = self._reader.waiting(selection, self._transactions.marks)
 
-        def waits(place: Place) -> bool:
+        def waits(place: LetterPlace) -> bool:
             # another replay may have run since: see Transactions.marks
             return place in chosen and self._transactions.marks.isdisjoint(chosen[place])
 
@@ -208,15 +208,15 @@ class _Replay:
         self._summary.unreadable = self._reader.unreadable
         return self._summary
 
-    def _run_step(self, letter: Letter, places: Sequence[Place], inputs: Inputs | str) -> None:
+    def _run_step(self, letter: Letter, places: Sequence[LetterPlace], inputs: Inputs | str) -> None:
         if not self._done:
             self._begun = self._clock()
         if isinstance(inputs, str):
-            self._count(letter, Outcome.STAYS, inputs)
+            self._count(letter, ReplayOutcome.STAYS, inputs)
             return
         outputs = self._steps.run(letter, inputs)
         if isinstance(outputs, Failure):
-            self._count(letter, Outcome.FAILED, str(outputs))
+            self._count(letter, ReplayOutcome.FAILED, str(outputs))
             return
         rows, others = split(outputs)
         self._done.append(Done(letter, places, others, rows))
@@ -240,17 +240,17 @@ class _Replay:
             self._transactions.commit(done)
         except (Refused, RowRefused) as refused:
             if len(done) == 1:
-                self._count(done[0].letter, Outcome.FAILED, str(refused))
+                self._count(done[0].letter, ReplayOutcome.FAILED, str(refused))
                 return
         else:
             for step in done:
-                self._count(step.letter, Outcome.REPLAYED, "", len(step.places))
+                self._count(step.letter, ReplayOutcome.REPLAYED, "", len(step.places))
             return
         for step in done:
             self._done = [step]
             self._commit()
 
-    def _count(self, letter: Letter, outcome: Outcome, why: str, letters: int = 1) -> None:
+    def _count(self, letter: Letter, outcome: ReplayOutcome, why: str, letters: int = 1) -> None:
         self._summary.counts[outcome] += letters
         self._report(letter, outcome, why)
 

@@ -29,7 +29,7 @@ REFUSED: Final = frozenset(f"{each.__module__}.{each.__qualname__}" for each in 
 """The exception classes of dead letters whose function did not raise: a topic refused an output of the step."""
 
 
-class Steps:
+class LetterSteps:
     """Runs the steps of dead letters, each with the delivery hash of its dead letter."""
 
     def __init__(self, graph: Graph, environment: Environment, originals: Originals) -> None:

@@ -11,7 +11,7 @@ from kstreams_py.errors import DecodeError, KStreamsError
 from kstreams_py.formats.registry import Registry
 from kstreams_py.formats.serdes import bind
 from kstreams_py.graph.topology import Graph
-from kstreams_py.operations.dead_letters.letters import Group, Input, Letter
+from kstreams_py.operations.dead_letters.letters import Input, Letter, LetterGroup
 from kstreams_py.printable import join_lines
 
 EXAMPLE_LENGTH: Final = 100
@@ -117,7 +117,7 @@ class Describer:
         return _plain(value)
 
 
-def group_as_json(processor: str, error: str, each: Group) -> str:
+def group_as_json(processor: str, error: str, each: LetterGroup) -> str:
     """Returns a group of dead letters as one line of JSON."""
     content = {
         "processor": processor,
@@ -132,7 +132,7 @@ def group_as_json(processor: str, error: str, each: Group) -> str:
     return json.dumps(content, ensure_ascii=False)
 
 
-def groups_as_text(groups: Mapping[tuple[str, str], Group]) -> str:
+def groups_as_text(groups: Mapping[tuple[str, str], LetterGroup]) -> str:
     """Returns a table of groups: processor, exception class, counts, first and last time; below each its example."""
     head = ("processor", "error", "waiting", "replayed", "first", "last")
     rows = [

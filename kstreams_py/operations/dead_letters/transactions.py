@@ -32,7 +32,7 @@ from kstreams_py.kafka.contracts import TRANSACTIONAL, Output, Producer
 from kstreams_py.kafka.own_topics import ensure_topics
 from kstreams_py.kafka.sizes import batch_bytes
 from kstreams_py.kafka.transactions import find_command_at
-from kstreams_py.operations.dead_letters.letters import Letter, Place
+from kstreams_py.operations.dead_letters.letters import Letter, LetterPlace
 from kstreams_py.operations.dead_letters.marks import MARKS_SETTINGS, begin_record, deletion_record, mark_record
 from kstreams_py.operations.dead_letters.reader import LetterReader
 from kstreams_py.processing.commits.attempts import Attempts
@@ -50,12 +50,12 @@ class Done:
     """A finished step: its dead letter, the places of all dead letters of its delivery, its outputs, its rows."""
 
     letter: Letter
-    places: Sequence[Place]
+    places: Sequence[LetterPlace]
     outputs: Sequence[Output]
     rows: Sequence[Row] = ()
 
 
-class Transactions:
+class ReplayTransactions:
     """The producer of a replay, and the marks that it has written or found."""
 
     def __init__(self, graph: Graph, reader: LetterReader, environment: Environment) -> None:
@@ -69,7 +69,7 @@ class Transactions:
         self._producer: Producer | None = None
         self._open = False
         self._batch_bytes: int | None = None
-        self.marks: set[Place] = set()
+        self.marks: set[LetterPlace] = set()
         """The dead letters that were replayed when this producer started. No other replay commits while it is used."""
 
     def start(self) -> None:
@@ -106,7 +106,7 @@ class Transactions:
         outputs = [output for step in left for output in step.outputs]
         return outputs + [mark_record(topic, place, step.letter, topics) for step in left for place in step.places]
 
-    def _deletions(self, places: Sequence[Place]) -> list[Output]:
+    def _deletions(self, places: Sequence[LetterPlace]) -> list[Output]:
         """Returns tombstones for the marks that exist of these places."""
         topic, topics = self._graph.replayed, self._reader.topics
         return [deletion_record(topic, place, topics) for place in places if place in self.marks]

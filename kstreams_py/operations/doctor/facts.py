@@ -16,8 +16,8 @@ from kstreams_py.kafka.groups import POSITIONS_TOPIC, GroupInfo
 from kstreams_py.kafka.transaction_admin import TRANSACTIONS_TOPIC, TransactionAdmin
 from kstreams_py.operations.doctor.findings import Examined, Facts
 from kstreams_py.operations.transactions.abort import Findings, Transactions
-from kstreams_py.operations.transactions.hanging import Found, clusters_of, topics_of
-from kstreams_py.processing.beginning import Begun, read_begun
+from kstreams_py.operations.transactions.hanging import FoundTransaction, clusters_of, topics_of
+from kstreams_py.processing.beginning import BegunPartition, read_begun
 from kstreams_py.processing.environment import Environment
 from kstreams_py.records import TopicPartition
 from kstreams_py.settings import Settings
@@ -88,7 +88,9 @@ class Examination:
             found.append(Facts(cluster=cluster, now=now, found=transactions, unseen=unseen, name=name))
         return found, away
 
-    def _find(self, settings: Settings, cluster: ClusterDescription, unseen: dict[str, str]) -> Sequence[Found]:
+    def _find(
+        self, settings: Settings, cluster: ClusterDescription, unseen: dict[str, str]
+    ) -> Sequence[FoundTransaction]:
         """Returns transactions that hang or are open for long; notes in `unseen` where it could not look for them."""
         looked = [name for name in cluster.topics if name != TRANSACTIONS_TOPIC]
         transactions = Transactions(TransactionAdmin(settings))
@@ -118,7 +120,7 @@ class Examination:
         if examined is None or examined.graph.beginnings not in cluster.topics or POSITIONS in self._unseen:
             return {}
         no_topics: dict[str, TopicInfo] = {}
-        none_begun: dict[Begun, int] = {}
+        none_begun: dict[BegunPartition, int] = {}
         topics = self._look("the ids of topics", lambda: asked.topics(list(examined.graph.topics)), no_topics)
         begun = self._look("beginnings", lambda: read_begun(asked, examined.graph.beginnings)[0], none_begun)
         found: dict[str, list[TopicPartition]] = {}

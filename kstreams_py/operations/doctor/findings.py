@@ -13,7 +13,7 @@ from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.described_cluster import ClusterDescription, GroupPositions, LogInfo, Logs, TopicDescription
 from kstreams_py.kafka.groups import POSITIONS_TOPIC, GroupInfo, slot_of
 from kstreams_py.kafka.transactions import cluster_option, command, find_command
-from kstreams_py.operations.transactions.hanging import Found, headline
+from kstreams_py.operations.transactions.hanging import FoundTransaction, headline
 from kstreams_py.printable import join_lines
 from kstreams_py.records import TopicPartition
 
@@ -69,7 +69,7 @@ class Facts:
     groups: Mapping[str, GroupInfo] = field(default_factory=dict)
     positions: GroupPositions = field(default_factory=dict)
     expired: Mapping[str, Collection[TopicPartition]] = field(default_factory=dict)
-    found: Sequence[Found] = ()
+    found: Sequence[FoundTransaction] = ()
     client: str = ""
     tested_clients: Collection[str] = ()
     unseen: Mapping[str, str] = field(default_factory=dict)

@@ -28,7 +28,7 @@ LINES_NAMED: Final = 20
 """The most refused lines that a message names."""
 
 
-class Sender:
+class LineSender:
     """Sends lines to one topic with an idempotent producer. Use it as a context manager.
 
     - `sent`: how many lines are acknowledged.

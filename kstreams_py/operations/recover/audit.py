@@ -15,11 +15,11 @@ from kstreams_py.graph.hashes import hash_prefix, joined_hash
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import TopicInfo
 from kstreams_py.operations.committed import CommittedReader, find_all_topics
-from kstreams_py.operations.dead_letters.letters import Place
+from kstreams_py.operations.dead_letters.letters import LetterPlace
 from kstreams_py.operations.dead_letters.reader import LetterReader
 from kstreams_py.operations.pages import open_pages
-from kstreams_py.operations.recover.audit_report import Report
-from kstreams_py.operations.recover.comparison import Audit, Found, JoinedSteps, SingleSteps, Steps
+from kstreams_py.operations.recover.audit_report import AuditReport
+from kstreams_py.operations.recover.comparison import Audit, FoundAnomaly, JoinedSteps, JudgedSteps, SingleSteps
 from kstreams_py.operations.recover.positions import partitions_of, select
 from kstreams_py.processing.commits.attempts import Attempts
 from kstreams_py.processing.commits.opening import open_journal
@@ -35,7 +35,7 @@ SHOWN: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Selection:
+class AuditScope:
     """The scope of an audit.
 
     - `processors`: the ids of processors; empty for all.
@@ -49,7 +49,7 @@ class Selection:
     every: bool = False
 
 
-def audit(graph: Graph, environment: Environment, selection: Selection, shown: int = SHOWN) -> list[Report]:
+def audit(graph: Graph, environment: Environment, selection: AuditScope, shown: int = SHOWN) -> list[AuditReport]:
     """Audits a graph, and returns a report of each processor.
 
     - `shown`: the most anomalies that a report shows of a processor.
@@ -88,7 +88,7 @@ class _Subject:
     """
 
     def __init__(
-        self, group: str, processor: Processor, topics: Mapping[str, TopicInfo], before: Positions, report: Report
+        self, group: str, processor: Processor, topics: Mapping[str, TopicInfo], before: Positions, report: AuditReport
     ) -> None:
         self.processor, self.before, self.report = processor, before, report
         self.partitions = partitions_of(processor, topics)
@@ -118,7 +118,7 @@ class _Subject:
 
     def begin(self, *, has_all: bool) -> None:
         """Begins the audit once all inputs are read. `has_all`: they were read from their first records on."""
-        tasks: list[Steps] = [*self._single.values()]
+        tasks: list[JudgedSteps] = [*self._single.values()]
         recognizes_all = True
         if self.processor.joins:
             joined = [self._join(number) for number in sorted({tp.partition for tp in self.partitions})]
@@ -146,7 +146,7 @@ class _Run:
     """One audit. It includes other processors that write to the same topics, whose outputs are not foreign."""
 
     def __init__(
-        self, graph: Graph, environment: Environment, selection: Selection, shown: int, chosen: Collection[str]
+        self, graph: Graph, environment: Environment, selection: AuditScope, shown: int, chosen: Collection[str]
     ) -> None:
         self._graph, self._environment, self._selection, self._shown = graph, environment, selection, shown
         self._cluster = environment.cluster
@@ -156,7 +156,7 @@ class _Run:
         self._pages = open_pages(graph, self._cluster, self._attempts)
         written = {topic for each in graph.processors if each.id in chosen for topic in each.outputs}
         writers = [each for each in graph.processors if each.id in chosen or written.intersection(each.outputs)]
-        self.reports = [Report(each.id, each.guarantee, skipped=why_skipped(each)) for each in writers]
+        self.reports = [AuditReport(each.id, each.guarantee, skipped=why_skipped(each)) for each in writers]
         self._subjects = [
             _Subject(self._committed.group(each), each, self._topics, self._committed_of(each), report)
             for each, report in zip(writers, self.reports, strict=True)
@@ -225,7 +225,7 @@ class _Run:
                 continue
             except RecoveryUndecidable as error:
                 tp = TopicPartition(journal.topic, number)
-                place = Place(*tp, self._cluster.ends([tp])[tp])
+                place = LetterPlace(*tp, self._cluster.ends([tp])[tp])
                 self._show(subject, [subject.audit.count(Kind.UNDECIDABLE, place, f"ends the next start: {error}")])
             else:
                 ahead |= {TopicPartition(topic, number): offset for topic, offset in offsets.items()}
@@ -274,7 +274,7 @@ class _Run:
                 self._take_output(m, writers)
 
     def _take_output(self, m: Message, writers: Sequence[_Subject]) -> None:
-        place = Place(m.topic(), m.partition(), m.offset())
+        place = LetterPlace(m.topic(), m.partition(), m.offset())
         digest = next((value for name, value in reversed(readable_headers(m)) if name == HASH_HEADER), None)
         if digest is not None and len(digest) == HASH_BYTES:
             for each in writers:
@@ -315,7 +315,7 @@ class _Run:
             if self._topics[name].is_compacted or any(start for tp, start in starts.items() if tp.topic == name)
         ]
 
-    def _show(self, subject: _Subject, found: Iterable[Found]) -> None:
+    def _show(self, subject: _Subject, found: Iterable[FoundAnomaly]) -> None:
         """Keeps the first anomalies, and consumes all, so that they are counted."""
         for each in found:
             if len(subject.report.shown) < self._shown:

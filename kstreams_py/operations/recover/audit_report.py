@@ -8,12 +8,12 @@ from typing import Any
 
 from kstreams_py.graph.anomalies import TOLERATED, Kind
 from kstreams_py.graph.guarantees import Guarantee
-from kstreams_py.operations.recover.comparison import Found
+from kstreams_py.operations.recover.comparison import FoundAnomaly
 from kstreams_py.printable import join_lines
 
 
 @dataclass(slots=True)
-class Report:
+class AuditReport:
     """The findings of an audit of one processor.
 
     - `skipped`: why it was not audited; "" if it was.
@@ -33,7 +33,7 @@ class Report:
     letters: int = 0
     unjudged: int = 0
     counts: Counter[Kind] = field(default_factory=Counter)
-    shown: list[Found] = field(default_factory=list)
+    shown: list[FoundAnomaly] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -42,7 +42,7 @@ class Report:
         return self.counts.keys() <= TOLERATED[self.guarantee]
 
 
-def describe(report: Report) -> str:
+def describe(report: AuditReport) -> str:
     """Returns the report as lines of text."""
     if report.skipped:
         return f"{report.processor}: not audited: {report.skipped}"
@@ -60,11 +60,11 @@ def describe(report: Report) -> str:
     return join_lines(lines)
 
 
-def _allowed(report: Report) -> str:
+def _allowed(report: AuditReport) -> str:
     return f", which {report.guarantee} allows" if report.counts and report.is_clean else ""
 
 
-def as_fields(report: Report) -> dict[str, Any]:
+def as_fields(report: AuditReport) -> dict[str, Any]:
     """Returns the report as fields for JSON."""
     return {
         "processor": report.processor,

@@ -26,7 +26,7 @@ from typing import Final
 
 from kstreams_py.graph.anomalies import Kind
 from kstreams_py.graph.guarantees import Guarantee
-from kstreams_py.operations.dead_letters.letters import Place
+from kstreams_py.operations.dead_letters.letters import LetterPlace
 from kstreams_py.records import Positions, TopicPartition
 
 _INPUT: Final = 1
@@ -39,18 +39,18 @@ it has a dead letter; it has a dead letter that was replayed."""
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundAnomaly:
     """An anomaly: its kind, the record that shows it, and a sentence about that record."""
 
     kind: Kind
-    place: Place
+    place: LetterPlace
     sentence: str
 
     def __str__(self) -> str:
         return f"{self.kind}: {self.place} {self.sentence}"
 
 
-class Steps(ABC):
+class JudgedSteps(ABC):
     """The judged steps of one task, numbered from 0 in the order of the task."""
 
     def __init__(self, count: int, flags: int = 0) -> None:
@@ -65,7 +65,7 @@ class Steps(ABC):
         """Returns the number of the step with this delivery hash; -1 if it is not judged, None if there is none."""
 
     @abstractmethod
-    def place(self, step: int) -> Place:
+    def place(self, step: int) -> LetterPlace:
         """Returns the place of the record that a step reads; for a join, the record of the first input."""
 
     @abstractmethod
@@ -73,7 +73,7 @@ class Steps(ABC):
         """Returns how many steps are before the committed positions."""
 
 
-class SingleSteps(Steps):
+class SingleSteps(JudgedSteps):
     """The steps of one partition that read one record each: by offset from `start` on, and before `end`.
 
     - `prefix`: the first 8 bytes of their delivery hashes.
@@ -99,14 +99,14 @@ class SingleSteps(Steps):
             return -1
         return step
 
-    def place(self, step: int) -> Place:
-        return Place(*self.partition, self._start + step)
+    def place(self, step: int) -> LetterPlace:
+        return LetterPlace(*self.partition, self._start + step)
 
     def before(self, positions: Positions) -> int:
         return max(0, positions.get(self.partition, 0) - self._start)
 
 
-class JoinedSteps(Steps):
+class JoinedSteps(JudgedSteps):
     """The steps of a join on one partition number.
 
     - `partitions`: the partitions of the inputs, in the order of the inputs.
@@ -149,8 +149,8 @@ class JoinedSteps(Steps):
         step = self._steps[at]
         return step if step < len(self.flags) else -1
 
-    def place(self, step: int) -> Place:
-        return Place(*self._partition, self._offsets[step])
+    def place(self, step: int) -> LetterPlace:
+        return LetterPlace(*self._partition, self._offsets[step])
 
     def before(self, positions: Positions) -> int:
         return bisect_left(self._offsets, positions.get(self._partition, 0))
@@ -166,7 +166,7 @@ class Audit:
     """
 
     def __init__(
-        self, tasks: Sequence[Steps], guarantee: Guarantee, *, many: bool, recognizes_all: bool = True
+        self, tasks: Sequence[JudgedSteps], guarantee: Guarantee, *, many: bool, recognizes_all: bool = True
     ) -> None:
         """Creates an audit without records.
 
@@ -181,7 +181,7 @@ class Audit:
         self.outputs = self.letters = self.unjudged = 0
         self.counts: Counter[Kind] = Counter()
 
-    def take_letter(self, place: Place, digest: bytes, *, replayed: bool) -> Iterator[Found]:
+    def take_letter(self, place: LetterPlace, digest: bytes, *, replayed: bool) -> Iterator[FoundAnomaly]:
         """Takes a dead letter of this processor, and yields its anomalies."""
         self.letters += 1
         known = self._find(digest)
@@ -207,9 +207,9 @@ class Audit:
         if self._many:  # keys may spread the outputs of one step over partitions
             self.begin_topic()
 
-    def take_output(self, place: Place, digest: bytes) -> Sequence[Found] | None:
+    def take_output(self, place: LetterPlace, digest: bytes) -> Sequence[FoundAnomaly] | None:
         """Takes an output in the order of its partition; returns its anomalies, None if it is not this processor's."""
-        task: Steps | None = self._by_prefix.get(digest[:8])
+        task: JudgedSteps | None = self._by_prefix.get(digest[:8])
         step = None if task is None else task.find(digest)
         if task is None or step is None:
             if not self._joined or (joined := self._find(digest)) is None:
@@ -226,7 +226,7 @@ class Audit:
         task.highest = max(task.highest, step)
         return found
 
-    def _judge(self, place: Place, task: Steps, step: int, flags: int) -> Iterator[Found]:
+    def _judge(self, place: LetterPlace, task: JudgedSteps, step: int, flags: int) -> Iterator[FoundAnomaly]:
         cause = task.place(step)
         is_replayed = bool(flags & _REPLAYED)
         if not flags & _INPUT:
@@ -238,7 +238,7 @@ class Audit:
         elif step < task.highest and not is_replayed and self._guarantee is not Guarantee.AT_LEAST_ONCE:
             yield self.count(Kind.ORDER_BROKEN, place, f"is an output of {cause}, after one of a later input")
 
-    def compare(self, before: Positions, after: Positions, *, every: bool) -> Iterator[Found]:
+    def compare(self, before: Positions, after: Positions, *, every: bool) -> Iterator[FoundAnomaly]:
         """Yields inputs whose output is early and, with `every`, inputs without output.
 
         - `before`: the positions committed before the outputs were read. Inputs below them must have an output.
@@ -264,8 +264,8 @@ class Audit:
             without += flags.translate(_NOT_ANSWERED).count(1)
         return there, without
 
-    def _find(self, digest: bytes) -> tuple[Steps, int] | None:
-        """Returns the task of a step and its number as from `Steps.find`; None if no task has the step."""
+    def _find(self, digest: bytes) -> tuple[JudgedSteps, int] | None:
+        """Returns the task of a step and its number as from `JudgedSteps.find`; None if no task has the step."""
         single = self._by_prefix.get(digest[:8])
         for task in (single,) if single is not None else self._joined:
             step = task.find(digest)
@@ -273,10 +273,10 @@ class Audit:
                 return task, step
         return None
 
-    def count(self, kind: Kind, place: Place, sentence: str) -> Found:
+    def count(self, kind: Kind, place: LetterPlace, sentence: str) -> FoundAnomaly:
         """Counts an anomaly, and returns it."""
         self.counts[kind] += 1
-        return Found(kind, place, sentence)
+        return FoundAnomaly(kind, place, sentence)
 
 
 def _table(holds: Callable[[int], object]) -> bytes:

@@ -38,12 +38,12 @@ from kstreams_py.operations.recover.positions import (
     select,
 )
 from kstreams_py.operations.transactions.abort import UNCHANGED
-from kstreams_py.processing.beginning import Begun, begun_record, forgotten_state, read_begun, states_begun
+from kstreams_py.processing.beginning import BegunPartition, begun_record, forgotten_state, read_begun, states_begun
 from kstreams_py.processing.commits.attempts import Attempts
 from kstreams_py.processing.environment import Environment
 from kstreams_py.processing.journal.choices_journal import ChoicesJournal
 from kstreams_py.processing.journal.records import Snapshot, forgotten_record, snapshot_record
-from kstreams_py.processing.tasks.choices import Choices, Start
+from kstreams_py.processing.tasks.choices import Choices, InputStart
 from kstreams_py.processing.topics import check_topics
 from kstreams_py.records import Positions, TopicPartition
 
@@ -52,7 +52,7 @@ END: Final = "end"
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class ResetTarget:
     """Where a processor goes on: at offsets, at a time, or at an end of the log.
 
     - `offsets`: by partition; positions of other partitions stay.
@@ -89,7 +89,7 @@ class GraphPositions:
         self._check_members(self._graph.processors)
         return encode(self._graph.name, positions, topics)
 
-    def plan_reset(self, processor_id: str, target: Target) -> list[Move]:
+    def plan_reset(self, processor_id: str, target: ResetTarget) -> list[Move]:
         """Returns the moves of a reset of one processor.
 
         Raises UserMistake if its group has members or an offset is not in the log.
@@ -200,7 +200,7 @@ class GraphPositions:
         found = [
             begun_record(self._graph.beginnings, named, topics[tp.topic].partitions)
             for tp in new
-            if (named := Begun(processor.id, tp.topic, topics[tp.topic].topic_id, tp.partition)) not in begun
+            if (named := BegunPartition(processor.id, tp.topic, topics[tp.topic].topic_id, tp.partition)) not in begun
         ]
         if (changelog := changelog_of(self._graph.name, processor)) is not None:  # an empty state may begin there
             states = states_begun(begun, processor.id, changelog)
@@ -231,7 +231,7 @@ class GraphPositions:
                     f"{missing[0]} has no position, and a snapshot names all inputs: name its offset with --to-offset, "
                     f"too: {UNCHANGED}"
                 )
-            inputs = tuple(Start(tp.topic, topics[tp.topic].topic_id, positions[tp]) for tp in places)
+            inputs = tuple(InputStart(tp.topic, topics[tp.topic].topic_id, positions[tp]) for tp in places)
             found.append(Snapshot(self._committed.group(processor), number, inputs))
         return found
 

@@ -15,7 +15,7 @@ from kstreams_py.kafka.groups import GroupInfo
 from kstreams_py.kafka.transactions import OpenTransaction, find_command_at
 from kstreams_py.operations.committed import CommittedReader, find_all_topics
 from kstreams_py.operations.recover.positions import partitions_of
-from kstreams_py.operations.recover.task_status import Tail, TaskStatus, plan_of
+from kstreams_py.operations.recover.task_status import JournalTail, TaskStatus, plan_of
 from kstreams_py.processing.beginning import Beginning
 from kstreams_py.processing.commits.opening import open_journal
 from kstreams_py.processing.environment import Environment
@@ -103,10 +103,10 @@ class _Tasks:
                 refused,
             )
 
-    def _tail(self, journal: Collection[TopicPartition]) -> Tail | None:
+    def _tail(self, journal: Collection[TopicPartition]) -> JournalTail | None:
         for tp in journal:
             if (m := self._cluster.newest(tp)) is not None:
-                return Tail(type_of(m), m.offset())
+                return JournalTail(type_of(m), m.offset())
         return None
 
     def _plan(self, number: int, mine: list[TopicPartition], at: Positions, starts: Positions) -> tuple[str, str]:

@@ -10,7 +10,7 @@ from kstreams_py.printable import join_lines
 from kstreams_py.processing.journal.recovery import Recovery, show
 
 
-class Tail(NamedTuple):
+class JournalTail(NamedTuple):
     """The newest committed record of a task in its journal: its type, "" if it has none, and its offset."""
 
     type: str
@@ -39,7 +39,7 @@ class TaskStatus:
     holder: str
     hidden: tuple[str, ...]
     next: str
-    tail: Tail | None = None
+    tail: JournalTail | None = None
     branch: str = ""
     is_refused: bool = False
 

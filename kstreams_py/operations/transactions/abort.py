@@ -13,8 +13,8 @@ from kstreams_py.kafka.transaction_admin import Looked, TransactionAdmin
 from kstreams_py.kafka.transactions import OpenTransaction, command
 from kstreams_py.operations.transactions.hanging import (
     NOT_SHOWN,
-    Decision,
-    Found,
+    CommitDecision,
+    FoundTransaction,
     decide,
     headline,
     hold,
@@ -33,7 +33,7 @@ UNCHANGED: Final = "nothing was changed"
 class Findings:
     """The transactions that were found, in the order in which to end them, and why some partitions were refused."""
 
-    found: list[Found]
+    found: list[FoundTransaction]
     refused: Mapping[TopicPartition, KStreamsError]
 
 
@@ -68,7 +68,7 @@ class Transactions:
             raise TopicError(f"topic {missing[0]!r} does not exist: correct the name or --bootstrap-servers")
         return counts
 
-    def select(self, partition: TopicPartition, start: int, verb: str) -> Found:
+    def select(self, partition: TopicPartition, start: int, verb: str) -> FoundTransaction:
         """Returns the open transaction that begins at an offset of a partition, if `verb` may end it. Changes nothing.
 
         Raises TopicError or UserMistake if there is none, if its coordinator will end it, if only the other verb may
@@ -94,7 +94,7 @@ class Transactions:
             self._check_outputs(chosen)
         return found
 
-    def end(self, found: Found, verb: str) -> None:
+    def end(self, found: FoundTransaction, verb: str) -> None:
         """Looks again at a transaction that `select` returned, ends it, and returns once it is no longer open.
 
         Raises UserMistake if it has changed since; then it writes nothing.
@@ -122,18 +122,18 @@ class Transactions:
 
     def _check_it_hangs(self, partition: TopicPartition, transaction: OpenTransaction) -> None:
         now = time.time()
+        named = headline(FoundTransaction(partition, transaction), now)
         if transaction.hangs is False:
             raise UserMistake(
-                f"{headline(Found(partition, transaction), now)}: {UNCHANGED}; start its producer again, which ends "
-                "it, or wait for its time-out"
+                f"{named}: {UNCHANGED}; start its producer again, which ends it, or wait for its time-out"
             )
         if transaction.hangs is None and transaction.age(now) < (longest := self._longest()):
             raise UserMistake(
-                f"{headline(Found(partition, transaction), now)}; its producer may be alive: {UNCHANGED}; grant this "
+                f"{named}; its producer may be alive: {UNCHANGED}; grant this "
                 f"user DESCRIBE on transactional ids, or wait until it is {longest:.0f} s old"
             )
 
-    def _check_verb(self, found: Found, verb: str) -> None:
+    def _check_verb(self, found: FoundTransaction, verb: str) -> None:
         other = command(found.verb, found.partition, found.transaction.start)
         if found.verb == verb:
             return
@@ -178,19 +178,19 @@ class Transactions:
 
     def _examine(
         self, partition: TopicPartition, transaction: OpenTransaction, opened: Collection[OpenTransaction]
-    ) -> Found:
+    ) -> FoundTransaction:
         """Returns a transaction with what it holds back and whether it was committed, unless it ends by itself."""
         if transaction.hangs is False:
-            return Found(partition, transaction)
+            return FoundTransaction(partition, transaction)
         log = self._admin.read(partition, transaction.start, transaction.producer_id)
         held = hold(log, transaction, [each for each in opened if each is not transaction])
-        return Found(partition, transaction, held, self._decide(partition, transaction))
+        return FoundTransaction(partition, transaction, held, self._decide(partition, transaction))
 
-    def _decide(self, partition: TopicPartition, transaction: OpenTransaction) -> Decision:
+    def _decide(self, partition: TopicPartition, transaction: OpenTransaction) -> CommitDecision:
         if not transaction.transactional_id:
-            return Decision(None, NOT_SHOWN)
+            return CommitDecision(None, NOT_SHOWN)
         try:
             decisions, is_complete = self._admin.decisions(transaction.transactional_id)
         except KStreamsError as error:  # few users have READ on __transaction_state
-            return Decision(None, str(error))
+            return CommitDecision(None, str(error))
         return decide(decisions, is_complete, partition, transaction)

@@ -17,7 +17,7 @@ from kstreams_py.records import TopicPartition
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldBack:
     """The records and offsets that a transaction holds back on its partition.
 
     - `records`: how many it has written there.
@@ -35,7 +35,7 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class CommitDecision:
     """Whether a transaction was committed; None if that is unknown, with the reason in `why`."""
 
     is_committed: bool | None
@@ -43,13 +43,13 @@ class Decision:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundTransaction:
     """A transaction that is open on a partition; `held` and `decision` are not read for one that ends by itself."""
 
     partition: TopicPartition
     transaction: OpenTransaction
-    held: Held | None = None
-    decision: Decision = field(default=Decision(None))
+    held: HeldBack | None = None
+    decision: CommitDecision = field(default=CommitDecision(None))
 
     @property
     def verb(self) -> str:
@@ -87,7 +87,7 @@ def clusters_of(graph: Graph) -> list[str]:
     return sorted({"", *(topic.cluster for topic in graph.topics.values())})
 
 
-def order(found: Iterable[Found]) -> list[Found]:
+def order(found: Iterable[FoundTransaction]) -> list[FoundTransaction]:
     """Sorts transactions in the order in which they must be ended: outputs before committed offsets.
 
     Once its offsets can be read, a worker goes on, and its next transaction commits the hanging outputs of the last.
@@ -97,7 +97,7 @@ def order(found: Iterable[Found]) -> list[Found]:
 
 def decide(
     decisions: Sequence[Prepared], is_complete: bool, partition: TopicPartition, transaction: OpenTransaction
-) -> Decision:
+) -> CommitDecision:
     """Returns what the coordinator decided about a transaction on a partition: its last decision that names both.
 
     A later transaction of the producer with this partition would have ended it. An earlier one was decided before its
@@ -107,18 +107,18 @@ def decide(
         each for each in decisions if each.producer_id == transaction.producer_id and partition in each.partitions
     ]
     if of_both and of_both[-1].updated_at >= transaction.written_at:
-        return Decision(of_both[-1].commits)
-    return Decision(None, NOT_DECIDED if is_complete else NOT_READ)
+        return CommitDecision(of_both[-1].commits)
+    return CommitDecision(None, NOT_DECIDED if is_complete else NOT_READ)
 
 
-def hold(log: Log, transaction: OpenTransaction, others: Collection[OpenTransaction]) -> Held:
+def hold(log: Log, transaction: OpenTransaction, others: Collection[OpenTransaction]) -> HeldBack:
     """Returns what a transaction holds back, from the log of its partition beginning with its first record.
 
     - `others`: the other open transactions on the partition.
     """
     own = [b for b in log.batches if b.producer_id == transaction.producer_id and b.commits is None]
     stop = min((other.start for other in others), default=None)
-    return Held(
+    return HeldBack(
         records=sum(batch.size for batch in own),
         positions=committed_offsets(own),
         waiting=_count_committed(log, transaction.producer_id, stop),
@@ -147,7 +147,7 @@ def _count_committed(log: Log, but_of: int, stop: int | None) -> int:
 # As text and as JSON.
 
 
-def describe(found: Found, now: float, options: str = "") -> str:
+def describe(found: FoundTransaction, now: float, options: str = "") -> str:
     """Returns a transaction, what it holds back, and the command that ends it, as text.
 
     - `now`: seconds since 1970.
@@ -156,12 +156,12 @@ def describe(found: Found, now: float, options: str = "") -> str:
     return join_lines([headline(found, now), *(f"  {line}" for line in _lines(found, options))])
 
 
-def headline(found: Found, now: float) -> str:
+def headline(found: FoundTransaction, now: float) -> str:
     """Returns a transaction with its partition in one line."""
     return f"{found.partition}: {found.transaction.describe(now)}"
 
 
-def _lines(found: Found, options: str) -> Iterator[str]:
+def _lines(found: FoundTransaction, options: str) -> Iterator[str]:
     yield from consequences(found)
     if found.transaction.hangs is False:
         yield "do not end it: start its producer again, which ends it, or wait for the timeout of the transaction"
@@ -169,7 +169,7 @@ def _lines(found: Found, options: str) -> Iterator[str]:
         yield command(found.verb, found.partition, found.transaction.start) + options
 
 
-def consequences(found: Found) -> Iterator[str]:
+def consequences(found: FoundTransaction) -> Iterator[str]:
     """Yields which records become visible and which are discarded if the transaction is ended with its `verb`."""
     if (held := found.held) is None:
         return
@@ -195,7 +195,7 @@ def _records(count: int) -> str:
     return "1 record" if count == 1 else f"{count:,} records"
 
 
-def as_fields(found: Found, now: float, options: str = "") -> dict[str, Any]:
+def as_fields(found: FoundTransaction, now: float, options: str = "") -> dict[str, Any]:
     """Returns a transaction as fields for JSON; `now` is in seconds since 1970."""
     transaction, held = found.transaction, found.held
     fields: dict[str, Any] = {

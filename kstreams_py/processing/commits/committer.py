@@ -29,7 +29,7 @@ from kstreams_py.metrics import Counters, estimate
 from kstreams_py.processing.commits.attempts import Attempts
 from kstreams_py.processing.commits.refused_outputs import Replacement
 from kstreams_py.processing.commits.session import Session
-from kstreams_py.processing.commits.states import State
+from kstreams_py.processing.commits.states import SessionState
 from kstreams_py.processing.environment import Environment
 from kstreams_py.processing.journal.choices_journal import ChoicesJournal
 from kstreams_py.processing.journal.deliveries import DeliveryJournal
@@ -148,7 +148,7 @@ class Committer(ABC):
     @property
     def busy(self) -> bool:
         """Whether steps are processed and not committed, or a transaction is open."""
-        return self.session.state is not State.READY or self._since is not None
+        return self.session.state is not SessionState.READY or self._since is not None
 
     @property
     def due(self) -> bool:
@@ -163,7 +163,7 @@ class Committer(ABC):
         if self._unraised is not None:
             error, self._unraised = self._unraised, None
             raise error
-        if self.session.state is State.ABORTABLE:
+        if self.session.state is SessionState.ABORTABLE:
             raise Abortable("partitions were revoked in mid-transaction")
 
     # Without errors.
@@ -290,7 +290,9 @@ class Committer(ABC):
 
     def _keep_error(self, error: ClientError) -> None:
         """Keeps an error for the next `check`, unless the next attempt resolves it."""
-        self._unraised = error if self.session.state in (State.UNKNOWN, State.FENCED, State.FATAL) else None
+        self._unraised = (
+            error if self.session.state in (SessionState.UNKNOWN, SessionState.FENCED, SessionState.FATAL) else None
+        )
 
     def lost(self) -> None:
         """Gives up the uncommitted steps: the partitions are revoked, and their offsets must not be committed."""
@@ -330,7 +332,7 @@ class Committer(ABC):
         """Records that an attempt failed, and waits before the next one if several failed in a row."""
         self.session.fail(error)
         self._counters.aborted()
-        if self.session.state is State.FATAL and self._ends_by_fatal:
+        if self.session.state is SessionState.FATAL and self._ends_by_fatal:
             raise error
         try:
             self.attempts.failed(error, "going back to the committed offsets")

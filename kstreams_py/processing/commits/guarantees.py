@@ -31,7 +31,7 @@ from kstreams_py.log_fields import repeated
 from kstreams_py.processing.commits.committer import Committer, Context, mode_of
 from kstreams_py.processing.commits.refused_outputs import RefusedOutputs
 from kstreams_py.processing.commits.session import Session
-from kstreams_py.processing.commits.states import State
+from kstreams_py.processing.commits.states import SessionState
 from kstreams_py.processing.journal.choices_journal import ChoicesJournal
 from kstreams_py.processing.tasks.intake import Taken
 from kstreams_py.records import Positions, TopicPartition
@@ -102,7 +102,7 @@ class ExactlyOnce(Committer):
         super().write(plan)
         if plan.apart:
             self._send_apart()
-        elif self.session.state is State.OPEN or self._holds_much:
+        elif self.session.state is SessionState.OPEN or self._holds_much:
             self._send()
 
     def _send_apart(self) -> None:

@@ -28,19 +28,19 @@ from kstreams_py.kafka.transactions import place_options
 from kstreams_py.processing.commits.committer import Context
 from kstreams_py.processing.commits.guarantees import ExactlyOnce
 from kstreams_py.processing.commits.session import Session
-from kstreams_py.processing.commits.states import State
+from kstreams_py.processing.commits.states import SessionState
 from kstreams_py.processing.journal.deliveries import DeliveryJournal
 from kstreams_py.processing.journal.records import (
     NEWEST,
     Attempt,
-    Place,
+    OutputPlace,
     RecordType,
     Snapshot,
     attempt_record,
     choices_record,
     snapshot_record,
 )
-from kstreams_py.processing.tasks.choices import Choices, Start
+from kstreams_py.processing.tasks.choices import Choices, InputStart
 from kstreams_py.processing.tasks.intake import Taken
 from kstreams_py.records import HASH_HEADER, Message, Positions
 from kstreams_py.steps.plan import Part, Plan, partition_of
@@ -75,7 +75,7 @@ class Journaled(ExactlyOnce):
         options = place_options(context.environment.settings.bootstrap_servers)
         self.leftovers.append(Leftovers(cluster, options, recorder_id, context.journaled, context.name))
         self._parts: list[Part] = []
-        self._places: dict[int, dict[str, Place]] = {}
+        self._places: dict[int, dict[str, OutputPlace]] = {}
         """By partition number and topic, the place of the last output that was written."""
 
     @classmethod
@@ -194,12 +194,12 @@ class Journaled(ExactlyOnce):
 
     def _locate(self, number: int, digest: bytes, error: object, message: Message) -> None:
         if error is None:
-            place = Place(message.topic(), message.partition(), message.offset(), digest)
+            place = OutputPlace(message.topic(), message.partition(), message.offset(), digest)
             self._places.setdefault(number, {})[place.topic] = place
 
     def _recover(self, error: ClientError) -> bool:
         rewinds = super()._recover(error)
-        if self._recorder.state is not State.READY:
+        if self._recorder.state is not SessionState.READY:
             self._recorder.abort_or_renew(0.0)
         return rewinds
 
@@ -226,10 +226,10 @@ class Journaled(ExactlyOnce):
     def _take_snapshot(self, number: int) -> Snapshot:
         return Snapshot(self._name, number, self._inputs(number))
 
-    def _inputs(self, number: int) -> tuple[Start, ...]:
+    def _inputs(self, number: int) -> tuple[InputStart, ...]:
         """Returns the next offsets of the inputs of a task."""
         return tuple(
-            Start(tp.topic, self._deliveries.topic_ids[tp.topic], cursor.next)
+            InputStart(tp.topic, self._deliveries.topic_ids[tp.topic], cursor.next)
             for tp, cursor in sorted(self._ledger.cursors.items())
             if tp.partition == number
         )

@@ -20,7 +20,7 @@ from kstreams_py.kafka.membership import Owner, replaced
 from kstreams_py.log_fields import repeated
 from kstreams_py.metrics import Counters
 from kstreams_py.processing.commits.attempts import Attempts
-from kstreams_py.processing.commits.states import FAILURES, STATE_OF, TRANSITIONS, State
+from kstreams_py.processing.commits.states import FAILURES, STATE_OF, TRANSITIONS, SessionState
 from kstreams_py.processing.environment import Environment
 
 logger = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ MEMBERSHIP_ASKED_MAX: Final = 30
 """How often the worker asks the group who holds the slot, a second apart, before it ends."""
 
 
-_REASONS: Final = {State.UNKNOWN: "unknown_outcome", State.FENCED: "fenced"}
+_REASONS: Final = {SessionState.UNKNOWN: "unknown_outcome", SessionState.FENCED: "fenced"}
 """The reason for replacing the producer, by the state of its session."""
 
 
@@ -64,7 +64,7 @@ class Session:
         batch_bytes: int | None = None,
         counters: Counters,
     ) -> None:
-        self.state = State.READY
+        self.state = SessionState.READY
         self._attempts = attempts
         self.timed_out = False
         """Whether the broker aborted the last transaction because it took longer than transaction_timeout_ms."""
@@ -96,7 +96,7 @@ class Session:
 
     def open(self) -> None:
         """Begins a transaction, unless one is open; without transactions, records that outputs are on their way."""
-        if self.state is State.OPEN:
+        if self.state is SessionState.OPEN:
             return
         if self._mode.transactional:
             self.renew_if_tainted()
@@ -106,7 +106,7 @@ class Session:
                 self.fail(error)
                 raise
         self._opened_at = self._clock()
-        self._move(State.OPEN)
+        self._move(SessionState.OPEN)
 
     def renew_if_tainted(self) -> None:
         """Replaces a producer that may have a request on its way; no transaction is open.
@@ -131,8 +131,8 @@ class Session:
     def mark_ready(self) -> None:
         """Records that nothing is open any more."""
         self._opened_at = None
-        if self.state is not State.READY:
-            self._move(State.READY)
+        if self.state is not SessionState.READY:
+            self._move(SessionState.READY)
 
     @property
     def producer(self) -> Producer:
@@ -166,8 +166,8 @@ class Session:
 
     def must_abort(self) -> None:
         """Records that the open transaction can only be aborted."""
-        if self.state in (State.READY, State.OPEN):
-            self._move(State.ABORTABLE)
+        if self.state in (SessionState.READY, SessionState.OPEN):
+            self._move(SessionState.ABORTABLE)
 
     def abort_or_renew(self, age: float) -> None:
         """Aborts the transaction if that is possible, and otherwise replaces the producer.
@@ -178,11 +178,11 @@ class Session:
         """
         self.timed_out = False
         reason = _REASONS.get(self.state, "abort_failed")
-        if self.state in (State.ABORTABLE, State.RETRIABLE):
+        if self.state in (SessionState.ABORTABLE, SessionState.RETRIABLE):
             if self._abort():
                 return
             self.fail(OutcomeUnknown("the abort has failed"))
-        if self.state is State.FENCED and age >= self._timeout:
+        if self.state is SessionState.FENCED and age >= self._timeout:
             self.timed_out, reason = True, "timed_out"
         self._opened_at = None
         self._require_membership(age)
@@ -191,7 +191,7 @@ class Session:
     def force_ready(self) -> None:
         """Makes the session ready without an abort (at most once): the producer keeps the outputs on their way."""
         self._opened_at = None
-        self.state = State.READY
+        self.state = SessionState.READY
 
     def renew(self, reason: str = "") -> None:
         """Replaces the producer by one of the same id. `reason`: one of RENEWALS; "" for the first producer.
@@ -205,7 +205,7 @@ class Session:
             try:
                 self._attempts.next_producer()
             except Fatal:
-                self._move(State.FATAL)
+                self._move(SessionState.FATAL)
                 raise
             try:
                 self._producer = producer = self._cluster.producer(self._mode, self._id, self._batch_bytes)
@@ -228,7 +228,11 @@ class Session:
         """Aborts the transaction if its state allows that, and drops the producer."""
         if self._producer is None:
             return
-        if self._mode.transactional and self.state in (State.OPEN, State.RETRIABLE, State.ABORTABLE):
+        if self._mode.transactional and self.state in (
+            SessionState.OPEN,
+            SessionState.RETRIABLE,
+            SessionState.ABORTABLE,
+        ):
             try:
                 self._abort()
             except KStreamsError as error:  # the error that ends the worker is already raised
@@ -266,7 +270,7 @@ class Session:
         Raises Replaced if another worker has, Retriable if no broker answers, Fatal if the group does not say. Nobody
         is fenced then.
         """
-        fenced, timed_out = self.state is State.FENCED, age >= self._timeout
+        fenced, timed_out = self.state is SessionState.FENCED, age >= self._timeout
         asked_until = self._clock() + (TAKEOVER_SECONDS if fenced and not timed_out else 0.0)
         while True:
             owner = self._owner()
@@ -310,12 +314,12 @@ class Session:
             if owner is Owner.UNSURE:
                 raise Retriable(f"{self._id}: its group does not tell whether it still holds the slot ({holder})")
             if owner is Owner.ANOTHERS:
-                self._move(State.FATAL)
+                self._move(SessionState.FATAL)
                 raise replaced(self._id, holder)
             return owner
-        self._move(State.FATAL)
+        self._move(SessionState.FATAL)
         raise Fatal(f"{self._id}: its group does not say whether it still holds the slot: start it again")
 
-    def _move(self, state: State) -> None:
+    def _move(self, state: SessionState) -> None:
         assert state in TRANSITIONS[self.state], f"{self._id}: {self.state} -> {state} is not in the table"
         self.state = state

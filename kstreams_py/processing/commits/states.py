@@ -23,7 +23,7 @@ from typing import Final
 from kstreams_py.errors import Abortable, Fatal, Fenced, OutcomeUnknown, Refused, Retriable
 
 
-class State(StrEnum):
+class SessionState(StrEnum):
     """The states of the diagram above; the states after a failure are in order of severity."""
 
     READY = "ready"
@@ -35,26 +35,36 @@ class State(StrEnum):
     FATAL = "fatal"
 
 
-FAILURES: Final = (State.RETRIABLE, State.ABORTABLE, State.UNKNOWN, State.FENCED, State.FATAL)
+FAILURES: Final = (
+    SessionState.RETRIABLE,
+    SessionState.ABORTABLE,
+    SessionState.UNKNOWN,
+    SessionState.FENCED,
+    SessionState.FATAL,
+)
 """The states after a failure, from the least to the most severe."""
 
 TRANSITIONS: Final = {
-    State.READY: frozenset({State.OPEN, *FAILURES}),
-    State.OPEN: frozenset({State.READY, *FAILURES}),
-    State.RETRIABLE: frozenset({State.READY, State.ABORTABLE, State.UNKNOWN, State.FENCED, State.FATAL}),
-    State.ABORTABLE: frozenset({State.READY, State.UNKNOWN, State.FENCED, State.FATAL}),
-    State.UNKNOWN: frozenset({State.READY, State.FENCED, State.FATAL}),
-    State.FENCED: frozenset({State.READY, State.FATAL}),
-    State.FATAL: frozenset[State](),
+    SessionState.READY: frozenset({SessionState.OPEN, *FAILURES}),
+    SessionState.OPEN: frozenset({SessionState.READY, *FAILURES}),
+    SessionState.RETRIABLE: frozenset(
+        {SessionState.READY, SessionState.ABORTABLE, SessionState.UNKNOWN, SessionState.FENCED, SessionState.FATAL}
+    ),
+    SessionState.ABORTABLE: frozenset(
+        {SessionState.READY, SessionState.UNKNOWN, SessionState.FENCED, SessionState.FATAL}
+    ),
+    SessionState.UNKNOWN: frozenset({SessionState.READY, SessionState.FENCED, SessionState.FATAL}),
+    SessionState.FENCED: frozenset({SessionState.READY, SessionState.FATAL}),
+    SessionState.FATAL: frozenset[SessionState](),
 }
 """The allowed transitions."""
 
 STATE_OF: Final = {
-    Retriable: State.RETRIABLE,
-    Abortable: State.ABORTABLE,
-    Refused: State.ABORTABLE,
-    OutcomeUnknown: State.UNKNOWN,
-    Fenced: State.FENCED,
-    Fatal: State.FATAL,
+    Retriable: SessionState.RETRIABLE,
+    Abortable: SessionState.ABORTABLE,
+    Refused: SessionState.ABORTABLE,
+    OutcomeUnknown: SessionState.UNKNOWN,
+    Fenced: SessionState.FENCED,
+    Fatal: SessionState.FATAL,
 }
 """The state that each error of a client's call leads to."""

@@ -12,11 +12,11 @@ from kstreams_py.graph.declarations import Processor
 from kstreams_py.kafka.contracts import TRANSACTIONAL, TopicInfo
 from kstreams_py.kafka.foreign_records import foreign
 from kstreams_py.processing.environment import Environment
-from kstreams_py.processing.journal.hidden import Hidden
+from kstreams_py.processing.journal.hidden import HiddenWaits
 from kstreams_py.processing.journal.records import (
     CHOICES_ALONE,
     Attempt,
-    Place,
+    OutputPlace,
     RecordType,
     Snapshot,
     Unit,
@@ -25,7 +25,7 @@ from kstreams_py.processing.journal.records import (
     read,
     type_of,
 )
-from kstreams_py.processing.journal.recovery import Found, Recovery, recover, show
+from kstreams_py.processing.journal.recovery import OutputFound, Recovery, recover, show
 from kstreams_py.processing.tasks.choices import Choices
 from kstreams_py.records import HASH_HEADER, Message, Positions, TopicPartition, readable_headers
 
@@ -81,7 +81,7 @@ class DeliveryJournal:
         self._written = set(processor.written)
         self._cluster = environment.cluster
         self._outputs = environment.cluster.named(processor.cluster)
-        self._hidden = Hidden(processor.id, environment)
+        self._hidden = HiddenWaits(processor.id, environment)
         self.topic_ids = {each.name: topics[each.name].topic_id for each in processor.inputs}
         """The broker's id of each input."""
         self._compacted = {name for name, info in topics.items() if info.is_compacted}
@@ -268,11 +268,11 @@ class DeliveryJournal:
         finally:
             producer.drop()
 
-    def _read_back(self, unit: Unit | None) -> dict[Place, Found]:
+    def _read_back(self, unit: Unit | None) -> dict[OutputPlace, OutputFound]:
         """Returns what is at the places of the outputs of a unit's attempt."""
         if unit is None or unit.attempt is None:
             return {}
-        found = dict.fromkeys(unit.attempt.outputs, Found.UNDECLARED)
+        found = dict.fromkeys(unit.attempt.outputs, OutputFound.UNDECLARED)
         written = self._written if unit.attempt.cluster == self._place else set[str]()
         places = {TopicPartition(at.topic, at.partition): at for at in found if at.topic in written}
         if not places:
@@ -280,18 +280,18 @@ class DeliveryJournal:
         starts, ends = self._outputs.starts(places), self._outputs.ends(places)
         return found | {at: self._look(tp, at, starts[tp], ends[tp]) for tp, at in places.items()}
 
-    def _look(self, tp: TopicPartition, place: Place, start: int, end: int) -> Found:
+    def _look(self, tp: TopicPartition, place: OutputPlace, start: int, end: int) -> OutputFound:
         if place.offset < start:
-            return Found.DELETED
+            return OutputFound.DELETED
         if place.offset >= end:
             # `end` is past each aborted record; a record at or behind it may still be committed
             if self._outputs.ends([tp], committed=False)[tp] > place.offset:
                 self._hidden.wait(self._outputs, tp, place.offset, f"{place}, where it may have written", self._place)
-            return Found.OTHER
+            return OutputFound.OTHER
         messages = self._outputs.read(tp, place.offset, 1)
         if not messages or messages[0].offset() != place.offset:
-            return Found.DELETED if place.topic in self._compacted else Found.OTHER
-        return Found.SAME if _is_of(place.delivery_hash, messages[0]) else Found.OTHER
+            return OutputFound.DELETED if place.topic in self._compacted else OutputFound.OTHER
+        return OutputFound.SAME if _is_of(place.delivery_hash, messages[0]) else OutputFound.OTHER
 
     def _truncate(self, journals: Sequence[TopicPartition]) -> None:
         """Deletes the records below the newest snapshots."""

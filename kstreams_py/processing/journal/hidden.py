@@ -15,7 +15,7 @@ MARGIN_SECONDS: Final = 30.0
 """Seconds to wait beyond transaction_timeout_ms: a coordinator looks for timed-out transactions every 10 s."""
 
 
-class Hidden:
+class HiddenWaits:
     """The waits of one worker for records that a transaction hides."""
 
     def __init__(self, processor: str, environment: Environment) -> None:

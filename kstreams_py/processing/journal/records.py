@@ -14,7 +14,7 @@ from kstreams_py.formats.schema_files import shipped_schema
 from kstreams_py.graph.hashes import snapshot_hash
 from kstreams_py.kafka.contracts import Output
 from kstreams_py.kafka.foreign_records import foreign
-from kstreams_py.processing.tasks.choices import Choices, Start, decode_versioned, encode_versioned
+from kstreams_py.processing.tasks.choices import Choices, InputStart, decode_versioned, encode_versioned
 from kstreams_py.records import Message, readable_headers
 
 TYPE_HEADER: Final = "ks-type"
@@ -42,7 +42,7 @@ CHOICES_ALONE: Final = "alts-choices"
 """The type of an alts' choices without a snapshot, as a processor without journal persistence records them."""
 
 
-class Place(NamedTuple):
+class OutputPlace(NamedTuple):
     """Where a record is, or will be once its transaction is committed, and the delivery hash in its header."""
 
     topic: str
@@ -60,7 +60,7 @@ class Snapshot:
 
     processor: str
     partition: int
-    inputs: tuple[Start, ...]
+    inputs: tuple[InputStart, ...]
 
     @property
     def hash(self) -> bytes:
@@ -85,8 +85,8 @@ class Attempt:
     delivery_hash: bytes
     steps: int
     writer: str
-    inputs: tuple[Start, ...]
-    outputs: tuple[Place, ...] = ()
+    inputs: tuple[InputStart, ...]
+    outputs: tuple[OutputPlace, ...] = ()
     cluster: str = ""
 
     @property
@@ -186,7 +186,7 @@ def decode(m: Message, partition: int) -> Snapshot | Choices | Attempt:
         raise ValueError(error) from None
     if kind == RecordType.SNAPSHOT:
         found = decode_versioned(data, {_VERSION: _SNAPSHOT}, _SNAPSHOT)
-        return Snapshot(found["processor"], partition, tuple(Start(**at) for at in found["inputs"]))
+        return Snapshot(found["processor"], partition, tuple(InputStart(**at) for at in found["inputs"]))
     if kind in (RecordType.CHOICES, CHOICES_ALONE):
         return Choices.decode(data)
     if kind not in set(RecordType):
@@ -198,8 +198,8 @@ def decode(m: Message, partition: int) -> Snapshot | Choices | Attempt:
         found["delivery_hash"],
         found["steps"],
         found["writer"],
-        tuple(Start(**at) for at in found["inputs"]),
-        tuple(Place(**place) for place in found["outputs"]),
+        tuple(InputStart(**at) for at in found["inputs"]),
+        tuple(OutputPlace(**place) for place in found["outputs"]),
         found["cluster"],
     )
 

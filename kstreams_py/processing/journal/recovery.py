@@ -17,11 +17,11 @@ from enum import StrEnum
 from typing import Final
 
 from kstreams_py.errors import RecoveryUndecidable
-from kstreams_py.processing.journal.records import Attempt, Place, RecordType, Snapshot, Unit
+from kstreams_py.processing.journal.records import Attempt, OutputPlace, RecordType, Snapshot, Unit
 from kstreams_py.processing.tasks.choices import Choices
 
 
-class Found(StrEnum):
+class OutputFound(StrEnum):
     """The finding at the place of an output."""
 
     SAME = "is there"
@@ -50,7 +50,7 @@ def recover(
     unit: Unit | None,
     committed: Mapping[str, int],
     topic_ids: Mapping[str, str],
-    found: Mapping[Place, Found],
+    found: Mapping[OutputPlace, OutputFound],
     confirmed: bool | None = None,
 ) -> Recovery:
     """Decides where a task goes on. Raises RecoveryUndecidable.
@@ -83,7 +83,11 @@ def recover(
 
 
 def _is_committed(
-    unit: Unit, attempt: Attempt, committed: Mapping[str, int], found: Mapping[Place, Found], confirmed: bool | None
+    unit: Unit,
+    attempt: Attempt,
+    committed: Mapping[str, int],
+    found: Mapping[OutputPlace, OutputFound],
+    confirmed: bool | None,
 ) -> bool:
     """Returns whether an attempt was committed, by its outputs and the offsets or record committed with them."""
     before, after = unit.snapshot.offsets, attempt.offsets
@@ -99,19 +103,21 @@ def _is_committed(
         )
         moved, stayed = confirmed and followed, stayed and not confirmed
     outputs = {found[place] for place in attempt.outputs}
-    if moved and stayed and outputs <= {Found.SAME}:  # what the delivery read was created again, or is no input now
+    if (
+        moved and stayed and outputs <= {OutputFound.SAME}
+    ):  # what the delivery read was created again, or is no input now
         return bool(outputs) or attempt.type is RecordType.NIL
-    if moved and not stayed and outputs <= {Found.SAME, Found.DELETED, Found.UNDECLARED}:
+    if moved and not stayed and outputs <= {OutputFound.SAME, OutputFound.DELETED, OutputFound.UNDECLARED}:
         return True
-    if stayed and Found.UNDECLARED in outputs:
-        dropped = {place.topic for place in attempt.outputs if found[place] is Found.UNDECLARED}
+    if stayed and OutputFound.UNDECLARED in outputs:
+        dropped = {place.topic for place in attempt.outputs if found[place] is OutputFound.UNDECLARED}
         of = f" on cluster {attempt.cluster!r}" if attempt.cluster else ""
         raise RecoveryUndecidable(
             f"a delivery from {show(unit.snapshot.offsets)} to {show(attempt.offsets)} may not be committed, and the "
             f"processor does not write to {_names(dropped)}{of} now, as it did: start it once with the outputs that it "
             "had"
         )
-    if stayed and attempt.outputs and outputs <= {Found.OTHER, Found.DELETED}:
+    if stayed and attempt.outputs and outputs <= {OutputFound.OTHER, OutputFound.DELETED}:
         return False
     places = "; ".join(f"{place} {found[place]}" for place in attempt.outputs) or "it writes no output"
     raise RecoveryUndecidable(

@@ -21,7 +21,7 @@ from kstreams_py.kafka.contracts import HEADERS
 from kstreams_py.log_fields import repeated
 from kstreams_py.metrics import EventCounts, LongestHeld
 from kstreams_py.ordering import held
-from kstreams_py.ordering.chain import EventChains, Fault, Held, Kind, Outcome, Reason
+from kstreams_py.ordering.chain import ChainFault, EventChains, HeldEvent, Offered, OfferKind, Reason
 from kstreams_py.ordering.decisions import Decision, Verb, decision_of, event_headers
 from kstreams_py.ordering.events import place_of
 from kstreams_py.processing.runners.runner import Read, Refusal, Runner, next_refusal
@@ -159,9 +159,9 @@ class OrderedRunner(Runner):
             outcome = chains.rule.offer(name, *place, m.value(), m, m.offset())
         except DecodeError as error:  # the stored state of its object cannot be read: other objects go on
             return self._handle((m,), error, plan, tried=False)
-        if outcome.kind is Kind.APPLY and not self._apply(m, chains.store, plan):
+        if outcome.kind is OfferKind.APPLY and not self._apply(m, chains.store, plan):
             return False
-        if outcome.kind is Kind.DUPLICATE:
+        if outcome.kind is OfferKind.DUPLICATE:
             self._counts.duplicate += 1
         if outcome.fault is not None:
             self._refuse(m, outcome.fault, plan)
@@ -204,7 +204,7 @@ class OrderedRunner(Runner):
         self._is_counted = False
         return self._follow(outcome, chains, plan)
 
-    def _follow(self, outcome: Outcome, chains: _Chains, plan: Plan) -> bool:
+    def _follow(self, outcome: Offered, chains: _Chains, plan: Plan) -> bool:
         """Applies the consequences of an event for the held events, and for its object."""
         store = chains.store
         if outcome.held is not None:
@@ -262,17 +262,17 @@ class OrderedRunner(Runner):
         """Returns the hash of the record that released an event: the group passed the event's own offset before."""
         return self._tasks.delivery_hash((self._running,))
 
-    def _refuse(self, m: Message, fault: Fault, plan: Plan) -> None:
+    def _refuse(self, m: Message, fault: ChainFault, plan: Plan) -> None:
         """Makes a dead letter of an event; the first one of an object says why the object is stopped."""
         self._counts.fault += 1
         self._is_counted = False
         chains, name = self._chains[m.partition()], m.key() or b""
         if fault.reason is not Reason.STOPPED:
             chains.stopped.add(name)
-            held.note_stop(chains.store, name, held.Stop(str(fault), m.offset(), time.time()))
+            held.note_stop(chains.store, name, held.ObjectStop(str(fault), m.offset(), time.time()))
         self._add_dead_letter((m,), EventFault(str(fault)), plan)
 
-    def _return(self, brought: Held, newest: int, plan: Plan) -> None:
+    def _return(self, brought: HeldEvent, newest: int, plan: Plan) -> None:
         """Makes the event of a decision that changes nothing a dead letter again, as it is marked as replayed."""
         self._counts.fault += 1
         reason = Reason.FORKED if brought.prev < newest else Reason.STOPPED
@@ -287,7 +287,7 @@ class OrderedRunner(Runner):
         return "held_bytes_max" if rule.held_bytes > self._ordered.held_bytes_max else ""
 
     def _full(self, rule: EventChains, limit: str) -> InputLost:
-        oldest: Held = min(rule.held(), key=lambda event: event.position)
+        oldest: HeldEvent = min(rule.held(), key=lambda event: event.position)
         return InputLost(
             f"{self._processor.id}: {rule.held_events:,} events of {rule.held_bytes:,} bytes wait for those before "
             f"them, the first one, at offset {oldest.position}, for event {oldest.prev} of "
@@ -304,7 +304,7 @@ class OrderedRunner(Runner):
         counts.longest_held = None if oldest is None else self._describe(oldest)
         self._is_counted = True
 
-    def _describe(self, event: Held) -> LongestHeld:
+    def _describe(self, event: HeldEvent) -> LongestHeld:
         place = f"{event.record.topic()}[{event.record.partition()}]@{event.position}"
         name = event.object.decode(errors="replace")
         return LongestHeld(self._tasks.name, place, name, event.id, event.prev, event.held_at)
@@ -318,7 +318,7 @@ class OrderedRunner(Runner):
             chains = self._chains[partition] = _Chains(rule, store, store.rollbacks, held.stopped(store))
         return chains
 
-    def _load(self, store: KeyedStore, partition: int) -> list[Held]:
+    def _load(self, store: KeyedStore, partition: int) -> list[HeldEvent]:
         """Returns the held events. Raises TopicError for values that the workers have not stored."""
         changelog = changelog_of(self._tasks.name.removesuffix(f".{self._processor.id}"), self._processor)
         try:
@@ -327,8 +327,8 @@ class OrderedRunner(Runner):
             raise TopicError(unreadable_value(TopicPartition(changelog or "", partition), error)) from None
 
 
-def _brought(m: Message, name: bytes, decision: Decision, prev: int) -> Held:
+def _brought(m: Message, name: bytes, decision: Decision, prev: int) -> HeldEvent:
     """Returns the event that a decision contains."""
     place, headers = (m.topic(), m.partition(), m.offset()), event_headers(m.headers() or (), decision)
     record = KeptRecord(place, m.timestamp(), (name, m.value()), headers)
-    return Held(name, decision.event, prev, m.value(), record, m.offset(), time.time())
+    return HeldEvent(name, decision.event, prev, m.value(), record, m.offset(), time.time())

@@ -40,7 +40,7 @@ def decode_versioned(data: bytes | None, written: Mapping[bytes, Any], schema: A
     return found
 
 
-class Start(NamedTuple):
+class InputStart(NamedTuple):
     """An input when choices were made: its topic id ("" if the broker has none) and its committed offset."""
 
     topic: str
@@ -57,7 +57,7 @@ class Choices:
     """
 
     runs: tuple[tuple[str, int], ...] = ()
-    starts: tuple[Start, ...] = ()
+    starts: tuple[InputStart, ...] = ()
 
     def after(self, committed: Mapping[str, int]) -> Choices:
         """Returns the choices that are not delivered; `committed` has the next offset of each topic."""
@@ -101,7 +101,7 @@ class Choices:
         found = decode_versioned(data, _CHOICES_SCHEMAS, _CHOICES_SCHEMA)
         return cls(
             tuple((run["topic"], run["through"]) for run in found["runs"]),
-            tuple(Start(each["topic"], each["topic_id"], each["start"]) for each in found["inputs"]),
+            tuple(InputStart(each["topic"], each["topic_id"], each["start"]) for each in found["inputs"]),
         )
 
 

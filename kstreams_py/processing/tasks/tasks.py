@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from kstreams_py.graph.declarations import Processor
 from kstreams_py.graph.hashes import hash_prefix, joined_hash, pack_offset
-from kstreams_py.processing.tasks.choices import Choices, Start
+from kstreams_py.processing.tasks.choices import Choices, InputStart
 from kstreams_py.processing.tasks.intake import Taken
 from kstreams_py.processing.tasks.ledger import Ledger
 from kstreams_py.processing.tasks.ready import Ready, ReadyByPartition
@@ -313,4 +313,6 @@ class Tasks:
     def _as_chosen(self, task: Task, runs: tuple[tuple[str, int], ...]) -> Choices:
         """Returns the runs with the current ids and next offsets of their inputs."""
         topics = dict.fromkeys(topic for topic, _ in runs)
-        return Choices(runs, tuple(Start(topic, self._topic_ids[topic], task.cursors[topic].next) for topic in topics))
+        return Choices(
+            runs, tuple(InputStart(topic, self._topic_ids[topic], task.cursors[topic].next) for topic in topics)
+        )

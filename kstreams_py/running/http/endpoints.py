@@ -13,10 +13,10 @@ from kstreams_py.graph.topology import Graph
 from kstreams_py.printable import join_lines
 from kstreams_py.running.health import still, unready
 from kstreams_py.running.http.exposition import CONTENT_TYPE, exposition
-from kstreams_py.running.http.observed import Observed, View
+from kstreams_py.running.http.observed import ObservedRun, View
 from kstreams_py.running.http.overview import overview, timestamp
 from kstreams_py.running.http.page import Page, build_page
-from kstreams_py.running.http.remedies import Finding, Seen, find
+from kstreams_py.running.http.remedies import Problem, Seen, find
 from kstreams_py.running.status import RunStatus
 
 logger = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ class Endpoints:
     def __init__(
         self,
         graph: Graph,
-        observed: Observed,
+        observed: ObservedRun,
         still_limit: float,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
@@ -101,7 +101,7 @@ class Endpoints:
         )
         return Answer(200, JSON, json.dumps(found).encode())
 
-    def _findings(self, view: View | None) -> list[Finding]:
+    def _findings(self, view: View | None) -> list[Problem]:
         if view is None:
             return []
         now, wall = self._clock(), self._wall()

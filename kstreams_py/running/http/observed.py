@@ -49,7 +49,7 @@ class View:
     failing: Mapping[tuple[int, str], float]
 
 
-class Observed:
+class ObservedRun:
     """The newest view of a run, whose workers may not have started yet."""
 
     def __init__(

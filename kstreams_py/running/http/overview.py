@@ -9,7 +9,7 @@ from typing import Any
 
 from kstreams_py.graph.topology import Graph
 from kstreams_py.running.http.observed import View
-from kstreams_py.running.http.remedies import Finding
+from kstreams_py.running.http.remedies import Problem
 from kstreams_py.running.reports import Report, totals
 from kstreams_py.running.status import SlotStatus
 
@@ -26,7 +26,7 @@ def overview(
     *,
     still: Sequence[str],
     unready: Sequence[str],
-    findings: Sequence[Finding] = (),
+    findings: Sequence[Problem] = (),
 ) -> dict[str, Any]:
     """Returns the whole answer.
 

@@ -123,7 +123,7 @@ KILLED: Final = "SIGKILL"
 _ORDER: Final[tuple[Level, ...]] = ("bad", "warning", "note")
 
 
-class Finding(NamedTuple):
+class Problem(NamedTuple):
     """A problem of a slot, of a processor, or of a processor in a slot. `kind` is a key of REMEDIES."""
 
     level: Level
@@ -160,7 +160,7 @@ class Seen(NamedTuple):
     still_limit: float
 
 
-def find(processors: Sequence[Processor], seen: Seen) -> list[Finding]:
+def find(processors: Sequence[Processor], seen: Seen) -> list[Problem]:
     """Returns all problems, the worst first."""
     found = [*_still(seen), *(each for slot in seen.status.slots for each in _slot(slot, seen))]
     for processor in processors:
@@ -174,19 +174,19 @@ def _reports(slot: SlotStatus, processor: str) -> list[Report]:
     return [] if slot.taken else [each for each in slot.reports if each.processor == processor]
 
 
-def _still(seen: Seen) -> Iterator[Finding]:
+def _still(seen: Seen) -> Iterator[Problem]:
     for each in still(seen.status, seen.now, seen.still_limit):
-        yield Finding("bad", _kind_of(each), each.slot, each.processor, f"{each.what} ({each.seconds:.0f} s)")
+        yield Problem("bad", _kind_of(each), each.slot, each.processor, f"{each.what} ({each.seconds:.0f} s)")
 
 
 def _kind_of(each: Still) -> str:
     return "unwatched" if each.slot is None else "silent" if each.processor is None else "stuck"
 
 
-def _slot(slot: SlotStatus, seen: Seen) -> Iterator[Finding]:
+def _slot(slot: SlotStatus, seen: Seen) -> Iterator[Problem]:
     number = slot.number
     if slot.taken:
-        yield Finding(
+        yield Problem(
             "bad", "replaced", number, None, f"slot {number} is replaced: {slot.taken.removeprefix('Replaced: ')}"
         )
         return
@@ -194,9 +194,9 @@ def _slot(slot: SlotStatus, seen: Seen) -> Iterator[Finding]:
         why = slot.ends[-1].why
         what = f"slot {number} was restarted {slot.restarts} times, the last time after: {why}"
         level: Level = "bad" if seen.at - slot.ends[-1].at < RESTARTING_SECONDS else "warning"
-        yield Finding(level, "killed" if why == KILLED else "restarts", number, None, what)
+        yield Problem(level, "killed" if why == KILLED else "restarts", number, None, what)
     if slot.pid is None and slot.ends:
-        yield Finding("warning", "restarting", number, None, f"slot {number} is restarting, after: {slot.ends[-1].why}")
+        yield Problem("warning", "restarting", number, None, f"slot {number} is restarting, after: {slot.ends[-1].why}")
         return
     for report in slot.reports:
         name, state = report.processor, slot.state_of(report.processor)
@@ -204,23 +204,23 @@ def _slot(slot: SlotStatus, seen: Seen) -> Iterator[Finding]:
             how, kind = STATES[state]
             does = WAITS.get(state, f"is {state}")
             why = f": {report.why}" if report.why else ""
-            yield Finding(how, kind, number, name, f"slot {number}: {name} {does}{why}")
+            yield Problem(how, kind, number, name, f"slot {number}: {name} {does}{why}")
         if (report.open_seconds or 0) > OPEN_SECONDS:
             what = f"slot {number}: a transaction of {name} is open for {report.open_seconds:.0f} s"
-            yield Finding("warning", "open_transaction", number, name, what)
+            yield Problem("warning", "open_transaction", number, name, what)
         if report.hidden_seconds and slot.has_reported:
             held, hidden = len(report.lags), report.hidden_partitions
             part = f" of {hidden} of its {held} partitions" if 0 < hidden < held else ""
             what = (
                 f"slot {number}: {name} sees no new records{part} for {_time(report.hidden_seconds)}: {report.hidden}"
             )
-            yield Finding("bad" if report.hidden_seconds > HIDDEN_SECONDS else "warning", "hidden", number, name, what)
+            yield Problem("bad" if report.hidden_seconds > HIDDEN_SECONDS else "warning", "hidden", number, name, what)
         yield from _waiting(slot, report)
         if state is WorkerState.RUNNING and report.lag is None and report.still_seconds <= seen.still_limit:
-            yield Finding("note", "lag_unknown", number, name, f"slot {number}: the lag of {name} is not known")
+            yield Problem("note", "lag_unknown", number, name, f"slot {number}: the lag of {name} is not known")
 
 
-def _waiting(slot: SlotStatus, report: Report) -> Iterator[Finding]:
+def _waiting(slot: SlotStatus, report: Report) -> Iterator[Problem]:
     """Yields the findings of a processor that applies events."""
     events = report.events
     if events is None or slot.taken or not slot.has_reported:
@@ -229,16 +229,16 @@ def _waiting(slot: SlotStatus, report: Report) -> Iterator[Finding]:
     if events["held_seconds"] > events["held_limit"]:
         held = _count(int(events["held"]), "event")
         what = f"slot {number}: {held} of {name} held, the first for {_time(events['held_seconds'])}"
-        yield Finding("warning", "held", number, name, what)
+        yield Problem("warning", "held", number, name, what)
     if events["stopped"]:
         what = f"slot {number}: {_count(int(events['stopped']), 'object')} of {name} stopped by an ordering fault"
-        yield Finding("warning", "stopped", number, name, what)
+        yield Problem("warning", "stopped", number, name, what)
 
 
 Workers = Sequence[tuple[SlotStatus, Report]]
 
 
-def _failed(processor: Processor, workers: Workers, seen: Seen) -> Iterator[Finding]:
+def _failed(processor: Processor, workers: Workers, seen: Seen) -> Iterator[Problem]:
     failed = sum(report.counters.get("dead_letters", 0) for _, report in workers)
     if failed:
         growth = _growth("dead_letters", processor.id, workers, seen)
@@ -247,23 +247,23 @@ def _failed(processor: Processor, workers: Workers, seen: Seen) -> Iterator[Find
         what = f"{processor.id}: {_count(failed, 'failed step')} since the run started"
         what += f", {growth:.1f} more each second" if growth else f", the last {_time(last)} ago"
         level: Level = "bad" if growth else "warning" if last <= FAILED_SECONDS else "note"
-        yield Finding(level, "dead_letters" if processor.errors else "dropped", None, processor.id, what)
+        yield Problem(level, "dead_letters" if processor.errors else "dropped", None, processor.id, what)
 
 
-def _spare(processor: Processor, workers: Workers) -> Iterator[Finding]:
+def _spare(processor: Processor, workers: Workers) -> Iterator[Problem]:
     running = [(slot, report) for slot, report in workers if slot.pid is not None and slot.has_reported]
     spare = [slot.number for slot, report in running if report.state is WorkerState.SPARE]
     if spare:
         slots = f"slot{'' if len(spare) == 1 else 's'} {', '.join(map(str, spare))}"
         what = f"{slots}: {processor.id} has no partition: its inputs have fewer than it has workers"
-        yield Finding("note", "spare", spare[0] if len(spare) == 1 else None, processor.id, what)
+        yield Problem("note", "spare", spare[0] if len(spare) == 1 else None, processor.id, what)
 
 
 def _growth(name: str, processor: str, workers: Workers, seen: Seen) -> float:
     return sum(seen.rates.get((slot.number, processor), {}).get(name, 0.0) for slot, _ in workers)
 
 
-def _behind(processor: Processor, workers: Workers, seen: Seen, others: Sequence[Finding]) -> Iterator[Finding]:
+def _behind(processor: Processor, workers: Workers, seen: Seen, others: Sequence[Problem]) -> Iterator[Problem]:
     """Yields a finding if a processor is behind, with the first reason that applies."""
     name = processor.id
     lag = sum(report.lag or 0 for _, report in workers)
@@ -275,15 +275,15 @@ def _behind(processor: Processor, workers: Workers, seen: Seen, others: Sequence
     what = f"{name} is behind by {lag:,} records, at {rate:,.0f} a second"
     ill = [each for each in others if _concerns(each, name, workers)]
     if ill:
-        yield Finding("bad", "behind_state", None, name, f"{what}, because {ill[0].what}")
+        yield Problem("bad", "behind_state", None, name, f"{what}, because {ill[0].what}")
     elif shrinking > 0 and shrinking >= 0.1 * rate:
-        yield Finding("note", "catching_up", None, name, f"{what}, and catches up in about {_time(lag / shrinking)}")
+        yield Problem("note", "catching_up", None, name, f"{what}, and catches up in about {_time(lag / shrinking)}")
     else:
         kind, why = _reason(processor, workers, seen, lag)
-        yield Finding("bad", kind, None, name, f"{what}, because {why}")
+        yield Problem("bad", kind, None, name, f"{what}, because {why}")
 
 
-def _concerns(finding: Finding, processor: str, workers: Workers) -> bool:
+def _concerns(finding: Problem, processor: str, workers: Workers) -> bool:
     """Returns whether a finding may be the cause of the processor's lag."""
     if finding.level == "note" or finding.kind in ("dead_letters", "dropped", "hidden"):
         return False

@@ -36,7 +36,7 @@ class Folded(NamedTuple):
     what: str = ""
 
 
-class Outage:
+class FoldedOutage:
     """The failed attempts of everything in one process while a broker is away."""
 
     def __init__(self) -> None:

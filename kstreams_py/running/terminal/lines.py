@@ -10,7 +10,7 @@ LINE_MAX: Final = 1 << 20
 """Bytes after which a line without an end is passed on in pieces, so that memory is bounded."""
 
 
-class Lines:
+class LineJoiner:
     """Joins bytes that arrive in pieces of any size into whole lines. The bytes need not be text."""
 
     def __init__(self) -> None:

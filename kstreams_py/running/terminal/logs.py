@@ -19,7 +19,7 @@ from kstreams_py.log_fields import FOLD, repeated
 from kstreams_py.printable import clean_line, escape, indent_rest
 from kstreams_py.running.output import STDERR
 from kstreams_py.running.pipe import REPORT_FD
-from kstreams_py.running.terminal.folding import Folded, Outage, Repeats, named
+from kstreams_py.running.terminal.folding import Folded, FoldedOutage, Repeats, named
 from kstreams_py.running.terminal.lines import is_json, prefixed
 
 LEVELS: Final = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
@@ -157,7 +157,7 @@ class Folding(logging.Handler):
         super().__init__()
         self._target = target
         self._clock = clock
-        self._outage = Outage()
+        self._outage = FoldedOutage()
         self._repeats = Repeats()
         self._samples: dict[str, logging.LogRecord] = {}
         """The newest record of each kind: a folded line has its fields."""

@@ -16,7 +16,7 @@ from kstreams_py.settings import Settings
 from kstreams_py.spark import private_api
 from kstreams_py.spark.cuts import Cut
 from kstreams_py.spark.pipelines.runner import follow, run_once
-from kstreams_py.spark.pipelines.runs import Run
+from kstreams_py.spark.pipelines.runs import PipelineRun
 from kstreams_py.spark.pipelines.streaming import Streaming
 
 logger = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 AWAY: Final = (BrokerUnavailable, Retriable, SinkUnavailable)
 """The errors that are raised while brokers, or the target of a pipeline, do not answer."""
 
-Show = Callable[[Pipeline, Run | None], None]
+Show = Callable[[Pipeline, PipelineRun | None], None]
 """Gets each published run; None for a pipeline that has found nothing new. Several threads may call it."""
 
 
@@ -47,7 +47,7 @@ def run_all(
 
 
 def _run_stream(pipeline: Pipeline, session: Any, settings: Settings, show: Show) -> None:
-    runs: list[Run] = []
+    runs: list[PipelineRun] = []
     Streaming(pipeline, session, settings, runs.append, follows=False).join()
     for run in runs or (None,):
         show(pipeline, run)

@@ -97,7 +97,7 @@ def compute(rows: Rows) -> Rows:
     return rows.localCheckpoint(eager=True, storageLevel=StorageLevel.DISK_ONLY)
 
 
-def observe(name: str, rows: Rows, parent: Rows) -> Observed:
+def observe(name: str, rows: Rows, parent: Rows) -> ObservedCounts:
     """Begins to observe the next job that makes these rows.
 
     - `name`: the name in a call `parent.observe(name, ...)` in their plan.
@@ -105,10 +105,10 @@ def observe(name: str, rows: Rows, parent: Rows) -> Observed:
 
     PySpark's Observation observes the first job, which may be one of the function's own.
     """
-    return Observed(private_api.start_observation(name, rows.sparkSession, parent))
+    return ObservedCounts(private_api.start_observation(name, rows.sparkSession, parent))
 
 
-class Observed:
+class ObservedCounts:
     """The counts of a job; Spark's listener reports them some milliseconds after the job."""
 
     def __init__(self, observation: Any) -> None:

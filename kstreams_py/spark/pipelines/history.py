@@ -15,7 +15,7 @@ from kstreams_py.graph.pipelines import Pipeline
 from kstreams_py.reports.charts import INKS, Shape, draw_columns, draw_shapes, inline
 from kstreams_py.reports.page import build_page
 from kstreams_py.spark.pipelines.places import describe_cut
-from kstreams_py.spark.pipelines.runs import Published, Run
+from kstreams_py.spark.pipelines.runs import PipelineRun, Published
 
 _COLUMNS: Final = ("run", "ended", "offsets", "records", "rows", "seconds", "lag, s", "malformed")
 
@@ -62,19 +62,19 @@ def _section(number: int, pipeline: Pipeline, published: Published | None) -> st
     )
 
 
-def _plan(run: Run) -> str:
+def _plan(run: PipelineRun) -> str:
     if not run.plan:
         return ""
     return f"<details><summary>the plan of run {run.number}</summary><pre>{escape(run.plan)}</pre></details>"
 
 
-def _cuts(runs: Sequence[Run]) -> str:
+def _cuts(runs: Sequence[PipelineRun]) -> str:
     """Returns the offsets at which each run has ended."""
     lines = (f"run {run.number}\n" + "".join(f"  {line}\n" for line in describe_cut(run.cut)) for run in reversed(runs))
     return f"<details><summary>the cut of each run</summary><pre>{escape(''.join(lines))}</pre></details>"
 
 
-def _row(run: Run) -> str:
+def _row(run: PipelineRun) -> str:
     cells = (
         f"{run.number:,}", _time(run.ended), f"{run.offsets:,}", "-" if run.records is None else f"{run.records:,}",
         f"{run.rows:,}", f"{run.seconds:,.1f}", "-" if run.lag is None else f"{run.lag:,.1f}", f"{run.malformed:,}",
@@ -83,7 +83,7 @@ def _row(run: Run) -> str:
     return f"<tr>{drawn}</tr>"
 
 
-def _draw(runs: Sequence[Run], name: str, shape: Shape) -> str:
+def _draw(runs: Sequence[PipelineRun], name: str, shape: Shape) -> str:
     """Returns a plot of the lag above a plot of the duration, over the time at which runs ended."""
     height = 3.6
     figure = Figure(figsize=(shape.inches, height))
@@ -114,7 +114,7 @@ def _draw(runs: Sequence[Run], name: str, shape: Shape) -> str:
     return inline(figure, name, shape, label, draw_columns(figure, plots, columns))
 
 
-def _lines(run: Run) -> Sequence[str]:
+def _lines(run: PipelineRun) -> Sequence[str]:
     """Returns the lines that are shown for a run on hover."""
     lag = [] if run.lag is None else [f"lag: {run.lag:,.1f} s"]
     facts = [f"duration: {run.seconds:,.1f} s", f"rows: {run.rows:,}", f"offsets: {run.offsets:,}"]

@@ -11,7 +11,7 @@ EARLIEST: Final = -2
 """Spark's code for the first offset of a partition."""
 
 
-class Place(NamedTuple):
+class BatchPlace(NamedTuple):
     """A batch of a stream.
 
     - `stream`: Spark's id of the query, which its checkpoint has.
@@ -30,7 +30,7 @@ class Place(NamedTuple):
         return json.dumps(self._asdict())
 
     @classmethod
-    def decode(cls, text: str) -> Place | None:
+    def decode(cls, text: str) -> BatchPlace | None:
         """Reads a place from its text; returns None for the cut of a run that was no batch of a stream.
 
         Raises ValueError for any other text.
@@ -52,7 +52,7 @@ class Place(NamedTuple):
         """The time at which Spark chose its offsets, in seconds since 1970."""
         return float(json.loads(self.entry.splitlines()[1])["batchTimestampMs"]) / 1000
 
-    def count_offsets(self, before: Place | None) -> int:
+    def count_offsets(self, before: BatchPlace | None) -> int:
         """Returns the number of offsets between two batches; from 0 without an earlier batch."""
         return sum(self.all_ends()) - (sum(before.all_ends()) if before is not None else 0)
 
@@ -61,7 +61,7 @@ class Place(NamedTuple):
         found = next((source[topic] for source in self._sources() if topic in source), {})
         return {int(partition): offset for partition, offset in found.items()}
 
-    def starts(self, topic: str, following: Place) -> dict[int, int]:
+    def starts(self, topic: str, following: BatchPlace) -> dict[int, int]:
         """Returns where the following batch begins; new partitions begin at their first record."""
         return dict.fromkeys(following.ends(topic), EARLIEST) | self.ends(topic)
 
@@ -79,7 +79,7 @@ class Place(NamedTuple):
 def describe_cut(text: str) -> list[str]:
     """Returns a line for each topic of a stored cut: the offset before which each partition was read."""
     try:
-        if (place := Place.decode(text)) is not None:
+        if (place := BatchPlace.decode(text)) is not None:
             ends = {name: list(place.ends(name).values()) for name in place.topics}
         else:
             topics = parse_json(text).get("topics", {})

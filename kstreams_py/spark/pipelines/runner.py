@@ -20,7 +20,7 @@ from kstreams_py.spark.cuts import Cut
 from kstreams_py.spark.cutting import cut
 from kstreams_py.spark.pipelines.frames import begin_explaining, call, columns_of, reported
 from kstreams_py.spark.pipelines.inputs import Inputs, total
-from kstreams_py.spark.pipelines.runs import Published, Run, check_columns, check_owner
+from kstreams_py.spark.pipelines.runs import PipelineRun, Published, check_columns, check_owner
 from kstreams_py.spark.pipelines.targets import kind_of, open_target
 
 logger = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ def run_once(
     *,
     given: Cut | None = None,
     since: float | None = None,
-) -> Run | None:
+) -> PipelineRun | None:
     """Runs a pipeline once, and returns the run; None if there was nothing to do.
 
     - `session`: a SparkSession that reads Kafka.
@@ -100,7 +100,9 @@ def run_once(
             counts = count_inputs()
             inputs.warn_of_malformed(session, counts, lambda _: (after, new))
             records, malformed = total(counts)
-            run = Run(number, new.encode(), offsets, count, ended, seconds, lag, explained(), malformed, records)
+            run = PipelineRun(
+                number, new.encode(), offsets, count, ended, seconds, lag, explained(), malformed, records
+            )
             return Published.after(previous, pipeline.owner, columns, run)
 
         with reported(pipeline):

@@ -20,7 +20,7 @@ _UNTYPED: Final = re.compile(r"(?:^|[<:,])void(?:[>,]|$)")
 """Spark's type of a literal NULL, also as a part of another type."""
 
 
-class Run(NamedTuple):
+class PipelineRun(NamedTuple):
     """A published run.
 
     - `cut`: the text of its cut.
@@ -57,14 +57,14 @@ class Published(NamedTuple):
 
     owner: str
     columns: Mapping[str, str]
-    runs: tuple[Run, ...]
+    runs: tuple[PipelineRun, ...]
 
     @property
-    def last(self) -> Run:
+    def last(self) -> PipelineRun:
         return self.runs[-1]
 
     @classmethod
-    def after(cls, previous: Published | None, owner: str, columns: Mapping[str, str], run: Run) -> Published:
+    def after(cls, previous: Published | None, owner: str, columns: Mapping[str, str], run: PipelineRun) -> Published:
         """Returns the published state after a run; the oldest runs are not kept."""
         if previous is None:
             return cls(owner, columns, (run,))
@@ -85,7 +85,7 @@ def _shape(plan: str) -> str:
 def decode_published(content: Mapping[str, Any]) -> Published:
     """Reads the content of `Published.as_content`. Raises ValueError for any other content."""
     try:
-        runs = tuple(Run(*run) for run in content["runs"])
+        runs = tuple(PipelineRun(*run) for run in content["runs"])
         found = Published(content["owner"], dict(content["columns"]), runs)
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"it has no runs of a pipeline: {error!r}") from error
@@ -106,7 +106,7 @@ def _is_count(value: object) -> bool:
     return type(value) is int and 0 <= value < 2**63
 
 
-class Target(Protocol):
+class PipelineTarget(Protocol):
     """A pipeline's table. Every method raises SinkUnavailable if it cannot be used now; for a topic BrokerUnavailable.
 
     Rows and published state are stored in one atomic step: others see a target with the rows and the state of one run.

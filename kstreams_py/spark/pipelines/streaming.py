@@ -25,8 +25,8 @@ from kstreams_py.kafka.cluster import KafkaCluster
 from kstreams_py.settings import Settings
 from kstreams_py.spark.pipelines.frames import call, columns_of, evaluate, explain, read_text, reported, start_query
 from kstreams_py.spark.pipelines.inputs import Inputs, total
-from kstreams_py.spark.pipelines.places import Place
-from kstreams_py.spark.pipelines.runs import Published, Run, check_columns, check_owner
+from kstreams_py.spark.pipelines.places import BatchPlace
+from kstreams_py.spark.pipelines.runs import PipelineRun, Published, check_columns, check_owner
 from kstreams_py.spark.pipelines.targets import kind_of, open_target
 from kstreams_py.spark.reader_options import Bound
 
@@ -44,7 +44,7 @@ class Streaming:
         pipeline: Pipeline,
         session: Any,
         settings: Settings,
-        stored: Callable[[Run], None],
+        stored: Callable[[PipelineRun], None],
         *,
         follows: bool,
     ) -> None:
@@ -148,7 +148,7 @@ class Streaming:
     def _publish(self, rows: Any, batch: int) -> None:
         pipeline = self._pipeline
         entry = read_text(rows, f"{self._checkpoint}/offsets/{batch}")
-        place = Place(str(self._query.id), batch, entry, self._topic_ids())
+        place = BatchPlace(str(self._query.id), batch, entry, self._topic_ids())
         with closing(open_target(pipeline, self._settings, lambda: rows.sparkSession)) as target, reported(pipeline):
             previous = target.read()
             check_owner(pipeline, previous)
@@ -165,14 +165,16 @@ class Streaming:
                 seconds = ended - place.planned
                 lag = None if self._every is None else seconds + max(self._every, self._seconds)
                 offsets, (records, malformed) = place.count_offsets(last), self._count(rows, place, last)
-                run = Run(batch + 1, place.encode(), offsets, count, ended, seconds, lag, plan, malformed, records)
+                run = PipelineRun(
+                    batch + 1, place.encode(), offsets, count, ended, seconds, lag, plan, malformed, records
+                )
                 return Published.after(previous, pipeline.owner, columns, run)
 
             run = target.publish(rows, previous, finish).last
             self._seconds = run.seconds
             self._stored(run)
 
-    def _count(self, rows: Any, place: Place, last: Place | None) -> tuple[int | None, int]:
+    def _count(self, rows: Any, place: BatchPlace, last: BatchPlace | None) -> tuple[int | None, int]:
         """Returns the records of a batch, and how many of them do not decode; warns of these.
 
         Raises InterruptedError if they may decode by a schema that was registered since the query began.
@@ -198,9 +200,9 @@ class Streaming:
             cluster.close()
         return {name: each.topic_id for name, each in sorted(found.items())}
 
-    def _check_place(self, place: Place, previous: Published | None) -> Place | None:
+    def _check_place(self, place: BatchPlace, previous: Published | None) -> BatchPlace | None:
         """Returns the target's last batch: this one or the previous one. Raises SettingsError for another."""
-        last = None if previous is None else Place.decode(previous.last.cut)
+        last = None if previous is None else BatchPlace.decode(previous.last.cut)
         remedy = "restore both, or begin again: delete the checkpoint, and run `kstreams pipeline reset`"
         if previous is not None and last is None:
             raise SettingsError(f"{self._pipeline}: {self._pipeline.target} was not made by a stream: {remedy}")

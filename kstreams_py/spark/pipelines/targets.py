@@ -15,7 +15,7 @@ from kstreams_py.spark.pipelines.delta import DeltaLakeTable
 from kstreams_py.spark.pipelines.kafka import KafkaTable
 from kstreams_py.spark.pipelines.parquet import ParquetTable
 from kstreams_py.spark.pipelines.postgresql import PostgreSQLTable
-from kstreams_py.spark.pipelines.runs import Target
+from kstreams_py.spark.pipelines.runs import PipelineTarget
 from kstreams_py.spark.sessions import delta_conf
 
 OpenSession = Callable[[], Any]
@@ -32,7 +32,7 @@ class TargetKind(NamedTuple):
     - `conf`: returns the configuration that a session needs for it.
     """
 
-    open: Callable[[Pipeline, Any, Settings, OpenSession], Target]
+    open: Callable[[Pipeline, Any, Settings, OpenSession], PipelineTarget]
     makes_files: bool = False
     artifacts: Callable[[], tuple[Artifact, ...]] = tuple
     conf: Callable[[], Mapping[str, str]] = dict
@@ -59,7 +59,7 @@ def kind_of(pipeline: Pipeline) -> TargetKind:
     return kind
 
 
-def open_target(pipeline: Pipeline, settings: Settings, session: OpenSession) -> Target:
+def open_target(pipeline: Pipeline, settings: Settings, session: OpenSession) -> PipelineTarget:
     """Opens the target of a pipeline.
 
     - `settings`: the settings of the cluster, for a topic.
