@@ -84,7 +84,8 @@ def declare(directory: Path) -> Graph:
 
 def main() -> None:
     graph = declare(Path.cwd())
-    spark = session("archiving", **conf_of(graph.pipelines))
+    conf: dict[str, Any] = conf_of(graph.pipelines)
+    spark = session("archiving", **conf)
     # started after Spark, which forks: no client of librdkafka may exist then
     with EmbeddedKafka(settings={"auto.create.topics.enable": "true"}) as kafka:
         settings = Settings(bootstrap_servers=kafka.bootstrap_servers)

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from kstreams_py.embedded import class_archive
+from kstreams_py.embedded.downloads import Artifact
 from kstreams_py.embedded.jars import (
     SCALA_VERSION,
-    Artifact,
     cache_directory,
     cached,
     delta_artifacts,

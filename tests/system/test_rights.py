@@ -40,7 +40,7 @@ from kstreams_py.operations.order import Decided, Operator
 from kstreams_py.operations.records.send import LineSender
 from kstreams_py.operations.records.tail import Tail
 from kstreams_py.operations.records.topic import find_topic
-from kstreams_py.operations.recover.audit import LetterSelection as Scope
+from kstreams_py.operations.recover.audit import AuditScope as Scope
 from kstreams_py.operations.recover.audit import audit
 from kstreams_py.operations.recover.reset import BEGINNING, GraphPositions, ResetTarget
 from kstreams_py.operations.recover.status import read_status

@@ -18,10 +18,10 @@ from kstreams_py.ordering.chain import (
     ChainFault,
     EventChains,
     HeldEvent,
+    ObjectState,
     Offered,
     OfferKind,
     Reason,
-    State,
     decode_state,
     digest_of,
     encode_state,
@@ -41,7 +41,7 @@ def sent(name: bytes, number: int, prev: int | None, value: bytes | None = None)
     return name, number, prev, b"%d" % number if value is None else value
 
 
-def new_chains(states: dict[bytes, State] | None = None, start: Start = Start.FROM_START) -> EventChains:
+def new_chains(states: dict[bytes, ObjectState] | None = None, start: Start = Start.FROM_START) -> EventChains:
     return EventChains({} if states is None else states, lambda: 100.0, start)
 
 
@@ -114,7 +114,7 @@ def test_restarts_at_any_event_apply_each_event_once_in_order() -> None:
         chance = Random(seed)
         expected, topic = scatter(chance)
         found: dict[bytes, list[Sent]] = {name: [] for name in expected}
-        states: dict[bytes, State] = {}
+        states: dict[bytes, ObjectState] = {}
         chains, stored = new_chains(states), dict[tuple[bytes, int], HeldEvent]()
         for at, event in enumerate(topic):
             outcome = offer(chains, event, at)
@@ -196,7 +196,7 @@ FAULTS: Final[dict[str, tuple[list[Sent], Sent, Reason, str]]] = {
 
 def check_fault(name: str) -> None:
     before, event, reason, text = FAULTS[name]
-    states: dict[bytes, State] = {}
+    states: dict[bytes, ObjectState] = {}
     chains = new_chains(states)
     offer(chains, sent(B, 2, 1))
     for each in before:
@@ -269,7 +269,7 @@ def test_operator_lets_an_object_go_on_without_an_event_that_is_lost() -> None:
 
 
 def test_accepted_event_that_a_decision_brings_along_is_applied_at_once() -> None:
-    states: dict[bytes, State] = {}
+    states: dict[bytes, ObjectState] = {}
     chains = new_chains(states)
     fork = sent(A, 3, 1)
     brought = HeldEvent(A, 3, 1, fork[3], None, 12, 100.0)
@@ -286,7 +286,7 @@ def test_accepted_event_that_a_decision_brings_along_is_applied_at_once() -> Non
 @pytest.mark.parametrize("value", [b"3", None])
 def test_copy_of_an_event_that_an_accepted_one_has_replaced_is_dropped(value: bytes | None) -> None:
     """EO-52: a copy may come at any time, also of an event that the order does not have any more."""
-    states: dict[bytes, State] = {}
+    states: dict[bytes, ObjectState] = {}
     chains = new_chains(states)
     chain = [sent(A, 1, None), sent(A, 4, 1), sent(A, 6, 4)]
     outcomes(chains, *chain, sent(A, 9, 1))
@@ -324,7 +324,7 @@ def replace_value(event: Sent, value: Any) -> Sent:
     ids=["it is not stopped", "an event came since", "an event is missing", "an older event waits"],
 )
 def test_decision_for_another_state_of_the_object_changes_nothing(decision: Decision) -> None:
-    states: dict[bytes, State] = {}
+    states: dict[bytes, ObjectState] = {}
     chains = new_chains(states)
     outcomes(chains, sent(A, 1, None), sent(A, 10, 9), sent(A, 11, 10))
     before = dict(states)
@@ -410,7 +410,7 @@ def test_load_replaces_what_is_held() -> None:
         (2**63 - 1, 1, digest_of(b"value"), "", 2**63 - 2),
     ],
 )
-def test_state_of_an_object_is_small_and_the_same_after_a_store(state: State) -> None:
+def test_state_of_an_object_is_small_and_the_same_after_a_store(state: ObjectState) -> None:
     assert (decode_state(encode_state(state)), len(encode_state(state)) < 40) == (state, True)
 
 

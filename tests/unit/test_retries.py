@@ -346,7 +346,7 @@ def test_rebalance_ends_the_wait_and_the_next_owner_reads_its_steps(guarantee: G
     for _ in range(6):
         for worker in workers:
             worker.run_turn()
-    held = {number: sorted(tp.partition for tp in worker._assigned) for number, worker in enumerate(workers)}
+    held = {number: sorted(tp.partition for tp in worker._assigned or ()) for number, worker in enumerate(workers)}
     assert sorted(held.values()) == [[0], [1]]
     service.is_away = False
     plant.clock.advance(4)
@@ -537,7 +537,7 @@ def start_rejoined(plant: Plant, partition: int) -> Worker:
     worker.run_turn()
     plant.clock.advance(0.2)
     worker.run_turn()
-    assert (worker.is_retrying, worker._assigned, set(plant.saved.values())) == (True, set(), {2})
+    assert (worker.is_retrying, worker._assigned, set(plant.saved.values())) == (True, None, {2})
     return worker
 
 

@@ -731,7 +731,7 @@ def test_revoked_partitions_are_removed_from_the_ledger() -> None:
     third = plant.cluster.consumer("g.p", "g.p.2")
     third.subscribe(["a"], lambda _: None, lambda: None, lambda: None)
     first.run_turn()  # the new generation waits for the second
-    assert (first.ledger.positions, first._assigned) == ({}, set())
+    assert (first.ledger.positions, first._assigned) == ({}, None)
 
 
 def test_worker_without_a_partition_waits(caplog: pytest.LogCaptureFixture) -> None:
@@ -1072,7 +1072,7 @@ def test_member_whose_commit_may_arrive_late_commits_its_open_steps_and_rejoins(
     worker.run_turn()
     saves = ["produce", "commit"] if guarantee is ALO else ["produce"]
     assert [r for r in plant.cluster.faults.requests[before:] if r != "read"] == ["consume", *saves, "subscribe"]
-    assert (plant.out(), worker._assigned, worker.ledger.positions) == (numbers(0, 3), set(), {})
+    assert (plant.out(), worker._assigned, worker.ledger.positions) == (numbers(0, 3), None, {})
     assert "p: a commit of offsets may reach the broker late: joining again" in caplog.text
     for _ in range(4):
         worker.run_turn()
@@ -1108,7 +1108,7 @@ def test_error_in_a_callback_is_raised_by_the_next_turn_and_not_inside_the_clien
     worker.run_turn()
     plant.cluster.faults.inject("commit", error=NotAuthorized("the right to commit is missing"), applied=False)
     worker._on_revoked()
-    assert (worker._assigned, worker.ledger.positions) == (set(), {})
+    assert (worker._assigned, worker.ledger.positions) == (None, {})
     with pytest.raises(NotAuthorized, match="the right to commit is missing"):
         worker.run_turn()
 
@@ -1122,7 +1122,7 @@ def test_lost_partitions_are_given_up_without_a_commit(guarantee: Guarantee) -> 
     before = len(plant.cluster.faults.requests)
     worker._on_lost()
     worker._follow_group()
-    assert (plant.cluster.faults.requests[before:], worker._assigned, worker.ledger.positions) == ([], set(), {})
+    assert (plant.cluster.faults.requests[before:], worker._assigned, worker.ledger.positions) == ([], None, {})
     assert worker.committer.uncommitted_steps == (2 if guarantee is AMO else 0)
 
 

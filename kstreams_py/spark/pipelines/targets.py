@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
-from kstreams_py.embedded.jars import Artifact, delta_artifacts
+from kstreams_py.embedded.downloads import Artifact
+from kstreams_py.embedded.jars import delta_artifacts
 from kstreams_py.errors import SettingsError
 from kstreams_py.graph.declarations import Topic
 from kstreams_py.graph.pipelines import Pipeline
