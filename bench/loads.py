@@ -17,7 +17,7 @@ import fastavro
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from bench.contestants.job import ORDER
-from kstreams_py.formats.file_registry import FileRegistry
+from kstreams_py.formats.registries import FileRegistry
 from kstreams_py.ordering.events import ID_HEADER, PREV_HEADER
 
 PARTITIONS: Final = 4

@@ -46,11 +46,9 @@ from kstreams_py.errors import (
 )
 from kstreams_py.formats.avro import Avro
 from kstreams_py.formats.serdes import Bytes, Json, Serde, String
-from kstreams_py.graph.declarations import Topic, dead_letters
+from kstreams_py.graph.declarations import Journal, State, Topic, dead_letters
 from kstreams_py.graph.guarantees import Durability, Guarantee
-from kstreams_py.graph.persistence import Journal
 from kstreams_py.graph.retry import Retry
-from kstreams_py.graph.state import State
 from kstreams_py.graph.topology import Graph
 from kstreams_py.records import Out, Step
 from kstreams_py.running.start import Running, run, start

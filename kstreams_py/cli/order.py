@@ -17,8 +17,7 @@ from kstreams_py.cli.streams import echo
 from kstreams_py.errors import SettingsError
 from kstreams_py.operations.records.topic import find_topic
 from kstreams_py.ordering.front_end import open_storage
-from kstreams_py.ordering.partitions import check_topic
-from kstreams_py.ordering.sending import KafkaSender
+from kstreams_py.ordering.sending import KafkaSender, check_topic
 from kstreams_py.ordering.status import Standing
 from kstreams_py.ordering.storage import Storage
 from kstreams_py.ordering.worker import OrderingWorker

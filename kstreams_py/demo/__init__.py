@@ -6,10 +6,8 @@ flights_graph  adapter  the graph, as a user would write it
 data           rule     the departures of 2013 from New York, and their expected results
 data_files     adapter  reads the departures from their files
 recoveries     rule     the time from each kill until the slot's next commit
-output         adapter  the directory of a demonstration, and a broker for it
 traffic        acts     writes departures, reads committed records, kills workers
-results        acts     reads back all topics and the table in SQLite
-checks         rule     compares the results of a run with the expected ones
+checks         acts     reads the results of a run, and compares them with the expected ones
 screen         adapter  shows the demo in the terminal
 charts         adapter  draws the charts of the report
 report         acts     writes the report, one HTML page
@@ -18,7 +16,7 @@ aircraft       rule     the events of aircraft in the file of departures
 children       acts     processes that end with the demonstration
 front_end      acts     a process that changes aircraft, and sends events with and without event ordering
 order_workers  acts     the workers of event ordering, started again after each kill
-order_checks   rule     reads the topics as consumers do, and compares the results with the file
+order_checks   acts     reads the topics as consumers do, and compares the results with the file
 ordering_graph adapter  the three consumer groups, as a user would write them
 order_consumers acts    the processes of the consumer groups, and the result of each group
 ordering       adapter  `kstreams demo ordering` from start to end

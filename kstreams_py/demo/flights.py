@@ -17,13 +17,11 @@ from typing import Final
 from pyarrow.parquet import ParquetFile
 
 from kstreams_py.demo import data, data_files, report
-from kstreams_py.demo.checks import exit_status, judge
+from kstreams_py.demo.checks import Results, exit_status, judge
 from kstreams_py.demo.data import Delays
 from kstreams_py.demo.flights_graph import airports, departed, flights, graph
-from kstreams_py.demo.output import LOG, open_cluster, prepare
 from kstreams_py.demo.recoveries import Recoveries, are_running
-from kstreams_py.demo.results import Results
-from kstreams_py.demo.screen import Screen
+from kstreams_py.demo.screen import LOG, Screen, open_cluster, prepare
 from kstreams_py.demo.traffic import TICK, GroupProgress, Kills, Loader, TopicWatch, Traffic
 from kstreams_py.embedded.jars import spark_jars
 from kstreams_py.errors import ClientError, PipelineFailed

@@ -24,9 +24,8 @@ from kstreams_py.demo.order_checks import Killed, OrderResults, consume, consume
 from kstreams_py.demo.order_consumers import OrderConsumers, read_groups, read_topic
 from kstreams_py.demo.order_workers import WORKERS, OrderWorkers, failed
 from kstreams_py.demo.ordering_graph import EVENTS, PARTITIONS, PAUSES, graph, topic_of
-from kstreams_py.demo.output import LOG, open_cluster, prepare
 from kstreams_py.demo.recoveries import Kill
-from kstreams_py.demo.screen import Screen
+from kstreams_py.demo.screen import LOG, Screen, open_cluster, prepare
 from kstreams_py.demo.traffic import TICK, GroupProgress, Kills, TopicWatch
 from kstreams_py.errors import SettingsError
 from kstreams_py.kafka.cluster import KafkaCluster
@@ -37,7 +36,7 @@ from kstreams_py.processing.topics import check_topics, create_topics
 from kstreams_py.records import TopicPartition
 from kstreams_py.running.terminal.progress import LockedConsole
 from kstreams_py.settings import Settings
-from kstreams_py.sinks.redis_servers import open_client
+from kstreams_py.sinks.redis import open_client
 
 PLAIN: Final = "aircraft.plain"
 

@@ -12,10 +12,8 @@ schemas        rule     parses and names Avro schemas, and makes their canonical
 writers        acts     the schemas of a topic's writers, and which of them readers follow
 logical        adapter  logical types, which refuse values that fastavro would change
 bounds         rule     how deeply a value may be nested, and how many items it may have
-fitting        rule     a quick check whether a value fits a schema
 evolution      rule     whether a new schema can read data of an older one
 schema_files   adapter  schemas in files: those that a program names, and those that this package ships
-file_registry  adapter  schemas in a directory
-http_registry  adapter  schemas in a schema registry over HTTP
-registries     acts     opens the registry that the settings name
+fitting        rule     a quick check whether a value fits a schema
+registries     adapter  opens the registry that the settings name: files, or a server
 """

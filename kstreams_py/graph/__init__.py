@@ -5,12 +5,9 @@ In reading order:
 guarantees    rule     the guarantees and durabilities that a graph declares
 anomalies     rule     the kinds of anomalies, and which each guarantee tolerates
 retry         rule     Retry: when a step is run again, and how long apart
-persistence   rule     Journal: deliveries that are recorded in a topic of their own
 sink          rule     Sink: the protocol of a table outside Kafka that stores each row once
-ordered       rule     Ordered: a processor that applies events in order
-state         rule     State: a keyed store of a processor
 names         rule     the names of what a graph owns: groups, members, transactional ids, topics
-declarations  rule     Topic, Processor and their kinds: what is declared
+declarations  rule     topics, processors, states, journals, orders of events: what is declared
 pipelines     rule     Pipeline: a function of Spark DataFrames over topics, whose rows a target keeps
 hashes        rule     the delivery hash of a step, and its place
 topology      rule     Graph: takes declarations, and validates them as a whole

@@ -13,14 +13,21 @@ from typing import Any, Final, TypeVar
 from typing_extensions import TypeIs
 
 from kstreams_py.errors import GraphError, did_you_mean
-from kstreams_py.graph.declarations import Classes, Options, Order, Processor, Topic, dead_letters
+from kstreams_py.graph.declarations import (
+    Classes,
+    Journal,
+    Options,
+    Order,
+    Processor,
+    Start,
+    State,
+    Topic,
+    dead_letters,
+)
 from kstreams_py.graph.guarantees import Durability, Guarantee
 from kstreams_py.graph.names import RESERVED
-from kstreams_py.graph.ordered import Start
-from kstreams_py.graph.persistence import Journal
 from kstreams_py.graph.retry import Retry
 from kstreams_py.graph.sink import Evidence, Sink
-from kstreams_py.graph.state import State
 
 Choice = TypeVar("Choice", Guarantee, Durability, Order, Start)
 

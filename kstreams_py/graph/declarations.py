@@ -1,28 +1,107 @@
-"""The declarations of a graph: its topics, its processors, and their options."""
+"""The declarations of a graph: its topics, its processors with their options, states, journals and orders of events."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache
 from typing import Any, Concatenate, Final, Generic, ParamSpec, Protocol, TypedDict
 
 from typing_extensions import TypeVar
 
+from kstreams_py.errors import GraphError
 from kstreams_py.formats.avro import Avro
 from kstreams_py.formats.schema_files import shipped_schema
-from kstreams_py.formats.serdes import Serde
+from kstreams_py.formats.serdes import Json, Serde, String
 from kstreams_py.graph.guarantees import Durability, Guarantee
 from kstreams_py.graph.names import changelog_topic
-from kstreams_py.graph.ordered import Ordered
-from kstreams_py.graph.persistence import Journal
 from kstreams_py.graph.retry import Retry
 from kstreams_py.graph.sink import Evidence, Sink
-from kstreams_py.graph.state import State
+
+HELD_MAX: Final = 10_000
+"""The default limit of events of a task that wait for the events before them."""
+
+HELD_BYTES_MAX: Final = 64 << 20
+"""The default limit of the bytes of their keys and values."""
+
+
+class Start(StrEnum):
+    """Which event may come first for an object without a state."""
+
+    FROM_START = "from_start"
+    """The object's first event: one with a predecessor is held."""
+    ACCEPT_FIRST = "accept_first"
+    """Any event: earlier events that come later are dropped as copies."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ordered:
+    """How a processor applies events.
+
+    - `start`: which event of an object may be the first.
+    - `held_max`, `held_bytes_max`: how many events of a task may wait for the events before them, and their bytes.
+    - `takes_state`: the function takes a state of its own.
+    """
+
+    start: Start
+    held_max: int
+    held_bytes_max: int
+    takes_state: bool
+
+
+StateKey = TypeVar("StateKey", default=str)
+V = TypeVar("V", default=Any)
+
+
+def _text() -> Any:
+    return String()
+
+
+@dataclass(frozen=True)  # with slots, State[str, int](...) fails in Python 3.11
+class State(Generic[StateKey, V]):
+    """A keyed store for the function of a processor: `state=ks.State("totals", value=ks.Json())`.
+
+    Each task, a processor on one partition number, has a store of its own. The function takes it as its last argument,
+    `state` (kstreams_py.state.KeyedStore). Its changes are written to a compacted changelog topic, in the transaction
+    of the outputs and offsets. The next worker of the task restores the store from that topic.
+
+    - `name`: the name of the store, unique in its graph.
+    - `key`, `value`: the serdes of its keys (text by default) and values (JSON by default).
+    - `on_disk`: keep it in RocksDB, in `state_directory` of the settings, instead of in memory.
+    """
+
+    name: str
+    key: Serde[StateKey] = field(default_factory=_text)
+    value: Serde[V] = field(default_factory=Json)
+    on_disk: bool = False
+
+
+BATCH_MAX: Final = 10_000
+"""The most input sets that a journal may deliver together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Journal:
+    """Deliveries of an `exactly_once` processor go through a journal: `persistence=Journal()`, or "journal".
+
+    The journal records a task's next offsets before its function is called, and the places of the outputs before
+    their transaction is committed. After a crash, the next start reads the outputs back from there.
+
+    - `batch`: the most input sets of a task that are delivered together. With 1, each is recorded and committed by
+      itself.
+
+    Raises GraphError unless `batch` is a number from 1 to 10,000.
+    """
+
+    batch: int = 1_000
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.batch, int) or isinstance(self.batch, bool) or not 1 <= self.batch <= BATCH_MAX:
+            raise GraphError(f"Journal: batch is {self.batch!r}: give a number from 1 to {BATCH_MAX:,}")
+
 
 K = TypeVar("K", default=Any)
-V = TypeVar("V", default=Any)
 Value = TypeVar("Value")
 Rest = ParamSpec("Rest")
 Result = TypeVar("Result")

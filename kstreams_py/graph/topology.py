@@ -36,6 +36,8 @@ from kstreams_py.graph.checks import (
 )
 from kstreams_py.graph.declarations import (
     DEFAULT_PARTITIONS,
+    HELD_BYTES_MAX,
+    HELD_MAX,
     Classes,
     End,
     Many,
@@ -43,8 +45,11 @@ from kstreams_py.graph.declarations import (
     Options,
     OptionsOfAll,
     Order,
+    Ordered,
     Processor,
     ProcessorKind,
+    Start,
+    State,
     Topic,
     Value,
     dead_letters,
@@ -53,11 +58,9 @@ from kstreams_py.graph.declarations import (
 from kstreams_py.graph.functions import is_asynchronous, is_generator, wants_step
 from kstreams_py.graph.guarantees import RULES, Durability, Guarantee
 from kstreams_py.graph.names import beginnings_topic, delivered_topic, journal_topic, replayed_topic
-from kstreams_py.graph.ordered import HELD_BYTES_MAX, HELD_MAX, Ordered, Start
 from kstreams_py.graph.pipelines import Pipeline, PipelineOptions, Table, make_pipeline
 from kstreams_py.graph.retry import Retry
 from kstreams_py.graph.sink import Sink
-from kstreams_py.graph.state import State
 
 OwnKey = TypeVar("OwnKey", default=bytes)
 OwnValue = TypeVar("OwnValue", default=bytes)

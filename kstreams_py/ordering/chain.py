@@ -26,7 +26,7 @@ from hashlib import blake2b
 from typing import Any, Final, TypeAlias
 
 from kstreams_py.errors import DecodeError
-from kstreams_py.graph.ordered import Start
+from kstreams_py.graph.declarations import Start
 from kstreams_py.ordering.decisions import Decision, Verb
 
 ObjectState: TypeAlias = tuple[int, int, bytes, str, int]

@@ -26,7 +26,7 @@ from kstreams_py.ordering.steps import (
     Take,
 )
 from kstreams_py.ordering.storage import REMEMBERED_SECONDS, Incarnation, ObjectStatus, WorkerStatus, refused
-from kstreams_py.sinks.redis_servers import lasts, name_server, open_client, refuse_cluster
+from kstreams_py.sinks.redis import lasts, name_server, open_client, refuse_cluster
 
 _log = logging.getLogger(__name__)
 

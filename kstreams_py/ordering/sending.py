@@ -1,4 +1,4 @@
-"""Sends ordered events to a topic, whose key is the object."""
+"""Sends ordered events to one topic, whose key is the object, and keeps each object in one partition."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from kstreams_py.errors import BrokerUnavailable, ClientError, Refused, Retriable
+from kstreams_py.errors import BrokerUnavailable, ClientError, Refused, Retriable, TopicError
 from kstreams_py.kafka.contracts import Cluster, Output, Producer, ProducerMode, TopicInfo
 from kstreams_py.kafka.partitioner import partition_of
 from kstreams_py.log_fields import answers, away
 from kstreams_py.ordering.events import OrderedEvent, headers_of
-
-logger = logging.getLogger(__name__)
+from kstreams_py.ordering.storage import Storage
 
 IDEMPOTENT: Final = ProducerMode(transactional=False, acks=-1, may_repeat=True)
 
@@ -87,3 +86,41 @@ class KafkaSender:
         if self._producer is not None:
             self._producer.drop()
             self._producer = None
+
+
+logger = logging.getLogger(__name__)
+
+
+def check_topic(
+    storage: Storage, topic: str, partitions: int, *, accepts_topic: bool = False, accepts_partitions: bool = False
+) -> None:
+    """Notes in a store which topic its events are sent to.
+
+    - `accepts_topic`: accept another topic than before.
+    - `accepts_partitions`: accept another number of partitions.
+
+    Raises TopicError for a change that is not accepted. Consumers of one topic would wait for events that are in the
+    other one. With another number of partitions, a group may read a later event of an object before an earlier one.
+    """
+    known, before = storage.note_topic(topic, partitions, change=False)
+    if (known, before) == (topic, partitions):
+        return
+    if known != topic:
+        text = f"events of {storage} are sent to topic {known!r}, and not to {topic!r}"
+        if not accepts_topic:
+            raise TopicError(
+                f"{text}: an object's events would be in two topics, and its consumers would wait for those in the "
+                f"other one: name --topic {known}; or stop all workers, let the consumers read what was sent, then "
+                "start with --accept-topic (a new consumer begins there with start='accept_first')"
+            )
+        what = "the next ones are sent to the other topic"
+    else:
+        text = f"topic {topic!r} has {partitions} partitions, and had {before} when events of {storage} were sent to it"
+        if not accepts_partitions:
+            raise TopicError(
+                f"{text}: objects move to other partitions, where a consumer may read a later event before an earlier "
+                "one: stop all workers, let the consumers read what was sent, then start with --accept-partitions"
+            )
+        what = "objects move to other partitions"
+    storage.note_topic(topic, partitions, change=True)
+    logger.warning("%s: %s, as was asked for", text, what)

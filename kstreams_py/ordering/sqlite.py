@@ -19,7 +19,7 @@ from kstreams_py.ordering.storage import (
     WorkerStatus,
     refused,
 )
-from kstreams_py.sinks.sqlite_files import MAY_RETURN, code_of, describe_error, open_file, transaction
+from kstreams_py.sinks.sqlite import MAY_RETURN, code_of, describe_error, open_file, transaction
 
 _VERSION: Final = 2
 

@@ -8,7 +8,7 @@ journal/     what the journal topic records of deliveries, and what a restart co
 commits/     how outputs and offsets are committed
 environment  acts  what the engine works with: a cluster, settings, a clock
 topics       acts  creates and checks the topics of a graph, and follows inputs that grow
-pace         rule  how many records to take at once
 beginning    acts  where a group begins to read
+intakes      acts  runs the steps that are ready, an intake at a time, and commits
 worker       acts  the loop: from fetch to commit
 """

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Final
@@ -14,8 +15,8 @@ from typing import Final
 from kstreams_py.errors import DrainTimeout, Fatal, FunctionExited, KStreamsError, Replaced, Retriable, Unavailable
 from kstreams_py.graph.declarations import DEFAULT_PARTITIONS
 from kstreams_py.graph.topology import Graph
-from kstreams_py.log_fields import answers, away
-from kstreams_py.metrics import WorkerState, lags
+from kstreams_py.log_fields import answers, away, repeated
+from kstreams_py.metrics import EventCounts, LongestHeld, WorkerState, lags
 from kstreams_py.processing.commits.opening import committer_of
 from kstreams_py.processing.environment import Environment
 from kstreams_py.processing.runners import runner
@@ -23,7 +24,6 @@ from kstreams_py.processing.topics import check_topics, create_topics
 from kstreams_py.processing.worker import Worker, open_worker
 from kstreams_py.records import TopicPartition
 from kstreams_py.running.health import AWAY
-from kstreams_py.running.held_events import HeldEvents
 from kstreams_py.running.hidden import HiddenRecords
 from kstreams_py.running.reports import Report
 from kstreams_py.running.terminal import logs
@@ -31,6 +31,47 @@ from kstreams_py.running.watch import Stillness
 from kstreams_py.steps import calls
 
 logger = logging.getLogger(__name__)
+
+
+class HeldEvents:
+    """Watches the events that wait in one slot.
+
+    - `seconds`: the wait after which a warning is logged, and again each time the wait has doubled.
+    - `wall`: returns seconds since 1970.
+    """
+
+    def __init__(self, seconds: float, wall: Callable[[], float] = time.time) -> None:
+        self._seconds = seconds
+        self._wall = wall
+        self._warned: dict[str, tuple[LongestHeld, float]] = {}
+        """By processor: the event of the last warning, and the age in seconds at which the next one is due."""
+
+    def look(self, processor: str, counts: EventCounts) -> Mapping[str, float]:
+        """Returns the values of Report.events. Warns of the event that has waited longest."""
+        longest, now = counts.longest_held, self._wall()
+        seconds = 0.0 if longest is None else max(0.0, now - longest.since)
+        if longest is not None:
+            self._warn(processor, longest, seconds, counts.held_now)
+        return {
+            "held": counts.held_now,
+            "stopped": counts.stopped_now,
+            "held_seconds": round(seconds, 1),
+            "held_limit": self._seconds,
+        }
+
+    def _warn(self, processor: str, longest: LongestHeld, seconds: float, held: int) -> None:
+        known, due = self._warned.get(processor, (None, 0.0))
+        if seconds < (due if known == longest else self._seconds):
+            return
+        self._warned[processor] = longest, 2 * seconds
+        logger.warning(
+            "%s: event %d of %r, at %s, has waited for %.0f s for event %d, which has not arrived (%d events wait): if "
+            "that is a dead letter, `kstreams order resume GRAPH %s` sends it; if it is lost, `kstreams order accept` "
+            "goes on without it", processor, longest.id, longest.object,
+            longest.place, seconds, longest.prev, held, shlex.quote(longest.object),
+            extra=repeated(f"events that wait in {processor}", longest.object),
+        )  # fmt: skip
+
 
 REPORT_INTERVAL = 1.0
 """Seconds between two reports."""

@@ -3,11 +3,9 @@
 In reading order:
 
 columns       rule     columns with their types, and the rows that do not fit them
-sqlite_files  adapter  files of SQLite: durable commits, and what to do about an error
 sqlite        adapter  a table in SQLite
 postgresql_columns rule   columns of a table in PostgreSQL, and the statement that stores rows whole or not at all
 postgresql    adapter  a table in PostgreSQL
-redis_servers adapter  Redis servers: connections, and servers that are refused
 redis         adapter  keys in Redis
 manifest      rule     the manifest of a directory of Parquet files: which files are published
 directory     adapter  a directory of files that are published by one manifest

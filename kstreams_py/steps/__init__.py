@@ -7,7 +7,6 @@ rows          rule     makes rows of the results of a step, for a sink's target
 outputs       rule     makes records of the results of a step
 retries       rule     which failures are tried again, and how often each step was tried
 dead_letters  rule     makes a record of a step that failed
-chains        rule     which calls may start: a limited number at once, those of a chain one after the other
 calls         acts     concurrent calls of a function, on an event loop or in threads
 tracing       rule     puts steps in spans, and their trace context in the headers of their outputs
 otel          adapter  spans of steps and commits, by OpenTelemetry

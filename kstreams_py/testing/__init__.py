@@ -4,12 +4,10 @@ In reading order:
 
 request_faults  rule     faults of requests: lost, late, without an answer; outages
 memory_records  rule     the records of a cluster in memory, as they are stored and as they are read
-memory_markers  rule     markers of transactions in memory, which can be held back
 memory_broker   rule     a broker in memory: partitions, transactions, groups
 memory_clients  acts     its producers and consumers, and the network between them
 memory_target   acts     a sink's target in memory
-memory_cluster  acts     a cluster in memory, on a clock that only the test moves
-faults          acts     injects faults into it: failed requests, outages, deleted topics
+memory_cluster  acts     a cluster in memory, on a clock that only the test moves, with injected faults
 contents        acts     the contents of the topics, states and targets of a graph in memory
 driver          acts     TestDriver: a graph in one thread, record by record
 events          rule     the events of a test

@@ -36,8 +36,7 @@ from kstreams_py.kafka.membership import replaced
 from kstreams_py.kafka.partitioner import partition_of
 from kstreams_py.records import Positions, TopicPartition
 from kstreams_py.testing.events import Isolation
-from kstreams_py.testing.memory_markers import POSITIONS, Marker, Markers
-from kstreams_py.testing.memory_records import Content, StoredMessage
+from kstreams_py.testing.memory_records import POSITIONS, Content, Marker, Markers, StoredMessage
 
 DEFAULTS: Final[Mapping[str, str]] = {
     "cleanup.policy": "delete",

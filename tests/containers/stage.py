@@ -14,9 +14,8 @@ from testcontainers.core.container import DockerContainer
 
 from kstreams_py import Settings
 from kstreams_py.demo import data, data_files
-from kstreams_py.demo.checks import judge
+from kstreams_py.demo.checks import Results, judge
 from kstreams_py.demo.flights_graph import airports, flights, graph
-from kstreams_py.demo.results import Results
 from kstreams_py.demo.traffic import GroupProgress, Loader, TopicWatch
 from kstreams_py.formats.registries import open_registry
 from kstreams_py.kafka.cluster import KafkaCluster

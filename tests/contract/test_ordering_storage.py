@@ -17,8 +17,8 @@ import redis
 from bench.servers import Server, start_redis
 from kstreams_py.errors import InputLost, Replaced, SettingsError, StoreUnavailable, TopicError
 from kstreams_py.ordering.events import Change, Event, Work
-from kstreams_py.ordering.partitions import check_topic
 from kstreams_py.ordering.redis import RedisStorage
+from kstreams_py.ordering.sending import check_topic
 from kstreams_py.ordering.sqlite import SQLiteStorage
 from kstreams_py.ordering.steps import (
     TOKENS_MAX,
@@ -34,7 +34,7 @@ from kstreams_py.ordering.steps import (
     Take,
 )
 from kstreams_py.ordering.storage import Incarnation, ObjectStatus, Storage, WorkerStatus
-from kstreams_py.sinks import sqlite_files
+from kstreams_py.sinks import sqlite
 from tests.tables import each_case
 
 Open = Callable[[], Storage]
@@ -112,7 +112,7 @@ def test_another_attempt_of_a_front_end_is_no_second_change(store: Storage, conn
 
 def test_events_of_front_ends_at_the_same_time_keep_together(connect: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     """EO-20: the events of one change are contiguous."""
-    monkeypatch.setattr(sqlite_files, "BUSY_SECONDS", 60.0)  # SQLite does not let writers wait in turn
+    monkeypatch.setattr(sqlite, "BUSY_SECONDS", 60.0)  # SQLite does not let writers wait in turn
     stores = [connect() for _ in range(4)]
 
     def queue(number: int) -> None:
@@ -325,7 +325,7 @@ def test_worker_with_another_topic_than_the_others_is_refused_until_it_is_accept
     check_topic(store, "t", 3)
 
     def warnings() -> list[str]:
-        return [each.message for each in caplog.records if each.name == "kstreams_py.ordering.partitions"]
+        return [each.message for each in caplog.records if each.name == "kstreams_py.ordering.sending"]
 
     assert warnings() == []
     check_topic(store, "u", 1, accepts_topic=True)
@@ -432,7 +432,7 @@ def test_redis_that_is_away_is_named_without_its_password() -> None:
 def test_sqlite_file_that_is_locked_may_return_and_one_without_a_directory_will_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sqlite_files, "BUSY_SECONDS", 0.05)
+    monkeypatch.setattr(sqlite, "BUSY_SECONDS", 0.05)
     path = tmp_path / "events.db"
     with closing(SQLiteStorage(path)) as store, closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
@@ -448,7 +448,7 @@ def test_sqlite_file_that_is_locked_may_return_and_one_without_a_directory_will_
 def test_sqlite_file_is_opened_and_read_while_another_process_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sqlite_files, "BUSY_SECONDS", 0.05)
+    monkeypatch.setattr(sqlite, "BUSY_SECONDS", 0.05)
     path = tmp_path / "events.db"
     with closing(SQLiteStorage(path)) as store, closing(sqlite3.connect(path, isolation_level=None)) as other:
         store.enqueue([change("a", b"1", data=b"state")])

@@ -10,7 +10,7 @@ import pytest
 import kstreams_py as ks
 from kstreams_py.errors import RowRefused, SinkUnavailable
 from kstreams_py.graph.sink import Evidence, Sink
-from kstreams_py.processing.pace import Search
+from kstreams_py.processing.intakes import Search
 from kstreams_py.records import TopicPartition
 from kstreams_py.sinks import postgresql
 from kstreams_py.testing import TestDriver

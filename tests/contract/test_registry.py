@@ -16,12 +16,10 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 from kstreams_py.errors import DecodeError, KStreamsError, MissingSoftware, SchemaError, SettingsError, Unavailable
-from kstreams_py.formats import file_registry
+from kstreams_py.formats import registries
 from kstreams_py.formats.avro import Avro
 from kstreams_py.formats.evolution import unreadable
-from kstreams_py.formats.file_registry import FileRegistry
-from kstreams_py.formats.http_registry import SchemaRegistry
-from kstreams_py.formats.registries import open_registry
+from kstreams_py.formats.registries import FileRegistry, SchemaRegistry, open_registry
 from kstreams_py.formats.registry import Registry
 from kstreams_py.formats.schemas import canonical, content_id
 from kstreams_py.formats.writers import UNKNOWN_MAX, UNKNOWN_SECONDS, Writers
@@ -347,7 +345,7 @@ def test_files_schema_deleted_by_hand_is_reported(tmp_path: Path) -> None:
 
 
 def test_files_second_schema_with_the_same_id_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file_registry, "content_id", lambda text: 7)
+    monkeypatch.setattr(registries, "content_id", lambda text: 7)
     registry = FileRegistry(tmp_path)
     assert registry.register("flights-value", V1) == 7
     for subject in ("flights-value", "other-value"):
@@ -374,7 +372,7 @@ def test_files_directory_that_cannot_be_used_is_named(tmp_path: Path) -> None:
 def test_files_directory_that_another_process_keeps_locked_is_unavailable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(file_registry, "_LOCK_SECONDS_MAX", 0.05)
+    monkeypatch.setattr(registries, "_LOCK_SECONDS_MAX", 0.05)
     registry = FileRegistry(tmp_path)
     registry.register("other-value", V1)
     with registry._locked():

@@ -23,7 +23,7 @@ from bench.servers import Server, start_redis
 from kstreams_py.errors import MissingSoftware, RowRefused, SettingsError, SinkUnavailable, StaleWriter
 from kstreams_py.graph.sink import Evidence, Row, SinkConnection
 from kstreams_py.records import TopicPartition
-from kstreams_py.sinks import Parquet, PostgreSQL, Redis, directory, postgresql, sqlite_files
+from kstreams_py.sinks import Parquet, PostgreSQL, Redis, directory, postgresql, sqlite
 from kstreams_py.sinks.manifest import MERGED_AT_ONCE
 from tests.contract.dying_writer import CONSUMER, INPUT, Write, dying_writer, find_crash_anomalies
 from tests.contract.naive_sink import NaiveSink
@@ -71,7 +71,7 @@ def open_sink(target: Target) -> Iterator[Callable[..., SinkConnection]]:
 @pytest.fixture
 def open_patiently(monkeypatch: pytest.MonkeyPatch, open_sink: Any) -> Any:
     """Opens connections that wait for each other as long as a busy machine may take."""
-    monkeypatch.setattr(sqlite_files, "BUSY_SECONDS", 60.0)
+    monkeypatch.setattr(sqlite, "BUSY_SECONDS", 60.0)
     monkeypatch.setattr(directory, "LOCK_SECONDS", 60.0)
     monkeypatch.setattr(postgresql, "LIMIT_SECONDS", 120.0)
     monkeypatch.setitem(vars(postgresql)["_SETTINGS"], "lock_timeout", "60s")
@@ -367,7 +367,7 @@ def test_value_comes_back_as_it_was_or_is_refused(
 def test_target_that_is_away_is_unavailable_and_is_written_to_once_it_is_back(
     target: Any, open_sink: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sqlite_files, "BUSY_SECONDS", 0.05)
+    monkeypatch.setattr(sqlite, "BUSY_SECONDS", 0.05)
     monkeypatch.setattr(directory, "LOCK_SECONDS", 0.05)
     connection = open_sink()
     connection.write([row(1, "UA", 1)], {INPUT: 1}, {})

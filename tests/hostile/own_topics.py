@@ -42,8 +42,7 @@ from kstreams_py.records import Headers, Message, TopicPartition, Unreadable, un
 from kstreams_py.spark.pipelines.kafka import KafkaTable
 from kstreams_py.spark.pipelines.runs import PipelineRun, Published
 from kstreams_py.state.changelog import Changelog, Position, write_positions
-from kstreams_py.state.keyed import POSITIONS_KEY, RESERVED, KeyedStore
-from kstreams_py.state.memory import MemoryBase
+from kstreams_py.state.keyed import POSITIONS_KEY, RESERVED, KeyedStore, MemoryBase
 from kstreams_py.state.reading import read_state
 from kstreams_py.state.stores import Stores
 from kstreams_py.testing import MemoryCluster, MemoryRegistry, TestDriver

@@ -15,10 +15,10 @@ import pytest
 import kstreams_py as ks
 from kstreams_py.cli import deploy
 from kstreams_py.errors import KStreamsError
-from kstreams_py.formats.http_registry import SchemaRegistry
+from kstreams_py.formats.registries import SchemaRegistry
 from kstreams_py.settings import Settings, explain
 from kstreams_py.sinks import Redis
-from kstreams_py.sinks.redis_servers import open_client
+from kstreams_py.sinks.redis import open_client
 from tests.hostile import Outcome, Place
 
 OUTPUT, REFUSED = Outcome.OUTPUT, Outcome.REFUSED

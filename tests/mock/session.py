@@ -27,7 +27,7 @@ import confluent_kafka as ck
 
 from kstreams_py import Graph, Settings
 from kstreams_py.errors import ClientError, Refused, Retriable
-from kstreams_py.formats.file_registry import FileRegistry
+from kstreams_py.formats.registries import FileRegistry
 from kstreams_py.graph.guarantees import Guarantee
 from kstreams_py.kafka.cluster import KafkaCluster
 from kstreams_py.kafka.consumer import KafkaConsumer

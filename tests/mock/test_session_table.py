@@ -55,7 +55,7 @@ from kstreams_py.kafka import consumer, producer, silence
 from kstreams_py.kafka.errors import classify as classify_error
 from kstreams_py.processing import worker
 from kstreams_py.processing.commits import attempts
-from kstreams_py.processing.pace import Pace
+from kstreams_py.processing.intakes import Pace
 from tests.mock.cluster import Api
 from tests.mock.session import INPUT, OUTPUT, Cell, Lines, Run, Seen, is_rejoining
 

@@ -25,8 +25,7 @@ from kstreams_py.kafka.cluster import KafkaCluster
 from kstreams_py.kafka.contracts import TopicInfo
 from kstreams_py.records import TopicPartition
 from kstreams_py.state.changelog import Changelog, Position, positions_record
-from kstreams_py.state.keyed import KeyedStore
-from kstreams_py.state.memory import MemoryBase
+from kstreams_py.state.keyed import KeyedStore, MemoryBase
 from kstreams_py.state.stores import Stores
 from tests.mock.cluster import Api, MockCluster
 from tests.mock.plain import settings_of

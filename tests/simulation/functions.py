@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kstreams_py.errors import Stop
-from kstreams_py.graph.declarations import Order
-from kstreams_py.graph.persistence import Journal
+from kstreams_py.graph.declarations import Journal, Order
 from kstreams_py.graph.retry import Retry
 from kstreams_py.graph.sink import Evidence, SinkConnection
 from kstreams_py.graph.topology import Graph

@@ -12,8 +12,7 @@ from kstreams_py.errors import ClientError, Retriable
 from kstreams_py.processing.beginning import Beginning
 from kstreams_py.processing.commits.committer import Committer
 from kstreams_py.processing.commits.guarantees import AtLeastOnce, AtMostOnce
-from kstreams_py.processing.intakes import Intakes
-from kstreams_py.processing.pace import Search
+from kstreams_py.processing.intakes import Intakes, Search
 from kstreams_py.processing.tasks.choices import Choices
 from kstreams_py.processing.tasks.task import Queue
 from kstreams_py.processing.tasks.tasks import Tasks

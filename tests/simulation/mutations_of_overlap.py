@@ -12,7 +12,7 @@ from kstreams_py.processing.intakes import Intakes
 from kstreams_py.processing.runners.overlapping import OverlappingRunner
 from kstreams_py.processing.tasks.intake import Taken
 from kstreams_py.processing.tasks.tasks import Tasks
-from kstreams_py.steps.chains import Chains
+from kstreams_py.steps.calls import Chains
 from kstreams_py.steps.plan import Plan
 from tests.simulation.mutation import Mutations
 from tests.simulation.plan import ALO, AMO, Kind

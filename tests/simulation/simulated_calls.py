@@ -7,8 +7,7 @@ from random import Random
 from typing import Any
 
 from kstreams_py.graph.declarations import Processor
-from kstreams_py.steps.calls import Call, EndedCall
-from kstreams_py.steps.chains import Chains
+from kstreams_py.steps.calls import Call, Chains, EndedCall
 
 
 class SimulatedCalls:

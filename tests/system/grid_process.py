@@ -27,7 +27,7 @@ from typing import Any, NoReturn
 import kstreams_py as ks
 from kstreams_py import Settings
 from kstreams_py.errors import KStreamsError, OutcomeUnknown
-from kstreams_py.formats.file_registry import FileRegistry
+from kstreams_py.formats.registries import FileRegistry
 from kstreams_py.kafka.cluster import KafkaCluster
 from kstreams_py.kafka.consumer import KafkaConsumer
 from kstreams_py.kafka.producer import KafkaProducer

@@ -21,7 +21,7 @@ from kstreams_py.embedded import EmbeddedKafka
 from kstreams_py.embedded.jars import kafka_classpath
 from kstreams_py.embedded.java import find_java
 from kstreams_py.embedded.nodes import free_ports
-from kstreams_py.formats.file_registry import FileRegistry
+from kstreams_py.formats.registries import FileRegistry
 from kstreams_py.kafka.cluster import KafkaCluster
 from kstreams_py.processing.environment import OUTPUTS_HELD, Environment
 from kstreams_py.running.pipe import REPORT_FD

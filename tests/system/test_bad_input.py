@@ -15,7 +15,7 @@ import pytest
 
 import kstreams_py as ks
 from kstreams_py import Settings
-from kstreams_py.formats.file_registry import FileRegistry
+from kstreams_py.formats.registries import FileRegistry
 from tests.system.command import Finished, command, kstreams, read_contents
 from tests.system.harness import NONE, Cluster, Config
 

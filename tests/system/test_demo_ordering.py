@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from bench.servers import start_redis
-from kstreams_py.sinks.redis_servers import open_client
+from kstreams_py.sinks.redis import open_client
 from tests.system.command import read_checks
 from tests.waiting import WAIT
 

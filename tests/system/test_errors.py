@@ -17,7 +17,7 @@ from fastavro import parse_schema, schemaless_reader
 
 import kstreams_py as ks
 from kstreams_py import Settings, errors
-from kstreams_py.formats.file_registry import FileRegistry
+from kstreams_py.formats.registries import FileRegistry
 from kstreams_py.formats.schemas import canonical
 from kstreams_py.graph.hashes import hash_prefix, joined_hash, pack_offset
 from tests.clusters import open_cluster

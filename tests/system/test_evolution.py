@@ -13,7 +13,7 @@ from fastavro import parse_schema, schemaless_reader
 
 import kstreams_py as ks
 from kstreams_py import Settings
-from kstreams_py.formats.file_registry import FileRegistry
+from kstreams_py.formats.registries import FileRegistry
 from kstreams_py.formats.schemas import canonical
 from tests.system.harness import Cluster, running, wait_until
 

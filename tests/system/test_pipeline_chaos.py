@@ -9,8 +9,7 @@ from typing import Final
 import pytest
 
 from kstreams_py.demo import data, data_files, flights, flights_graph
-from kstreams_py.demo.output import open_cluster
-from kstreams_py.demo.screen import Screen
+from kstreams_py.demo.screen import Screen, open_cluster
 from kstreams_py.demo.traffic import Kills, Loader
 from kstreams_py.formats.registries import open_registry
 from kstreams_py.processing.topics import check_topics, create_topics

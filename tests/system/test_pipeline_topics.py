@@ -24,7 +24,7 @@ from kstreams_py.errors import (
     StaleWriter,
     TopicError,
 )
-from kstreams_py.formats.file_registry import FileRegistry
+from kstreams_py.formats.registries import FileRegistry
 from kstreams_py.kafka.cluster import KafkaCluster
 from kstreams_py.kafka.partitioner import partition_of
 from kstreams_py.kafka.producer import KafkaProducer

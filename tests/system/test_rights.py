@@ -27,7 +27,7 @@ from confluent_kafka.admin import (
 
 import kstreams_py as ks
 from kstreams_py import Settings, errors
-from kstreams_py.formats.file_registry import FileRegistry
+from kstreams_py.formats.registries import FileRegistry
 from kstreams_py.graph.pipelines import Pipeline
 from kstreams_py.kafka.administration import GroupAdmin
 from kstreams_py.kafka.transaction_admin import TransactionAdmin

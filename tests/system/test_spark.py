@@ -25,7 +25,7 @@ from pyspark.sql import functions as sf
 from kstreams_py.embedded.jars import delta_jars, spark_jars
 from kstreams_py.errors import BrokerUnavailable, DecodeError, MissingSoftware, SchemaError, SettingsError, TopicError
 from kstreams_py.formats.avro import Avro
-from kstreams_py.formats.file_registry import FileRegistry
+from kstreams_py.formats.registries import FileRegistry
 from kstreams_py.formats.schemas import canonical
 from kstreams_py.formats.serdes import Bytes, Json, Serde, String, bind
 from kstreams_py.graph.declarations import Topic

@@ -14,7 +14,7 @@ import pytest
 from kstreams_py.embedded.jars import spark_jars
 from kstreams_py.embedded.java import find_java
 from kstreams_py.formats.avro import Avro
-from kstreams_py.formats.file_registry import FileRegistry
+from kstreams_py.formats.registries import FileRegistry
 from kstreams_py.formats.serdes import bind
 from tests.system.harness import Cluster
 from tests.waiting import WAIT
@@ -30,7 +30,7 @@ from pyspark.sql import SparkSession
 
 import kstreams_py as ks
 from kstreams_py import spark
-from kstreams_py.formats.file_registry import FileRegistry
+from kstreams_py.formats.registries import FileRegistry
 
 name, directory, jars = sys.argv[1:]
 graph = ks.Graph(name)

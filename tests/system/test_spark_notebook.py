@@ -14,7 +14,7 @@ from nbclient import NotebookClient
 
 from kstreams_py.embedded.java import find_java
 from kstreams_py.formats.avro import Avro
-from kstreams_py.formats.file_registry import FileRegistry
+from kstreams_py.formats.registries import FileRegistry
 from kstreams_py.formats.serdes import bind
 from tests.system.harness import Cluster
 from tests.waiting import WAIT

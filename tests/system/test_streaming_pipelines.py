@@ -22,7 +22,7 @@ import kstreams_py as ks
 from bench.servers import Server
 from kstreams_py.cli.main import app
 from kstreams_py.errors import GraphError, InputLost, PipelineFailed, SettingsError
-from kstreams_py.formats.file_registry import FileRegistry
+from kstreams_py.formats.registries import FileRegistry
 from kstreams_py.formats.serdes import bind
 from kstreams_py.graph.loading import load
 from kstreams_py.spark.cuts import Cut

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from kstreams_py.graph.declarations import Processor
-from kstreams_py.steps.calls import Call, EndedCall
-from kstreams_py.steps.chains import Chains
+from kstreams_py.steps.calls import Call, Chains, EndedCall
 
 
 class HeldCalls:

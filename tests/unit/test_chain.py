@@ -11,7 +11,7 @@ from typing import Any, Final
 import pytest
 
 from kstreams_py.errors import DecodeError
-from kstreams_py.graph.ordered import Start
+from kstreams_py.graph.declarations import Start
 from kstreams_py.ordering.chain import (
     APPLY,
     DUPLICATE,

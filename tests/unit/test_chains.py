@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-from kstreams_py.steps.chains import Chains
+from kstreams_py.steps.calls import Chains
 
 
 def chains(limit: int, *calls: tuple[int, Hashable]) -> Chains:

@@ -18,7 +18,7 @@ from kstreams_py.records import HASH_HEADER, PLACE_HEADER, Headers, Message, Pos
 from kstreams_py.spark.cuts import Cut, CutInput, CutTopic, CutWriter, Span
 from kstreams_py.spark.cutting import Cutting
 from kstreams_py.testing import ManualClock, MemoryCluster
-from kstreams_py.testing.memory_markers import POSITIONS
+from kstreams_py.testing.memory_records import POSITIONS
 from tests.cut_model import is_inside
 
 IN0, A0, B0 = (TopicPartition(topic, 0) for topic in ("in", "a", "b"))

@@ -20,14 +20,13 @@ from rich.console import Console
 
 from kstreams_py.cli import demo as cli_demo
 from kstreams_py.demo import data, data_files, flights_graph, screen
-from kstreams_py.demo.checks import Check, Deliveries, ReadBack, exit_status, judge
+from kstreams_py.demo.checks import Check, Deliveries, ReadBack, Results, exit_status, judge
 from kstreams_py.demo.data import FIELDS, ExpectedResults, Row
 from kstreams_py.demo.flights_graph import airports, flights, graph
 from kstreams_py.demo.recoveries import Kill
-from kstreams_py.demo.results import Results
 from kstreams_py.demo.traffic import GroupProgress, Kills, Loader, TopicWatch
 from kstreams_py.errors import MissingSoftware, Retriable, SettingsError
-from kstreams_py.formats.file_registry import FileRegistry
+from kstreams_py.formats.registries import FileRegistry
 from kstreams_py.graph.guarantees import Durability, Guarantee
 from kstreams_py.graph.hashes import hash_prefix, pack_offset
 from kstreams_py.kafka.contracts import Producer

@@ -23,9 +23,8 @@ from kstreams_py.development import changes as changes_module
 from kstreams_py.development import version as version_module
 from kstreams_py.development import versions as versions_module
 from kstreams_py.development.changes import Changes
-from kstreams_py.development.following import Following, written_topics
 from kstreams_py.development.session import Asked, Changed, DevSession
-from kstreams_py.development.version import list_of, positions_of, showing
+from kstreams_py.development.version import Following, list_of, positions_of, showing, written_topics
 from kstreams_py.development.versions import (
     OutputsShown,
     Position,

@@ -25,11 +25,10 @@ from kstreams_py.metrics import RENEWALS, Counters, WorkerState
 from kstreams_py.records import TopicPartition
 from kstreams_py.running.http import server as server_module
 from kstreams_py.running.http.endpoints import Answer, Endpoints
-from kstreams_py.running.http.exposition import exposition
 from kstreams_py.running.http.observed import FAILURES_KEPT, Failed, ObservedRun
 from kstreams_py.running.http.page import build_page
 from kstreams_py.running.http.remedies import REMEDIES, RUNBOOK
-from kstreams_py.running.http.series import SERIES, meanings
+from kstreams_py.running.http.series import SERIES, exposition, meanings
 from kstreams_py.running.http.server import CONNECTIONS_MAX, REQUEST_MAX, _head, is_own_host, serving
 from kstreams_py.running.reports import Report
 from kstreams_py.running.status import End, RunStatus, SlotStatus
@@ -544,7 +543,7 @@ def test_run_serves_the_status_that_it_notes(caplog: pytest.LogCaptureFixture) -
 
 
 def test_missing_prometheus_client_is_named_with_the_extra_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in sys.modules if name.endswith(("http.exposition", "http.endpoints"))]:
+    for name in [name for name in sys.modules if name.endswith(("http.series", "http.endpoints"))]:
         monkeypatch.delitem(sys.modules, name)
     real: Callable[..., Any] = builtins.__import__
 

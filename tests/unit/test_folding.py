@@ -1,4 +1,4 @@
-"""terminal/folding.py and logs.py: log lines that repeat become few, with exact counts; each says what it is about."""
+"""terminal/logs.py: log lines that repeat become few, with exact counts; each says what it is about."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 import kstreams_py
 from kstreams_py.log_fields import answers, away, repeated
 from kstreams_py.running.terminal import logs
-from kstreams_py.running.terminal.folding import NEW_WRITTEN, TEXTS, WRITTEN, Folded, FoldedOutage, Repeats, named
+from kstreams_py.running.terminal.logs import NEW_WRITTEN, TEXTS, WRITTEN, Folded, FoldedOutage, Repeats, named
 from kstreams_py.testing import ManualClock
 
 INFO, WARNING = logging.INFO, logging.WARNING

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from kstreams_py.metrics import EventCounts, LongestHeld
-from kstreams_py.running.held_events import HeldEvents
 from kstreams_py.running.http.series import SERIES
 from kstreams_py.running.reports import Report
+from kstreams_py.running.slot import HeldEvents
 from kstreams_py.running.status import RunStatus, SlotStatus
 
 A = LongestHeld("gates.apply", "events[0]@12", "an object", 7, 5, since=100.0)

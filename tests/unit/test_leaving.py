@@ -9,7 +9,7 @@ import pytest
 
 import kstreams_py as ks
 from kstreams_py.errors import BrokerUnavailable, Replaced
-from kstreams_py.formats.file_registry import FileRegistry
+from kstreams_py.formats.registries import FileRegistry
 from kstreams_py.processing.environment import Environment
 from kstreams_py.records import TopicPartition
 from kstreams_py.running.slot import Slot

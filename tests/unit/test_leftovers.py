@@ -11,7 +11,7 @@ import pytest
 from kstreams_py.errors import Retriable
 from kstreams_py.kafka.leftovers import Leftovers
 from kstreams_py.records import TopicPartition
-from kstreams_py.testing.memory_markers import POSITIONS
+from kstreams_py.testing.memory_records import POSITIONS
 from tests.unit.plant import A0, Crash, Plant, numbers
 
 X0, DEAD0 = TopicPartition("x", 0), TopicPartition("dead", 0)

@@ -29,8 +29,7 @@ from kstreams_py.kafka.partitioner import partition_of
 from kstreams_py.ordering import Ordering
 from kstreams_py.ordering.events import Event, OrderedEvent, headers_of
 from kstreams_py.ordering.front_end import open_storage
-from kstreams_py.ordering.partitions import check_topic
-from kstreams_py.ordering.sending import ATTEMPTS_MAX, KafkaSender
+from kstreams_py.ordering.sending import ATTEMPTS_MAX, KafkaSender, check_topic
 from kstreams_py.ordering.sqlite import SQLiteStorage
 from kstreams_py.ordering.steps import Answer, Step
 from kstreams_py.ordering.storage import Incarnation, ObjectStatus, Storage

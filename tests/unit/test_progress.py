@@ -1,4 +1,4 @@
-"""terminal/dashboard.py and progress.py: the status of a run as a table in a terminal, and as log lines elsewhere."""
+"""terminal/progress.py: the status of a run as a table in a terminal, and as log lines elsewhere."""
 
 from __future__ import annotations
 
@@ -13,8 +13,18 @@ from kstreams_py.metrics import WorkerState
 from kstreams_py.records import TopicPartition
 from kstreams_py.running.reports import Report
 from kstreams_py.running.status import End, RunStatus, SlotStatus
-from kstreams_py.running.terminal.dashboard import PROCESSORS, SLOTS, duration, processor_rows, shown, slot_rows
-from kstreams_py.running.terminal.progress import IDLE_LINES_EVERY, LINES_EVERY, Progress, tables
+from kstreams_py.running.terminal.progress import (
+    IDLE_LINES_EVERY,
+    LINES_EVERY,
+    PROCESSORS,
+    SLOTS,
+    Progress,
+    duration,
+    processor_rows,
+    shown,
+    slot_rows,
+    tables,
+)
 from kstreams_py.testing import ManualClock
 
 

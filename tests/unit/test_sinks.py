@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from kstreams_py.errors import RowRefused, SinkUnavailable
-from kstreams_py.sinks import SqliteTable, sqlite_files
+from kstreams_py.sinks import SqliteTable, sqlite
 
 
 @pytest.fixture
@@ -149,7 +149,7 @@ def test_sink_on_a_full_disk_names_the_file_and_the_remedy_and_writes_nothing(ta
 def test_sink_locked_by_another_connection_raises_with_the_remedy(
     table: SqliteTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sqlite_files, "BUSY_SECONDS", 0.05)
+    monkeypatch.setattr(sqlite, "BUSY_SECONDS", 0.05)
     table.insert([])
     other = sqlite3.connect(table.path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")

@@ -27,7 +27,7 @@ from kstreams_py.processing.environment import Environment, open_tracing
 from kstreams_py.running import span_export, wiring
 from kstreams_py.running.span_export import GROUP
 from kstreams_py.running.terminal import logs
-from kstreams_py.running.terminal.folding import WRITTEN
+from kstreams_py.running.terminal.logs import WRITTEN
 from kstreams_py.settings import Settings
 from kstreams_py.testing import TestDriver
 from tests.waiting import wait_until

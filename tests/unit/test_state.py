@@ -43,8 +43,7 @@ from kstreams_py.processing.topics import check_topics, create_own_topics
 from kstreams_py.records import TopicPartition
 from kstreams_py.state import rocks, stores
 from kstreams_py.state.changelog import Changelog, Position, change_records, positions_record
-from kstreams_py.state.keyed import CHANGES_BYTES, CHECKPOINT_SECONDS, POSITIONS_KEY, Base, KeyedStore
-from kstreams_py.state.memory import MemoryBase
+from kstreams_py.state.keyed import CHANGES_BYTES, CHECKPOINT_SECONDS, POSITIONS_KEY, Base, KeyedStore, MemoryBase
 from kstreams_py.state.rocks import RocksBase
 from kstreams_py.state.stores import Stores
 from kstreams_py.testing import CrashPoint, MemoryCluster, TestDriver

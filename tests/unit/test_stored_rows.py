@@ -22,8 +22,8 @@ from kstreams_py.graph.sink import Evidence, Row, SinkConnection
 from kstreams_py.graph.topology import Graph
 from kstreams_py.metrics import WorkerState
 from kstreams_py.records import Step, TopicPartition
-from kstreams_py.running.http.overview import overview
-from kstreams_py.running.http.picture import live_svg
+from kstreams_py.running.http.endpoints import overview
+from kstreams_py.running.http.page import live_svg
 from kstreams_py.settings import Settings
 from kstreams_py.steps.rows import ROWS, Rows, Stored, row_hash, split
 from kstreams_py.steps.target import ROWS_FIRST, ROWS_MAX, Target

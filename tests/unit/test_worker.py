@@ -34,7 +34,7 @@ from kstreams_py.metrics import WorkerState
 from kstreams_py.processing.commits.attempts import CALLS_MAX
 from kstreams_py.processing.commits.guarantees import producer_mode
 from kstreams_py.processing.commits.states import SessionState
-from kstreams_py.processing.pace import Pace, Search
+from kstreams_py.processing.intakes import Pace, Search
 from kstreams_py.processing.tasks import task, tasks
 from kstreams_py.processing.tasks.choices import Choices, InputStart
 from kstreams_py.processing.tasks.intake import Taken

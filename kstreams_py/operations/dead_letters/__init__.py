@@ -9,6 +9,5 @@ reader        acts  reads the dead letters of a graph, and their marks
 originals     acts  reads the inputs of dead letters from their topics, and compares both
 steps         acts  runs the step of a dead letter through its processor, without writing
 transactions  acts  writes outputs and marks in one transaction, and allows one replay at a time
-row_writer    acts  stores the rows of replayed steps
 replay        acts  replays the selected dead letters
 """

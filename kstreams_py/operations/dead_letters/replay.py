@@ -44,19 +44,21 @@ deleted, all dead letters count as not replayed.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
 from kstreams_py.errors import Refused, RowRefused, Stop
+from kstreams_py.graph.names import group_of
+from kstreams_py.graph.sink import Row, SinkConnection
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import Output
 from kstreams_py.operations.dead_letters.letters import Letter, LetterPlace, LetterSelection
 from kstreams_py.operations.dead_letters.originals import Originals
 from kstreams_py.operations.dead_letters.reader import LetterReader
-from kstreams_py.operations.dead_letters.row_writer import RowWriter
 from kstreams_py.operations.dead_letters.steps import LetterSteps
 from kstreams_py.operations.dead_letters.transactions import Done, ReplayTransactions
 from kstreams_py.processing.environment import Environment
@@ -64,6 +66,41 @@ from kstreams_py.records import Inputs
 from kstreams_py.steps.dead_letters import Failure
 from kstreams_py.steps.outputs import are_many, value_bytes
 from kstreams_py.steps.rows import split
+
+
+class RowWriter:
+    """Stores rows, and connects to each target before its first row."""
+
+    def __init__(self, graph: Graph, environment: Environment) -> None:
+        self._graph = graph
+        self._open = environment.open_sink
+        self._targets = {each.id: each.target for each in graph.processors if each.target is not None}
+        self._connections: dict[str, SinkConnection] = {}
+
+    def write(self, steps: Iterable[Done]) -> None:
+        """Stores the rows of steps, grouped by processor. A row whose hash is stored already stays as it is.
+
+        Raises RowRefused if a target will never accept one of them, SinkUnavailable if a target cannot be used.
+        """
+        rows: dict[str, list[Row]] = defaultdict(list)
+        for step in steps:
+            rows[step.letter.processor_id] += step.rows
+        for processor, found in rows.items():
+            if found:
+                self._connection(processor).write(found, {}, {})
+
+    def close(self) -> None:
+        """Closes all connections."""
+        for connection in self._connections.values():
+            connection.close()
+        self._connections.clear()
+
+    def _connection(self, processor: str) -> SinkConnection:
+        if processor not in self._connections:
+            consumer = group_of(self._graph.name, processor)
+            self._connections[processor] = self._open(self._targets[processor], consumer)
+        return self._connections[processor]
+
 
 logger = logging.getLogger(__name__)
 

@@ -4,7 +4,6 @@ In reading order:
 
 records          rule  the records of a journal, and the newest unit that they form
 recovery         rule  whether the last delivery was committed, and where its task goes on
-hidden           acts  waits for records that a transaction hides, and names the command that ends it
 choices_journal  acts  saves the choices of an alts
 deliveries       acts  reads the tail of a journal, and knows which snapshots are in force
 """

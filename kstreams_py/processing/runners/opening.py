@@ -19,8 +19,7 @@ from kstreams_py.processing.runners.overlapping import OverlappingRunner
 from kstreams_py.processing.runners.runner import Runner
 from kstreams_py.processing.tasks.tasks import Tasks
 from kstreams_py.state.changelog import Changelog
-from kstreams_py.state.keyed import KeyedStore
-from kstreams_py.state.memory import MemoryBase
+from kstreams_py.state.keyed import KeyedStore, MemoryBase
 from kstreams_py.state.reading import bind_state
 from kstreams_py.state.rocks import RocksBase
 from kstreams_py.state.stores import Stores

@@ -2,13 +2,10 @@
 
 In reading order:
 
-series      rule     the table of all series of /metrics
-exposition  adapter  the series in Prometheus' text format
+series      adapter  the series of /metrics, and their text in Prometheus' format
 remedies    rule     finds what is wrong in a run, why, and what to do
 observed    acts     shares the newest status of a run, with rates and failures, between threads
-overview    acts     the contents of /status
-picture     rule     the graph's picture for the page
-page        acts     the page /
-endpoints   acts     the answers of /, /metrics, /livez, /readyz, /status
+page        acts     the page /, with the graph's picture
+endpoints   acts     the answers of /, /metrics, /livez, /readyz, and /status with all that is known
 server      adapter  the server: connections, their limits and their deadlines
 """

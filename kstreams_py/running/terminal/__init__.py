@@ -3,8 +3,6 @@
 In reading order:
 
 lines      rule     joins the output of worker processes into whole lines, each with its slot
-folding    rule     replaces repeated log lines by one with their count
 logs       adapter  the log of the command: its format, its level, and the context of each line
-dashboard  rule     the rows of the live table
 progress   adapter  a live table in a terminal with the workers' output above it, plain lines elsewhere
 """

@@ -90,7 +90,6 @@ def run_once(
         columns = columns_of(rows)
         check_columns(pipeline, rows.dtypes, previous)
         number = previous.last.number + 1 if previous is not None else 1
-
         known = None if old is None else old.made
 
         def finish(count: int) -> Published:
@@ -100,9 +99,8 @@ def run_once(
             counts = count_inputs()
             inputs.warn_of_malformed(session, counts, lambda _: (after, new))
             records, malformed = total(counts)
-            run = PipelineRun(
-                number, new.encode(), offsets, count, ended, seconds, lag, explained(), malformed, records
-            )
+            of_run = (ended, seconds, lag, explained(), malformed, records)
+            run = PipelineRun(number, new.encode(), offsets, count, *of_run)
             return Published.after(previous, pipeline.owner, columns, run)
 
         with reported(pipeline):
