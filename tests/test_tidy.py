@@ -82,7 +82,7 @@ OUTSIDE = {"os", "pathlib", "socket", "subprocess", "tempfile", "shutil", "urlli
 IMPURE = {"time", "random", "secrets", "threading", "selectors", "signal", "uuid", "datetime", "logging"}
 """Modules for clocks, randomness, threads and logs: rules do not import them."""
 
-BANNED_WORDS = re.compile(r"\b(anew|doom(s|ed)?|astray|LogError)\b", re.IGNORECASE)
+BANNED_WORDS = re.compile(r"\b(anew|in vain|doom(s|ed)?|astray|LogError)\b", re.IGNORECASE)
 """Words that Kafka's and Python's own documentation does not use."""
 
 BANNED_IMAGES = re.compile(r"\b(seats?|rooms?|houses?)\b", re.IGNORECASE)

@@ -6,7 +6,7 @@
             ┌─────── READY ◄──────────────────────────────────────────────┐
             │          ▲ renewed: a new producer of the same id            │
             ▼          │                                                   │
-           OPEN ──► RETRIABLE ── the call was repeated in vain: abort ──────┤
+           OPEN ──► RETRIABLE ── each repeat failed: abort ────────────────┤
             ├────────► ABORTABLE ── abort ─────────────────────────────────┘
             ├────────► UNKNOWN ──── never abort: ask the group for the membership, renew, then read what was committed
             ├────────► FENCED ───── ask the group: if the membership is ours, renew; if not, FATAL
