@@ -85,7 +85,7 @@ COUNTS: Final[Mapping[str, str]] = {
     "dead_letters": "steps that failed; each has a dead letter if the processor has a topic for them",
     "commits": "commits",
     "aborts": "attempts that failed; what they processed is run again",
-    "retries": "calls of a function that failed and were repeated",
+    "retries": "steps, or batches, that failed and are run again",
     "bytes_in": "bytes of the values of records fetched; of a large fetch, estimated by some",
     "bytes_out": "bytes of the values of outputs and dead letters; of many at once, estimated by some",
     "rebalances": "assignments and losses of partitions",

@@ -41,7 +41,7 @@ LAYERS = (
 )
 """From top to bottom: a module imports its own package and the layers below. `__init__.py` exports from any.
 
-Packages that are designed and do not exist yet are listed too.
+Two are designed and do not exist yet: `jobs` (channels and peers) and `windowing` (windows and timers over a state).
 """
 
 BELOW_EMBEDDED = {"errors", "secrets", "settings"}

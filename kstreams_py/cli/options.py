@@ -20,8 +20,8 @@ from kstreams_py.graph.loading import load
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.cluster import KafkaCluster
 from kstreams_py.printable import escape
-from kstreams_py.processing.environment import Environment
 from kstreams_py.settings import Settings
+from kstreams_py.steps.environment import Environment
 
 UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 

@@ -216,16 +216,15 @@ def submit(
     With --run, the exit status is that of spark-submit. Jars that `kstreams jars` has cached are not fetched again.
     """
     from kstreams_py.embedded.jars import cached, spark_artifacts  # noqa: PLC0415
-    from kstreams_py.spark.pipelines.targets import artifacts_of  # noqa: PLC0415
+    from kstreams_py.spark.pipelines.targets import artifacts_of, cached_jars  # noqa: PLC0415
     from kstreams_py.spark.sessions import coordinates, exec_spark_submit  # noqa: PLC0415
 
     _, chosen, _ = _chosen(target, names, bootstrap_servers, config)
     command = find_spec("kstreams_command")
     assert command is not None
     assert command.origin is not None
-    others = artifacts_of(chosen)
-    jars = [*cached(spark_artifacts()), *(cached(others) if others else [])] if runs else []
-    words = ["--jars", ",".join(map(str, jars))] if jars else ["--packages", coordinates(others)]
+    jars = [*cached(spark_artifacts()), *cached_jars(chosen)] if runs else []
+    words = ["--jars", ",".join(map(str, jars))] if jars else ["--packages", coordinates(artifacts_of(chosen))]
     words += ["--master", master] if master else []
     words += [word for name, value in _settings_of(conf).items() for word in ("--conf", f"{name}={value}")]
     words += [command.origin, "pipeline", "run", target, *(names or ()), "--follow" if follows else "--once"]

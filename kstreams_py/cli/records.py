@@ -21,9 +21,9 @@ from kstreams_py.operations.records.lines import Lines
 from kstreams_py.operations.records.send import LineSender
 from kstreams_py.operations.records.tail import Tail
 from kstreams_py.operations.records.topic import find_topic
-from kstreams_py.processing.environment import Environment
 from kstreams_py.records import Message, Positions, TopicPartition
 from kstreams_py.settings import Settings
+from kstreams_py.steps.environment import Environment
 
 NEWEST: Final = 10
 """The default number of records that `tail` prints."""

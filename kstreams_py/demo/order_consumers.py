@@ -15,7 +15,6 @@ from kstreams_py.demo.recoveries import are_running
 from kstreams_py.formats.registries import open_registry
 from kstreams_py.kafka.contracts import Cluster
 from kstreams_py.operations.order import find_objects
-from kstreams_py.processing.environment import Environment
 from kstreams_py.records import Message, TopicPartition
 from kstreams_py.running.status import RunStatus
 from kstreams_py.running.supervisor import Supervisor
@@ -23,6 +22,7 @@ from kstreams_py.running.terminal import logs
 from kstreams_py.running.wiring import standby_command, worker_command
 from kstreams_py.settings import Settings
 from kstreams_py.state.reading import read_state
+from kstreams_py.steps.environment import Environment
 
 TARGET: Final = "kstreams_py.demo.ordering_graph:graph"
 SLOTS: Final = (0, 1)

@@ -23,7 +23,6 @@ from kstreams_py.formats.registries import open_registry
 from kstreams_py.graph.loading import load
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.cluster import KafkaCluster
-from kstreams_py.processing.environment import Environment
 from kstreams_py.processing.topics import check_topics, create_topics, describe_idle_slots
 from kstreams_py.records import Positions, TopicPartition
 from kstreams_py.running.output import READ_MAX, STDOUT
@@ -31,6 +30,7 @@ from kstreams_py.running.pipe import REPORT_FD
 from kstreams_py.running.supervisor import Supervisor
 from kstreams_py.running.wiring import observing, open_progress, worker_command
 from kstreams_py.settings import Settings
+from kstreams_py.steps.environment import Environment
 
 if TYPE_CHECKING:
     from kstreams_py.running.terminal.progress import Progress

@@ -10,6 +10,7 @@ names         rule     the names of what a graph owns: groups, members, transact
 declarations  rule     topics, processors, states, journals, orders of events: what is declared
 pipelines     rule     Pipeline: a function of Spark DataFrames over topics, whose rows a target keeps
 hashes        rule     the delivery hash of a step, and its place
+limits        rule     what commands cannot do with a processor, and why
 topology      rule     Graph: takes declarations, and validates them as a whole
 checks        rule     refuses wrong declarations
 functions     rule     checks the signature of a processor's function

@@ -133,7 +133,7 @@ def check_clusters(processor: Processor, topics: Mapping[str, Topic]) -> None:
             f"{what} writes to {_show_cluster(cluster)} and, with {other.name!r}, to {_show_cluster(other.cluster)}, "
             "and no transaction spans both: write to one of them, and let another processor write to the other"
         )
-    if cluster and processor.guarantee is not Guarantee.EXACTLY_ONCE:
+    if cluster and not processor.guarantee.is_transactional:
         raise GraphError(
             f"{what} is {processor.guarantee} and writes to {_show_cluster(cluster)}: give it guarantee exactly_once, "
             "which goes through a journal there"
@@ -158,7 +158,7 @@ def check_journal(processor: Processor) -> None:
     what = f"processor {processor.id!r} has a journal"
     if processor.journal is None:
         return
-    if processor.guarantee is not Guarantee.EXACTLY_ONCE:
+    if not processor.guarantee.is_transactional:
         raise GraphError(
             f"{what} and is {processor.guarantee}, which commits outputs and offsets apart: give it "
             "persistence='transaction', or guarantee exactly_once"
@@ -191,7 +191,7 @@ def check_concurrency(processor: Processor, order: str | None) -> None:
         raise GraphError(f"{what} is a batch, which is one call: leave concurrency out, or batch")
     if processor.order is Order.KEY and processor.joins:
         raise GraphError(f"{what} is a join, whose steps have several keys: choose order 'partition' or 'none'")
-    if processor.order is not Order.PARTITION and processor.guarantee is Guarantee.AT_MOST_ONCE:
+    if processor.order is not Order.PARTITION and processor.guarantee.commits_first:
         raise GraphError(
             f"{what} is at_most_once with order '{processor.order}': if a step fails, a step that ran ahead of it "
             "could be neither kept nor repeated: choose order 'partition', or another guarantee"
@@ -228,11 +228,11 @@ def check_stores(processor: Processor) -> None:
         raise GraphError(f"{what} stores rows in {target}, which has no columns: name at least one")
     if twice := [name for i, name in enumerate(target.columns) if name in target.columns[:i]]:
         raise GraphError(f"{what} stores rows in {target}, which has column {twice[0]!r} twice: name it once")
-    if processor.guarantee is Guarantee.AT_MOST_ONCE:
+    if processor.guarantee.commits_first:
         raise GraphError(
             f"{what} is at_most_once and stores rows in {target}: a crash would lose some of them: choose exactly_once"
         )
-    if processor.stores_offsets and processor.guarantee is not Guarantee.EXACTLY_ONCE:
+    if processor.stores_offsets and not processor.guarantee.is_transactional:
         raise GraphError(
             f"{what} is {processor.guarantee}, and the offsets in {target} make it exactly_once: choose that, or "
             f"evidence '{Evidence.HASH}'"
@@ -311,7 +311,7 @@ def check_state(processor: Processor, others: Iterable[Processor]) -> None:
 
 
 def _why_not_with_state(processor: Processor) -> str | None:
-    if processor.guarantee is not Guarantee.EXACTLY_ONCE:
+    if not processor.guarantee.is_transactional:
         return (
             f"is {processor.guarantee}: its changes are committed with outputs and offsets, in one transaction: give "
             "it guarantee exactly_once"

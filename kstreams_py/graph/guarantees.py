@@ -38,6 +38,16 @@ class Guarantee(StrEnum):
     AT_LEAST_ONCE = "at_least_once"
     AT_MOST_ONCE = "at_most_once"
 
+    @property
+    def is_transactional(self) -> bool:
+        """Whether outputs and offsets are committed in one transaction."""
+        return RULES[self].transactional
+
+    @property
+    def commits_first(self) -> bool:
+        """Whether offsets are committed before the functions run: their steps are not repeated."""
+        return RULES[self].commits_first
+
 
 class Durability(StrEnum):
     """Whose acknowledgement a write waits for: all in-sync replicas, the leader alone, or none."""
@@ -57,10 +67,13 @@ class Rules:
     """The rules for declarations with one guarantee.
 
     - `refused`: durabilities that the guarantee excludes, each with the reason and the remedy.
+    - `transactional`, `commits_first`: see Guarantee.
     - `journals_choices`: the choices of an alts are saved in a topic of its own before the functions run.
     """
 
     refused: Mapping[Durability, str] = field(default_factory=dict)
+    transactional: bool = False
+    commits_first: bool = False
     journals_choices: bool = False
 
 
@@ -70,13 +83,16 @@ _NO_TRANSACTIONS = (
 
 RULES: Final[Mapping[Guarantee, Rules]] = {
     Guarantee.EXACTLY_ONCE: Rules(
-        refused={Durability.LEADER: _NO_TRANSACTIONS, Durability.NONE: _NO_TRANSACTIONS}, journals_choices=True
+        refused={Durability.LEADER: _NO_TRANSACTIONS, Durability.NONE: _NO_TRANSACTIONS},
+        transactional=True,
+        journals_choices=True,
     ),
     Guarantee.AT_LEAST_ONCE: Rules(),
     Guarantee.AT_MOST_ONCE: Rules(
         refused={
             Durability.LEADER: "a batch is sent again after its broker fails, though it may be written, and the copy "
             "is dropped only with acks=all: choose durability committed or none, or another guarantee"
-        }
+        },
+        commits_first=True,
     ),
 }

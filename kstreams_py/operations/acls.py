@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from kstreams_py.graph.declarations import Processor, Topic, changelog_of
-from kstreams_py.graph.guarantees import Guarantee
+from kstreams_py.graph.limits import why_not_replayed
 from kstreams_py.graph.names import group_of, recover_id, replay_id, runs_topic
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.groups import POSITIONS_TOPIC
@@ -114,7 +114,7 @@ class _Rights:
 
         Outputs may be on another cluster; the journal is on the cluster of the graph.
         """
-        if processor.guarantee is Guarantee.EXACTLY_ONCE:
+        if processor.guarantee.is_transactional:
             for cluster in {"", processor.cluster}:
                 prefix = f"{group_of(self._graph.name, processor.id)}."
                 self.add(Resource.TRANSACTIONAL_ID, prefix, *operations, cluster=cluster, is_prefix=True)
@@ -153,7 +153,7 @@ def _collect_worker(graph: Graph, found: _Rights) -> None:
         for topic in processor.inputs:
             found.topic(topic.name, READ)
         for name in processor.written:
-            found.topic(name, WRITE, *([READ] if processor.guarantee is Guarantee.EXACTLY_ONCE else []))
+            found.topic(name, WRITE, *([READ] if processor.guarantee.is_transactional else []))
         found.own(graph.journal(processor), READ, WRITE, CREATE, ALTER, DELETE)
         found.own(changelog_of(graph.name, processor), READ, WRITE, CREATE)
         found.own(graph.delivered(processor), READ, WRITE, CREATE, ALTER, cluster=processor.cluster)
@@ -190,7 +190,7 @@ def _add_replay(graph: Graph, processor: Processor, found: _Rights) -> None:
     found.add(Resource.TRANSACTIONAL_ID, replay_id(graph.name), WRITE)
     if processor.ordered is not None:
         found.topic(processor.inputs[0].name, WRITE)
-    elif not processor.cluster and processor.state is None:  # dead letters of others cannot be replayed
+    elif not why_not_replayed(processor):
         for topic in processor.outputs:
             found.topic(topic.name, WRITE)
 
@@ -216,7 +216,7 @@ def _collect_pipeline(graph: Graph, found: _Rights) -> None:
         for name in read:
             found.topic(name, READ)
         for processor in graph.processors:
-            if not read.isdisjoint(processor.written) and processor.guarantee is Guarantee.EXACTLY_ONCE:
+            if not read.isdisjoint(processor.written) and processor.guarantee.is_transactional:
                 found.add(Resource.GROUP, group_of(graph.name, processor.id), DESCRIBE)
                 for topic in processor.inputs:
                     found.topic(topic.name, DESCRIBE)

@@ -11,9 +11,9 @@ from kstreams_py.graph.names import group_of, recover_id
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import Cluster, Consumer, TopicInfo
 from kstreams_py.processing.commits.attempts import Attempts
-from kstreams_py.processing.environment import Environment
 from kstreams_py.processing.topics import find_topics
 from kstreams_py.records import Positions, TopicPartition
+from kstreams_py.steps.environment import Environment
 
 
 def find_all_topics(graph: Graph, cluster: Cluster) -> dict[str, TopicInfo]:

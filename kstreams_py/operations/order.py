@@ -32,10 +32,10 @@ from kstreams_py.ordering.chain import HeldEvent, Reason
 from kstreams_py.ordering.decisions import Decision, Verb, decision_record
 from kstreams_py.ordering.events import place_of
 from kstreams_py.ordering.held import ObjectStop, read_task
-from kstreams_py.processing.environment import Environment
 from kstreams_py.records import Message, TopicPartition, Unreadable
 from kstreams_py.state.changelog import unreadable_value
 from kstreams_py.state.reading import read_reserved
+from kstreams_py.steps.environment import Environment
 
 logger = logging.getLogger(__name__)
 

@@ -6,7 +6,6 @@ tasks/       which records are next
 runners/     how their steps are run
 journal/     what the journal topic records of deliveries, and what a restart concludes from it
 commits/     how outputs and offsets are committed
-environment  acts  what the engine works with: a cluster, settings, a clock
 topics       acts  creates and checks the topics of a graph, and follows inputs that grow
 beginning    acts  where a group begins to read
 intakes      acts  runs the steps that are ready, an intake at a time, and commits

@@ -26,8 +26,8 @@ from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import Cluster, Output, TopicInfo
 from kstreams_py.kafka.foreign_records import foreign, is_deletion, is_offset, parse_json
 from kstreams_py.processing.commits.committer import Committer
-from kstreams_py.processing.environment import Environment
 from kstreams_py.records import Message, Positions, TopicPartition
+from kstreams_py.steps.environment import Environment
 
 logger = logging.getLogger(__name__)
 

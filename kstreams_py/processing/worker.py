@@ -31,7 +31,6 @@ from kstreams_py.processing.beginning import Beginning
 from kstreams_py.processing.commits.committer import Context
 from kstreams_py.processing.commits.opening import committer_of, open_journal, partitions_written
 from kstreams_py.processing.commits.owed import Debts, Owed
-from kstreams_py.processing.environment import Environment
 from kstreams_py.processing.intakes import Intakes
 from kstreams_py.processing.runners.opening import open_runner
 from kstreams_py.processing.tasks.committed import CommittedOffsets
@@ -39,6 +38,7 @@ from kstreams_py.processing.tasks.ledger import Ledger
 from kstreams_py.processing.tasks.tasks import Tasks
 from kstreams_py.processing.topics import Growth, find_topics_of
 from kstreams_py.records import Positions, TopicPartition
+from kstreams_py.steps.environment import Environment
 
 logger = logging.getLogger(__name__)
 

@@ -18,7 +18,6 @@ from kstreams_py.graph.topology import Graph
 from kstreams_py.log_fields import answers, away, repeated
 from kstreams_py.metrics import EventCounts, LongestHeld, WorkerState, lags
 from kstreams_py.processing.commits.opening import committer_of
-from kstreams_py.processing.environment import Environment
 from kstreams_py.processing.runners import runner
 from kstreams_py.processing.topics import check_topics, create_topics
 from kstreams_py.processing.worker import Worker, open_worker
@@ -29,6 +28,7 @@ from kstreams_py.running.reports import Report
 from kstreams_py.running.terminal import logs
 from kstreams_py.running.watch import Stillness
 from kstreams_py.steps import calls
+from kstreams_py.steps.environment import Environment
 
 logger = logging.getLogger(__name__)
 

@@ -18,7 +18,6 @@ from kstreams_py.graph.declarations import DEFAULT_PARTITIONS, Processor
 from kstreams_py.graph.loading import load
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.cluster import KafkaCluster
-from kstreams_py.processing.environment import Environment, open_tracing
 from kstreams_py.processing.topics import check_topics, describe_idle_slots
 from kstreams_py.processing.topics import create_topics as create_graph_topics
 from kstreams_py.running.pipe import report_drained, report_writer
@@ -29,6 +28,7 @@ from kstreams_py.running.supervisor import Supervisor
 from kstreams_py.running.terminal import logs
 from kstreams_py.running.watch import Watch
 from kstreams_py.settings import Settings
+from kstreams_py.steps.environment import Environment, open_tracing
 from kstreams_py.steps.tracing import Tracing
 
 if TYPE_CHECKING:

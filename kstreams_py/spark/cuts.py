@@ -15,8 +15,8 @@ from typing import Any, Final
 
 from kstreams_py.errors import SettingsError, UserMistake, did_you_mean
 from kstreams_py.graph.declarations import Processor, Topic
-from kstreams_py.graph.guarantees import Guarantee
 from kstreams_py.graph.hashes import hash_prefix, pack_offset
+from kstreams_py.graph.limits import why_not_cut
 from kstreams_py.graph.names import runs_topic
 from kstreams_py.graph.topology import Graph
 
@@ -225,28 +225,15 @@ def choose_writers(graph: Graph, names: Sequence[str]) -> list[CommittingWriter]
     writers = [
         each
         for each in _readers_first(_all_writers(graph))
-        if each.outputs & set(names) and (each.processor is None or each.processor.guarantee is Guarantee.EXACTLY_ONCE)
+        if each.outputs & set(names) and (each.processor is None or each.processor.guarantee.is_transactional)
     ]
     for each in writers:
-        if each.processor is not None and (why := why_uncut(each.processor, names)):
+        if each.processor is not None and (why := why_not_cut(each.processor, names)):
             raise UserMistake(
                 f"processor {each.id!r} writes {', '.join(sorted(each.outputs & set(names)))}, which cannot be "
                 f"cut: {why}: name the other topics, or read these without a cut"
             )
     return writers
-
-
-def why_uncut(processor: Processor, names: Sequence[str]) -> str:
-    """Returns why a processor's records in these topics do not show their transactions; "" if they do."""
-    if processor.cluster:
-        return f"its outputs are on cluster {processor.cluster!r}, and its offsets are not in their transactions"
-    if processor.journal is not None:
-        return "its deliveries are committed by its journal"
-    if processor.stores_offsets:
-        return f"its offsets are stored in {processor.target}, and its dead letters are committed before them"
-    if not processor.hash_header and {topic.name for topic in processor.outputs} & set(names):
-        return "its outputs have no delivery hash (hash_header=False)"
-    return ""
 
 
 def _readers_first(writers: Sequence[CommittingWriter]) -> list[CommittingWriter]:

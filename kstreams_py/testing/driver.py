@@ -27,11 +27,11 @@ from weakref import finalize
 from kstreams_py.errors import UserMistake, did_you_mean
 from kstreams_py.formats.registry import Registry
 from kstreams_py.graph.topology import Graph
-from kstreams_py.processing.environment import Environment, open_tracing
 from kstreams_py.processing.topics import check_topics, create_topics
 from kstreams_py.processing.worker import IDLE_WAIT, Worker, open_worker
 from kstreams_py.settings import Settings
 from kstreams_py.steps.calls import open_calls
+from kstreams_py.steps.environment import Environment, open_tracing
 from kstreams_py.testing.contents import Contents, MemoryRegistry
 from kstreams_py.testing.memory_cluster import ManualClock, MemoryCluster
 

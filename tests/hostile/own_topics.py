@@ -23,7 +23,6 @@ from kstreams_py.operations.dead_letters.reader import LetterReader
 from kstreams_py.operations.order import find_objects
 from kstreams_py.ordering.events import ID_HEADER, PREV_HEADER
 from kstreams_py.processing.beginning import BegunPartition, begun_record, read_begun
-from kstreams_py.processing.environment import Environment
 from kstreams_py.processing.journal.choices_journal import ChoicesJournal
 from kstreams_py.processing.journal.deliveries import DeliveryJournal
 from kstreams_py.processing.journal.records import (
@@ -45,6 +44,7 @@ from kstreams_py.state.changelog import Changelog, Position, write_positions
 from kstreams_py.state.keyed import POSITIONS_KEY, RESERVED, KeyedStore, MemoryBase
 from kstreams_py.state.reading import read_state
 from kstreams_py.state.stores import Stores
+from kstreams_py.steps.environment import Environment
 from kstreams_py.testing import MemoryCluster, MemoryRegistry, TestDriver
 from tests.hostile import Outcome, Place
 

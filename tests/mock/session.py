@@ -37,9 +37,9 @@ from kstreams_py.kafka.groups import Pending
 from kstreams_py.kafka.membership import Holder
 from kstreams_py.kafka.producer import KafkaProducer
 from kstreams_py.processing.commits.guarantees import COMMITTERS
-from kstreams_py.processing.environment import Environment
 from kstreams_py.processing.worker import Worker, open_worker
 from kstreams_py.records import Headers, Positions, TopicPartition
+from kstreams_py.steps.environment import Environment
 from tests.mock.cluster import ALWAYS, Api, MockCluster
 from tests.mock.plain import read_all, wait_until, write
 

@@ -16,13 +16,13 @@ from kstreams_py.kafka.administration import GroupAdmin
 from kstreams_py.kafka.groups import GroupInfo
 from kstreams_py.operations.recover.status import read_status
 from kstreams_py.operations.recover.task_status import TaskStatus
-from kstreams_py.processing.environment import Environment
 from kstreams_py.processing.journal import deliveries
 from kstreams_py.processing.journal.records import type_of
 from kstreams_py.processing.topics import create_own_topics, find_topics
 from kstreams_py.processing.worker import Worker, open_worker
 from kstreams_py.records import HASH_HEADER, Positions, Step, TopicPartition
 from kstreams_py.settings import Settings
+from kstreams_py.steps.environment import Environment
 from kstreams_py.testing import ManualClock, MemoryCluster, MemoryRegistry
 from kstreams_py.testing.memory_clients import MemoryProducer
 from kstreams_py.testing.request_faults import RequestFault

@@ -12,7 +12,7 @@ from kstreams_py.processing.commits.owed import Owed
 from kstreams_py.processing.runners.runner import Runner
 from kstreams_py.processing.tasks.intake import Taken
 from kstreams_py.processing.tasks.tasks import Tasks
-from kstreams_py.steps.retries import Retries
+from kstreams_py.steps.failures import Retries
 from tests.simulation.mutation import Mutations
 from tests.simulation.plan import ALO, AMO, Fault
 

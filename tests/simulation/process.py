@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from kstreams_py.errors import DrainTimeout, KStreamsError
 from kstreams_py.graph.sink import Evidence
-from kstreams_py.processing.environment import Environment
 from kstreams_py.processing.topics import check_topics
 from kstreams_py.processing.worker import open_worker
+from kstreams_py.steps.environment import Environment
 from kstreams_py.testing.memory_clients import MemoryProducer
 from tests.simulation.plan import EO, Halt
 from tests.simulation.simulated_calls import SimulatedCalls

@@ -19,11 +19,11 @@ from typing import Final
 import pytest
 
 from kstreams_py.errors import GraphError, InputLost, KStreamsError, RecoveryUndecidable, Replaced
-from kstreams_py.processing.environment import OUTPUTS_HELD
 from kstreams_py.processing.journal import choices_journal, deliveries
 from kstreams_py.processing.topics import create_topics
 from kstreams_py.records import TopicPartition
 from kstreams_py.settings import Settings
+from kstreams_py.steps.environment import OUTPUTS_HELD
 from kstreams_py.testing import ManualClock, MemoryCluster, MemoryRegistry
 from tests.simulation import invariants
 from tests.simulation.bounds import Bounds

@@ -31,10 +31,10 @@ from kstreams_py.formats.registries import FileRegistry
 from kstreams_py.kafka.cluster import KafkaCluster
 from kstreams_py.kafka.consumer import KafkaConsumer
 from kstreams_py.kafka.producer import KafkaProducer
-from kstreams_py.processing.environment import Environment
 from kstreams_py.processing.topics import create_own_topics, find_topics
 from kstreams_py.processing.worker import open_worker
 from kstreams_py.records import Step, TopicPartition
+from kstreams_py.steps.environment import Environment
 from tests.crash_grid import Case, declare, give, recover_twice
 
 

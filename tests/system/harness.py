@@ -23,10 +23,10 @@ from kstreams_py.embedded.java import find_java
 from kstreams_py.embedded.nodes import free_ports
 from kstreams_py.formats.registries import FileRegistry
 from kstreams_py.kafka.cluster import KafkaCluster
-from kstreams_py.processing.environment import OUTPUTS_HELD, Environment
 from kstreams_py.running.pipe import REPORT_FD
 from kstreams_py.running.reports import Report
 from kstreams_py.running.slot import Slot
+from kstreams_py.steps.environment import OUTPUTS_HELD, Environment
 from tests import waiting
 from tests.system.launcher import Launched
 from tests.waiting import WAIT

@@ -29,9 +29,9 @@ from kstreams_py.cli.options import open_environment
 from kstreams_py.kafka.administration import GroupAdmin
 from kstreams_py.operations.recover.status import FIRST, read_status
 from kstreams_py.operations.recover.task_status import TaskStatus
-from kstreams_py.processing.environment import Environment
 from kstreams_py.processing.journal.records import type_of
 from kstreams_py.records import HASH_HEADER
+from kstreams_py.steps.environment import Environment
 from tests.crash_grid import UNDECIDED, Case, branch_after, cases, declare, exists, hides, is_possible
 from tests.crash_grid import cells as points_of
 from tests.system.grid_process import Run, Strike

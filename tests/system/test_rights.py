@@ -46,12 +46,12 @@ from kstreams_py.operations.recover.reset import BEGINNING, GraphPositions, Rese
 from kstreams_py.operations.recover.status import read_status
 from kstreams_py.ordering.decisions import Verb
 from kstreams_py.ordering.events import ID_HEADER, PREV_HEADER
-from kstreams_py.processing.environment import Environment
 from kstreams_py.processing.journal import choices_journal, deliveries
 from kstreams_py.sinks import SQLite
 from kstreams_py.spark.pipelines.driver import run_all
 from kstreams_py.spark.pipelines.runs import PipelineRun
 from kstreams_py.state.changelog import CHANGELOG_SETTINGS
+from kstreams_py.steps.environment import Environment
 from tests.clusters import open_cluster
 from tests.system.command import command, kstreams
 from tests.system.hanging import Work, leave_hanging, leave_output_hanging

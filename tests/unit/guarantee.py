@@ -21,7 +21,6 @@ from kstreams_py.metrics import Counters
 from kstreams_py.processing.commits.committer import Committer, Context
 from kstreams_py.processing.commits.guarantees import COMMITTERS
 from kstreams_py.processing.commits.states import SessionState
-from kstreams_py.processing.environment import Environment
 from kstreams_py.processing.journal.choices_journal import ChoicesJournal
 from kstreams_py.processing.tasks.choices import Choices, InputStart
 from kstreams_py.processing.tasks.committed import CommittedOffsets
@@ -29,6 +28,7 @@ from kstreams_py.processing.tasks.intake import Taken
 from kstreams_py.processing.tasks.ledger import Ledger
 from kstreams_py.records import Positions, TopicPartition
 from kstreams_py.settings import Settings
+from kstreams_py.steps.environment import Environment
 from kstreams_py.steps.plan import Plan
 from kstreams_py.testing import ManualClock, MemoryCluster, MemoryRegistry
 from tests.unit.fakes import Read

@@ -17,11 +17,11 @@ from kstreams_py.graph.guarantees import Guarantee
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import Output
 from kstreams_py.processing.commits.attempts import CALLS_MAX
-from kstreams_py.processing.environment import Environment
 from kstreams_py.processing.topics import BEGINNINGS_SETTINGS, JOURNAL_SETTINGS
 from kstreams_py.processing.worker import Worker, open_worker
 from kstreams_py.records import Positions, TopicPartition
 from kstreams_py.settings import Settings
+from kstreams_py.steps.environment import Environment
 from kstreams_py.steps.plan import Plan
 from kstreams_py.testing import ManualClock, MemoryCluster, MemoryRegistry
 

@@ -19,9 +19,9 @@ from kstreams_py.kafka.contracts import TRANSACTIONAL, Producer
 from kstreams_py.operations.recover import comparison as auditing
 from kstreams_py.operations.recover.audit import AuditScope, audit
 from kstreams_py.operations.recover.audit_report import AuditReport, as_fields, describe
-from kstreams_py.processing.environment import Environment
 from kstreams_py.records import HASH_HEADER, TopicPartition
 from kstreams_py.sinks import SQLite
+from kstreams_py.steps.environment import Environment
 from kstreams_py.testing import CrashPoint, MemoryCluster, MemoryRegistry, TestDriver
 from tests.unit.test_dead_letters_command import Unclosed
 

@@ -15,11 +15,11 @@ from kstreams_py.metrics import Counters
 from kstreams_py.processing.beginning import Beginning
 from kstreams_py.processing.commits.committer import Committer, Context
 from kstreams_py.processing.commits.guarantees import COMMITTERS
-from kstreams_py.processing.environment import Environment
 from kstreams_py.processing.tasks.ledger import Ledger
 from kstreams_py.processing.topics import BEGINNINGS_SETTINGS
 from kstreams_py.records import Positions, TopicPartition
 from kstreams_py.settings import Settings
+from kstreams_py.steps.environment import Environment
 from kstreams_py.testing import ManualClock, MemoryCluster, MemoryRegistry
 
 A0, A1, A2, A3 = (TopicPartition("a", number) for number in range(4))

@@ -12,7 +12,6 @@ import kstreams_py as ks
 from kstreams_py.errors import BrokerUnavailable, GraphError, RecoveryUndecidable, Retriable, TopicError, UserMistake
 from kstreams_py.kafka.contracts import Output, Producer, ProducerMode
 from kstreams_py.operations.transactions.hanging import topics_of
-from kstreams_py.processing.environment import Environment
 from kstreams_py.processing.journal import deliveries
 from kstreams_py.processing.journal.deliveries import DeliveryJournal
 from kstreams_py.processing.journal.records import (
@@ -28,6 +27,7 @@ from kstreams_py.processing.tasks.choices import InputStart
 from kstreams_py.processing.topics import check_topics, create_topics, find_topics
 from kstreams_py.records import TopicPartition
 from kstreams_py.settings import Settings
+from kstreams_py.steps.environment import Environment
 from kstreams_py.testing import MemoryCluster, MemoryRegistry, TestDriver
 
 # The declaration.

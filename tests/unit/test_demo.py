@@ -32,13 +32,13 @@ from kstreams_py.graph.hashes import hash_prefix, pack_offset
 from kstreams_py.kafka.contracts import Producer
 from kstreams_py.operations.dead_letters.text import Describer
 from kstreams_py.processing.commits.guarantees import producer_mode
-from kstreams_py.processing.environment import Environment
 from kstreams_py.processing.topics import check_topics, create_topics
 from kstreams_py.processing.worker import open_worker
 from kstreams_py.records import Message, TopicPartition
 from kstreams_py.running.output import STDERR, STDOUT
 from kstreams_py.settings import Settings
 from kstreams_py.sinks import SqliteTable
+from kstreams_py.steps.environment import Environment
 from kstreams_py.testing import Kind, MemoryCluster
 from tests.departures import new_letter, new_report, perfect, row, rows
 

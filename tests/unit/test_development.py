@@ -36,8 +36,8 @@ from kstreams_py.development.versions import (
 from kstreams_py.embedded import nodes as nodes_module
 from kstreams_py.embedded.nodes import free_ports, open_data_dir, write_settings
 from kstreams_py.errors import BrokerUnavailable, GraphError, MissingSoftware, SchemaError, TopicError
-from kstreams_py.processing.environment import Environment
 from kstreams_py.records import TopicPartition
+from kstreams_py.steps.environment import Environment
 from kstreams_py.testing import ManualClock, MemoryCluster, MemoryRegistry
 from tests.waiting import wait_until
 

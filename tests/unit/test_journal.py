@@ -13,7 +13,6 @@ import kstreams_py as ks
 from kstreams_py import sinks
 from kstreams_py.errors import GraphError, NotAuthorized, RecoveryUndecidable, Retriable, Unavailable
 from kstreams_py.kafka.contracts import Output, ProducerMode
-from kstreams_py.processing.environment import Environment
 from kstreams_py.processing.journal import deliveries
 from kstreams_py.processing.journal.deliveries import WINDOW, DeliveryJournal
 from kstreams_py.processing.journal.records import (
@@ -31,6 +30,7 @@ from kstreams_py.processing.journal.recovery import OutputFound, Recovery, recov
 from kstreams_py.processing.tasks.choices import Choices, InputStart
 from kstreams_py.records import TopicPartition
 from kstreams_py.settings import Settings
+from kstreams_py.steps.environment import Environment
 from kstreams_py.testing import ManualClock, MemoryCluster, MemoryRegistry, TestDriver
 from tests.unit.fakes import raise_error
 

@@ -10,9 +10,9 @@ import pytest
 import kstreams_py as ks
 from kstreams_py.errors import BrokerUnavailable, Replaced
 from kstreams_py.formats.registries import FileRegistry
-from kstreams_py.processing.environment import Environment
 from kstreams_py.records import TopicPartition
 from kstreams_py.running.slot import Slot
+from kstreams_py.steps.environment import Environment
 from kstreams_py.testing import MemoryCluster
 
 

@@ -36,9 +36,9 @@ from kstreams_py.operations.dead_letters.letters import Letter, LetterPlace, Let
 from kstreams_py.operations.dead_letters.reader import LetterReader
 from kstreams_py.operations.dead_letters.replay import ReplayOutcome, Summary, plan_replay, replay
 from kstreams_py.operations.dead_letters.transactions import ReplayTransactions
-from kstreams_py.processing.environment import Environment
 from kstreams_py.records import HASH_HEADER, Message, Step, TopicPartition
 from kstreams_py.sinks import SqliteTable
+from kstreams_py.steps.environment import Environment
 from kstreams_py.testing import Isolation, MemoryCluster, MemoryRegistry, TestDriver
 from kstreams_py.testing.request_faults import RequestFault
 from tests.tables import each_case

@@ -14,11 +14,11 @@ import pytest
 import kstreams_py as ks
 from kstreams_py.errors import GraphError, InputLost
 from kstreams_py.graph.guarantees import Guarantee
-from kstreams_py.processing.environment import Environment
 from kstreams_py.processing.runners import overlapping as overlapping_runner
 from kstreams_py.processing.tasks import tasks
 from kstreams_py.processing.worker import Worker, open_worker
 from kstreams_py.records import TopicPartition
+from kstreams_py.steps.environment import Environment
 from kstreams_py.testing import MemoryRegistry, TestDriver
 from tests.unit.held_calls import HeldCalls
 from tests.unit.plant import A0, A1, ALO, AMO, EO, Plant, fail_next_write, numbers

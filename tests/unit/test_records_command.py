@@ -26,8 +26,8 @@ from kstreams_py.kafka.contracts import ProducerMode
 from kstreams_py.operations.records import send as sending
 from kstreams_py.operations.records.tail import Tail
 from kstreams_py.operations.records.topic import find_topic
-from kstreams_py.processing.environment import Environment
 from kstreams_py.records import Message, TopicPartition
+from kstreams_py.steps.environment import Environment
 from kstreams_py.testing import ManualClock, MemoryCluster, MemoryRegistry, TestDriver
 from tests.unit.test_dead_letters_command import Unclosed
 

@@ -19,7 +19,6 @@ from kstreams_py.graph.guarantees import Durability, Guarantee
 from kstreams_py.graph.topology import Graph
 from kstreams_py.metrics import WorkerState
 from kstreams_py.processing.commits.guarantees import producer_mode
-from kstreams_py.processing.environment import Environment
 from kstreams_py.processing.worker import Worker
 from kstreams_py.records import TopicPartition
 from kstreams_py.running import slot as module
@@ -27,6 +26,7 @@ from kstreams_py.running.reports import Report
 from kstreams_py.running.slot import Slot
 from kstreams_py.running.watch import LOOK_MAX
 from kstreams_py.settings import Settings
+from kstreams_py.steps.environment import Environment
 from kstreams_py.testing import ManualClock, MemoryCluster, MemoryRegistry
 
 WAIT = 60.0

@@ -23,12 +23,12 @@ from opentelemetry.util.re import parse_env_headers
 
 import kstreams_py as ks
 from kstreams_py.errors import MissingSoftware, SettingsError
-from kstreams_py.processing.environment import Environment, open_tracing
 from kstreams_py.running import span_export, wiring
 from kstreams_py.running.span_export import GROUP
 from kstreams_py.running.terminal import logs
 from kstreams_py.running.terminal.logs import WRITTEN
 from kstreams_py.settings import Settings
+from kstreams_py.steps.environment import Environment, open_tracing
 from kstreams_py.testing import TestDriver
 from tests.waiting import wait_until
 

@@ -15,9 +15,9 @@ from kstreams_py.kafka.groups import GroupInfo, Member
 from kstreams_py.operations.recover.reset import GraphPositions, ResetTarget
 from kstreams_py.operations.recover.status import read_status
 from kstreams_py.operations.recover.task_status import JournalTail, TaskStatus, as_fields, describe
-from kstreams_py.processing.environment import Environment
 from kstreams_py.processing.topics import create_own_topics, find_topics
 from kstreams_py.records import Positions, TopicPartition
+from kstreams_py.steps.environment import Environment
 from kstreams_py.testing import MemoryCluster, MemoryRegistry, TestDriver
 
 

@@ -22,7 +22,7 @@ from kstreams_py.operations.dead_letters.reader import LetterReader
 from kstreams_py.operations.order import Decided, ObjectState, Operator, find_objects, ordered_processors
 from kstreams_py.ordering import chain, held
 from kstreams_py.ordering.decisions import CONTROL_HEADER, Decision, Verb, decision_record
-from kstreams_py.processing.environment import Environment
+from kstreams_py.steps.environment import Environment
 from kstreams_py.testing import TestDriver
 from tests.unit.test_ordered import applied, applying, letters, prefixes, send
 

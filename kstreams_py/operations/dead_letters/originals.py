@@ -18,8 +18,8 @@ from kstreams_py.operations.committed import CommittedReader
 from kstreams_py.operations.dead_letters.letters import Input, Letter
 from kstreams_py.operations.pages import open_pages
 from kstreams_py.processing.commits.attempts import Attempts
-from kstreams_py.processing.environment import Environment
 from kstreams_py.records import Inputs, Message, Positions, TopicPartition, too_large
+from kstreams_py.steps.environment import Environment
 
 AHEAD_MAX: Final = 128
 """The most records in one read: dead letters are replayed by partition, in the order of their inputs."""

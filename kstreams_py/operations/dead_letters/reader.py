@@ -17,9 +17,9 @@ from kstreams_py.operations.dead_letters.letters import Letter, LetterPlace, Let
 from kstreams_py.operations.dead_letters.marks import check_mark, marked_place
 from kstreams_py.operations.pages import open_pages
 from kstreams_py.processing.commits.attempts import Attempts
-from kstreams_py.processing.environment import Environment
 from kstreams_py.processing.topics import ask_clusters, find_topics
 from kstreams_py.records import TopicPartition
+from kstreams_py.steps.environment import Environment
 
 logger = logging.getLogger(__name__)
 

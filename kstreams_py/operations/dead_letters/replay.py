@@ -61,9 +61,9 @@ from kstreams_py.operations.dead_letters.originals import Originals
 from kstreams_py.operations.dead_letters.reader import LetterReader
 from kstreams_py.operations.dead_letters.steps import LetterSteps
 from kstreams_py.operations.dead_letters.transactions import Done, ReplayTransactions
-from kstreams_py.processing.environment import Environment
 from kstreams_py.records import Inputs
 from kstreams_py.steps.dead_letters import Failure
+from kstreams_py.steps.environment import Environment
 from kstreams_py.steps.outputs import are_many, value_bytes
 from kstreams_py.steps.rows import split
 

@@ -8,14 +8,13 @@ from typing import Final
 
 from kstreams_py.errors import RecordRefused, RecordTooLarge
 from kstreams_py.graph.declarations import Processor
-from kstreams_py.graph.guarantees import Guarantee
 from kstreams_py.graph.hashes import pack_offset
+from kstreams_py.graph.limits import why_not_replayed
 from kstreams_py.graph.names import group_of
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import Output
 from kstreams_py.operations.dead_letters.letters import Letter
 from kstreams_py.operations.dead_letters.originals import Originals
-from kstreams_py.processing.environment import Environment
 from kstreams_py.processing.runners.opening import make_runner
 from kstreams_py.processing.runners.runner import Runner
 from kstreams_py.processing.tasks.intake import Taken
@@ -24,6 +23,7 @@ from kstreams_py.processing.tasks.tasks import Tasks
 from kstreams_py.records import Inputs, TopicPartition
 from kstreams_py.steps.calls import open_calls
 from kstreams_py.steps.dead_letters import Failure
+from kstreams_py.steps.environment import Environment
 
 REFUSED: Final = frozenset(f"{each.__module__}.{each.__qualname__}" for each in (RecordRefused, RecordTooLarge))
 """The exception classes of dead letters whose function did not raise: a topic refused an output of the step."""
@@ -45,11 +45,8 @@ class LetterSteps:
         processor = self._processors.get(name)
         if processor is None:
             return f"graph {self._graph.name!r} no longer has processor {name!r}: declare it again"
-        if processor.cluster:
-            return (
-                f"its outputs are on cluster {processor.cluster!r}, and no transaction spans them and the marks of "
-                "what is replayed: send its inputs again by hand"
-            )
+        if why := why_not_replayed(processor):
+            return why
         declared, read = [topic.name for topic in processor.inputs], [each.name for each in letter.inputs]
         fits = sorted(read) == sorted(declared) if processor.joins else len(read) == 1 and set(read) <= set(declared)
         if not fits:
@@ -57,23 +54,8 @@ class LetterSteps:
                 f"it read {', '.join(map(repr, read))}, and processor {name!r} reads "
                 f"{', '.join(map(repr, declared))} now: declare the inputs as they were"
             )
-        if processor.stores_offsets:
-            return (
-                f"its processor stores offsets with its rows in {processor.target}, which prove nothing about a single "
-                "step: send the record to its topic again"
-            )
-        if processor.ordered is not None:
-            return (
-                "its processor applies events in their order: `kstreams order resume` sends those of a stopped object "
-                "again; send another to its topic with its headers"
-            )
-        if processor.state is not None:
-            return (
-                f"its processor has state {processor.state.name!r}, which its workers keep: send the record to its "
-                "topic again"
-            )
         if (
-            processor.guarantee is Guarantee.AT_MOST_ONCE
+            processor.guarantee.commits_first
             and letter.error in REFUSED
             and (processor.generator or len(processor.outputs) > 1)
         ):

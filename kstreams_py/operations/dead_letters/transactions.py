@@ -36,8 +36,8 @@ from kstreams_py.operations.dead_letters.letters import Letter, LetterPlace
 from kstreams_py.operations.dead_letters.marks import MARKS_SETTINGS, begin_record, deletion_record, mark_record
 from kstreams_py.operations.dead_letters.reader import LetterReader
 from kstreams_py.processing.commits.attempts import Attempts
-from kstreams_py.processing.environment import Environment
 from kstreams_py.records import TopicPartition
+from kstreams_py.steps.environment import Environment
 
 logger = logging.getLogger(__name__)
 

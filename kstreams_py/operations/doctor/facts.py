@@ -18,9 +18,9 @@ from kstreams_py.operations.doctor.findings import Examined, Facts
 from kstreams_py.operations.transactions.abort import Findings, Transactions
 from kstreams_py.operations.transactions.hanging import FoundTransaction, clusters_of, topics_of
 from kstreams_py.processing.beginning import BegunPartition, read_begun
-from kstreams_py.processing.environment import Environment
 from kstreams_py.records import TopicPartition
 from kstreams_py.settings import Settings
+from kstreams_py.steps.environment import Environment
 
 T = TypeVar("T")
 

@@ -9,7 +9,7 @@ from kstreams_py.errors import BrokerUnavailable, ClientError, KStreamsError, Re
 from kstreams_py.kafka.contracts import PARTITION, Output, ProducerMode, TopicInfo
 from kstreams_py.operations.records.topic import check_partition
 from kstreams_py.processing.commits.attempts import Attempts
-from kstreams_py.processing.environment import Environment
+from kstreams_py.steps.environment import Environment
 
 NAME: Final = "kstreams-send"
 

@@ -14,8 +14,8 @@ from kstreams_py.kafka.contracts import Cluster, TopicInfo
 from kstreams_py.operations.pages import Pages
 from kstreams_py.operations.records.topic import check_partition
 from kstreams_py.processing.commits.attempts import Attempts
-from kstreams_py.processing.environment import Environment
 from kstreams_py.records import Message, Positions, TopicPartition
+from kstreams_py.steps.environment import Environment
 
 
 class Fate(StrEnum):

@@ -7,7 +7,7 @@ from typing import Final
 
 from kstreams_py.errors import TopicError, UserMistake
 from kstreams_py.kafka.contracts import TopicInfo
-from kstreams_py.processing.environment import Environment
+from kstreams_py.steps.environment import Environment
 
 logger = logging.getLogger(__name__)
 

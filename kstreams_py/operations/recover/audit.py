@@ -12,6 +12,7 @@ from kstreams_py.errors import RecoveryUndecidable, Retriable
 from kstreams_py.graph.anomalies import Kind
 from kstreams_py.graph.declarations import Processor
 from kstreams_py.graph.hashes import hash_prefix, joined_hash
+from kstreams_py.graph.limits import why_not_audited, why_not_judged
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import TopicInfo
 from kstreams_py.operations.committed import CommittedReader, find_all_topics
@@ -23,10 +24,10 @@ from kstreams_py.operations.recover.comparison import Audit, FoundAnomaly, Joine
 from kstreams_py.operations.recover.positions import partitions_of, select
 from kstreams_py.processing.commits.attempts import Attempts
 from kstreams_py.processing.commits.opening import open_journal
-from kstreams_py.processing.environment import Environment
 from kstreams_py.processing.journal.deliveries import DeliveryJournal
 from kstreams_py.processing.topics import ask_clusters
 from kstreams_py.records import HASH_HEADER, Message, Positions, TopicPartition, readable_headers
+from kstreams_py.steps.environment import Environment
 
 HASH_BYTES: Final = 16
 
@@ -62,24 +63,6 @@ def audit(graph: Graph, environment: Environment, selection: AuditScope, shown: 
     return [report for report in run.reports if report.processor in chosen]
 
 
-def why_skipped(processor: Processor) -> str:
-    """Returns why a processor cannot be audited; "" if it can."""
-    has_more = processor.errors is not None or processor.journal is not None
-    # dead letters are committed before the offsets that its target stores: a crash in between doubles them
-    return "" if has_more and not processor.stores_offsets else _why_unjudged(processor)
-
-
-def _why_unjudged(processor: Processor) -> str:
-    """Returns why the outputs of a processor cannot be judged; "" if they can."""
-    if processor.target is not None:
-        return f"its rows are in {processor.target}, which has their delivery hashes or offsets"
-    if not processor.outputs:
-        return "it writes no outputs"
-    if not processor.hash_header:
-        return "its outputs have no delivery hash (hash_header=False)"
-    return ""
-
-
 class _Subject:
     """A processor that is audited, and its inputs as they are read.
 
@@ -92,7 +75,7 @@ class _Subject:
     ) -> None:
         self.processor, self.before, self.report = processor, before, report
         self.partitions = partitions_of(processor, topics)
-        reason = _why_unjudged(processor)
+        reason = why_not_judged(processor)
         self.outputs = () if reason else processor.outputs
         if reason:
             report.notes.append(f"only dead letters and positions are judged: {reason}")
@@ -156,13 +139,13 @@ class _Run:
         self._pages = open_pages(graph, self._cluster, self._attempts)
         written = {topic for each in graph.processors if each.id in chosen for topic in each.outputs}
         writers = [each for each in graph.processors if each.id in chosen or written.intersection(each.outputs)]
-        self.reports = [AuditReport(each.id, each.guarantee, skipped=why_skipped(each)) for each in writers]
+        self.reports = [AuditReport(each.id, each.guarantee, skipped=why_not_audited(each)) for each in writers]
         self._subjects = [
             _Subject(self._committed.group(each), each, self._topics, self._committed_of(each), report)
             for each, report in zip(writers, self.reports, strict=True)
             if not report.skipped
         ]
-        self._unhashed = {topic.name for each in writers if _why_unjudged(each) for topic in each.outputs}
+        self._unhashed = {topic.name for each in writers if why_not_judged(each) for topic in each.outputs}
         self._written = {
             topic.name: [each for each in self._subjects if topic in each.outputs]
             for topic in graph.topics.values()

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Final
 
-from kstreams_py.graph.anomalies import Kind
+from kstreams_py.graph.anomalies import TOLERATED, Kind
 from kstreams_py.graph.guarantees import Guarantee
 from kstreams_py.operations.dead_letters.letters import LetterPlace
 from kstreams_py.records import Positions, TopicPartition
@@ -176,6 +176,7 @@ class Audit:
         self._by_prefix = {each.prefix: each for each in tasks if isinstance(each, SingleSteps)}
         self._joined = [each for each in tasks if isinstance(each, JoinedSteps)]
         self._guarantee = guarantee
+        self._may_repeat = Kind.DUPLICATE in TOLERATED[guarantee]
         self._many = many
         self.recognizes_all = recognizes_all
         self.outputs = self.letters = self.unjudged = 0
@@ -233,9 +234,9 @@ class Audit:
             yield self.count(Kind.FOREIGN, place, f"names {cause}, where no committed record is")
         elif flags & _REPEATED and not (self._many and step == task.last):
             yield self.count(Kind.DUPLICATE, place, f"is one more output of {cause}")
-        elif flags & _FAILED and not is_replayed and self._guarantee is Guarantee.EXACTLY_ONCE:
+        elif flags & _FAILED and not is_replayed and self._guarantee.is_transactional:
             yield self.count(Kind.DUPLICATE, place, f"is an output of {cause}, which has a dead letter as well")
-        elif step < task.highest and not is_replayed and self._guarantee is not Guarantee.AT_LEAST_ONCE:
+        elif step < task.highest and not is_replayed and not self._may_repeat:
             yield self.count(Kind.ORDER_BROKEN, place, f"is an output of {cause}, after one of a later input")
 
     def compare(self, before: Positions, after: Positions, *, every: bool) -> Iterator[FoundAnomaly]:
@@ -250,7 +251,7 @@ class Audit:
                 for step in _steps(task.flags, _NOT_ANSWERED, 0, task.before(before)):
                     sentence = "is before the committed position, and has no output and no dead letter"
                     yield self.count(Kind.LOST, task.place(step), sentence)
-            if self._guarantee is not Guarantee.AT_LEAST_ONCE:
+            if not self._may_repeat:
                 for step in _steps(task.flags, _IS_ANSWERED, task.before(after), len(task.flags)):
                     sentence = "has an output or dead letter, and is not before the committed position"
                     yield self.count(Kind.OFFSETS_INCONSISTENT, task.place(step), sentence)

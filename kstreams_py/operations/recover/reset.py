@@ -40,12 +40,12 @@ from kstreams_py.operations.recover.positions import (
 from kstreams_py.operations.transactions.abort import UNCHANGED
 from kstreams_py.processing.beginning import BegunPartition, begun_record, forgotten_state, read_begun, states_begun
 from kstreams_py.processing.commits.attempts import Attempts
-from kstreams_py.processing.environment import Environment
 from kstreams_py.processing.journal.choices_journal import ChoicesJournal
 from kstreams_py.processing.journal.records import Snapshot, forgotten_record, snapshot_record
 from kstreams_py.processing.tasks.choices import Choices, InputStart
 from kstreams_py.processing.topics import check_topics
 from kstreams_py.records import Positions, TopicPartition
+from kstreams_py.steps.environment import Environment
 
 BEGINNING: Final = "beginning"
 END: Final = "end"

@@ -18,12 +18,12 @@ from kstreams_py.operations.recover.positions import partitions_of
 from kstreams_py.operations.recover.task_status import JournalTail, TaskStatus, plan_of
 from kstreams_py.processing.beginning import Beginning
 from kstreams_py.processing.commits.opening import open_journal
-from kstreams_py.processing.environment import Environment
 from kstreams_py.processing.journal.choices_journal import ChoicesJournal
 from kstreams_py.processing.journal.deliveries import DeliveryJournal
 from kstreams_py.processing.journal.records import type_of
 from kstreams_py.processing.journal.recovery import Recovery, show
 from kstreams_py.records import Positions, TopicPartition
+from kstreams_py.steps.environment import Environment
 
 REFUSALS = (InputLost, RecoveryUndecidable, TopicError)
 """The errors that end a start if it cannot go on with the positions, journals or topics that it finds."""

@@ -30,7 +30,6 @@ from kstreams_py.processing.commits.attempts import Attempts
 from kstreams_py.processing.commits.refused_outputs import Replacement
 from kstreams_py.processing.commits.session import Session
 from kstreams_py.processing.commits.states import SessionState
-from kstreams_py.processing.environment import Environment
 from kstreams_py.processing.journal.choices_journal import ChoicesJournal
 from kstreams_py.processing.journal.deliveries import DeliveryJournal
 from kstreams_py.processing.tasks.intake import Taken
@@ -38,6 +37,7 @@ from kstreams_py.processing.tasks.ledger import Ledger
 from kstreams_py.records import Positions, TopicPartition
 from kstreams_py.state.stores import Stores
 from kstreams_py.steps.dead_letters import format_error
+from kstreams_py.steps.environment import Environment
 from kstreams_py.steps.outputs import value_bytes
 from kstreams_py.steps.plan import Plan
 from kstreams_py.steps.tracing import Tracing

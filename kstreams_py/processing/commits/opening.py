@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 from kstreams_py.graph.declarations import Processor, changelog_of
 from kstreams_py.graph.guarantees import Guarantee
@@ -13,10 +14,16 @@ from kstreams_py.processing.commits.committer import Committer
 from kstreams_py.processing.commits.guarantees import COMMITTERS
 from kstreams_py.processing.commits.journaled import Journaled
 from kstreams_py.processing.commits.storing import AtLeastOnceRows, ExactlyOnceRows, StoredOffsets
-from kstreams_py.processing.environment import Environment
 from kstreams_py.processing.journal.choices_journal import ChoicesJournal
 from kstreams_py.processing.journal.deliveries import DeliveryJournal
 from kstreams_py.records import TopicPartition
+from kstreams_py.steps.environment import Environment
+
+_WITH_ROWS: Final[Mapping[Guarantee, type[Committer]]] = {
+    Guarantee.EXACTLY_ONCE: ExactlyOnceRows,
+    Guarantee.AT_LEAST_ONCE: AtLeastOnceRows,
+}
+"""The guarantees of processors with a target that stores delivery hashes; at most once, a target is refused."""
 
 
 def committer_of(processor: Processor) -> type[Committer]:
@@ -27,7 +34,7 @@ def committer_of(processor: Processor) -> type[Committer]:
         return COMMITTERS[processor.guarantee]
     if processor.stores_offsets:
         return StoredOffsets
-    return ExactlyOnceRows if processor.guarantee is Guarantee.EXACTLY_ONCE else AtLeastOnceRows
+    return _WITH_ROWS[processor.guarantee]
 
 
 def open_journal(

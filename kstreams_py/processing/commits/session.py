@@ -21,7 +21,7 @@ from kstreams_py.log_fields import repeated
 from kstreams_py.metrics import Counters
 from kstreams_py.processing.commits.attempts import Attempts
 from kstreams_py.processing.commits.states import FAILURES, STATE_OF, TRANSITIONS, SessionState
-from kstreams_py.processing.environment import Environment
+from kstreams_py.steps.environment import Environment
 
 logger = logging.getLogger(__name__)
 

@@ -21,7 +21,6 @@ from kstreams_py.graph.declarations import Processor
 from kstreams_py.kafka.contracts import TRANSACTIONAL, Cluster, TopicInfo
 from kstreams_py.kafka.foreign_records import foreign
 from kstreams_py.kafka.transactions import command, find_command, place_options
-from kstreams_py.processing.environment import Environment
 from kstreams_py.processing.journal.records import (
     CHOICES_ALONE,
     Attempt,
@@ -37,6 +36,7 @@ from kstreams_py.processing.journal.records import (
 from kstreams_py.processing.journal.recovery import OutputFound, Recovery, recover, show
 from kstreams_py.processing.tasks.choices import Choices
 from kstreams_py.records import HASH_HEADER, Message, Positions, TopicPartition, readable_headers
+from kstreams_py.steps.environment import Environment
 
 MARGIN_SECONDS: Final = 30.0
 """Seconds to wait beyond transaction_timeout_ms: a coordinator looks for timed-out transactions every 10 s."""

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import replace
 
 from kstreams_py.graph.declarations import Processor, changelog_of
-from kstreams_py.graph.names import group_of
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import TopicInfo
-from kstreams_py.kafka.sizes import record_limits
 from kstreams_py.kafka.transactions import find_command_at
 from kstreams_py.processing.commits.opening import committer_of
-from kstreams_py.processing.environment import Environment
 from kstreams_py.processing.runners.ordered import OrderedRunner
 from kstreams_py.processing.runners.overlapping import OverlappingRunner
 from kstreams_py.processing.runners.runner import Runner
@@ -25,7 +21,7 @@ from kstreams_py.state.rocks import RocksBase
 from kstreams_py.state.stores import Stores
 from kstreams_py.steps.calls import wait_for_each
 from kstreams_py.steps.dead_letters import DeadLetters
-from kstreams_py.steps.outputs import encoder
+from kstreams_py.steps.environment import Environment, open_dead_letters
 from kstreams_py.steps.tracing import Tracing
 
 
@@ -94,20 +90,3 @@ def _open_stores(
     name = f"{processor.id}: state {processor.state.name!r}"
     find = find_command_at(environment.settings.bootstrap_servers, [changelog])
     return Stores(name, known, inputs, environment.cluster, open_store, environment.clock, find)
-
-
-def open_dead_letters(
-    graph: Graph,
-    processor: Processor,
-    topics: Mapping[str, TopicInfo],
-    environment: Environment,
-    tracing: Tracing | None,
-) -> DeadLetters | None:
-    """Returns the dead letters of a processor, within the limits of topic and client; None if it declares none."""
-    if processor.errors is None:
-        return None
-    topic = graph.topics[processor.errors]
-    encode = encoder(topic.value, environment.registry, f"{topic.name}-value")
-    limits = record_limits(topics.get(topic.name), environment.settings.kafka)
-    trace = tracing.headers if tracing else None
-    return DeadLetters(group_of(graph.name, processor.id), topic.name, encode, time.time, limits, trace)

@@ -24,12 +24,13 @@ from kstreams_py.ordering import held
 from kstreams_py.ordering.chain import ChainFault, EventChains, HeldEvent, Offered, OfferKind, Reason
 from kstreams_py.ordering.decisions import Decision, Verb, decision_of, event_headers
 from kstreams_py.ordering.events import place_of
-from kstreams_py.processing.runners.runner import Read, Refusal, Runner, next_refusal
+from kstreams_py.processing.runners.runner import Read, Runner
 from kstreams_py.processing.tasks.tasks import Tasks
 from kstreams_py.records import PLACE_HEADER, Inputs, KeptRecord, Message, TopicPartition
 from kstreams_py.state.changelog import unreadable_value
 from kstreams_py.state.keyed import KeyedStore
 from kstreams_py.steps.dead_letters import DeadLetters, Failure
+from kstreams_py.steps.failures import Refusal, next_refusal
 from kstreams_py.steps.outputs import delivery_hash_of
 from kstreams_py.steps.plan import Intake, Plan, read_by
 from kstreams_py.steps.tracing import Run, Tracing
@@ -158,7 +159,7 @@ class OrderedRunner(Runner):
         try:
             outcome = chains.rule.offer(name, *place, m.value(), m, m.offset())
         except DecodeError as error:  # the stored state of its object cannot be read: other objects go on
-            return self._handle((m,), error, plan, tried=False)
+            return self._failures.handle((m,), error, plan, tried=False)
         if outcome.kind is OfferKind.APPLY and not self._apply(m, chains.store, plan):
             return False
         if outcome.kind is OfferKind.DUPLICATE:
@@ -175,7 +176,7 @@ class OrderedRunner(Runner):
         except DecodeError as mistake:
             error = mistake
         if decision is None or name is None:
-            return self._handle((m,), error, plan, tried=False)
+            return self._failures.handle((m,), error, plan, tried=False)
         return decision.group != self._tasks.name or self._obey(m, name, decision, chains, plan)
 
     def _obey(self, m: Message, name: bytes, decision: Decision, chains: _Chains, plan: Plan) -> bool:
@@ -188,7 +189,7 @@ class OrderedRunner(Runner):
             is_meant = decision.stop == held.stop_offset(chains.store, name)
             outcome = chains.rule.obey(name, decision, brought) if is_meant else None
         except DecodeError as error:
-            return self._handle((m,), error, plan, tried=False)
+            return self._failures.handle((m,), error, plan, tried=False)
         what = f"{self._processor.id}: `kstreams order {decision.verb}` of {name.decode(errors='replace')!r}"
         extra = repeated(f"decisions on objects of {self._processor.id}")
         if outcome is None:
@@ -231,7 +232,7 @@ class OrderedRunner(Runner):
         try:
             digest = self._tasks.delivery_hash(inputs)
             if (refusal := self._refusal(inputs)) is not None:
-                self._add_dead_letter(inputs, refusal.mistake, plan)
+                self._failures.add_dead_letter(inputs, refusal.mistake, plan)
                 return True
             values = self._arguments(inputs, digest, store if self._ordered.takes_state else None)
             tried = True
@@ -245,7 +246,7 @@ class OrderedRunner(Runner):
         except BaseException as error:
             self._abandon(result)
             store.undo(mark)
-            return self._handle(inputs, error, plan, tried=tried)
+            return self._failures.handle(inputs, error, plan, tried=tried)
         return True
 
     def _refusal(self, inputs: Inputs) -> Refusal | None:
@@ -270,7 +271,7 @@ class OrderedRunner(Runner):
         if fault.reason is not Reason.STOPPED:
             chains.stopped.add(name)
             held.note_stop(chains.store, name, held.ObjectStop(str(fault), m.offset(), time.time()))
-        self._add_dead_letter((m,), EventFault(str(fault)), plan)
+        self._failures.add_dead_letter((m,), EventFault(str(fault)), plan)
 
     def _return(self, brought: HeldEvent, newest: int, plan: Plan) -> None:
         """Makes the event of a decision that changes nothing a dead letter again, as it is marked as replayed."""
@@ -278,7 +279,7 @@ class OrderedRunner(Runner):
         reason = Reason.FORKED if brought.prev < newest else Reason.STOPPED
         name = brought.object.decode(errors="replace")
         fault = f"{reason}: {name}: event {brought.id} was accepted in another state of the object, after {newest}"
-        self._add_dead_letter((brought.record,), EventFault(fault), plan)
+        self._failures.add_dead_letter((brought.record,), EventFault(fault), plan)
 
     def _limit(self, rule: EventChains) -> str:
         """Returns the name of the limit that the held events exceed; "" for none."""

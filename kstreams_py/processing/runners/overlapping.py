@@ -13,14 +13,15 @@ from typing import Any, Final
 
 from kstreams_py.graph.declarations import Order, Processor
 from kstreams_py.kafka.contracts import Output
-from kstreams_py.processing.environment import Environment
-from kstreams_py.processing.runners.runner import Refusal, Runner
+from kstreams_py.processing.runners.runner import Runner
 from kstreams_py.processing.tasks.intake import Taken
 from kstreams_py.processing.tasks.task import step_bytes
 from kstreams_py.processing.tasks.tasks import Tasks
 from kstreams_py.records import Headers, Inputs, Positions, Step
 from kstreams_py.steps.calls import Call
 from kstreams_py.steps.dead_letters import DeadLetters
+from kstreams_py.steps.environment import Environment
+from kstreams_py.steps.failures import Refusal
 from kstreams_py.steps.outputs import are_many, value_bytes
 from kstreams_py.steps.plan import Again, Intake, Plan, partition_of, read_by
 from kstreams_py.steps.tracing import Tracing, put_in_trace
@@ -265,7 +266,7 @@ class OverlappingRunner(Runner):
             except Exception as error:
                 opened.error = error
                 attempts = self.retries.attempts([opened.step]) if self.retries is not None else 1
-                again = Again([opened.step], error, attempts) if self._retries_on(error) else None
+                again = Again([opened.step], error, attempts) if self._failures.retries_on(error) else None
                 note(Plan(again=again, interrupt=None if again else error))
 
     def _settle_in_trace(self, opened: _Open, plan: Plan, tracing: Tracing) -> bool:
@@ -328,10 +329,10 @@ class OverlappingRunner(Runner):
         """Adds the result of a step to the plan; returns False if the step stops the worker, or is run again."""
         before = len(plan.outputs)
         if opened.refusal is not None:
-            self._add_dead_letter(opened.inputs, opened.refusal.mistake, plan)
+            self._failures.add_dead_letter(opened.inputs, opened.refusal.mistake, plan)
         elif opened.error is None:
             plan.outputs += opened.outputs
-        elif not self._handle(opened.inputs, opened.error, plan, tried=opened.tried):
+        elif not self._failures.handle(opened.inputs, opened.error, plan, tried=opened.tried):
             return False
         if self._owned:
             plan.owners += [opened.inputs] * (len(plan.outputs) - before)

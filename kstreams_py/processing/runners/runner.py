@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import groupby
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Any, ClassVar, Final
 
-from kstreams_py.errors import DecodeError, FunctionExited, GraphError, KStreamsError, RecordRefused, Refused, Stop
+from kstreams_py.errors import DecodeError, GraphError, RecordRefused, Refused
 from kstreams_py.formats.registry import Registry
 from kstreams_py.formats.serdes import bind
 from kstreams_py.graph.declarations import Processor
-from kstreams_py.graph.guarantees import Guarantee
 from kstreams_py.graph.hashes import pack_offset
-from kstreams_py.graph.retry import Then
 from kstreams_py.kafka.contracts import HEADERS, TOPIC, Output
 from kstreams_py.metrics import EventCounts
 from kstreams_py.processing.tasks.intake import Taken
@@ -21,20 +19,13 @@ from kstreams_py.processing.tasks.tasks import Tasks
 from kstreams_py.records import Inputs, Message, Out, Positions, Step, TopicPartition
 from kstreams_py.state.keyed import KeyedStore
 from kstreams_py.steps.dead_letters import DeadLetters, Failure
+from kstreams_py.steps.failures import Failures, Refusal, next_refusal
 from kstreams_py.steps.outputs import Outputs, are_many, decoder, delivery_hash_of, is_same, value_bytes
-from kstreams_py.steps.plan import Again, Intake, Part, Plan, partition_of, partitions_of, read_by
-from kstreams_py.steps.retries import Retries
+from kstreams_py.steps.plan import Intake, Part, Plan, partition_of, partitions_of, read_by
 from kstreams_py.steps.tracing import Run, Tracing, traced
 
 Read = tuple[tuple[str, int, int], ...]
 """Topic, partition and offset of each input of a step."""
-
-
-class Refusal(NamedTuple):
-    """The reason why a topic refuses an output of a step; `least` if the step's dead letter was refused, too."""
-
-    mistake: RecordRefused
-    least: bool = False
 
 
 UNDECODED: Final = object()
@@ -70,13 +61,13 @@ class Runner:
         self._ledger = tasks.ledger
         self._joins = processor.joins
         self._sink = processor.ignores_results
-        self._names_place = processor.joins and processor.guarantee is Guarantee.EXACTLY_ONCE
+        self._names_place = processor.joins and processor.guarantee.is_transactional
         self._outputs = Outputs(processor, registry, self._place if self._names_place else None)
         self._decode = {t.name: decoder(bind(t.value, registry, f"{t.name}-value")) for t in processor.inputs}
         self._decode_key = {t.name: decoder(bind(t.key, registry, f"{t.name}-key")) for t in processor.inputs}
         self._dead_letters = dead_letters
-        self._stops: tuple[type[BaseException], ...] = (Stop, MemoryError, FunctionExited, *processor.stop_on)
-        self.retries = Retries(processor.retry) if processor.retry is not None else None
+        self._failures = Failures(processor, dead_letters, self._failure, self._refusal)
+        self.retries = self._failures.retries
         self._refused: dict[Read, Refusal] = {}
         self.events: EventCounts | None = None
         """The counts of events, if the processor applies events; None otherwise."""
@@ -204,7 +195,7 @@ class Runner:
                 else:
                     plan.outputs += self._outputs.of(result, (m,), digest)
             except BaseException as error:
-                if not self._handle((m,), error, plan, tried=value is not UNDECODED):
+                if not self._failures.handle((m,), error, plan, tried=value is not UNDECODED):
                     plan.steps = next(i for i, seen in enumerate(messages) if seen is m)
                     return
             cursor.next = offset + 1
@@ -239,7 +230,7 @@ class Runner:
                     plan.outputs += self._outputs.of(result, (m,), digest)
             except BaseException as error:
                 store.undo()
-                if not self._handle((m,), error, plan, tried=value is not UNDECODED):
+                if not self._failures.handle((m,), error, plan, tried=value is not UNDECODED):
                     return
             else:
                 store.keep()
@@ -273,7 +264,7 @@ class Runner:
                 if store is not None:
                     self._abandon(result)
                     store.undo()
-                if not self._handle(inputs, error, plan, tried=values is not UNDECODED):
+                if not self._failures.handle(inputs, error, plan, tried=values is not UNDECODED):
                     return
             plan.steps += 1
             for m in inputs:
@@ -325,7 +316,7 @@ class Runner:
                     inputs = (step,) if one else step
                     plan.outputs += self._outputs.of(result, inputs, self._tasks.delivery_hash(inputs))
             except BaseException as error:
-                if not self._handle((step,) if one else step, error, plan):
+                if not self._failures.handle((step,) if one else step, error, plan):
                     return
         plan.steps = len(steps)
 
@@ -341,7 +332,7 @@ class Runner:
                 rows.append([self._value(m) for m in inputs])
                 batch.append(step)
             except BaseException as error:
-                if not self._handle(inputs, error, plan, tried=False):
+                if not self._failures.handle(inputs, error, plan, tried=False):
                     break
         return batch, [list(column) for column in zip(*rows, strict=True)]
 
@@ -376,65 +367,6 @@ class Runner:
 
     # Steps that fail.
 
-    def _handle(self, inputs: Inputs, error: BaseException, plan: Plan, *, tried: bool = True) -> bool:
-        """Makes a dead letter; returns False if the exception stops the worker instead, or the step is run again.
-
-        `tried`: whether the function was called. A step whose schema could not be read, for example, was not tried.
-        """
-        if isinstance(error, SystemExit | KeyboardInterrupt):
-            error = self._exited(inputs, error)
-        attempts = 1
-        if self._retries_on(error):
-            assert self.retries is not None
-            step: Any = inputs if self._joins else inputs[0]
-            together = plan.intake.steps if self._processor.batch else [step]
-            attempts = self.retries.attempts(together)
-            if not self.retries.is_last(attempts):
-                plan.again = Again(together, error, attempts)
-                return False
-            if self.retries.retry.then is Then.STOP:
-                plan.interrupt, plan.tried = error, {}
-                return False
-        elif isinstance(error, self._stops) or (
-            isinstance(error, KStreamsError) and not isinstance(error, DecodeError)
-        ):
-            plan.interrupt = error
-            plan.tried = Intake([inputs]).positions() if tried and not isinstance(error, Stop) else {}
-            return False
-        try:
-            self._add_dead_letter(inputs, error, plan, attempts)
-        except KStreamsError as unavailable:  # the schema registry, at the first dead letter
-            plan.interrupt, plan.tried = unavailable, {}
-            return False
-        return True
-
-    def _exited(self, inputs: Inputs, error: BaseException) -> FunctionExited:
-        """Returns the error that stops the worker instead of one that would end the process, maybe as a success."""
-        name = getattr(self._processor.function, "__name__", "its function")
-        text = (
-            f"{self._processor.id}: {name} ended by {self._failure(inputs, error)}: raise kstreams_py.Stop to stop the "
-            "worker, or an exception of another class for a dead letter"
-        )
-        if isinstance(error, KeyboardInterrupt):  # may be a Ctrl-C if a test runs the worker: the slot knows
-            error.add_note(text)
-            raise error
-        exited = FunctionExited(text)
-        exited.__cause__ = error
-        return exited
-
-    def _retries_on(self, error: BaseException) -> bool:
-        return self.retries is not None and self.retries.covers(error) and not isinstance(error, self._stops)
-
-    def _add_dead_letter(self, inputs: Inputs, error: BaseException, plan: Plan, attempts: int = 1) -> None:
-        """Writes the dead letter of a step."""
-        failure = self._failure(inputs, error, attempts)
-        if self._dead_letters is not None:
-            refusal = self._refusal(inputs)
-            least = refusal is not None and refusal.least
-            plan.outputs.append(self._dead_letters.of(failure, least=least))
-            plan.dead_letters += 1
-        plan.failures.append(failure)
-
     def _place(self, inputs: Inputs) -> bytes:
         """Returns the place of a step: the delivery hash that its first input alone would have."""
         return self._tasks.delivery_hash(inputs[:1])
@@ -460,7 +392,7 @@ class Runner:
     def _give_dead_letters(self, steps: Sequence[Any], plan: Plan) -> None:
         """Writes the dead letters of steps with an output that a topic has refused."""
         for step in steps:
-            self._add_dead_letter(step if self._joins else (step,), self._refused[read_by(step)].mistake, plan)
+            self._failures.add_dead_letter(step if self._joins else (step,), self._refused[read_by(step)].mistake, plan)
             plan.steps += 1
 
     # Overlapping calls: see OverlappingRunner. In this class each call has ended when `run` returns.
@@ -534,12 +466,3 @@ class Runner:
         steps: Sequence[Any] = plan.intake.steps
         read: Iterable[Inputs] = steps if self._joins else ((m,) for m in steps)
         return next((inputs for inputs in read if self._tasks.delivery_hash(inputs) == digest), None)
-
-
-def next_refusal(before: Refusal | None, error: Refused) -> Refusal:
-    """Returns the next refusal: first of an output, then of its dead letter. Raises the mistake after both."""
-    if before is None:
-        return Refusal(error.mistake)
-    if before.least:
-        raise error.mistake
-    return Refusal(before.mistake, least=True)

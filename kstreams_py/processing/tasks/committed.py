@@ -11,8 +11,8 @@ from kstreams_py.errors import KStreamsError, Retriable
 from kstreams_py.kafka.contracts import Consumer
 from kstreams_py.kafka.transactions import find_command_at
 from kstreams_py.log_fields import repeated
-from kstreams_py.processing.environment import Environment
 from kstreams_py.records import Positions, TopicPartition
+from kstreams_py.steps.environment import Environment
 
 logger = logging.getLogger(__name__)
 

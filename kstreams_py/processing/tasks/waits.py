@@ -10,12 +10,12 @@ from typing import Any, Final
 from kstreams_py.graph.retry import Then
 from kstreams_py.log_fields import repeated
 from kstreams_py.metrics import Counters
-from kstreams_py.processing.environment import Environment
 from kstreams_py.processing.tasks.tasks import Tasks
 from kstreams_py.records import Positions
 from kstreams_py.steps.dead_letters import format_error
+from kstreams_py.steps.environment import Environment
+from kstreams_py.steps.failures import Retries
 from kstreams_py.steps.plan import Again, partitions_of
-from kstreams_py.steps.retries import Retries
 
 logger = logging.getLogger(__name__)
 

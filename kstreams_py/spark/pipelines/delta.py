@@ -47,7 +47,7 @@ _CONF: Final = "spark.databricks.delta."
 
 
 class DeltaLakeTable:
-    """A table of Delta Lake: see Target."""
+    """A table of Delta Lake: see PipelineTarget."""
 
     def __init__(self, pipeline: Pipeline, target: Delta, session: Callable[[], SparkSession]) -> None:
         """`session`: opens a SparkSession with Delta Lake, which reading needs, too."""

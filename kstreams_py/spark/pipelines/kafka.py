@@ -79,7 +79,7 @@ _CHUNK: Final = 5_000
 
 
 class KafkaTable:
-    """A topic: see Target. Readers of committed records see all records of a run at once, and each of them once.
+    """A topic: see PipelineTarget. Readers of committed records see a run as a whole, each record once.
 
     The runs are in a compacted topic beside it, whose newest committed record counts. The topic determines the
     transactional id: of two drivers, the one that began its transaction first is fenced.

@@ -27,7 +27,7 @@ _WRITTEN: Final = "ks_written"
 
 
 class ParquetTable:
-    """A directory of Parquet files: see Target.
+    """A directory of Parquet files: see PipelineTarget.
 
     Spark writes files that no manifest has yet. Under the lock, the manifest is compared with the one before the run,
     and replaced; it has the names of the files and the cut. Replaced files stay for an hour, for their readers.

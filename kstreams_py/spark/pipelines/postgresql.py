@@ -71,7 +71,7 @@ CONNECT_SECONDS: Final = 30
 
 
 class PostgreSQLTable:
-    """A table in PostgreSQL: see Target. Readers see the previous run's table until the transaction is committed."""
+    """A table in PostgreSQL: see PipelineTarget. Readers see the previous run's table until the commit."""
 
     def __init__(self, pipeline: Pipeline, target: PostgreSQL) -> None:
         try:

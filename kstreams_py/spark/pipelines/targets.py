@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from kstreams_py.embedded.downloads import Artifact
-from kstreams_py.embedded.jars import delta_artifacts
+from kstreams_py.embedded.jars import cached, delta_artifacts
 from kstreams_py.errors import SettingsError
 from kstreams_py.graph.declarations import Topic
 from kstreams_py.graph.pipelines import Pipeline
@@ -17,7 +18,10 @@ from kstreams_py.spark.pipelines.kafka import KafkaTable
 from kstreams_py.spark.pipelines.parquet import ParquetTable
 from kstreams_py.spark.pipelines.postgresql import PostgreSQLTable
 from kstreams_py.spark.pipelines.runs import PipelineTarget
-from kstreams_py.spark.sessions import delta_conf
+from kstreams_py.spark.sessions import PACKAGES, delta_conf
+
+LISTS: Final = frozenset({"spark.sql.extensions", PACKAGES})
+"""The settings of Spark that several kinds of targets add to."""
 
 OpenSession = Callable[[], Any]
 """Opens a SparkSession, or returns the open one."""
@@ -76,6 +80,16 @@ def artifacts_of(pipelines: Iterable[Pipeline]) -> tuple[Artifact, ...]:
     return tuple(dict.fromkeys(artifact for pipeline in pipelines for artifact in kind_of(pipeline).artifacts()))
 
 
+def cached_jars(pipelines: Iterable[Pipeline]) -> list[Path]:
+    """Returns those jars that are cached; none of a kind of which one is missing. Raises MissingSoftware."""
+    needed = dict.fromkeys(artifacts for pipeline in pipelines if (artifacts := kind_of(pipeline).artifacts()))
+    return [jar for artifacts in needed for jar in cached(artifacts)]
+
+
 def conf_of(pipelines: Iterable[Pipeline]) -> dict[str, str]:
     """Returns the configuration that a session needs for the targets of pipelines. Raises MissingSoftware."""
-    return {name: value for pipeline in pipelines for name, value in kind_of(pipeline).conf().items()}
+    found: dict[str, str] = {}
+    for kind in dict.fromkeys(map(kind_of, pipelines)):
+        for name, value in kind.conf().items():
+            found[name] = f"{found[name]},{value}" if name in LISTS and name in found else value
+    return found

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
 from kstreams_py.formats.registry import Registry
+from kstreams_py.graph.declarations import Processor
+from kstreams_py.graph.names import group_of
 from kstreams_py.graph.sink import Sink, SinkConnection
-from kstreams_py.kafka.contracts import Cluster
+from kstreams_py.graph.topology import Graph
+from kstreams_py.kafka.contracts import Cluster, TopicInfo
+from kstreams_py.kafka.sizes import record_limits
 from kstreams_py.settings import Settings
 from kstreams_py.steps.calls import OpenCalls, open_calls
-from kstreams_py.steps.tracing import OpenTracing
+from kstreams_py.steps.dead_letters import DeadLetters
+from kstreams_py.steps.outputs import encoder
+from kstreams_py.steps.tracing import OpenTracing, Tracing
 
 OUTPUTS_HELD: Final = 500
 """How many outputs may wait for their commit, so that a small transaction sends its offsets first (ARCHITECTURE.md).
@@ -58,3 +64,20 @@ def open_tracing(settings: Settings, provider: Any = None) -> OpenTracing | None
     from kstreams_py.steps.otel import WorkerTracing  # noqa: PLC0415, only tracing pays for importing OpenTelemetry
 
     return partial(WorkerTracing, provider=provider)
+
+
+def open_dead_letters(
+    graph: Graph,
+    processor: Processor,
+    topics: Mapping[str, TopicInfo],
+    environment: Environment,
+    tracing: Tracing | None,
+) -> DeadLetters | None:
+    """Returns the dead letters of a processor, within the limits of topic and client; None if it declares none."""
+    if processor.errors is None:
+        return None
+    topic = graph.topics[processor.errors]
+    encode = encoder(topic.value, environment.registry, f"{topic.name}-value")
+    limits = record_limits(topics.get(topic.name), environment.settings.kafka)
+    trace = tracing.headers if tracing else None
+    return DeadLetters(group_of(graph.name, processor.id), topic.name, encode, time.time, limits, trace)
