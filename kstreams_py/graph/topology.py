@@ -447,7 +447,7 @@ class Graph:
         """All processors, in the order of their declaration."""
         return tuple(self._processors.values())
 
-    def journal(self, processor: Processor) -> str | None:
+    def journal_topic(self, processor: Processor) -> str | None:
         """Returns the topic where a processor records deliveries, or an alts its choices, before its functions run.
 
         None if the processor needs none.
@@ -544,7 +544,7 @@ class Graph:
                 "dead letters": processor.errors or "none",
                 "stops on": ", ".join(each.__name__ for each in processor.stop_on),
                 "retries": processor.retry and str(processor.retry),
-                "journal": self.journal(processor),
+                "journal": self.journal_topic(processor),
                 "stores": processor.target and f"{processor.target}, by {processor.target.evidence}",
             }
             lines.append(f"  {processor.id}: {', '.join(words)}")

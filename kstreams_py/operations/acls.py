@@ -154,7 +154,7 @@ def _collect_worker(graph: Graph, found: _Rights) -> None:
             found.topic(topic.name, READ)
         for name in processor.written:
             found.topic(name, WRITE, *([READ] if processor.guarantee.is_transactional else []))
-        found.own(graph.journal(processor), READ, WRITE, CREATE, ALTER, DELETE)
+        found.own(graph.journal_topic(processor), READ, WRITE, CREATE, ALTER, DELETE)
         found.own(changelog_of(graph.name, processor), READ, WRITE, CREATE)
         found.own(graph.delivered(processor), READ, WRITE, CREATE, ALTER, cluster=processor.cluster)
 
@@ -173,7 +173,7 @@ def _collect_operator(graph: Graph, found: _Rights) -> None:
     for processor in graph.processors:
         found.add(Resource.GROUP, group_of(graph.name, processor.id), READ)
         found.ids_of_workers(processor, DESCRIBE)
-        found.own(graph.journal(processor), READ, WRITE, CREATE, ALTER)
+        found.own(graph.journal_topic(processor), READ, WRITE, CREATE, ALTER)
         found.own(changelog_of(graph.name, processor), READ, CREATE)
         found.own(graph.delivered(processor), READ, WRITE, CREATE, ALTER, cluster=processor.cluster)
         if processor.errors is not None:

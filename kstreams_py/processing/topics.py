@@ -68,7 +68,7 @@ def ask_clusters(
 def find_topics_of(graph: Graph, processor: Processor, cluster: Cluster) -> dict[str, TopicInfo]:
     """Returns the existing topics of a processor, with its journal and its changelog."""
     found = find_topics(graph, cluster, [*(topic.name for topic in processor.inputs), *processor.written])
-    own = [name for name in (graph.journal(processor), changelog_of(graph.name, processor)) if name is not None]
+    own = [name for name in (graph.journal_topic(processor), changelog_of(graph.name, processor)) if name is not None]
     return found | cluster.topics(own) if own else found
 
 
@@ -115,7 +115,7 @@ def create_own_topics(graph: Graph, cluster: Cluster, found: Mapping[str, TopicI
         if processor.inputs[0].name not in found:
             continue
         partitions = found[processor.inputs[0].name].partitions
-        if (journal := graph.journal(processor)) is not None:
+        if (journal := graph.journal_topic(processor)) is not None:
             wanted[""][journal] = (partitions, JOURNAL_SETTINGS)
         if (changelog := changelog_of(graph.name, processor)) is not None:
             _check_growth(processor, changelog, partitions, cluster)
@@ -148,7 +148,7 @@ class Growth:
         self._processor = processor
         self._cluster = cluster
         counts = self._count(topics)
-        journal = graph.journal(processor)
+        journal = graph.journal_topic(processor)
         journaled = topics[journal].partitions if journal is not None and journal in topics else sys.maxsize
         self._counts = {name: min(count, journaled) for name, count in counts.items()}
 

@@ -81,7 +81,7 @@ def test_journal_of_an_alts_grows_with_its_inputs(
     cluster.partitions(target)
     graph = alts_graph(name)
     (processor,) = graph.processors
-    journal = graph.journal(processor)
+    journal = graph.journal_topic(processor)
     assert journal is not None
     expected: dict[str, list[bytes]] = {topic: [] for topic in inputs}
 

@@ -63,7 +63,7 @@ class Bench:
             graph.topic(name)
         (graph.alts if alts else graph.join)("a", "b", to="x", id="p")(lambda *values: None)
         (self.processor,) = graph.processors
-        self.journal = graph.journal(self.processor)
+        self.journal = graph.journal_topic(self.processor)
         topics = ["a", "b", "x", "dead", *([self.journal] if self.journal else [])]
         self.cluster.create_topics([(name, 2, -1, {}) for name in topics])
         self.counters = Counters()

@@ -60,7 +60,7 @@ class Plant:
             function or (concatenate if kind == "join" else copy_value)
         )
         (self.processor,) = self.graph.processors
-        self.journal = self.graph.journal(self.processor)
+        self.journal = self.graph.journal_topic(self.processor)
         names = ["a", "b", "x", "dead", self.graph.beginnings, *([self.journal] if self.journal else [])]
         single = ("x", "dead", self.graph.beginnings)
         settings_of = {"dead": dead or {}, self.journal: JOURNAL_SETTINGS, self.graph.beginnings: BEGINNINGS_SETTINGS}

@@ -650,7 +650,7 @@ def test_persistence_chooses_the_journal(persistence: Any, journal: ks.Journal |
     graph = ks.Graph("g")
     declare(graph, persistence=persistence)
     (processor,) = graph.processors
-    assert (processor.journal, graph.journal(processor)) == (journal, journal and "__ks.g.p.journal")
+    assert (processor.journal, graph.journal_topic(processor)) == (journal, journal and "__ks.g.p.journal")
     assert ("deliveries of" in graph.describe()) is (journal is not None)
 
 

@@ -697,7 +697,7 @@ def test_journal_is_for_alts_that_are_exactly_once_and_no_others() -> None:
     graph.alts(a, b, to=c, id="two", guarantee="at_least_once")(one)
     graph.sink(a, b, id="three", alts=True)(one)
     graph.map(a, to=b, id="four")(one)
-    assert [graph.journal(p) for p in graph.processors] == [
+    assert [graph.journal_topic(p) for p in graph.processors] == [
         "__ks.app.one.journal",
         None,
         "__ks.app.three.journal",

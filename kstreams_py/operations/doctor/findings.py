@@ -96,7 +96,7 @@ class Examined:
 
     @property
     def journals(self) -> list[str]:
-        return [name for each in self.graph.processors if (name := self.graph.journal(each)) is not None]
+        return [name for each in self.graph.processors if (name := self.graph.journal_topic(each)) is not None]
 
 
 def diagnose(facts: Facts, examined: Examined | None) -> list[Finding]:

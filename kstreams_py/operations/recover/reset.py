@@ -205,7 +205,7 @@ class GraphPositions:
         if (changelog := changelog_of(self._graph.name, processor)) is not None:  # an empty state may begin there
             states = states_begun(begun, processor.id, changelog)
             found += [forgotten_state(self._graph.beginnings, each) for each in states if each.partition in numbers]
-        journal = self._graph.journal(processor)
+        journal = self._graph.journal_topic(processor)
         if journal is None:
             return found
         if processor.journal is None:

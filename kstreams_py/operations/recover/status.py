@@ -60,7 +60,7 @@ class _Tasks:
         self._partitions = partitions_of(processor, topics)
         self._beginning = Beginning(environment, graph, processor, self._inputs)
         self._journal = open_journal(graph, processor, environment, topics, "")
-        self._backing = graph.journal(processor) or ""
+        self._backing = graph.journal_topic(processor) or ""
         existing = self._cluster.topics([graph.beginnings, *([self._backing] if self._backing else [])])
         self._was_started = graph.beginnings in existing
         self._journaled = existing[self._backing].partitions if self._backing in existing else 0

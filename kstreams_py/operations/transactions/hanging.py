@@ -75,7 +75,7 @@ def topics_of(graph: Graph, cluster: str = "") -> set[str]:
     own: set[str | None] = {topic.name for topic in graph.topics.values() if topic.cluster == cluster}
     own |= {graph.delivered(processor) for processor in graph.processors if processor.cluster == cluster}
     if not cluster:
-        own |= {graph.journal(processor) for processor in graph.processors}
+        own |= {graph.journal_topic(processor) for processor in graph.processors}
         own |= {changelog_of(graph.name, processor) for processor in graph.processors}
         own |= {runs_topic(each.target.name) for each in graph.pipelines if isinstance(each.target, Topic)}
         own |= {graph.beginnings, graph.replayed, POSITIONS_TOPIC}

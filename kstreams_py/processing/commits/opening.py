@@ -44,7 +44,7 @@ def open_journal(
 
     - `writer`: the transactional id of this worker's outputs.
     """
-    topic = graph.journal(processor)
+    topic = graph.journal_topic(processor)
     if topic is None:
         return None
     if processor.journal is None:
@@ -57,7 +57,7 @@ def partitions_written(
     graph: Graph, processor: Processor, topics: Mapping[str, TopicInfo]
 ) -> tuple[list[TopicPartition], list[TopicPartition]]:
     """Returns the partitions that the producer of a processor writes, and those of its journal of deliveries."""
-    journal, delivered = graph.journal(processor), graph.delivered(processor)
+    journal, delivered = graph.journal_topic(processor), graph.delivered(processor)
     counts = {name: info.partitions for name, info in topics.items()}
     if delivered is not None:  # on the cluster of the outputs, with a partition for each task
         counts[delivered] = counts[processor.inputs[0].name]
