@@ -303,7 +303,9 @@ EXIT_STATUSES: Final = (
     ExitStatus(
         3, "an external system does not answer", True, f"restart after {RESTART_SECONDS} s, for as long as it is away"
     ),
-    ExitStatus(4, "another worker holds the slot", False, "leave the slot to it: restarted, the two end each other"),
+    ExitStatus(
+        4, "another worker holds the slot", False, "leave the slot to it: after a restart, the two end each other"
+    ),
     ExitStatus(
         5,
         "input or committed offsets were deleted, or a journal contradicts them",

@@ -29,7 +29,7 @@ _AT_ONCE: Final = 4
 _TIMEOUT: Final = 30.0
 """Seconds without a byte after which a download fails."""
 
-_NETWORK: Final = f"check its network (HTTPS_PROXY; another repository: {REPOSITORY}), then run it again"
+_NETWORK: Final = f"check the network (HTTPS_PROXY; another repository: {REPOSITORY}), then try again"
 
 
 class Artifact(NamedTuple):

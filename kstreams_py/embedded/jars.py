@@ -147,7 +147,8 @@ def resolve(wanted: tuple[Artifact, ...], present: set[str], progress: Progress 
                 _fetch(wanted, present, final, say)
     except OSError as error:
         raise MissingSoftware(
-            f"{cache_directory()} cannot be written: {error.strerror}: make space or set XDG_CACHE_HOME to another"
+            f"{cache_directory()} cannot be written: {error.strerror}: free space, or set XDG_CACHE_HOME to "
+            "another directory"
         ) from None
     return cached(wanted)
 

@@ -109,7 +109,7 @@ Classes = type[BaseException] | Iterable[type[BaseException]]
 
 
 DEFAULT_PARTITIONS: Final = 4
-"""Partitions of a new topic if nothing else decides their number. At most as many slots share a processor."""
+"""Partitions of a new topic if nothing else decides their number. It caps the slots that share a processor."""
 
 
 class ProcessorKind(StrEnum):

@@ -19,7 +19,7 @@ takes it back while the step waits: the function may be called again, but only a
 
 `Durability` is a separate choice: which failures an acknowledged write survives. Kafka's transactional and idempotent
 producers need acks=all. So `exactly_once` requires `committed`, and `at_most_once` excludes `leader`: without a
-producer id, the client sends a batch again that its broker may have written. With `leader` or `none`, outputs are lost
+producer id, the client resends a batch that its broker may have written. With `leader` or `none`, outputs are lost
 if a broker fails before its followers have them; nothing else changes in the table.
 """
 
@@ -90,7 +90,7 @@ RULES: Final[Mapping[Guarantee, Rules]] = {
     Guarantee.AT_LEAST_ONCE: Rules(),
     Guarantee.AT_MOST_ONCE: Rules(
         refused={
-            Durability.LEADER: "a batch is sent again after its broker fails, though it may be written, and the copy "
+            Durability.LEADER: "a batch is resent if its broker fails, though it may be stored already, and the copy "
             "is dropped only with acks=all: choose durability committed or none, or another guarantee"
         },
         commits_first=True,

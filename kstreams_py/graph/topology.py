@@ -162,13 +162,13 @@ class Graph:
         if known is None:
             if of_dead_letters and topic.cluster != reserved:
                 raise GraphError(
-                    f"topic {name!r} takes dead letters of a processor that writes elsewhere: leave cluster= out"
+                    f"topic {name!r} takes dead letters from a processor that writes to another cluster: omit cluster="
                 )
             self._topics[name] = topic
             return topic
         if differing := [f.name for f in fields(Topic) if getattr(known, f.name) != getattr(topic, f.name)]:
             raise GraphError(
-                f"topic {name!r} is declared twice with another {differing[0]}: declare it once, "
+                f"topic {name!r} is declared twice, differing in {differing[0]}: declare it once, "
                 "and use the Topic that graph.topic returned"
             )
         return known
@@ -199,7 +199,7 @@ class Graph:
         return self._declare((topic,), _listed(to), options)
 
     def join(self, *topics: End, to: End | Many, **options: Unpack[Options]) -> Callable[[Function], Function]:
-        """Declares a processor that reads one record of each input in step, and writes the function's result."""
+        """Declares a processor whose step reads one record of each input, and writes the function's result."""
         return self._declare(topics, _listed(to), options, least=2)
 
     def alts(self, *topics: End, to: End | Many, **options: Unpack[Options]) -> Callable[[Function], Function]:
@@ -233,7 +233,7 @@ class Graph:
             what = f"processor {name_processor(function, options)!r}"
             for name, limit in (("held_max", held_max), ("held_bytes_max", held_bytes_max)):
                 if limit < 1:
-                    raise GraphError(f"{what}: {name} is {limit}: give a number from 1 on")
+                    raise GraphError(f"{what}: {name} is {limit}: give 1 or more")
             takes_state = options.get("state") is not None
             chosen = Ordered(choose(what, Start, "start", start), held_max, held_bytes_max, takes_state)
             return self._declare((topic,), _listed(to), options, ordered=chosen)(function)
@@ -278,7 +278,7 @@ class Graph:
     def sink(
         self, *topics: End, to: Sink | None = None, alts: bool = False, **options: Unpack[Options]
     ) -> Callable[[Any], Any]:
-        """Declares a processor that reads one record of each input in step, and writes to no topic.
+        """Declares a processor whose step reads one record of each input, and writes to no topic.
 
         - `to`: the target that stores each returned row once, such as `sinks.SQLite(...)`. A row is a tuple with a
           value for each column, or a dict of column to value. The function returns a row, a list of rows, or None for
@@ -415,11 +415,11 @@ class Graph:
         known = self.topics
         for topic in ends:
             if is_target(topic):
-                raise GraphError(f"{what} writes to topics and to {topic!r}: store its rows by a graph.sink with to=")
+                raise GraphError(f"{what} writes to topics and to {topic!r}: store its rows with graph.sink(to=...)")
             if not isinstance(topic, Topic | str):
                 raise GraphError(f"{what}: {topic!r} is no topic: give what graph.topic returned, or a topic's name")
             if str(topic) not in known:
-                close = did_you_mean(str(topic), known) or "declare it before, with graph.topic"
+                close = did_you_mean(str(topic), known) or "declare it first, with graph.topic"
                 raise GraphError(f"{what}: there is no topic {str(topic)!r}: {close}")
             if isinstance(topic, Topic) and known[topic.name] is not topic:
                 raise GraphError(f"{what}: topic {topic.name!r} is of another graph: declare it in this one too")
@@ -457,7 +457,7 @@ class Graph:
         return None
 
     def delivered(self, processor: Processor) -> str | None:
-        """Returns the topic beside outputs on another cluster that records the committed attempt, or None."""
+        """Returns the topic that records the committed attempt beside outputs on another cluster, or None."""
         return delivered_topic(self.name, processor.id) if processor.cluster else None
 
     def validate(self, *, needs_processors: bool = True) -> None:

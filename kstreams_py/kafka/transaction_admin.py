@@ -21,7 +21,7 @@ PAGE_BYTES: Final = 4 << 20
 """Bytes of a partition in one answer."""
 
 READ_SHARE: Final = 0.5
-"""The share of a request's limit for which a partition is read; the rest of the partition is not read."""
+"""The share of a request's time limit that reading a partition may take; what is left then is not read."""
 
 LARGEST_OFFSET: Final = (1 << 63) - 1
 EARLIEST: Final = -2
@@ -112,7 +112,7 @@ class TransactionAdmin(Requests):
         if isinstance(error, errors.AuthorizationError):
             return NotAuthorized(f"the broker does not allow it: grant this user READ on topic {partition.topic}")
         if isinstance(error, errors.LeaderNotAvailableError):
-            return Retriable("it has no leader: start the brokers that have it")
+            return Retriable("it has no leader: start the brokers that host it")
         return Retriable(str(error))
 
     def max_timeout(self) -> float | None:

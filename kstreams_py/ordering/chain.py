@@ -6,11 +6,11 @@ later event of the object is a fault too, until an operator resumes the object. 
 
 An operator may also accept that events are lost. Then an event that is held, or that the decision carries, is applied
 without its predecessor. Late copies of the events that it replaces are dropped like others. Until the next event is
-applied, so is any event whose id lies between.
+applied, any event whose id lies between theirs is dropped, too.
 
-A copy is told from another event with the same id by predecessor and value, for the newest applied event of an object
-and for held events. Of older events, only the range of their ids is known: up to the predecessor of the newest event.
-An event between that and the newest one is a fault. The values of older copies are not compared.
+For the newest applied event of an object and for held events, predecessor and value tell a copy from another event with
+the same id. Of older events, only the range of their ids is known: up to the predecessor of the newest event. An event
+between that and the newest one is a fault. The values of older copies are not compared.
 
 Source: spec of event ordering, EO-50 to EO-59; D-EO-02: the first event has no predecessor, ids begin at 1.
 """
@@ -182,7 +182,7 @@ class _Waiting:
 
 
 class EventChains:
-    """The objects of one task. It keeps only the held events, in memory.
+    """The objects of one task. Only their held events are kept in memory.
 
     The caller stores each event that is held, removes each event that is released or refused, and calls `load` after a
     start or an abort.
@@ -275,7 +275,7 @@ class EventChains:
     def _judge(
         self, name: bytes, number: int, prev: int | None, value: bytes | None, record: Any, position: int
     ) -> Offered:
-        """Decides on an event, as `offer` does, that does not simply follow the newest one."""
+        """Decides, as `offer` does, on an event that does not simply follow the newest one."""
         state = self._states.get(name, _NOTHING)
         newest, before, digest, stopped, replaced = state
         if stopped:

@@ -33,7 +33,7 @@ class Verb(StrEnum):
     ACCEPT = "accept"
     """Apply an event without its predecessor: the events between the newest one and it are lost."""
     OFFER = "offer"
-    """Judge an event again that was refused while the object was stopped, as if it came now."""
+    """Judge again, as if it came now, an event that was refused while the object was stopped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ def decision_of(headers: Headers) -> Decision | None:
     try:
         return _decision(json.loads(found))
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise DecodeError(f"{found[:80]!r} is no decision of `kstreams order resume` or `accept`: {error}") from None
+        raise DecodeError(f"{found[:80]!r} is not a decision of `kstreams order resume` or `accept`: {error}") from None
 
 
 def event_headers(headers: Headers, decision: Decision) -> tuple[tuple[str, bytes | None], ...]:

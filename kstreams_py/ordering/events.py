@@ -37,7 +37,7 @@ class Event:
         """Decodes the bytes of `encode`. Raises DecodeError for other bytes."""
         kind = data[UUID_BYTES : UUID_BYTES + 1]
         if kind not in (_MAIN, _SUB):
-            raise DecodeError(f"{data[:40]!r} is no event of this store")
+            raise DecodeError(f"{data[:40]!r} is not an event of this store")
         return cls(data[:UUID_BYTES], data[UUID_BYTES + 1 :], kind == _MAIN)
 
 
@@ -137,8 +137,10 @@ def place_of(headers: Headers) -> tuple[int, int | None]:
     except ValueError:
         number = _NUMBER_MAX
     if number is None:
-        raise DecodeError(f"a record without the header {ID_HEADER} is no event: only `kstreams order` may write here")
+        raise DecodeError(
+            f"a record without the header {ID_HEADER} is not an event: only `kstreams order` may write here"
+        )
     if not -_NUMBER_MAX < number < _NUMBER_MAX or not -_NUMBER_MAX < (prev or 0) < _NUMBER_MAX:
         found = {name: value and value[:40] for name, value in headers if name in (ID_HEADER, PREV_HEADER)}
-        raise DecodeError(f"{found} is no place of an event: only `kstreams order` may write here")
+        raise DecodeError(f"{found} is not the place of an event: only `kstreams order` may write here")
     return number, prev

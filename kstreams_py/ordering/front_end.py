@@ -32,7 +32,7 @@ def open_storage(store: str | Path, prefix: str = "") -> Storage:
             raise SettingsError("a prefix is for the keys of a store in Redis: name another file instead")
         return SQLiteStorage(store)
     if scheme not in SCHEMES:
-        raise SettingsError(f"{scheme}:// is no store of events: name redis://host:port/0, or the path of a file")
+        raise SettingsError(f"{scheme}:// is not a store of events: name redis://host:port/0, or the path of a file")
     return RedisStorage(str(store), prefix)
 
 

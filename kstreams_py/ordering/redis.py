@@ -325,7 +325,7 @@ class RedisStorage:
     @contextlib.contextmanager
     def _usable(self) -> Iterator[None]:
         """Raises StoreUnavailable, with the remedy, for errors of the server and for keys of other programs."""
-        foreign = f"delete the keys of others that begin with {self._prefix!r}, or choose another prefix"
+        foreign = f"delete others' keys that begin with {self._prefix!r}, or choose another prefix"
         try:
             yield
         except self._redis.RedisError as error:
@@ -350,7 +350,7 @@ class RedisStorage:
         if not found.get("aof_enabled") or fsync != "always":
             kept = f"appendfsync is {fsync}" if found.get("aof_enabled") else "appendonly is off"
             _log.warning(
-                "%s: %s: a server that dies forgets its newest steps, so that events are lost, or sent with other ids; "
+                "%s: %s: if the server dies it forgets its newest steps, and events are lost or sent with other ids; "
                 "set appendonly yes, and appendfsync always", self._name, kept,
             )  # fmt: skip
         policy = found.get("maxmemory_policy", "noeviction")

@@ -16,7 +16,7 @@ from kstreams_py.ordering.storage import Storage
 IDEMPOTENT: Final = ProducerMode(transactional=False, acks=-1, may_repeat=True)
 
 ATTEMPTS_MAX: Final = 10
-"""Attempts to send the same events before the worker ends; its next start sends them again."""
+"""How often a send is tried before the worker ends; its next start sends the events again."""
 
 WAIT_MAX: Final = 5.0
 """The longest wait between two attempts, in seconds."""
@@ -63,7 +63,7 @@ class KafkaSender:
                 if attempt == ATTEMPTS_MAX:
                     raise BrokerUnavailable(
                         f"ordering worker {self._name}: {len(outputs)} events of {len({name for name, _ in events})} "
-                        f"objects are not acknowledged after {attempt} attempts, at last: {error}: repair the cluster, "
+                        f"objects not acknowledged after {attempt} attempts, last error: {error}: repair the cluster, "
                         "then start the worker again: it sends them again"
                     ) from error
                 logger.warning("ordering worker %s: %s; trying again", self._name, error, extra=away(self._name))

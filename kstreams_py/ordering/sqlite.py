@@ -27,7 +27,7 @@ _APPLICATION: Final = 0x6B734F31
 """Marks the file as a store of this program (PRAGMA application_id)."""
 
 _POLL_SECONDS: Final = 0.005
-"""Between two checks whether another connection has committed; each takes some microseconds."""
+"""Seconds between two checks for others' commits; each check takes a few microseconds."""
 
 _TABLES: Final = """
 CREATE TABLE events (number INTEGER PRIMARY KEY AUTOINCREMENT, object TEXT NOT NULL, data BLOB NOT NULL, lane TEXT);

@@ -9,7 +9,7 @@ from typing import Any, Final
 from kstreams_py.ordering.storage import ObjectStatus, WorkerStatus
 
 SILENT_SECONDS: Final = 30.0
-"""A worker without a sign of life for so long may be dead; a worker that waits for tokens gives one every second."""
+"""A worker without a sign of life for this many seconds may be dead; one that waits for tokens gives one a second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Standing:
             yield f"{each.name}: {each.waiting} waiting, {each.taken} taken, {each.tokens} tokens{owner}"
         for worker in self.workers:
             held = f"{len(worker.objects)} objects" if worker.objects else "nothing"
-            yield f"worker {worker.name}: heard of {worker.seconds:.0f} s ago, process {worker.number}, holds {held}"
+            yield f"worker {worker.name}: heard from {worker.seconds:.0f} s ago, process {worker.number}, holds {held}"
             if blocked := self.blocked(worker):
                 yield (
                     f"  {', '.join(blocked)}: blocked until it is started again, or `kstreams order takeover "

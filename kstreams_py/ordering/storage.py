@@ -11,7 +11,7 @@ from kstreams_py.ordering.events import Change
 from kstreams_py.ordering.steps import Answer, Step
 
 REMEMBERED_SECONDS: Final = 86_400
-"""How long a store remembers the uuid of a change, so that another attempt of the front end is no second change."""
+"""How long a store remembers the uuid of a change, so that another attempt of the front end does not store it again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Storage(Protocol):
 
     Each change and each step is atomic, and durable when its call returns. Every call raises StoreUnavailable if the
     store does not answer, and SettingsError if it cannot be used. A step without an answer may have been carried out,
-    or may still be. So the worker registers again, which refuses steps that come late, and asks what its lanes hold.
+    or may still be. The worker then registers again, so that late steps are refused, and asks what its lanes hold.
     """
 
     def enqueue(self, changes: Sequence[Change]) -> list[bool]:
@@ -106,7 +106,7 @@ class Storage(Protocol):
         """
 
     def await_token(self, seconds: float) -> None:
-        """Waits until there is a token, for at most these seconds."""
+        """Waits for a token, for at most this many seconds."""
 
     def workers(self) -> list[WorkerStatus]:
         """Returns all workers that have ever registered, by name."""
@@ -125,11 +125,11 @@ def refused(store: str, worker: str, process: str, known: str | None) -> KStream
     """
     if known is None:
         return InputLost(
-            f"{store} has forgotten worker {worker!r}, and maybe events, and the ids that were given: it was emptied, "
+            f"{store} has forgotten worker {worker!r}, and perhaps events and assigned ids: it was emptied, "
             "or keeps too little on its disk: decide what is lost; consumers drop events with ids that they have seen"
         )
     if known == process:
-        return StoreUnavailable(f"{store}: an earlier attempt of this process to register came late", may_return=True)
+        return StoreUnavailable(f"{store}: this process's earlier attempt to register came late", may_return=True)
     return Replaced(
         f"worker {worker!r} was started again elsewhere, and this process ends: give each process a name of its own "
         "(--name)"

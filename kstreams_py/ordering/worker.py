@@ -78,7 +78,7 @@ class OrderingWorker:
         """The number of tokens that were found in the last turn."""
 
     def start(self) -> None:
-        """Registers, and takes up the work held under the name. Steps that come late from before are refused."""
+        """Registers, and takes up the work held under the name. Steps from before that arrive late are refused."""
         is_known = self._incarnation is not None
         incarnation = self._storage.register(self._name, self._count, self._process, again=is_known)
         self._incarnation = incarnation
@@ -122,7 +122,7 @@ class OrderingWorker:
         self._sleep(min(0.1 * 2**failures, STORE_WAIT_MAX))
 
     def stop(self) -> None:
-        """Makes `run` end once the events in work are sent. Any thread may call this."""
+        """Makes `run` end once the events that it has taken are sent. Any thread may call this."""
         self._stopping.set()
 
     @property

@@ -6,7 +6,7 @@ reports      rule     the reports of a worker on its processors, and their sums 
 status       rule     the status of a run: its slots at one moment, and the state of each worker
 health       rule     decides whether a run is alive and ready
 watch        acts     detects loops and processes that stand still; warns, and has them replaced
-hidden       acts     finds inputs whose newest records open transactions hide, and who holds these open
+hidden       acts     finds inputs whose newest records are hidden by open transactions, and who holds these open
 slot         acts     one worker process: a loop for each processor, drained together
 pipe         acts     carries reports from a worker to its supervisor
 output       acts     carries the output of a worker to its supervisor, or past one that is stopped or has ended

@@ -13,10 +13,10 @@ from kstreams_py.metrics import WorkerState
 from kstreams_py.running.status import RunStatus, SlotStatus
 
 STARTING_SECONDS: Final = 120.0
-"""Seconds until the first report of a process is late: its imports may take long."""
+"""Seconds after which the first report of a process counts as late: its imports may take long."""
 
 LOOK_LATE: Final = 2.0
-"""The age of a status, in seconds, after which the process that creates it stands still itself."""
+"""The age of a status, in seconds, after which the process that creates it counts as standing still itself."""
 
 READY: Final = frozenset({WorkerState.RUNNING, WorkerState.RETRYING, WorkerState.SPARE})
 """The states of a worker that is a member of its group."""
@@ -67,7 +67,7 @@ def _still(slot: SlotStatus, since: float, limit: float) -> Iterator[Still]:
 
 
 def unready(status: RunStatus, processors: Collection[str]) -> list[str]:
-    """Returns the workers that are no members of their group, each with its state."""
+    """Returns the workers that are not members of their group, each with its state."""
     if status.stopping:
         return ["the workers drain"]
     found = []

@@ -1,4 +1,4 @@
-"""Finds inputs whose newest records open transactions hide, and the producers of these transactions.
+"""Finds inputs whose newest records are hidden by open transactions, and the producers of these transactions.
 
 A reader of committed records stops at the last stable offset. If a producer died in a transaction, the reader has
 nothing to read, its lag is 0, and it looks healthy.

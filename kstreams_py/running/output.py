@@ -29,7 +29,7 @@ OUTPUT_FDS: Final = "KSTREAMS_OUTPUT_FDS"
 """The environment variable with the file descriptors that a worker needs to go on without its supervisor."""
 
 STOPPED_SECONDS: Final = 3.0
-"""Seconds that a pipe is full and the supervisor reads nothing, before the worker empties the pipe itself."""
+"""Seconds for which a pipe is full and the supervisor reads nothing before the worker empties the pipe itself."""
 
 LOOK_SECONDS: Final = 0.5
 """Seconds between two checks of a worker's pipes while its supervisor reads."""
@@ -41,7 +41,7 @@ READ_MAX: Final = 1 << 16
 """The most bytes of one read: the capacity of a pipe."""
 
 FINISH_SECONDS: Final = 5.0
-"""Seconds after which output is given up that a child process of a worker still holds open."""
+"""Seconds after which output is given up if a child process of a worker still holds it open."""
 
 STDOUT: Final = 1
 STDERR: Final = 2

@@ -43,7 +43,7 @@ def report_writer() -> Callable[[Sequence[Report]], None] | None:
 
 
 def report_drained() -> None:
-    """Reports to the supervisor that this worker has drained, so that its end is the requested one.
+    """Reports to the supervisor that this worker has drained, so that its end counts as the requested one.
 
     Waits while the pipe is full: without this line, status 0 means that a function has ended the process.
     """

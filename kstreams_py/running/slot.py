@@ -145,7 +145,7 @@ class Slot:
         self._lags: dict[str, dict[TopicPartition, int]] = {}
         """The lags of each processor's partitions; a processor is missing if they are unknown."""
         self._brokers_away = dict[str, str]()
-        """By the name of a cluster of which no broker answers, why its newest request failed."""
+        """For each cluster of which no broker answers, by name: why the newest request to it failed."""
         self._hidden = HiddenRecords(environment.cluster)
         self._held = HeldEvents(environment.settings.held_timeout_ms / 1000)
 

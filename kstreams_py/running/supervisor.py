@@ -24,11 +24,11 @@ from kstreams_py.running.watch import LOOK_MAX
 logger = logging.getLogger(__name__)
 
 STANDBY_DELAY: Final = 2.0
-"""Seconds after a start until a standby is started, so that it takes no CPU from the worker that starts."""
+"""Seconds from a worker's start to a standby's, so that the standby takes no CPU from the worker."""
 
 
 SCARCE: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM, errno.ENOSPC})
-"""Errors of a start that may disappear later: too few file descriptors, processes, memory or space."""
+"""Start errors that may pass: too few file descriptors or processes, too little memory or space."""
 
 SCARCE_SECONDS: Final = 1.0
 """Seconds until a start that failed with one of these errors is tried again."""
@@ -101,7 +101,7 @@ class Supervisor:
         return {child.slot.number: process.pid for child in self._children if (process := child.process) is not None}
 
     def forbid_restarts(self) -> None:
-        """Lets `run` stop all workers and raise WorkersFailed when the first one dies. Call it before `run`."""
+        """Makes `run` stop all workers and raise WorkersFailed when one dies. Call it before `run`."""
         for child in self._children:
             child.slot.restarts_max = 0
 
@@ -195,7 +195,7 @@ class Supervisor:
         """Leaves a slot to the worker that took it. Raises WorkersFailed if no other slot is left here."""
         if others := [str(child.slot.number) for child in self._children if not child.slot.taken]:
             going = f"slot {others[0]} goes" if len(others) == 1 else f"slots {', '.join(others)} go"
-            logger.warning("slot %d ended by %s: it is not restarted here, %s on", slot.number, slot.taken, going)
+            logger.warning("slot %d ended by %s: it is not restarted here; %s on", slot.number, slot.taken, going)
         else:
             ends = (f"slot {child.slot.number} ended by {child.slot.taken}" for child in self._children)
             raise WorkersFailed("; ".join(ends), Replaced.exit_status)
@@ -232,7 +232,7 @@ class Supervisor:
             if error.errno not in SCARCE:
                 raise
             logger.warning(
-                "no process can be started for slot %s: %s: trying again every %g s; raise the limit, or free some",
+                "cannot start a process for slot %s: %s: retrying every %g s; raise the limit, or free resources",
                 name, error, SCARCE_SECONDS, extra=repeated(f"failed starts of slot {name}", str(error)),
             )  # fmt: skip
             return None

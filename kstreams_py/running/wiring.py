@@ -334,6 +334,6 @@ def standby_command(target: str) -> list[str]:
 
 
 def awaited_slot() -> int | None:
-    """Waits in a standby process for the slot to run; returns None if the supervisor has ended."""
+    """Waits in a standby process for its slot number; returns None if the supervisor has ended."""
     line = sys.stdin.readline()
     return int(line) if line else None

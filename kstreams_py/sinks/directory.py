@@ -34,7 +34,7 @@ KEPT_SECONDS: Final = 3600.0
 """How long unpublished files stay: a reader may have their names from an older manifest."""
 
 _END_BYTES: Final = 64 * 1024
-"""The least part of a file's end in its digest, in bytes: two files may have the same footer and different rows."""
+"""How many bytes of a file's end its digest covers at least: two files may have the same footer and different rows."""
 
 _REMEDIES: Final = {
     errno.ENOSPC: "free space on its disk",

@@ -122,7 +122,7 @@ _MAY_RETURN: Final = ("08", "40", "53200", "53300", "55P03", "57P", "57014", "25
 """Beginnings of transient SQLSTATEs: connections, serialization, memory, locks, a server that stops or is a standby."""
 
 _LASTING: Final = ("authentication failed", "does not exist", "no pg_hba.conf entry", "no password supplied")
-"""Texts in errors of connections that another attempt does not open; libpq does not pass their SQLSTATE."""
+"""Texts in errors of connections that another attempt does not open either: libpq does not pass on their SQLSTATE."""
 
 
 @dataclass(frozen=True, init=False)
@@ -257,7 +257,7 @@ class PostgreSQLConnection:
         return SinkUnavailable(f"{self._sink}: {text}", may_return=may_return)
 
     def _is_of_server(self, error: Exception) -> bool:
-        """Whether no row causes the error: the server cannot serve now, or is broken, or the connection is."""
+        """Whether the error comes from the server (it cannot serve now, or is broken) or the connection, not a row."""
         state: str | None = getattr(error, "sqlstate", None)
         if state is not None:
             return state.startswith(_OF_SERVER)
@@ -425,7 +425,7 @@ class PostgreSQLConnection:
     def _refuse(self, connection: psycopg.Connection[Any], rows: Sequence[Row], error: Exception) -> NoReturn:
         """Finds the row that PostgreSQL refused, and raises RowRefused; nothing is stored.
 
-        If PostgreSQL also refuses to store no rows, the set-up is wrong: raises that error.
+        If PostgreSQL refuses even an insert of no rows, the set-up is wrong: raises that error.
         """
         with connection.transaction(force_rollback=True):
             connection.execute(self._insert, [[] for _ in self._names])

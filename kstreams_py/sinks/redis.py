@@ -251,7 +251,7 @@ def encode_rows(rows: Sequence[Row], columns: Sequence[str]) -> list[bytes]:
     try:
         encoded.extend(encode(dict(zip(columns, row.values, strict=True))).encode() for row in rows)
     except UnicodeEncodeError as error:
-        raise RowRefused(f"the row has text that is no Unicode: {error.reason}", len(encoded)) from error
+        raise RowRefused(f"the row has text that is not Unicode: {error.reason}", len(encoded)) from error
     except ValueError as error:  # an integer of more digits than Python writes
         raise RowRefused(f"the row has a value that JSON does not hold: {error}", len(encoded)) from error
     return encoded

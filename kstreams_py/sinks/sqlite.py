@@ -60,7 +60,7 @@ MAY_RETURN: Final = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
 
 
 def open_file(path: Path) -> sqlite3.Connection:
-    """Opens a file, and creates it if it is missing; a commit is on the disk when it returns. Raises sqlite3.Error.
+    """Opens a file, and creates it if it is missing; a commit returns once it is on disk. Raises sqlite3.Error.
 
     The connection begins no transaction by itself, and any thread may use it, one at a time.
     """
@@ -111,7 +111,7 @@ def describe_error(path: Path, error: sqlite3.Error) -> str:
 
 
 def is_of_file(error: sqlite3.Error) -> bool:
-    """Whether the file or its disk cannot be used, so that no row causes the error."""
+    """Whether the error comes from the file or its disk, rather than from a row."""
     return code_of(error) not in _OF_ROWS
 
 
@@ -312,7 +312,7 @@ class SQLiteConnection:
 
 
 class SqliteTable:
-    """A table to which functions write themselves, by the delivery hash; created when first used.
+    """A table that functions write to directly, by delivery hash; created when first used.
 
     Several threads and processes may write to one file: each opens its own connection when first used.
     Every method raises SinkUnavailable, with the file and the remedy, if the file or its table cannot be used.

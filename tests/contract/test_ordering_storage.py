@@ -265,9 +265,7 @@ def test_process_that_registers_again_refuses_its_own_steps_that_come_late(store
     assert again.number == before.number + 1
     store.run(again, [Find("w#0"), Own("w#0", "a"), Complete("w#0", "a", 1), Pop("w#0", "a", 1)])
     for late in (lambda: store.run(before, [Complete("w#0", "a", 1)]), lambda: store.retire(before, 0)):
-        with pytest.raises(
-            StoreUnavailable, match="an earlier attempt of this process to register came late"
-        ) as raised:
+        with pytest.raises(StoreUnavailable, match="this process's earlier attempt to register came late") as raised:
             late()
         assert raised.value.may_return
     assert values(store.run(again, [Resume("w#0", "a")])[0]) == [(b"2", 2, 1)]
@@ -280,7 +278,7 @@ def test_store_that_has_forgotten_a_worker_is_not_used_by_it(store: Storage) -> 
         lambda: store.retire(gone, 1),
         lambda: store.register("w", 1, "p", again=True),
     ):
-        with pytest.raises(InputLost, match="has forgotten worker 'w', and maybe events, and the ids that were given"):
+        with pytest.raises(InputLost, match="has forgotten worker 'w', and perhaps events and assigned ids"):
             call()
     assert store.workers() == []
 
@@ -602,5 +600,5 @@ def test_keys_in_redis_that_others_have_written_are_named_with_the_remedy(redis_
 
     with closing(RedisStorage(url, prefix)) as store, pytest.raises(StoreUnavailable) as raised:
         use(store)
-    assert f"delete the keys of others that begin with {prefix!r}, or choose another prefix" in str(raised.value)
+    assert f"delete others' keys that begin with {prefix!r}, or choose another prefix" in str(raised.value)
     assert not raised.value.may_return

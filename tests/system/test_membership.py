@@ -325,7 +325,7 @@ def test_slot_that_another_supervisor_takes_over_ends_and_names_the_new_holder(
                 deployed.await_held(second, 2)
                 # taken within the session: the broker goes on naming the client of the replaced member
                 by = deployed.format_replaced_pattern(1, second, named=False)
-                first.await_text(rf"WARNING \S+: {by}: it is not restarted here, slot 0 goes on\n")
+                first.await_text(rf"WARNING \S+: {by}: it is not restarted here; slot 0 goes on\n")
                 load.await_more(500)
             deployed.await_done()
             for supervisor in (first, second):

@@ -297,7 +297,7 @@ def test_slot_that_another_supervisor_takes_over_ends_and_the_other_slots_contin
         # a worker that never was a member would join despite another one
         first.await_text(r"\[1\] .* copy: holds \S+\[\d\]")
         with app.run("--slots", "1-2") as second:
-            first.await_text(r"slot 1 ended by Replaced: .*: it is not restarted here, slot 0 goes on\n")
+            first.await_text(r"slot 1 ended by Replaced: .*: it is not restarted here; slot 0 goes on\n")
             values += app.feed(100, 6, first=100)
             app.await_outputs(1_200, second)
             assert len(before & app.pids()) == 1, "slot 0 is still the same process"

@@ -366,7 +366,7 @@ def test_decision_that_no_object_can_have_is_refused() -> None:
         try:
             decision_of([(CONTROL_HEADER, data)])
         except DecodeError as error:
-            return "is no decision of `kstreams order resume` or `accept`: " in str(error)
+            return "is not a decision of `kstreams order resume` or `accept`: " in str(error)
         return False
 
     texts += [json.dumps(VALID | change).encode() for change in changes]
@@ -431,13 +431,13 @@ def test_place_of_a_record_is_what_its_worker_wrote(prev: int | None) -> None:
     assert place_of(headers_of(OrderedEvent(Event(bytes(16), b""), 7, prev))) == (7, prev)
 
 
-NO_PLACE: Final = "{} is no place of an event: only `kstreams order` may write here"
+NO_PLACE: Final = "{} is not the place of an event: only `kstreams order` may write here"
 
 
 @pytest.mark.parametrize(
     ("headers", "message"),
     [
-        ([], "a record without the header ks-event-id is no event: only `kstreams order` may write here"),
+        ([], "a record without the header ks-event-id is not an event: only `kstreams order` may write here"),
         ([("ks-event-id", None)], NO_PLACE.format({"ks-event-id": None})),
         ([("ks-event-id", b"x")], NO_PLACE.format({"ks-event-id": b"x"})),
         ([("ks-event-id", b"%d" % 2**63)], NO_PLACE.format({"ks-event-id": b"9223372036854775808"})),

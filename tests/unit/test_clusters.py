@@ -147,7 +147,7 @@ TOO_WEAK: Final = (
     "processor 'p' is at_least_once and writes to cluster 'west': give it guarantee exactly_once, which goes through a "
     "journal there"
 )
-NOT_MOVED: Final = "topic 'dead' takes dead letters of a processor that writes elsewhere: leave cluster= out"
+NOT_MOVED: Final = "topic 'dead' takes dead letters from a processor that writes to another cluster: omit cluster="
 OWN, WEST = "the graph's own cluster", "cluster 'west'"
 
 

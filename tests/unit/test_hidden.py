@@ -1,4 +1,4 @@
-"""running/hidden.py: inputs whose newest records open transactions hide, and whose these are."""
+"""running/hidden.py: inputs whose newest records are hidden by open transactions, and whose these are."""
 
 from __future__ import annotations
 

@@ -128,7 +128,7 @@ def test_jar_with_another_checksum_is_refused_and_nothing_is_cached(cache: Path,
     assert cached_files(cache) == {}
 
 
-NETWORK = "check its network (HTTPS_PROXY; another repository: KSTREAMS_MAVEN_REPOSITORY), then run it again"
+NETWORK = "check the network (HTTPS_PROXY; another repository: KSTREAMS_MAVEN_REPOSITORY), then try again"
 
 
 def test_download_that_ends_early_is_no_jar(cache: Path, repository: Repository) -> None:
@@ -145,7 +145,7 @@ def test_download_that_ends_early_is_no_jar(cache: Path, repository: Repository)
 
 def test_missing_jar_is_named_with_the_status(cache: Path, repository: Repository) -> None:
     del repository.files[f"/{PATHS[1]}"]
-    with pytest.raises(MissingSoftware, match=r"two-2\.0\.jar from .*: HTTP status 404: check its network"):
+    with pytest.raises(MissingSoftware, match=r"two-2\.0\.jar from .*: HTTP status 404: check the network"):
         jars.resolve(WANTED, set(), None)
 
 
@@ -274,4 +274,6 @@ def test_cache_that_cannot_be_written_is_named(cache: Path, monkeypatch: pytest.
     (cache / "jars").touch()
     with pytest.raises(MissingSoftware) as refused:
         jars.kafka_classpath()
-    assert str(refused.value) == f"{cache} cannot be written: File exists: make space or set XDG_CACHE_HOME to another"
+    assert str(refused.value) == (
+        f"{cache} cannot be written: File exists: free space, or set XDG_CACHE_HOME to another directory"
+    )

@@ -47,7 +47,7 @@ def test_status_shows_objects_and_workers(store: str) -> None:
     assert re.sub(r"\b\d+ s ago", "N s ago", invoke("status", "--store", store)).splitlines() == [
         "a: 1 waiting, 0 taken, 1 tokens",
         "b: 2 waiting, 0 taken, 1 tokens, owned by w#0",
-        "worker w: heard of N s ago, process 1, holds 1 objects",
+        "worker w: heard from N s ago, process 1, holds 1 objects",
     ]
     found = [json.loads(line) for line in invoke("status", "--store", store, "--json").splitlines()]
     assert found[1] == {"object": "b", "waiting": 2, "taken": 0, "tokens": 1, "owner": "w#0"}
@@ -67,9 +67,9 @@ def test_objects_of_a_worker_that_was_not_heard_of_are_blocked() -> None:
     standing = Standing([ObjectStatus("b", 1, 2, 0, "dead#1")], [alive, idle, dead])
     assert list(standing.describe()) == [
         "b: 1 waiting, 2 taken, 0 tokens, owned by dead#1",
-        "worker alive: heard of 1 s ago, process 1, holds 1 objects",
-        "worker idle: heard of 31 s ago, process 4, holds nothing",
-        "worker dead: heard of 30 s ago, process 2, holds 2 objects",
+        "worker alive: heard from 1 s ago, process 1, holds 1 objects",
+        "worker idle: heard from 31 s ago, process 4, holds nothing",
+        "worker dead: heard from 30 s ago, process 2, holds 2 objects",
         "  b, c: blocked until it is started again, or `kstreams order takeover dead` finishes what it holds",
     ]
     assert (standing.is_blocked, Standing([], [alive, idle]).is_blocked) == (True, False)
@@ -82,7 +82,7 @@ def test_objects_of_a_worker_that_was_not_heard_of_are_blocked() -> None:
         ([], "name the topic of the events: --topic NAME"),
         (["status", "--store", "missing.db"], "the store missing.db does not exist: correct --store"),
         (["--store", "x.db", "--batch", "1", "status"], "write --store, --batch after `kstreams order status`"),
-        (["--topic", "t", "--store", "mysql://host/db"], "mysql:// is no store of events"),
+        (["--topic", "t", "--store", "mysql://host/db"], "mysql:// is not a store of events"),
         (["takeover", "w", "--yes", "--store", "STORE"], "name the topic of the events"),
         (
             ["takeover", "x", "--topic", "t", "--yes", "--store", "STORE"],

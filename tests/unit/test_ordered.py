@@ -262,7 +262,7 @@ def test_record_that_is_no_event_is_a_dead_letter() -> None:
             ("DecodeError", "a record without a key is no event of an object"),
             (
                 "DecodeError",
-                "a record without the header ks-event-id is no event: only `kstreams order` may write here",
+                "a record without the header ks-event-id is not an event: only `kstreams order` may write here",
             ),
         ]
 
@@ -303,7 +303,7 @@ def test_ordered_without_a_state_of_its_own_and_what_it_refuses() -> None:
         ({"retry": ks.Retry()}, "applies events one after the other: leave retry out"),
         ({"batch": True}, "applies events one after the other: leave batch out"),
         ({"start": "latest"}, "start 'latest' is not known: choose from_start, accept_first"),
-        ({"held_max": 0}, "held_max is 0: give a number from 1 on"),
+        ({"held_max": 0}, "held_max is 0: give 1 or more"),
     ]:
         with pytest.raises(GraphError, match=message):
             graph.ordered(events, to="g.states", id="other", **options)(lambda value: value)  # type: ignore[arg-type]

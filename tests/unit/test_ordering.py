@@ -105,7 +105,7 @@ def test_headers_of_an_event_have_its_id_its_predecessor_its_uuid_and_its_kind()
 
 
 def test_bytes_that_are_no_event_of_a_store_are_named() -> None:
-    with pytest.raises(DecodeError, match="b'x' is no event of this store"):
+    with pytest.raises(DecodeError, match="b'x' is not an event of this store"):
         Event.decode(b"x")
 
 
@@ -133,7 +133,7 @@ def test_send_gives_up_after_some_attempts_with_the_remedy(error: type[ClientErr
     with pytest.raises(BrokerUnavailable) as raised:
         send(producers, b"1", b"2")
     assert str(raised.value) == (
-        "ordering worker w: 2 events of 1 objects are not acknowledged after 10 attempts, at last: away: repair the "
+        "ordering worker w: 2 events of 1 objects not acknowledged after 10 attempts, last error: away: repair the "
         "cluster, then start the worker again: it sends them again"
     )
 
@@ -371,7 +371,7 @@ def test_event_of_no_object_is_refused_and_nothing_is_stored(path: Path) -> None
 
 
 def test_address_that_is_no_store_is_refused(path: Path) -> None:
-    with pytest.raises(SettingsError, match="postgresql:// is no store of events: name redis://host:port/0, or the"):
+    with pytest.raises(SettingsError, match="postgresql:// is not a store of events: name redis://host:port/0, or the"):
         open_storage("postgresql://host/db")
     with pytest.raises(SettingsError, match="a prefix is for the keys of a store in Redis"):
         open_storage(path, "mine:")

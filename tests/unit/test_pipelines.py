@@ -82,7 +82,7 @@ def test_pipeline_has_what_was_declared_and_the_defaults_of_the_rest() -> None:
             {"to": "returns", "mode": "upsert", "key": ["item", "day"]},
             "the key of a record in 'returns' is one column, and key= has item, day: return a column",
         ),
-        (one, ("orders",), {"to": ks.Graph("other").topic("totals")}, "there is no topic 'totals': declare it before"),
+        (one, ("orders",), {"to": ks.Graph("other").topic("totals")}, "there is no topic 'totals': declare it first"),
         (one, ("orders",), {"malformed": "skip"}, "malformed='skip' is not known: choose 'fail' or 'drop'"),
         (
             one,

@@ -404,7 +404,7 @@ def test_record_with_a_decision_that_cannot_be_read_is_a_dead_letter() -> None:
         driver.run()
         ((error, message),) = letters(driver)
         assert (error, message.split(":")[0]) == (
-            "DecodeError", "b'{}' is no decision of `kstreams order resume` or `accept`",
+            "DecodeError", "b'{}' is not a decision of `kstreams order resume` or `accept`",
         )  # fmt: skip
 
 

@@ -87,11 +87,11 @@ def declared(table: Table = OFFSETS, function: Callable[..., Any] = measure, **o
         ),
         (
             lambda graph: graph.map("a", to=Table()),
-            "processor 'measure' writes to topics and to Table(): store its rows by a graph.sink with to=",
+            "processor 'measure' writes to topics and to Table(): store its rows with graph.sink(to=...)",
         ),
         (
             lambda graph: graph.map("a", to=["b", Table()]),
-            "processor 'measure' writes to topics and to Table(): store its rows by a graph.sink with to=",
+            "processor 'measure' writes to topics and to Table(): store its rows with graph.sink(to=...)",
         ),
         (
             lambda graph: graph.sink("a", to=Table(cast(Evidence, "ofsets"))),

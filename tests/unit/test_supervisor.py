@@ -328,7 +328,7 @@ report(2, 20 + slot, lag=5); open(f"{{here}}/{{slot}}.drained", "w").close()
     assert [(tmp_path / f"{slot}.drained").exists() for slot in (0, 1, 2)] == [True, False, True]
     assert (
         caplog.messages.count(
-            "slot 1 ended by Replaced: by m7, from 10.0.0.7: it is not restarted here, slots 0, 2 go on"
+            "slot 1 ended by Replaced: by m7, from 10.0.0.7: it is not restarted here; slots 0, 2 go on"
         )
         == 1
     )
@@ -346,7 +346,7 @@ if slot == 0: send_error('Replaced: by m7'); sys.exit(4)
     workers = Workers(tmp_path, script, [0, 1])
 
     def until(counts: Counts) -> None:
-        if "slot 0 ended by Replaced: by m7: it is not restarted here, slot 1 goes on" in caplog.messages:
+        if "slot 0 ended by Replaced: by m7: it is not restarted here; slot 1 goes on" in caplog.messages:
             (tmp_path / "go.on").touch()
 
     message = r"^slot 0 ended by Replaced: by m7; slot 1 ended by Replaced: by m7, from 10\.0\.0\.7$"
@@ -663,8 +663,8 @@ def test_worker_that_cannot_be_started_for_now_is_started_later_and_named(
 
     workers.supervisor.run(show, None, (lambda *_: None) if pipes else None)
     assert workers.process_counts == {3: 1}
-    line = f"no process can be started for slot 3: [Errno {number}] {os.strerror(number)}: trying again every 0 s; "
-    assert caplog.messages == [f"{line}raise the limit, or free some"] * 3
+    line = f"cannot start a process for slot 3: [Errno {number}] {os.strerror(number)}: retrying every 0 s; "
+    assert caplog.messages == [f"{line}raise the limit, or free resources"] * 3
     assert descriptors() == before
 
 

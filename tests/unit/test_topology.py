@@ -314,7 +314,7 @@ REPLICAS = (
     "transactions need the acknowledgement of all in-sync replicas: choose durability committed, or another guarantee"
 )
 REPEATED = (
-    "a batch is sent again after its broker fails, though it may be written, and the copy is dropped only with "
+    "a batch is resent if its broker fails, though it may be stored already, and the copy is dropped only with "
     "acks=all: choose durability committed or none, or another guarantee"
 )
 GUARANTEES = "choose exactly_once, at_least_once, at_most_once"
@@ -375,11 +375,11 @@ def test_invalid_graph_is_refused_with_its_name_and_the_remedy(make: Any, messag
         (lambda g: g.topic("x", replication=-1), "topic 'x': replication is -1: give 1 or more, or leave it out"),
         (
             lambda g: g.topic("a", value=Json()),
-            f"topic 'a' is declared twice with another value: {ONCE}",
+            f"topic 'a' is declared twice, differing in value: {ONCE}",
         ),
         (
             lambda g: g.topic("a", partitions=2),
-            f"topic 'a' is declared twice with another partitions: {ONCE}",
+            f"topic 'a' is declared twice, differing in partitions: {ONCE}",
         ),
         (lambda g: g.topic("errors", value=Json()), f"topic 'errors' {DEAD_LETTERS}"),
     ],
@@ -413,17 +413,17 @@ def test_invalid_topic_is_refused_with_its_name_and_the_remedy(declare: Any, mes
         (
             lambda g: g.map("x", to="b"),
             one,
-            "processor 'one': there is no topic 'x': declare it before, with graph.topic",
+            "processor 'one': there is no topic 'x': declare it first, with graph.topic",
         ),
         (
             lambda g: g.map("a", to=["b", "x"]),
             one,
-            "processor 'one': there is no topic 'x': declare it before, with graph.topic",
+            "processor 'one': there is no topic 'x': declare it first, with graph.topic",
         ),
         (
             lambda g: g.map("__ks.app.first.journal", to="b"),
             one,
-            "processor 'one': there is no topic '__ks.app.first.journal': declare it before, with graph.topic",
+            "processor 'one': there is no topic '__ks.app.first.journal': declare it first, with graph.topic",
         ),
         (
             lambda g: g.map(Graph("other").topic("a"), to="b"),

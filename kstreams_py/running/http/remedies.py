@@ -18,7 +18,7 @@ REMEDIES: Final[Mapping[str, str]] = {
     "silent": "Check whether its process is frozen or a function holds Python's lock; stuck_timeout_ms restarts it.",
     "unwatched": "Check whether the machine is overloaded or the process is stopped (SIGSTOP); continue or restart it.",
     "restarting": "Wait: it restarts by itself. If it ends again, fix the cause that is named.",
-    "killed": "Find out what kills it: mostly the kernel, out of memory (dmesg, OOMKilled); then give it more memory.",
+    "killed": "Find out what kills it: usually the kernel, for lack of memory (dmesg, OOMKilled); then add memory.",
     "restarts": "Fix the cause of its last end: until then, its work is repeated after each start.",
     "joining": "Wait: joining the group may take session_timeout_ms. If it takes longer, check the brokers and log.",
     "retrying": "Fix what its error names (see the log): the step is repeated, and nothing is lost.",
@@ -26,7 +26,7 @@ REMEDIES: Final[Mapping[str, str]] = {
     "sink_away": "Repair its sink, as its error says: the worker then continues by itself.",
     "replaced": "Nothing is lost: another process runs it. Give each its own --slot; to run it here, start it again.",
     "spare": "Nothing is wrong: it takes over if a worker ends. To use it now, add partitions to the inputs.",
-    "open_transaction": "Check what its function waits for: readers of committed records see nothing newer until then.",
+    "open_transaction": "Check what its function waits for: read_committed readers see nothing newer until it ends.",
     "hidden": "Check why that producer does not end its transaction: readers wait. If it is dead, see the runbook.",
     "held": "Find the missing event (`kstreams order stopped`); if it is lost, `kstreams order accept` the next one.",
     "stopped": "See `kstreams order stopped`, find who sent the event, then `kstreams order resume` or `accept`.",
@@ -95,7 +95,7 @@ HIDDEN_SECONDS: Final = 60.0
 """Seconds for which other transactions may hide records: Kafka's default transaction timeout."""
 
 FAILED_SECONDS: Final = 300.0
-"""Seconds after the last failed step, from which the failures are only a note."""
+"""Seconds after the last failed step until the failures are only a note."""
 
 RESTARTS: Final = 3
 """The number of restarts from which a slot is reported, if the last is at most RESTART_SECONDS old."""

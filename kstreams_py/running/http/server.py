@@ -75,7 +75,7 @@ def is_own_host(header: str, own: set[str]) -> bool:
 
 
 class _Server(socketserver.ThreadingTCPServer):
-    """A server with a thread for each connection. http.server's own class looks up its host name first: it may hang."""
+    """A server with a thread per connection. http.server's own class first looks up its host name, which may hang."""
 
     allow_reuse_address = True
     daemon_threads = True
@@ -99,7 +99,7 @@ class _Server(socketserver.ThreadingTCPServer):
             self.shutdown_request(request)
 
     def service_actions(self) -> None:
-        """Ends connections that are too old: with a timeout for each read only, a slow sender could keep one open."""
+        """Ends connections that are too old: with only a timeout for each read, a slow sender could keep one open."""
         limit = time.monotonic() - CONNECTION_SECONDS
         with self._lock:
             for each in [each for each, begun in self._connections.items() if begun < limit]:

@@ -51,10 +51,10 @@ class Folded(NamedTuple):
 
 
 class FoldedOutage:
-    """The failed attempts of everything in one process while a broker is away, as few lines with exact counts.
+    """The failed attempts of everything in one process while a broker is away, in a few lines with exact counts.
 
-    A line says when a broker goes away, one a minute that it still is, and one when it is back. Times are seconds of
-    one monotonic clock.
+    One line says that a broker has gone away, one a minute that it is still away, and one that it is back. Times are
+    seconds of one monotonic clock.
     """
 
     def __init__(self) -> None:
