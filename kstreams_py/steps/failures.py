@@ -81,7 +81,7 @@ class Failures:
         """
         self.retries = Retries(processor.retry) if processor.retry is not None else None
         self._processor = processor
-        self._dead_letters = dead_letters
+        self.dead_letters = dead_letters
         self._describe = describe
         self._refusal = refusal
         self._stops: tuple[type[BaseException], ...] = (Stop, MemoryError, FunctionExited, *processor.stop_on)
@@ -125,10 +125,10 @@ class Failures:
     def add_dead_letter(self, inputs: Inputs, error: BaseException, plan: Plan, attempts: int = 1) -> None:
         """Adds the dead letter of a step to the plan; only the failure if the processor declares no dead letters."""
         failure = self._describe(inputs, error, attempts)
-        if self._dead_letters is not None:
+        if self.dead_letters is not None:
             refusal = self._refusal(inputs)
             least = refusal is not None and refusal.least
-            plan.outputs.append(self._dead_letters.of(failure, least=least))
+            plan.outputs.append(self.dead_letters.of(failure, least=least))
             plan.dead_letters += 1
         plan.failures.append(failure)
 

@@ -256,9 +256,9 @@ def test_dead_letter_that_cannot_be_encoded_for_want_of_a_registry_loses_no_step
     if kind == "join":
         plant.feed("b", *numbers(0, 6))
     worker = plant.worker()
-    assert worker.runner._dead_letters is not None
+    assert worker.runner._failures.dead_letters is not None
     away = raise_error(BrokerUnavailable("the schema registry does not answer"))
-    worker.runner._dead_letters = replace(worker.runner._dead_letters, encode=away)
+    worker.runner._failures.dead_letters = replace(worker.runner._failures.dead_letters, encode=away)
     with pytest.raises(BrokerUnavailable, match="registry"):
         plant.run(worker)
     plant.run()
@@ -270,7 +270,7 @@ def test_refused_output_whose_dead_letter_cannot_be_encoded_stays_to_be_written(
     plant.cluster._broker.topics["x"].settings["max.message.bytes"] = "1000"
     plant.feed("a", *numbers(0, 3))
     worker = plant.worker()
-    dead_letters = worker.runner._dead_letters
+    dead_letters = worker.runner._failures.dead_letters
     assert dead_letters is not None
     error = BrokerUnavailable("the schema registry does not answer")
     calls = list[object]()
@@ -281,7 +281,7 @@ def test_refused_output_whose_dead_letter_cannot_be_encoded_stays_to_be_written(
             raise error
         return dead_letters.encode(value)
 
-    worker.runner._dead_letters = replace(dead_letters, encode=encode)
+    worker.runner._failures.dead_letters = replace(dead_letters, encode=encode)
     with pytest.raises(BrokerUnavailable, match="registry"):
         plant.run(worker)
     assert (sorted(plant.out()), plant.dead_letter_count, len(calls)) == (["0", "2"], 1, 2)

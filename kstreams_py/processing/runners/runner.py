@@ -65,7 +65,6 @@ class Runner:
         self._outputs = Outputs(processor, registry, self._place if self._names_place else None)
         self._decode = {t.name: decoder(bind(t.value, registry, f"{t.name}-value")) for t in processor.inputs}
         self._decode_key = {t.name: decoder(bind(t.key, registry, f"{t.name}-key")) for t in processor.inputs}
-        self._dead_letters = dead_letters
         self._failures = Failures(processor, dead_letters, self._failure, self._refusal)
         self.retries = self._failures.retries
         self._refused: dict[Read, Refusal] = {}
@@ -445,18 +444,18 @@ class Runner:
 
         Returns None if the output belongs to no step of the plan.
         """
-        if self._dead_letters is None or (owner := self._owner(output, plan)) is None:
+        if self._failures.dead_letters is None or (owner := self._owner(output, plan)) is None:
             return None
-        failure, least = self._failure(owner, mistake), output[TOPIC] == self._dead_letters.topic
+        failure, least = self._failure(owner, mistake), output[TOPIC] == self._failures.dead_letters.topic
         if self._tracing is None:
-            return self._dead_letters.of(failure, least=least)
+            return self._failures.dead_letters.of(failure, least=least)
         with self._tracing.resume(output[HEADERS] or ()):
-            return self._dead_letters.of(failure, least=least)
+            return self._failures.dead_letters.of(failure, least=least)
 
     def _owner(self, output: Output, plan: Plan) -> Inputs | None:
         """Returns the inputs of an output's step; for equal outputs without a delivery hash, another step each time."""
-        assert self._dead_letters is not None
-        if self._owned and output[TOPIC] != self._dead_letters.topic:  # a dead letter always has the hash
+        assert self._failures.dead_letters is not None
+        if self._owned and output[TOPIC] != self._failures.dead_letters.topic:  # a dead letter always has the hash
             for at, (owner, each) in enumerate(zip(plan.owners, plan.outputs, strict=True)):
                 if owner is not None and is_same(each, output):
                     plan.owners[at] = None
