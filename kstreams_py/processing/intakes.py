@@ -253,7 +253,9 @@ class Intakes:
     def _take(self) -> Taken | None:
         """Returns the intake that waits to be prepared, or takes the next one; None if no step is ready."""
         if self._taken is None:
-            limit = min(self.pace.take, self._committer.steps_max)
+            limit = self.pace.take
+            if (target := self._committer.target) is not None:  # a commit is due once it can write no more rows at once
+                limit = min(limit, target.rows_max)
             if self._runner.overlaps:  # at least one step of each partition, so that the partitions overlap
                 limit = max(limit, len(self._tasks.by_partition))
             self._taken = self._tasks.take(min(limit, self._search.limit), fills=not self._search.searching)

@@ -8,6 +8,7 @@ from typing import Final, TypeVar
 from kstreams_py.errors import Abortable, Refused, RowRefused, SinkAway, SinkUnavailable, StaleWriter
 from kstreams_py.graph.sink import Row, Sink, SinkConnection
 from kstreams_py.records import Positions, TopicPartition
+from kstreams_py.steps.outputs import OUTPUT_BYTES
 
 ROWS_MAX: Final = 50_000
 """The most rows in one write; a single step may have more."""
@@ -22,7 +23,9 @@ T = TypeVar("T")
 
 
 class Target:
-    """Stores the rows of one worker. It connects at its first use.
+    """Holds the rows of one worker until its commit, then stores them. It connects at its first use.
+
+    No transaction is open while it writes: however long that takes, the broker does not abort it.
 
     Raises, as ClientErrors: SinkAway while the target is away, Abortable if another writer has moved the offsets in it,
     Refused if it never takes one of the rows. Raises SinkUnavailable if the target does not come back by itself,
@@ -52,6 +55,8 @@ class Target:
         self._open = open_sink
         self._clock = clock
         self._connection: SinkConnection | None = None
+        self._rows: list[Row] = []
+        self._bytes = 0
 
     def open(self) -> None:
         """Connects, unless it is connected."""
@@ -63,13 +68,37 @@ class Target:
         found = self._call(lambda connection: connection.positions(named.keys()))
         return {named[tp]: at for tp, at in found.items()}
 
-    def store(self, rows: Sequence[Row], positions: Positions, expected: Positions) -> None:
-        """Stores rows and positions in one transaction of the target."""
+    def hold(self, rows: Sequence[Row], size: int) -> None:
+        """Takes rows of `size` bytes, for the next `store`."""
+        self._rows += rows
+        self._bytes += size
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether rows wait to be stored."""
+        return bool(self._rows)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the rows are enough for a write."""
+        return len(self._rows) >= self.rows_max or self._bytes >= OUTPUT_BYTES
+
+    def forget(self) -> None:
+        """Forgets the rows: they are stored, or their steps are run again."""
+        self._rows, self._bytes = [], 0
+
+    def store(self, positions: Positions, expected: Positions) -> None:
+        """Stores the rows and these next offsets in one transaction of the target; keeps the rows if that fails.
+
+        `expected`: the offsets that the target must still have.
+        """
+        rows = self._rows
         after, before = ({self._named(tp): at for tp, at in each.items()} for each in (positions, expected))
         began = self._clock()
         self._call(lambda connection: connection.write(rows, after, before))
         if rows:
             self._pace(len(rows), self._clock() - began)
+        self.forget()
 
     def close(self) -> None:
         """Closes the connection."""

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from kstreams_py.graph.sink import Evidence, Row
+from kstreams_py.processing.commits.committer import Committer
 from kstreams_py.processing.commits.guarantees import AtLeastOnce, ExactlyOnce
-from kstreams_py.processing.commits.storing import AtLeastOnceRows, ExactlyOnceRows, StoredOffsets
+from kstreams_py.processing.commits.storing import StoredOffsets
 from kstreams_py.records import Positions, TopicPartition
 from kstreams_py.steps import rows
 from kstreams_py.steps.target import Target
@@ -26,20 +27,24 @@ OFFSETS: dict[str, Any] = {"kinds": KINDS, "stores": Evidence.OFFSETS}
 
 @MUTATIONS.add("lost", "torn transaction", **HASHES)
 def offsets_before_the_rows(patch: pytest.MonkeyPatch) -> None:
-    def commit(self: ExactlyOnceRows) -> None:
-        ExactlyOnce._commit(self)
-        self._store({}, {})
-
-    patch.setattr(ExactlyOnceRows, "_commit", commit)
+    commit_before_the_rows(patch, ExactlyOnce)
 
 
 @MUTATIONS.add("lost", "position too early", guarantee=ALO, **HASHES)
 def offsets_before_the_rows_at_least_once(patch: pytest.MonkeyPatch) -> None:
-    def commit(self: AtLeastOnceRows) -> None:
-        AtLeastOnce._commit(self)
-        self._store({}, {})
+    commit_before_the_rows(patch, AtLeastOnce)
 
-    patch.setattr(AtLeastOnceRows, "_commit", commit)
+
+def commit_before_the_rows(patch: pytest.MonkeyPatch, guarantee: type[ExactlyOnce | AtLeastOnce]) -> None:
+    commit = guarantee._commit
+
+    def commit_first(self: ExactlyOnce | AtLeastOnce) -> None:
+        with pytest.MonkeyPatch.context() as without:
+            without.setattr(Committer, "_store_rows", lambda *_: None)
+            commit(self)  # type: ignore[arg-type]
+        self._store_rows({}, {})
+
+    patch.setattr(guarantee, "_commit", commit_first)
 
 
 @MUTATIONS.add("lost", kinds=[Kind.SINK, Kind.GENERATOR], stores=Evidence.HASH)
@@ -55,15 +60,15 @@ def rows_with_a_hash_of_the_attempt(patch: pytest.MonkeyPatch) -> None:
 
 @MUTATIONS.add("lost", "torn transaction", **HASHES)
 def rows_dropped_while_the_target_is_away(patch: pytest.MonkeyPatch) -> None:
-    store = ExactlyOnceRows._store
+    store = Target.store
 
-    def store_once(self: ExactlyOnceRows, positions: Positions, expected: Positions) -> None:
+    def store_once(self: Target, positions: Positions, expected: Positions) -> None:
         try:
             store(self, positions, expected)
         finally:
-            self._rows = []
+            self.forget()
 
-    patch.setattr(ExactlyOnceRows, "_store", store_once)
+    patch.setattr(Target, "store", store_once)
 
 
 @MUTATIONS.add("duplicate", "torn transaction", **OFFSETS)
@@ -81,7 +86,7 @@ def offsets_read_from_the_group_alone(patch: pytest.MonkeyPatch) -> None:
     """A worker that takes the target's offsets as they are when it writes, and starts at those of the group."""
 
     def resume(self: StoredOffsets, positions: Positions, partitions: Collection[TopicPartition]) -> Positions:
-        self._stored = self._target.positions(partitions)
+        self._stored = self._rows.positions(partitions)
         return positions
 
     patch.setattr(StoredOffsets, "resume", resume)

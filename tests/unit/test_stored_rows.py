@@ -488,10 +488,12 @@ def test_writes_are_as_large_as_the_target_is_fast(seconds: float, rows_max: int
     clock = ManualClock()
     connection: Any = Slow(clock, seconds)
     target = Target(Table(), "g.p", {}, lambda *_: connection, clock)
-    target.store([Row(DIGEST, ("a", 1))] * 500, {}, {})
+    target.hold([Row(DIGEST, ("a", 1))] * 500, 0)
+    target.store({}, {})
     assert target.rows_max == rows_max
     for _ in range(10):
-        target.store([Row(DIGEST, ("a", 1))] * 500, {}, {})
+        target.hold([Row(DIGEST, ("a", 1))] * 500, 0)
+        target.store({}, {})
     assert target.rows_max == (ROWS_MAX if seconds == 0.0 else min(ROWS_MAX, max(1, round(1 / (seconds or 1)))))
 
 

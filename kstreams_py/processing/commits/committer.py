@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from kstreams_py.errors import (
     Abortable,
@@ -19,6 +18,7 @@ from kstreams_py.errors import (
     RecordRefused,
     Refused,
     Retriable,
+    SinkAway,
 )
 from kstreams_py.graph.declarations import Processor
 from kstreams_py.graph.guarantees import Durability
@@ -40,9 +40,14 @@ from kstreams_py.steps.dead_letters import format_error
 from kstreams_py.steps.environment import Environment
 from kstreams_py.steps.outputs import value_bytes
 from kstreams_py.steps.plan import Plan
+from kstreams_py.steps.rows import split
+from kstreams_py.steps.target import Target
 from kstreams_py.steps.tracing import Tracing
 
 logger = logging.getLogger(__name__)
+
+HELD_BYTES: Final = 4 << 20
+"""Bytes of outputs that may wait for their commit; their number is limited by Environment.outputs_held."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,14 +112,14 @@ class Committer(ABC):
         )
         self.must_repeat_commit = False
         """Whether a flush or an offset commit got no answer: nothing is lost, and `commit` is called again first."""
-        self.steps_max = sys.maxsize
-        """How many steps to run before the next check whether a commit is due."""
         self.newest_failure = ""
         """The newest step that failed, as text."""
         self.leftovers: list[Leftovers] = []
         """The leftovers of each transactional id: check them before reading, or its next commit makes them visible."""
         self.stores = context.stores
         """The state of the tasks; None without one."""
+        self.target = _open_target(context)
+        """Holds the rows until the commit, and stores them before the offsets are committed; None without rows."""
         self._ledger = context.ledger
         self._consumer = context.consumer
         self._processor = processor
@@ -156,6 +161,7 @@ class Committer(ABC):
         return self._since is not None and (
             self._clock() - self._since >= self._settings.commit_interval_ms / 1000
             or self.uncommitted_steps >= self._settings.commit_records
+            or (self.target is not None and (self.target.is_full or value_bytes(self._outputs) >= HELD_BYTES))
         )
 
     def check(self) -> None:
@@ -182,8 +188,10 @@ class Committer(ABC):
     def resume(self, positions: Positions, partitions: Collection[TopicPartition]) -> Positions:  # noqa: ARG002
         """Returns the offsets to start at in these partitions; the group has committed `positions` of them.
 
-        Raises ClientError.
+        Connects to the target of rows, so that a mistake is found before a function is called. Raises ClientError.
         """
+        if self.target is not None:
+            self.target.open()
         return positions
 
     @abstractmethod
@@ -194,7 +202,10 @@ class Committer(ABC):
         """
 
     def write(self, plan: Plan) -> None:
-        """Writes the outputs of a plan; the offsets after its steps wait for the commit."""
+        """Writes the outputs of a plan; the offsets after its steps wait for the commit.
+
+        With a target, all of them wait: rows are stored first, then dead letters are written.
+        """
         what = "dead letter" if self._processor.errors else "dropped, as no dead-letter topic is declared (errors=)"
         many = "dead letters" if self._processor.errors else "dropped steps"
         shown = "; `kstreams dead-letters list GRAPH` shows all" if self._processor.errors else ""
@@ -210,9 +221,14 @@ class Committer(ABC):
         if self._since is None:
             self._since = self._clock()
         self.uncommitted_steps += plan.steps
-        self._outputs += plan.outputs
         self._written += len(plan.outputs)
         size = estimate(value_bytes, plan.outputs)
+        if self.target is None:
+            self._outputs += plan.outputs
+        else:
+            rows, others = split(plan.outputs)
+            self._outputs += others
+            self.target.hold(rows, size)
         self._counters.stepped(
             read=plan.steps, written=len(plan.outputs) - plan.dead_letters, failed=len(plan.failures), size=size
         )
@@ -254,6 +270,9 @@ class Committer(ABC):
         output is refused and no dead letter can be written in its place.
         """
         try:
+            if isinstance(error, SinkAway):
+                self.attempts.failed(error, "trying again")
+                return not self.must_repeat_commit
             return self._recover(error)
         except Retriable as unanswered:
             self._unraised = unanswered
@@ -302,10 +321,23 @@ class Committer(ABC):
         self._ledger.reset()
 
     def end(self) -> None:
-        """Ends the producer without a commit."""
+        """Ends the producer and the connection to a target, without a commit."""
         self.session.end()
+        if self.target is not None:
+            self.target.close()
 
     # For the guarantees.
+
+    def _store_rows(self, positions: Positions, expected: Positions) -> None:
+        """Stores the rows and these next offsets; keeps the rows for the next commit while the target is away."""
+        if self.target is None or not (positions or self.target.has_rows):
+            return
+        self.must_repeat_commit = False
+        try:
+            self.target.store(positions, expected)
+        except SinkAway:
+            self.must_repeat_commit = True
+            raise
 
     def _send(self) -> None:
         self.session.open()
@@ -325,6 +357,8 @@ class Committer(ABC):
         self._outputs = []
         self.uncommitted_steps = self._written = 0
         self._since = None
+        if self.target is not None:
+            self.target.forget()
         if self._tracing is not None:
             self._tracing.forget()
 
@@ -344,6 +378,13 @@ class Committer(ABC):
         """Raises the reason of a refused output that belongs to no step, or that no dead letter can replace."""
         if isinstance(error, Refused) and (not self.uncommitted_steps or self._processor.errors is None):
             raise error.mistake
+
+
+def _open_target(context: Context) -> Target | None:
+    environment, sink = context.environment, context.processor.target
+    if sink is None:
+        return None
+    return Target(sink, context.name, context.topic_ids, environment.open_sink, environment.clock)
 
 
 def mode_of(committer: type[Committer], durability: Durability) -> ProducerMode:

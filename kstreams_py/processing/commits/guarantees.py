@@ -28,7 +28,7 @@ from kstreams_py.kafka.contracts import Output, Producer, ProducerMode
 from kstreams_py.kafka.leftovers import Leftovers
 from kstreams_py.kafka.transactions import place_options
 from kstreams_py.log_fields import repeated
-from kstreams_py.processing.commits.committer import Committer, Context, mode_of
+from kstreams_py.processing.commits.committer import HELD_BYTES, Committer, Context, mode_of
 from kstreams_py.processing.commits.refused_outputs import RefusedOutputs
 from kstreams_py.processing.commits.session import Session
 from kstreams_py.processing.commits.states import SessionState
@@ -40,9 +40,6 @@ from kstreams_py.steps.outputs import value_bytes
 from kstreams_py.steps.plan import Plan
 
 logger = logging.getLogger(__name__)
-
-HELD_BYTES: Final = 4 << 20
-"""Bytes of outputs that may wait for their commit; their number is limited by Environment.outputs_held."""
 
 TRANSACTION_SECONDS: Final = 0.05
 """Seconds between two checks whether a transaction in a changelog has ended."""
@@ -92,7 +89,7 @@ class ExactlyOnce(Committer):
     def resume(self, positions: Positions, partitions: Collection[TopicPartition]) -> Positions:
         if self.stores is not None:
             self.stores.restore(positions, partitions)
-        return positions
+        return super().resume(positions, partitions)
 
     @property
     def due(self) -> bool:
@@ -100,6 +97,8 @@ class ExactlyOnce(Committer):
 
     def write(self, plan: Plan) -> None:
         super().write(plan)
+        if self.target is not None:
+            return
         if plan.apart:
             self._send_apart()
         elif self.session.state is SessionState.OPEN or self._holds_much:
@@ -120,6 +119,7 @@ class ExactlyOnce(Committer):
         return len(outputs) > self._outputs_held or value_bytes(outputs) > HELD_BYTES
 
     def _commit(self) -> None:
+        self._store_rows({}, {})
         positions = self._ledger.uncommitted
         if (stores := self.stores) is not None:
             stores.look()
@@ -207,9 +207,11 @@ class _WithoutTransactions(Committer):
 
     def write(self, plan: Plan) -> None:
         super().write(plan)
-        self._send()
+        if self.target is None:
+            self._send()
 
     def _commit(self) -> None:
+        self._store_rows({}, {})
         self._send()
         self._flush()
         if positions := self._ledger.uncommitted:

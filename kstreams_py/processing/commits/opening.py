@@ -3,38 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
 
 from kstreams_py.graph.declarations import Processor, changelog_of
-from kstreams_py.graph.guarantees import Guarantee
 from kstreams_py.graph.names import group_of
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import TopicInfo
 from kstreams_py.processing.commits.committer import Committer
 from kstreams_py.processing.commits.guarantees import COMMITTERS
 from kstreams_py.processing.commits.journaled import Journaled
-from kstreams_py.processing.commits.storing import AtLeastOnceRows, ExactlyOnceRows, StoredOffsets
+from kstreams_py.processing.commits.storing import StoredOffsets
 from kstreams_py.processing.journal.choices_journal import ChoicesJournal
 from kstreams_py.processing.journal.deliveries import DeliveryJournal
 from kstreams_py.records import TopicPartition
 from kstreams_py.steps.environment import Environment
 
-_WITH_ROWS: Final[Mapping[Guarantee, type[Committer]]] = {
-    Guarantee.EXACTLY_ONCE: ExactlyOnceRows,
-    Guarantee.AT_LEAST_ONCE: AtLeastOnceRows,
-}
-"""The guarantees of processors with a target that stores delivery hashes; at most once, a target is refused."""
-
 
 def committer_of(processor: Processor) -> type[Committer]:
-    """Returns the guarantee of a processor: with a journal if it has one, with rows if it has a target for them."""
+    """Returns the guarantee of a processor: with a journal if it has one, with offsets if its target stores them."""
     if processor.journal is not None:
         return Journaled
-    if processor.target is None:
-        return COMMITTERS[processor.guarantee]
-    if processor.stores_offsets:
-        return StoredOffsets
-    return _WITH_ROWS[processor.guarantee]
+    return StoredOffsets if processor.stores_offsets else COMMITTERS[processor.guarantee]
 
 
 def open_journal(
