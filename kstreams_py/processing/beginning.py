@@ -76,6 +76,7 @@ class Beginning:
         self._policy = environment.settings.auto_offset_reset
         self._from_start = self._policy == "earliest"
         self._processor = processor.id
+        self._has_state = processor.state is not None
         self._graph = graph.name
         self._declared = {each.id for each in graph.processors}
         self._topic = graph.beginnings
@@ -113,17 +114,20 @@ class Beginning:
         return [BegunPartition(name, stores.changelog, stores.changelog_id, number) for number in numbers]
 
     def _warn_of_another_name(self) -> None:
-        """Warns if a processor that the graph does not declare has read the topics that this one begins to read."""
-        begun, ids = self.read(), {(topic, info.topic_id) for topic, info in self._inputs.items()}
-        if any(each.processor == self._processor for each in begun):
-            return
-        read = {each.processor: each.topic for each in begun if (each.topic, each.topic_id) in ids}
+        """Warns if this processor is new, and has the inputs and a state or none as one that is gone from the graph."""
+        read: dict[str, set[tuple[str, str]]] = {}
+        for each in self.read():
+            read.setdefault(each.processor, set()).add((each.topic, each.topic_id))
+        mine = {(topic, info.topic_id) for topic, info in self._inputs.items()}
         for other in sorted(read.keys() - self._declared):
+            has_state = other + _HAS_STATE in read
+            if self._processor in read or read[other] != mine or has_state != self._has_state:
+                continue
             logger.warning(
                 "%s: begins to read %s, which %r has read, a processor that the graph does not declare: if this is its "
                 "new name, stop it, and give it the id %r back, or the positions of group %s.%s (`kstreams recover "
                 "reset`)",
-                self._processor, read[other], other, other, self._graph, other,
+                self._processor, ", ".join(sorted(self._inputs)), other, other, self._graph, other,
             )  # fmt: skip
 
     def plan(self, partitions: Collection[TopicPartition]) -> Positions:

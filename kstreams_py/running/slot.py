@@ -352,9 +352,9 @@ class Slot:
             self._hidden.ask(time.monotonic())
 
     def _warn(self) -> None:
-        if (minutes := self._cluster.offsets_retention_minutes()) is not None:
-            logger.log(
-                logging.WARNING if minutes < RETENTION_SHORT else logging.INFO,
+        minutes = self._cluster.offsets_retention_minutes()
+        if minutes is not None and minutes < RETENTION_SHORT:
+            logger.warning(
                 "offsets.retention.minutes is %d: a job that is stopped for longer loses its committed offsets, and "
                 "ends with status 5 until they are set",
                 minutes,

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from kstreams_py.errors import Abortable, InputLost, OutcomeUnknown
+from kstreams_py.graph.declarations import State
 from kstreams_py.graph.guarantees import Guarantee
 from kstreams_py.graph.topology import Graph
 from kstreams_py.metrics import Counters
@@ -63,7 +64,7 @@ class Group:
             Context(self.processor, Ledger(), consumer, environment, "g.p.0", Counters(), lambda *_: None)
         )
         committer.session.start()
-        inputs = self.cluster.topics(["a", "b"])
+        inputs = self.cluster.topics([topic.name for topic in self.processor.inputs])
         return Beginning(environment, self.graph, self.processor, inputs), committer
 
     def begin(self, partitions: Collection[TopicPartition], reset: str = "earliest") -> Positions:
@@ -123,7 +124,7 @@ def test_processor_that_begins_with_what_one_of_another_name_has_read_is_warned_
 ) -> None:
     caplog.set_level("WARNING")
     group = Group()
-    group.begin({A0, A1})
+    group.begin({A0, A1, B0})
     group.graph = Graph("g")
     group.graph.sink(group.graph.topic("a"), group.graph.topic("b"), id="q", alts=True)(lambda value: None)
     (group.processor,) = group.graph.processors
@@ -133,9 +134,26 @@ def test_processor_that_begins_with_what_one_of_another_name_has_read_is_warned_
     group.begin({A1})
     (warning,) = caplog.messages
     assert warning == (
-        "q: begins to read a, which 'p' has read, a processor that the graph does not declare: if this is its new "
+        "q: begins to read a, b, which 'p' has read, a processor that the graph does not declare: if this is its new "
         "name, stop it, and give it the id 'p' back, or the positions of group g.p (`kstreams recover reset`)"
     )
+
+
+def test_processor_with_other_inputs_or_a_state_is_not_taken_for_one_that_is_gone(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("WARNING")
+    group = Group()
+    group.begin({A0, A1, B0})
+    group.graph = graph = Graph("g")
+    for name in "abx":
+        graph.topic(name)
+    graph.sink("a", id="one")(lambda value: None)
+    graph.alts("a", "b", to="x", id="counted", state=State("counts"))(lambda value, state: None)
+    for processor in graph.processors:
+        group.processor = processor
+        group.begin({A0})
+    assert caplog.messages == []
 
 
 @pytest.mark.parametrize("again", [False, True])
