@@ -13,11 +13,14 @@ settings     adapter  settings from arguments, the environment and TOML; contrad
 __main__     acts     `python -m kstreams_py`
 """
 
+import typing
+
 from kstreams_py.errors import (
     BrokerUnavailable,
     ClientError,
     DecodeError,
     DrainTimeout,
+    EncodeError,
     EventFault,
     FunctionExited,
     GraphError,
@@ -44,6 +47,7 @@ from kstreams_py.errors import (
     WorkersFailed,
     WorkerStuck,
 )
+from kstreams_py.errors import did_you_mean as _did_you_mean
 from kstreams_py.formats.avro import Avro
 from kstreams_py.formats.serdes import Bytes, Json, Serde, String
 from kstreams_py.graph.declarations import Journal, State, Topic, dead_letters
@@ -67,6 +71,7 @@ __all__ = [
     "Delta",
     "DrainTimeout",
     "Durability",
+    "EncodeError",
     "EventFault",
     "FunctionExited",
     "Graph",
@@ -112,3 +117,9 @@ __all__ = [
     "run",
     "start",
 ]
+
+if not typing.TYPE_CHECKING:  # for a type checker, any name would be there
+
+    def __getattr__(name: str) -> object:
+        close = _did_you_mean(name, __all__)
+        raise AttributeError(f"module 'kstreams_py' has no attribute {name!r}" + (f": {close}" if close else ""))

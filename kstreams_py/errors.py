@@ -39,6 +39,7 @@
     └── DecodeError                  these bytes are not what the serde expects (handled: a dead letter)
         └── EventFault               an event contradicts the order of its object (handled: a dead letter)
 
+    EncodeError                      a serde cannot encode this value (handled: a dead letter)
     Stop                             raised by the user's function: commit, then stop; not an error
 """
 
@@ -53,10 +54,11 @@ from typing import Any, Final
 def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
     """Returns "did you mean ...?" with the known name that is most similar to `name`; "" if none is similar.
 
-    `prefix`: the common prefix of all names; it does not count as similarity.
+    Case does not count. `prefix`: the common prefix of all names; it does not count as similarity.
     """
-    close = get_close_matches(name.removeprefix(prefix), [each.removeprefix(prefix) for each in known], n=1)
-    return f"did you mean {prefix}{close[0]}?" if close else ""
+    names = {each.removeprefix(prefix).lower(): each for each in known}
+    close = get_close_matches(name.removeprefix(prefix).lower(), names, n=1)
+    return f"did you mean {names[close[0]]}?" if close else ""
 
 
 class KStreamsError(Exception):
@@ -261,6 +263,10 @@ class WorkersFailed(KStreamsError):
 
 class DecodeError(KStreamsError):
     """These bytes are not what the serde expects."""
+
+
+class EncodeError(TypeError, ValueError):
+    """A serde cannot encode this value. Handled: the record becomes a dead letter."""
 
 
 class EventFault(DecodeError):

@@ -17,7 +17,7 @@ from fastavro import schemaless_reader, schemaless_writer
 from fastavro.read import SchemaResolutionError
 from fastavro.validation import ValidationError, validate
 
-from kstreams_py.errors import DecodeError, SchemaError
+from kstreams_py.errors import DecodeError, EncodeError, SchemaError
 from kstreams_py.formats.bounds import DEPTH_MAX, Scan, bounds_of
 from kstreams_py.formats.evolution import unreadable
 from kstreams_py.formats.fitting import quick_check
@@ -120,7 +120,7 @@ class Avro(Serde[Any]):
         def serialize(value: Any) -> bytes:
             nonlocal head
             if may_be_deep and is_deeper(value, DEPTH_MAX):
-                raise ValueError(f"value does not fit schema {self.name}: it is nested more than {DEPTH_MAX} deep")
+                raise EncodeError(f"value does not fit schema {self.name}: it is nested more than {DEPTH_MAX} deep")
             if fits is not None and not fits(value):
                 self._look_closer(value)
             parts.append(head)
@@ -131,7 +131,7 @@ class Avro(Serde[Any]):
                     scan(data, len(head))
             except _MISFIT as error:
                 self._look_closer(value)
-                raise ValueError(f"value does not fit schema {self.name}: {str(error)[:500]}") from None
+                raise EncodeError(f"value does not fit schema {self.name}: {str(error)[:500]}") from None
             finally:
                 parts.clear()
             if not head:
@@ -157,7 +157,7 @@ class Avro(Serde[Any]):
             what = f"field {found.field}" if found.field else "it"
             datum = found.datum.value if isinstance(found.datum, Misfit) else found.datum
             actual = "None or missing" if datum is None else show(datum)
-            raise ValueError(f"value does not fit schema {self.name}: {what} is {actual}, not {kinds}") from None
+            raise EncodeError(f"value does not fit schema {self.name}: {what} is {actual}, not {kinds}") from None
         except _MISFIT:
             return  # the conversion of a logical type failed: the caller raises that error
 

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Final, Protocol
 
 from typing_extensions import TypeVar
 
-from kstreams_py.errors import DecodeError, SettingsError
+from kstreams_py.errors import DecodeError, EncodeError, SettingsError
 from kstreams_py.formats.registry import Registry
 
 T = TypeVar("T", default=Any)
@@ -49,10 +49,10 @@ class Bytes(Serde[bytes]):
     """Whether both directions return their argument, so that a loop may skip the call."""
 
     def serialize(self, value: Any, /) -> bytes:
-        """Returns the same bytes. Raises TypeError for anything but bytes."""
+        """Returns the same bytes. Raises EncodeError for anything but bytes."""
         if isinstance(value, bytes):
             return value
-        raise TypeError(f"{show(value)} is not bytes: return bytes, or give the topic a serde, such as Json()")
+        raise EncodeError(f"{show(value)} is not bytes: give bytes, or a serde for it, such as ks.Json()")
 
     def deserialize(self, data: bytes, /) -> bytes:
         """Returns the same bytes."""
@@ -72,10 +72,13 @@ class String(Serde[str]):
             raise SettingsError(f"String({self.encoding!r}): there is no such text encoding") from None
 
     def serialize(self, value: Any, /) -> bytes:
-        """Encodes a text. Raises TypeError for anything but str, and ValueError for characters outside the encoding."""
-        if isinstance(value, str):
+        """Encodes a text. Raises EncodeError for anything but str, and for characters outside the encoding."""
+        if not isinstance(value, str):
+            raise EncodeError(f"{show(value)} is not a str: give a str, or another serde than ks.String()")
+        try:
             return value.encode(self.encoding)
-        raise TypeError(f"{show(value)} is not a str: return a str, or give the topic another serde")
+        except UnicodeError as error:
+            raise EncodeError(f"{show(value)} has characters that are not in {self.encoding}: {error}") from None
 
     def deserialize(self, data: bytes, /) -> str:
         """Decodes a text. Raises DecodeError for bytes that are not text in the encoding."""
@@ -114,8 +117,14 @@ class Json(Serde[Any]):
     """Whether some bytes decode to None, which as a value stands for a tombstone."""
 
     def serialize(self, value: Any, /) -> bytes:
-        """Encodes a value. Raises TypeError or ValueError, as json.dumps does, for values without a JSON form."""
-        return _to_json(value).encode()
+        """Encodes a value. Raises EncodeError for a value without a JSON form."""
+        try:
+            return _to_json(value).encode()
+        except UnicodeError as error:
+            raise EncodeError(f"{show(value)} has characters that are not in UTF-8: {error}") from None
+        except (TypeError, ValueError, RecursionError) as error:
+            why = str(error).removeprefix("Object of type ").replace(" is not JSON serializable", " is not JSON")
+            raise EncodeError(f"{show(value)}: {why}: give dict, list, str, int, float, bool or None") from None
 
     def deserialize(self, data: bytes, /) -> Any:
         """Decodes a value. Raises DecodeError for bytes that are not JSON in UTF-8."""

@@ -54,12 +54,22 @@ def check_topic_name(name: str) -> None:
         )
 
 
+_SERDES: Final[dict[Any, str]] = {
+    str: "ks.String()", bytes: "ks.Bytes()", dict: "ks.Json()", list: "ks.Json()", int: "ks.Json()", float: "ks.Json()",
+}  # fmt: skip
+"""The serde of a Python type."""
+
+_ANY_SERDE: Final = "ks.Json(), ks.String(), ks.Bytes() or ks.Avro(...), a serde that makes bytes of the values"
+
+
 def check_topic(topic: Topic) -> None:
     for role, serde in (("key", topic.key), ("value", topic.value)):
         if isinstance(serde, type):
-            raise GraphError(f"topic {topic.name!r}: {role} is the class {serde.__name__}: write {serde.__name__}()")
+            write = f"{serde.__name__}()" if hasattr(serde, "serialize") else _SERDES.get(serde, _ANY_SERDE)
+            raise GraphError(f"topic {topic.name!r}: {role} is the class {serde.__name__}: write {role}={write}")
         if not callable(getattr(serde, "serialize", None)) or not callable(getattr(serde, "deserialize", None)):
-            raise GraphError(f"topic {topic.name!r}: {role} {serde!r} has no serialize and deserialize: give a serde")
+            write = next((each for each in _SERDES.values() if each.lower() == f"ks.{serde}()".lower()), _ANY_SERDE)
+            raise GraphError(f"topic {topic.name!r}: {role}={serde!r} is no serde: write {role}={write}")
     for role, number in (("partitions", topic.partitions), ("replication", topic.replication)):
         if number is not None and number < 1:
             raise GraphError(f"topic {topic.name!r}: {role} is {number}: give 1 or more, or leave it out")

@@ -31,6 +31,11 @@ def wants_step(what: str, function: Callable[..., Any], values: int, *, batch: b
     except TypeError:
         fits = False
     if not fits:
+        if not state and "state" in signature.parameters:
+            raise GraphError(
+                f"{what}: its function {show_function(function)} takes a state, and none is declared: give it one, "
+                "state=ks.State('name')"
+            )
         name, listed = getattr(function, "__name__", "function"), ", ".join(arguments)
         raise GraphError(
             f"{what}: its function is {name}{signature}: write {name}({', '.join([listed, *kept])}) or "
@@ -54,3 +59,10 @@ def is_asynchronous(function: Callable[..., Any]) -> bool:
     """Returns whether the function is a coroutine function, or an asynchronous generator."""
     bodies = (function, type(function).__call__)
     return any(inspect.iscoroutinefunction(body) or inspect.isasyncgenfunction(body) for body in bodies)
+
+
+def show_function(function: Callable[..., Any]) -> str:
+    """Returns the name of a function for a message, with its file and line if it is written in Python."""
+    function = inspect.unwrap(function)
+    name, code = getattr(function, "__name__", type(function).__name__), getattr(function, "__code__", None)
+    return name if code is None else f"{name} ({code.co_filename.rpartition('/')[2]}:{code.co_firstlineno})"

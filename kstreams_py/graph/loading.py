@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 import traceback
 from contextlib import suppress
@@ -15,6 +16,14 @@ from kstreams_py.graph.topology import Graph
 
 PACKAGE: Final = f"{Path(__file__).parents[1]}/"
 
+EXTRAS: Final = {
+    "delta": "delta", "jgo": "broker", "opentelemetry": "otel", "prometheus_client": "metrics", "psycopg": "postgresql",
+    "pyarrow": "parquet", "pyspark": "spark", "redis": "redis", "rocksdict": "rocksdb",
+}  # fmt: skip
+"""The extra of this package that installs a module."""
+
+_OR_START: Final = ", or start from the directory it is in"
+
 
 def load(target: str) -> Graph:
     """Imports a module, and returns the graph in it.
@@ -23,7 +32,9 @@ def load(target: str) -> Graph:
 
     Raises GraphError. It names the module that cannot be imported and the reason, or the graphs to choose from.
     """
-    place, colon, name = target.partition(":")
+    drive = target[:2] if re.match(r"[A-Za-z]:[\\/]", target) else ""
+    place, colon, name = target.removeprefix(drive).partition(":")
+    place = drive + place
     if not place or (colon and not name):
         raise GraphError(f"{target!r} names no graph: write module:graph or path/to/file.py:graph")
     with suppress(OSError):  # if a directory may not be searched, the import's error names it
@@ -35,11 +46,15 @@ def load(target: str) -> Graph:
         own = f"{Path(place).resolve()}, line "
         where = f", line {where.removeprefix(own)}" if where.startswith(own) else f" ({where})" if where else ""
         raise type(error)(f"{place}{where}: {error}") from error
+    except ModuleNotFoundError as error:
+        top = (error.name or "").partition(".")[0]
+        where = f" ({found})" if (found := _where(error, within=__file__)) else ""
+        remedy = f"run pip install 'kstreams_py[{EXTRAS[top]}]'" if top in EXTRAS else f"install it{_OR_START}"
+        raise GraphError(f"{place!r} does not import: there is no module {error.name!r}{where}: {remedy}") from error
     except (Exception, SystemExit) as error:
         where = f" ({found})" if (found := _where(error, within=__file__)) else ""
         raise GraphError(
-            f"{place!r} does not import: {type(error).__name__}: {error}{where}: "
-            "correct it, or start from the directory it is in"
+            f"{place!r} does not import: {type(error).__name__}: {error}{where}: correct it{_OR_START}"
         ) from error
     if not colon:
         return _only_graph(place, module)

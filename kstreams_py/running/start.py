@@ -37,6 +37,8 @@ def run(
     importable module, or of the main script, which must call this under `if __name__ == "__main__":`.
     Raises KStreamsError, or a function's exception of a class in `stop_on`.
     """
+    if threading.current_thread() is not threading.main_thread():
+        raise SettingsError("ks.run takes signals, and Python lets only the main thread do that: call ks.start here")
     run_in_foreground(_open(graph, workers, slots, settings, create=create_topics, background=False))
 
 
@@ -141,6 +143,8 @@ def _open(
     background: bool,
 ) -> Run:
     """Builds the run of these slots. Raises SettingsError if `slots` or `workers` are not valid."""
+    if not isinstance(graph, Graph):
+        raise SettingsError(f"{graph!r} is no Graph: import it from its module, or run `kstreams run {graph}`")
     settings = settings or Settings()
     numbers = list(range(workers)) if slots is None else list(slots)
     if not numbers or min(numbers) < 0 or len(set(numbers)) < len(numbers):

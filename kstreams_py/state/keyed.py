@@ -9,7 +9,7 @@ from typing import Any, Final, Generic, Protocol
 
 from typing_extensions import TypeVar
 
-from kstreams_py.errors import DecodeError
+from kstreams_py.errors import DecodeError, EncodeError
 from kstreams_py.formats.serdes import Bytes, Serde, String, show
 
 K = TypeVar("K", default=Any)
@@ -153,7 +153,10 @@ class KeyedStore(Generic[K, V]):
         return None if earlier == self._serialize(key) else self.read(earlier)
 
     def _serialize(self, key: K, *, as_it_is: bool = False) -> bytes:
-        data = self._to_bytes(key if as_it_is or not self._varies else _normal(key))
+        try:
+            data = self._to_bytes(key if as_it_is or not self._varies else _normal(key))
+        except EncodeError as error:
+            raise TypeError(f"the key of a state: {error} (ks.State(..., key=))") from None
         if data is None or data.startswith(RESERVED):
             raise ValueError(f"{show(key)} cannot be a key: its bytes are {data!r}")
         return data

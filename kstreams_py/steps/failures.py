@@ -5,8 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from kstreams_py.errors import DecodeError, FunctionExited, KStreamsError, RecordRefused, Refused, Stop, UserMistake
+from kstreams_py.errors import (
+    DecodeError,
+    EncodeError,
+    FunctionExited,
+    KStreamsError,
+    RecordRefused,
+    Refused,
+    Stop,
+    UserMistake,
+)
 from kstreams_py.graph.declarations import Processor
+from kstreams_py.graph.functions import show_function
 from kstreams_py.graph.retry import Retry, Then
 from kstreams_py.records import Inputs, Positions, TopicPartition
 from kstreams_py.steps.dead_letters import DeadLetters, Failure
@@ -93,6 +103,8 @@ class Failures:
         """
         if isinstance(error, SystemExit | KeyboardInterrupt):
             error = self._exited(inputs, error)
+        if isinstance(error, EncodeError):
+            error = self._unwritable(error)
         attempts = 1
         if self.retries_on(error):
             assert self.retries is not None
@@ -131,6 +143,12 @@ class Failures:
             plan.outputs.append(self.dead_letters.of(failure, least=least))
             plan.dead_letters += 1
         plan.failures.append(failure)
+
+    def _unwritable(self, error: EncodeError) -> EncodeError:
+        """Returns the error of a value that has no form in its topic, with the function and the topic."""
+        topics = ", ".join(topic.name for topic in self._processor.outputs)
+        named = EncodeError(f"{show_function(self._processor.function)} returned a value for {topics}: {error}")
+        return named.with_traceback(error.__traceback__)
 
     def _exited(self, inputs: Inputs, error: BaseException) -> FunctionExited:
         """Returns the error that stops the worker instead of one that would end the process, maybe as a success."""

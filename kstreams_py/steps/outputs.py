@@ -76,11 +76,14 @@ class Outputs:
         if not isinstance(result, Mapping):
             raise GraphError(
                 f"processor {processor!r} has several outputs and returned a {type(result).__name__}: "
-                "return a dict of topic to value"
+                f"return a dict of topic to value, for {', '.join(self._topics)}"
             )
         named = {str(getattr(topic, "name", topic)): value for topic, value in result.items()}
         if unknown := [topic for topic in named if topic not in self._encode]:
-            raise GraphError(f"processor {processor!r} returned a value for {unknown[0]!r}: add it to its `to`")
+            raise GraphError(
+                f"processor {processor!r} returned a value for {unknown[0]!r}: its to= has {', '.join(self._topics)}: "
+                "name one of these, or add the topic there"
+            )
         return named.items()
 
     def _output(self, topic: str, value: Any, inputs: Inputs, digest: bytes) -> Output:

@@ -8,7 +8,7 @@ from typing import Any, Final
 import pytest
 
 import kstreams_py as ks
-from kstreams_py.errors import DecodeError
+from kstreams_py.errors import DecodeError, EncodeError
 from tests.hostile import Outcome, Place
 
 OUTPUT, DEAD_LETTER = Outcome.OUTPUT, Outcome.DEAD_LETTER
@@ -21,7 +21,7 @@ def enter(values: Mapping[str, Any], _: pytest.FixtureRequest) -> dict[str, Outc
         try:
             value = ks.Json().deserialize(data)
             assert ks.Json().deserialize(ks.Json().serialize(value)) == value
-        except (DecodeError, UnicodeEncodeError):
+        except (DecodeError, EncodeError):
             return DEAD_LETTER
         return OUTPUT
 

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from kstreams_py.errors import Abortable, DecodeError, GraphError, RecordTooLarge, SchemaError, Stop
+from kstreams_py.errors import Abortable, DecodeError, EncodeError, GraphError, RecordTooLarge, SchemaError, Stop
 from kstreams_py.formats.serdes import Json, String, bind
 from kstreams_py.graph.declarations import Topic
 from kstreams_py.graph.hashes import hash_prefix, joined_hash, pack_offset
@@ -144,10 +144,16 @@ def test_fork_writes_each_value_to_the_topic_that_names_it() -> None:
 @pytest.mark.parametrize(
     ("result", "message"),
     [
-        (b"1", "processor 'p' has several outputs and returned a bytes: return a dict of topic to value"),
-        (Out(b"1"), "processor 'p' has several outputs and returned a Out: return a dict of topic to value"),
-        ({"x": b"1", "z": b"2"}, "processor 'p' returned a value for 'z': add it to its `to`"),
-        ({3: b"1"}, "processor 'p' returned a value for '3': add it to its `to`"),
+        (b"1", "processor 'p' has several outputs and returned a bytes: return a dict of topic to value, for x, y"),
+        (Out(b"1"), "processor 'p' has several outputs and returned a Out: return a dict of topic to value, for x, y"),
+        (
+            {"x": b"1", "z": b"2"},
+            "processor 'p' returned a value for 'z': its to= has x, y: name one of these, or add the topic there",
+        ),
+        (
+            {3: b"1"},
+            "processor 'p' returned a value for '3': its to= has x, y: name one of these, or add the topic there",
+        ),
     ],
 )
 def test_fork_result_that_is_no_dict_of_its_outputs_stops_the_worker(result: Any, message: str) -> None:
@@ -731,13 +737,13 @@ def test_result_that_does_not_encode_is_a_dead_letter() -> None:
     m = reads("a", b"1", b"2")
     plan = Bench(errors="dead").map(lambda value: "text" if value == b"1" else value).plan(*m)
     assert ([o[0] for o in plan.outputs], plan.outputs[1]) == (["dead", "x"], output("x", b"2", m[1]))
-    assert [type(failure.error) for failure in plan.failures] == [TypeError]
+    assert [type(failure.error) for failure in plan.failures] == [EncodeError]
 
 
 @pytest.mark.parametrize(
     ("out", "message"),
     [
-        (UNTYPED(b"w", key=3), "TypeError: 3 (int) is not bytes"),
+        (UNTYPED(b"w", key=3), "returned a value for x: 3 (int) is not bytes"),
         (UNTYPED(b"w", headers=[("h", "text")]), "TypeError: header ('h', 'text') is not a name and bytes"),
         (UNTYPED(b"w", headers=[(b"h", b"")]), "TypeError: header (b'h', b'') is not a name and bytes"),
         (UNTYPED(b"w", headers=[("h",)]), "ValueError: not enough values to unpack"),
@@ -751,7 +757,7 @@ def test_out_with_an_invalid_key_header_or_timestamp_is_a_dead_letter(out: Out, 
     rig = Bench(errors="dead").map(lambda value: out)
     plan = rig.plan(Read("a", 0))
     assert ([o[0] for o in plan.outputs], rig.ledger.uncommitted) == (["dead"], {A0: 1})
-    assert str(plan.failures[0]).startswith(message)
+    assert message in str(plan.failures[0])
 
 
 class UserSerde:

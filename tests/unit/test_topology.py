@@ -369,8 +369,14 @@ def test_invalid_graph_is_refused_with_its_name_and_the_remedy(make: Any, messag
                 "choose another one"
             ),
         ),
-        (lambda g: g.topic("x", value=Json), "topic 'x': value is the class Json: write Json()"),
-        (lambda g: g.topic("x", key="utf-8"), "topic 'x': key 'utf-8' has no serialize and deserialize: give a serde"),
+        (lambda g: g.topic("x", value=Json), "topic 'x': value is the class Json: write value=Json()"),
+        (
+            lambda g: g.topic("x", key="utf-8"),
+            (
+                "topic 'x': key='utf-8' is no serde: write key=ks.Json(), ks.String(), ks.Bytes() or ks.Avro(...), a "
+                "serde that makes bytes of the values"
+            ),
+        ),
         (lambda g: g.topic("x", partitions=0), "topic 'x': partitions is 0: give 1 or more, or leave it out"),
         (lambda g: g.topic("x", replication=-1), "topic 'x': replication is -1: give 1 or more, or leave it out"),
         (

@@ -422,7 +422,10 @@ def test_value_that_is_not_decoded_or_encoded_is_an_error_of_the_steps_span(span
     driver.send("a", 1)
     driver.run()
     assert [span.status.status_code for span in spans.steps] == [StatusCode.ERROR, StatusCode.ERROR]
-    assert [errors_of(span)[0][0] for span in spans.steps] == ["kstreams_py.errors.DecodeError", "TypeError"]
+    assert [errors_of(span)[0][0] for span in spans.steps] == [
+        "kstreams_py.errors.DecodeError",
+        "kstreams_py.errors.EncodeError",
+    ]
     letters = [dict(letter.headers)["traceparent"] for letter in driver.dead_letters()]
     assert letters == [header_of(span) for span in spans.steps]
 
@@ -455,7 +458,7 @@ def test_calls_that_overlap_have_a_span_each_with_their_own_errors_and_dead_lett
     assert kinds == {
         SPAN: ["kstreams_py.errors.DecodeError"],
         f"{1:016x}": [],
-        f"{2:016x}": ["TypeError"],
+        f"{2:016x}": ["kstreams_py.errors.EncodeError"],
         f"{3:016x}": ["LookupError"],
         f"{4:016x}": [],
     }
