@@ -32,7 +32,7 @@ START_SECONDS: Final = 120.0
 """The time limit of the run that writes the outputs."""
 
 MAP: Final = "graph.map(topic({0!r}), to=topic({1!r}), id='work')(lambda value: value)"
-JOIN: Final = "graph.join(topic({0!r}), topic({1!r}), to=topic({2!r}), id='work')(lambda a, b: a)"
+JOIN: Final = "graph.join(topic({0!r}), topic({1!r}), by='order', to=topic({2!r}), id='work')(lambda a, b: a)"
 
 
 class Audited:

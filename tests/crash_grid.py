@@ -135,7 +135,7 @@ def declare(
     elif case.is_alts:
         graph.alts(*inputs, to=outputs, **options)(function)
     elif len(inputs) > 1:
-        graph.join(*inputs, to=outputs, **options)(function)
+        graph.join(*inputs, by="order", to=outputs, **options)(function)
     else:
         graph.map(inputs[0], to=outputs, **options)(function)
     return graph

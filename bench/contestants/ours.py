@@ -63,7 +63,7 @@ def declare() -> Any:
     """Declares the processor of the job's workload."""
     match job.workload:
         case "join":
-            return graph.join(*inputs, to=output, id=processor)(first)
+            return graph.join(*inputs, by="order", to=output, id=processor)(first)
         case "alts":
             return graph.alts(*inputs, to=output, id=processor)(same)
         case "batch":

@@ -9,7 +9,7 @@ measurements = graph.topic("measurements", key=ks.String(), value=ks.Json())
 differences = graph.topic("differences", key=ks.String(), value=ks.Json())
 
 
-@graph.join(forecasts, measurements, to=differences)
+@graph.join(forecasts, measurements, by="order", to=differences)
 def compare(forecast, measurement):
     if forecast["hour"] != measurement["hour"]:
         raise ValueError(f"hour {forecast['hour']} was forecast, and {measurement['hour']} measured")

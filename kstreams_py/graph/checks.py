@@ -75,6 +75,16 @@ def check_topic(topic: Topic) -> None:
             raise GraphError(f"topic {topic.name!r}: {role} is {number}: give 1 or more, or leave it out")
 
 
+def check_join(by: str | None) -> None:
+    """Refuses a join that does not say how its inputs are joined."""
+    if by == "order":
+        return
+    pairs = "write by='order', which pairs the n-th records of a partition, whatever their keys"
+    if by is None:
+        raise GraphError(f"a join does not say how its inputs are joined: {pairs}")
+    raise GraphError(f"a join by {by!r} is not built: {pairs}, or join by a state, graph.alts(..., state=...)")
+
+
 def check_dead_letters(topic: Topic) -> None:
     """Refuses a dead-letter topic whose value serde is not that of dead letters."""
     if topic.value is not dead_letters():

@@ -21,6 +21,7 @@ from kstreams_py.graph.checks import (
     check_dead_letters,
     check_ends,
     check_graph_name,
+    check_join,
     check_journal,
     check_retry,
     check_state,
@@ -198,8 +199,25 @@ class Graph:
         """
         return self._declare((topic,), _listed(to), options)
 
-    def join(self, *topics: End, to: End | Many, **options: Unpack[Options]) -> Callable[[Function], Function]:
-        """Declares a processor whose step reads one record of each input, and writes the function's result."""
+    @overload
+    def join(
+        self, topic: Topic, /, *more: End, by: Literal["order"], to: End | Many, **options: Unpack[Options]
+    ) -> Callable[[Function], Function]: ...
+    @overload
+    def join(
+        self, topic: str, /, *more: End, by: Literal["order"], to: End | Many, **options: Unpack[Options]
+    ) -> Callable[[Function], Function]: ...
+    def join(
+        self, *topics: End, to: End | Many, by: str | None = None, **options: Unpack[Options]
+    ) -> Callable[[Function], Function]:
+        """Declares a processor whose step reads one record of each input, and writes the function's result.
+
+        - `by`: "order": the n-th record of a partition is joined with the n-th record of the same partition of each
+          other input, whatever their keys.
+
+        Raises GraphError.
+        """
+        check_join(by)
         return self._declare(topics, _listed(to), options, least=2)
 
     def alts(self, *topics: End, to: End | Many, **options: Unpack[Options]) -> Callable[[Function], Function]:

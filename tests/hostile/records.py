@@ -80,7 +80,7 @@ def map_with(function: Callable[..., Any], **options: Any) -> Declare:
 
 
 def join(graph: ks.Graph, _: list[bytes]) -> None:
-    graph.join("a", "b", to="x", id="p")(lambda value, _: value)
+    graph.join("a", "b", by="order", to="x", id="p")(lambda value, _: value)
 
 
 def alts(graph: ks.Graph, _: list[bytes]) -> None:

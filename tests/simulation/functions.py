@@ -97,7 +97,7 @@ class Functions:
                 case Kind.SINK:
                     graph.sink(*stage.inputs, **options)(function)
                 case Kind.JOIN:
-                    graph.join(*stage.inputs, to=stage.outputs, **options)(function)
+                    graph.join(*stage.inputs, by="order", to=stage.outputs, **options)(function)
                 case Kind.ALTS:
                     graph.alts(*stage.inputs, to=stage.outputs, **options)(function)
                 case _:

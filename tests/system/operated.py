@@ -15,7 +15,7 @@ from tests.system.harness import Cluster, WorkerProcess, wait_until
 MAP = "graph.map(topic('in'), to=topic('out'), id='work')(lambda value: value)"
 JOURNALED = "graph.map(topic('in'), to=topic('out'), id='work', persistence='journal')(lambda value: value)"
 ALTS = "graph.alts(topic('a'), topic('b'), to=topic('out'), id='work')(lambda value: value)"
-JOIN = "graph.join(topic('a'), topic('b'), to=topic('out'), id='work')(lambda a, b: a + b)"
+JOIN = "graph.join(topic('a'), topic('b'), by='order', to=topic('out'), id='work')(lambda a, b: a + b)"
 
 
 class Site:

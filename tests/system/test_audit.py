@@ -27,7 +27,7 @@ def twice(value):
 
 dead = graph.name + ".dead"
 graph.map(topic("in"), to=[topic("a"), topic("b")], id="fork", errors=dead, **options)(check)
-graph.join(topic("a"), topic("b"), to=topic("joined"), id="join", **options)(lambda a, b: a + b)
+graph.join(topic("a"), topic("b"), by="order", to=topic("joined"), id="join", **options)(lambda a, b: a + b)
 graph.alts(topic("a"), topic("b"), to=topic("out"), id="alts", **options)(lambda value: value)
 graph.map(topic("joined"), to=topic("out"), id="twice", **options)(twice)
 """

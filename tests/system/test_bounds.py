@@ -22,7 +22,7 @@ graph = ks.Graph("{name}", errors="{name}.errors")
 large, idle, out = (graph.topic("{name}." + end) for end in ("large", "idle", "out"))
 
 
-@graph.join(large, idle, to=out)
+@graph.join(large, idle, by="order", to=out)
 def pair(x, y):
     return x[:3] + y
 """
@@ -95,7 +95,7 @@ def test_dead_letter_of_too_large_records_is_truncated_and_the_worker_continues(
     cluster.write(right, [b"r" * 999_000, b" too"])
     graph = ks.Graph(name, errors=errors)
 
-    @graph.join(graph.topic(left), graph.topic(right), to=graph.topic(target))
+    @graph.join(graph.topic(left), graph.topic(right), by="order", to=graph.topic(target))
     def pair(x: bytes, y: bytes) -> bytes:
         if x[:1] == b"l":
             raise ValueError("no")

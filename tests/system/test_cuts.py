@@ -50,7 +50,7 @@ class Rig:
             topic: self.graph.topic(full, key=String(), value=String()) for topic, full in self.names.items()
         }
         self.graph.map(self.names["in"], to=[self.names["a"], self.names["b"]], id="split")(lambda value: {})
-        self.graph.join(self.names["a"], self.names["b"], to=self.names["c"], id="pair")(lambda a, b: a)
+        self.graph.join(self.names["a"], self.names["b"], by="order", to=self.names["c"], id="pair")(lambda a, b: a)
         self.admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
         new = [
             NewTopic(full, 1, replica_assignment=[replicas[topic]]) if replicas else NewTopic(full, 1, 1)

@@ -142,7 +142,7 @@ def test_join_raises_makes_one_dead_letter_with_both_inputs(
     cluster.write(right, [b"r0", b"r1", b"r2"])
     graph = ks.Graph(name, errors=dead)
 
-    @graph.join(graph.topic(left), graph.topic(right), to=graph.topic(target))
+    @graph.join(graph.topic(left), graph.topic(right), by="order", to=graph.topic(target))
     def both(a: bytes, b: bytes) -> bytes:
         return reject(a) + b
 
@@ -571,7 +571,7 @@ def declare(kind: str, pipe: Pipe, switch: Switch, guarantee: str = "exactly_onc
     elif kind == "sink":
         graph.sink(source, id="step")(switch)
     elif kind == "join":
-        graph.join(source, other, to=target, id="step")(lambda a, b: switch(a))
+        graph.join(source, other, by="order", to=target, id="step")(lambda a, b: switch(a))
     else:
         graph.alts(source, other, to=target, id="step")(switch)
     return graph, [pipe.source, *([other.name] if kind in ("join", "alts") else [])]

@@ -45,7 +45,7 @@ def test_join_with_one_input_that_gains_partitions_stops_and_names_both_topics(
     cluster.create(left, right, target)
     cluster.partitions(target)
     graph = ks.Graph(name)
-    graph.join(graph.topic(left), graph.topic(right), to=graph.topic(target), id="step")(lambda a, b: a + b)
+    graph.join(graph.topic(left), graph.topic(right), by="order", to=graph.topic(target), id="step")(lambda a, b: a + b)
     cluster.write(left, [b"a", b"b"])
     cluster.write(right, [b"1", b"2"])
     slot = RunningSlot(graph, settings(kafka=refresh))

@@ -161,8 +161,8 @@ def test_every_kind_delivers_whole_topics_once(
     graph.map(one, to=[to["even"], to["odd"]], id="fork", persistence=journal)(
         lambda v: {outputs["odd" if int(v) % 2 else "even"]: v}
     )
-    graph.join(one, two, to=to["join"], id="join", persistence=journal)(lambda v, w: v + w)
-    graph.join(one, two, to=[to["low"], to["high"]], id="join-fork", persistence=journal)(
+    graph.join(one, two, by="order", to=to["join"], id="join", persistence=journal)(lambda v, w: v + w)
+    graph.join(one, two, by="order", to=[to["low"], to["high"]], id="join-fork", persistence=journal)(
         lambda v, w: {outputs["low"]: v, outputs["high"]: w}
     )
     graph.alts(one, two, to=to["alts"], id="alts", persistence=journal)(lambda v: v)

@@ -123,7 +123,7 @@ def test_join_takes_one_record_of_each_input_per_step(cluster: Cluster, settings
     cluster.write(right, numbered("r", 3))
     graph = ks.Graph(name)
 
-    @graph.join(graph.topic(left), graph.topic(right), to=graph.topic(target))
+    @graph.join(graph.topic(left), graph.topic(right), by="order", to=graph.topic(target))
     def zipped(a: bytes, b: bytes) -> bytes:
         return a + b
 
@@ -147,7 +147,7 @@ def test_join_fork_writes_to_several_topics(cluster: Cluster, settings: MakeSett
     cluster.write(right, [b"5", b"4"])
     graph = ks.Graph(name)
 
-    @graph.join(graph.topic(left), graph.topic(right), to=[graph.topic(low), graph.topic(high)])
+    @graph.join(graph.topic(left), graph.topic(right), by="order", to=[graph.topic(low), graph.topic(high)])
     def sort(a: bytes, b: bytes) -> dict[str, bytes]:
         return {low: min(a, b), high: max(a, b)}
 

@@ -208,9 +208,9 @@ def test_refused_output_of_each_kind_of_processor_makes_a_dead_letter_of_its_ste
             expected += [value + b"-first" for value in values if b"bad" in value]
     elif kind.startswith("join"):
         if kind == "join":
-            graph.join(left, right, to=target, id="step")(lambda a, b: of_one(a + b"+" + b))
+            graph.join(left, right, by="order", to=target, id="step")(lambda a, b: of_one(a + b"+" + b))
         else:
-            graph.join(left, right, to=target, id="step", batch=True)(
+            graph.join(left, right, by="order", to=target, id="step", batch=True)(
                 lambda a, b: [of_one(x + b"+" + y) for x, y in zip(a, b, strict=True)]
             )
         pairs = list(zip(values, seconds, strict=True))

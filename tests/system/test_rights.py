@@ -835,7 +835,7 @@ def graph_of_kind(kind: str, name: str, directory: Path) -> ks.Graph:
     graph = ks.Graph(name, errors=f"{name}.dead")
     source, out = graph.topic(f"{name}.in"), graph.topic(f"{name}.out", cluster="west" if kind == "far" else "")
     if kind == "pair":
-        graph.join(source, graph.topic(f"{name}.more"), to=out, id=kind)(lambda first, _: first)
+        graph.join(source, graph.topic(f"{name}.more"), by="order", to=out, id=kind)(lambda first, _: first)
     elif kind == "store":
         rows = SQLite(directory / f"{name}.db", table="rows", columns=("value",), evidence="offsets")
         graph.sink(source, to=rows, id=kind)(lambda value: (value,))

@@ -64,7 +64,7 @@ def split(value):
         return {{even: value, odd: value}}
     return {{odd if total % 2 else even: value}}
 
-@graph.join(even, payments, to=paid{none})
+@graph.join(even, payments, by="order", to=paid{none})
 {a}def pay(order, payment):
     {wait}
     return order + b" by " + payment

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -61,7 +62,8 @@ class Bench:
         graph = Graph("g", guarantee=guarantee, errors="dead")
         for name in "abx":
             graph.topic(name)
-        (graph.alts if alts else graph.join)("a", "b", to="x", id="p")(lambda *values: None)
+        declare = graph.alts if alts else partial(graph.join, by="order")
+        declare("a", "b", to="x", id="p")(lambda *values: None)
         (self.processor,) = graph.processors
         self.journal = graph.journal_topic(self.processor)
         topics = ["a", "b", "x", "dead", *([self.journal] if self.journal else [])]

@@ -56,7 +56,8 @@ class Plant:
         for name in "abx":
             self.graph.topic(name)
         inputs = "a" if kind == "map" else "ab"
-        getattr(self.graph, kind)(*inputs, to="x", id="p", **options)(
+        how = {"by": "order"} if kind == "join" else {}
+        getattr(self.graph, kind)(*inputs, to="x", id="p", **how, **options)(
             function or (concatenate if kind == "join" else copy_value)
         )
         (self.processor,) = self.graph.processors

@@ -106,7 +106,7 @@ def declare_all() -> ks.Graph:
     graph.map(topic("b"), to=topic("out"), id="twice")(twice)
     graph.map(topic("in"), to=[topic("left"), topic("right")], id="fork")(lambda v: {"left": v, "right": v})
     graph.alts(topic("in"), topic("b"), to=topic("alted"), id="alts")(lambda v: v)
-    graph.join(topic("left"), topic("right"), to=topic("joined"), id="join")(lambda a, b: a + b)
+    graph.join(topic("left"), topic("right"), by="order", to=topic("joined"), id="join")(lambda a, b: a + b)
     graph.map(topic("b"), to=topic("far", cluster="west"), id="far", persistence="journal", errors="far.dead")(
         fail_if_bad
     )
@@ -256,7 +256,7 @@ def test_inputs_between_two_times_are_judged_and_others_are_not() -> None:
     """Of a join, too, whose pairs are counted from positions that are later."""
     graph = ks.Graph("g")
     graph.map(graph.topic("a"), to=graph.topic("copied"), id="copy")(fail_if_bad)
-    graph.join(graph.topic("a"), graph.topic("b"), to=graph.topic("out"), id="join")(lambda a, b: a + b)
+    graph.join(graph.topic("a"), graph.topic("b"), by="order", to=graph.topic("out"), id="join")(lambda a, b: a + b)
     site, times = Site(graph, 1), []
     for _ in range(4):
         times.append(int(site.cluster.clock() * 1000))
@@ -304,7 +304,9 @@ def compacted(declare: Callable[[ks.Graph, Any, Any], Any]) -> Site:
 def test_outputs_of_inputs_that_were_compacted_away_are_not_judged() -> None:
     """Nor are the pairs of a join known there."""
     of_map = compacted(lambda graph, a, _: graph.map(a, to=graph.topic("out"), id="p")(lambda v: v))
-    of_join = compacted(lambda graph, a, b: graph.join(a, b, to=graph.topic("out"), id="p")(lambda v, w: v + w))
+    of_join = compacted(
+        lambda graph, a, b: graph.join(a, b, by="order", to=graph.topic("out"), id="p")(lambda v, w: v + w)
+    )
 
     not_judged = "1 records not judged: their inputs are not in the range that was read"
     (found,) = of_map.audit(every=True)
@@ -320,7 +322,7 @@ def test_outputs_of_inputs_that_were_compacted_away_are_not_judged() -> None:
 
 def test_a_join_whose_first_inputs_are_deleted_does_not_judge_foreign_outputs() -> None:
     graph = ks.Graph("g")
-    graph.join(graph.topic("a"), graph.topic("b"), to=graph.topic("out"), id="join")(lambda a, b: a + b)
+    graph.join(graph.topic("a"), graph.topic("b"), by="order", to=graph.topic("out"), id="join")(lambda a, b: a + b)
     site = Site(graph, 1)
     for topic in ("a", "b"):
         site.send(topic, b"1", b"2", b"3")

@@ -32,7 +32,7 @@ def make_graph() -> Graph:
     for topic in ("in", "a", "b", "c"):
         graph.topic(topic)
     graph.map("in", to=["a", "b"], id="split")(lambda value: {})
-    graph.join("a", "b", to="c", id="pair")(lambda a, b: a)
+    graph.join("a", "b", by="order", to="c", id="pair")(lambda a, b: a)
     return graph
 
 

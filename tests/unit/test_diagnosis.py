@@ -43,7 +43,7 @@ def cluster(*topics: TopicDescription, brokers: int = 1, **changed: Any) -> Clus
 
 def examined(**options: Any) -> Examined:
     graph = ks.Graph("g")
-    graph.join(graph.topic(A), graph.topic(B), to=graph.topic(OUT), id="p", **options)(lambda a, b: a + b)
+    graph.join(graph.topic(A), graph.topic(B), by="order", to=graph.topic(OUT), id="p", **options)(lambda a, b: a + b)
     return Examined(graph, "app.py:graph", 60_000)
 
 

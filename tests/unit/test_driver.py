@@ -91,7 +91,7 @@ def test_fork_writes_to_the_topics_it_names() -> None:
 
 def test_join_waits_for_one_record_of_each_input() -> None:
     graph = new_graph()
-    graph.join("a", "b", to="x", id="p")(lambda a, b: [a, b])
+    graph.join("a", "b", by="order", to="x", id="p")(lambda a, b: [a, b])
     driver = feed(TestDriver(graph), 1, 2)
     feed(driver, 7, topic="b").run()
     assert driver.values("x") == [[1, 7]]
@@ -295,7 +295,7 @@ def test_partition_count_is_declared_or_that_of_joined_topics_or_the_argument() 
     graph = ks.Graph("g")
     for name, partitions in {"a": 3, "b": None, "x": None}.items():
         graph.topic(name, partitions=partitions)
-    graph.join("a", "b", to="x", id="p")(lambda a, b: a)
+    graph.join("a", "b", by="order", to="x", id="p")(lambda a, b: a)
     graph.topic("free")
     for given, expected in {None: [3, 3, 3, 1], 5: [3, 3, 3, 5]}.items():
         info = TestDriver(graph, partitions=given).cluster.topics(["a", "b", "x", "free"])
@@ -399,7 +399,7 @@ def graph_of(kind: str, **options: Any) -> ks.Graph:
         return [LookupError(value) if value % 5 == 4 else value for value in values]
 
     if kind == "join":
-        graph.join("a", "b", to="x", id="p")(lambda a, b: one(a) * 100 + b)
+        graph.join("a", "b", by="order", to="x", id="p")(lambda a, b: one(a) * 100 + b)
     elif kind == "alts":
         graph.alts("a", "b", to="x", id="p")(one)
     elif kind == "batch":

@@ -63,7 +63,7 @@ def batch(graph: ks.Graph, act: Act) -> None:
 
 
 def join(graph: ks.Graph, act: Act) -> None:
-    graph.join("a", "b", to="x", id="p")(lambda value, _: act(value))
+    graph.join("a", "b", by="order", to="x", id="p")(lambda value, _: act(value))
 
 
 def sink(graph: ks.Graph, act: Act) -> None:

@@ -330,7 +330,9 @@ class Bench:
         self.cluster = MemoryCluster(self.clock, transaction_timeout=900.0)
         self.cluster.create_topics([("x", 2, -1, {}), ("dead", 1, -1, {}), (JOURNAL, 1, -1, {})])
         graph = ks.Graph("g", errors="dead")
-        graph.join(graph.topic("a"), graph.topic("b"), to=[graph.topic("x"), graph.topic("y")], id="p")(lambda v, w: {})
+        graph.join(graph.topic("a"), graph.topic("b"), by="order", to=[graph.topic("x"), graph.topic("y")], id="p")(
+            lambda v, w: {}
+        )
         (processor,) = graph.processors
         self.cluster.create_topics([("y", 1, -1, {"cleanup.policy": "compact"})])
         topics = self.cluster.topics(["x", "y", "dead"])

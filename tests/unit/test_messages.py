@@ -97,6 +97,8 @@ MISTAKES: list[Callable[[], object]] = [
     with_function(lambda value, state: value),
     two_outputs(lambda value: {OTHER: value}),
     two_outputs(lambda value: value),
+    lambda: ks.Graph("rt").join("rt.a", "rt.b", to="rt.c"),  # type: ignore[call-overload]
+    lambda: ks.Graph("rt").join("rt.a", "rt.b", by="key", to="rt.c"),  # type: ignore[call-overload]
     topic(value="json"),
     topic(value=str),
     topic(key=ks.Json),

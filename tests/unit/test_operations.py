@@ -187,7 +187,7 @@ def declare_join(shop: Shop, graph: ks.Graph) -> None:
     graph.topic("rates", partitions=1)
     graph.topic("priced")
 
-    @graph.join("orders", "rates", to="priced")
+    @graph.join("orders", "rates", by="order", to="priced")
     def price(order: bytes, rate: bytes, step: Step) -> bytes:
         shop.call((order, rate), step)
         return order + b"*" + rate
@@ -296,7 +296,7 @@ def test_replay_of_a_join_gives_the_inputs_in_the_order_of_the_graph() -> None:
     for topic in ("orders", "rates", "priced"):
         turned.topic(topic)
 
-    @turned.join("rates", "orders", to="priced", id="price")
+    @turned.join("rates", "orders", by="order", to="priced", id="price")
     def price(rate: bytes, order: bytes) -> bytes:
         return b"rate " + rate + b" order " + order
 

@@ -616,7 +616,7 @@ def test_async_function_of_each_kind_is_awaited(guarantee: Guarantee) -> None:
         await asyncio.sleep(0)
         return {out: value, other: -value}
 
-    @graph.join(a, b, to=out, id="join", concurrency=3)
+    @graph.join(a, b, by="order", to=out, id="join", concurrency=3)
     async def join(left: int, right: int) -> int:
         await asyncio.sleep(0)
         return left * 100 + right
@@ -760,7 +760,7 @@ def test_join_in_the_order_of_keys_is_refused() -> None:
     for name in "abc":
         graph.topic(name)
     with pytest.raises(GraphError) as caught:
-        graph.join("a", "b", to="c", id="p", concurrency=2, order="key")(lambda a, b: a)
+        graph.join("a", "b", by="order", to="c", id="p", concurrency=2, order="key")(lambda a, b: a)
     assert str(caught.value) == (
         "processor 'p' is a join, whose steps have several keys: choose order 'partition' or 'none'"
     )

@@ -72,8 +72,8 @@ def shop() -> Graph:
     graph.topic("invoices")
     graph.topic("audit")
     graph.map("orders", to="priced", id="price")(max)
-    graph.join("priced", "payments", to="paid", id="match")(max)
-    graph.join("paid", "customers", to=["enriched", "alerts"], id="enrich")(max)
+    graph.join("priced", "payments", by="order", to="paid", id="match")(max)
+    graph.join("paid", "customers", by="order", to=["enriched", "alerts"], id="enrich")(max)
     graph.alts("enriched", "stock", "orders", to="shipped", id="ship")(max)
     graph.map("shipped", to=["invoices", "audit"], id="invoice")(max)
     graph.sink("alerts", id="page")(max)
@@ -131,7 +131,7 @@ def random_graph(seed: int) -> Graph:
         elif len(reads) == 1:
             graph.map(*reads, to=writes, id=f"p{i}")(max)
         else:
-            graph.join(*reads, to=writes, id=f"p{i}", errors=choose.choice([None, "errors", "others"]))(max)
+            graph.join(*reads, by="order", to=writes, id=f"p{i}", errors=choose.choice([None, "errors", "others"]))(max)
     return graph
 
 

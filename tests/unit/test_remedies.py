@@ -21,7 +21,9 @@ from tests.tables import each_case
 
 GRAPH = Graph("shop", errors="shop.errors")
 GRAPH.map(GRAPH.topic("orders"), to=GRAPH.topic("prices"), id="price")(lambda value: value)
-GRAPH.join("prices", GRAPH.topic("payments"), to=GRAPH.topic("matched"), id="match")(lambda price, payment: price)
+GRAPH.join("prices", GRAPH.topic("payments"), by="order", to=GRAPH.topic("matched"), id="match")(
+    lambda price, payment: price
+)
 
 RATES = {"records_in": 100.0, "dead_letters": 0.0, "step_seconds": 0.1, "lag": 0.0}
 NOW, LIMIT = 500.0, 30.0

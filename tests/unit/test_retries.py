@@ -70,7 +70,7 @@ def new_graph(
         case "fork":
             graph.map("a", to=["x", "y"], id="p", **options)(lambda v, step: dict.fromkeys("xy", each(v, step)))
         case "join":
-            graph.join("a", "b", to="x", id="p", **options)(lambda v, w, step: each(v, step))
+            graph.join("a", "b", by="order", to="x", id="p", **options)(lambda v, w, step: each(v, step))
         case "alts":
             graph.alts("a", "b", to="x", id="p", **options)(each)
         case "sink":

@@ -30,7 +30,7 @@ for name in ("orders", "prices", "events", "priced", "joined", "merged", "kept",
 graph.topic("west", cluster="west")
 graph.topic("unused")
 graph.map("orders", to="priced", id="price")(lambda value: value)
-graph.join("orders", "prices", to="joined", id="pair")(lambda left, right: left)
+graph.join("orders", "prices", by="order", to="joined", id="pair")(lambda left, right: left)
 graph.alts("orders", "prices", to="merged", id="merge")(lambda value: value)
 graph.map("orders", to="kept", id="keep", state=ks.State("seen"))(lambda value, state: value)
 graph.map("orders", to="often", id="repeat", guarantee="at_least_once")(lambda value: value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, cast
 
 import pytest
@@ -47,7 +48,7 @@ class Bench:
         return self.processor()
 
     def join(self, function: Callable[..., Any], **options: Any) -> Processing:
-        self.graph.join("a", "b", to="x", id="p", **options)(function)
+        self.graph.join("a", "b", by="order", to="x", id="p", **options)(function)
         return self.processor()
 
     def alts(self, function: Callable[..., Any], **options: Any) -> Processing:
@@ -198,7 +199,7 @@ def test_join_leftovers_wait_for_the_other_input_and_are_not_committed() -> None
 
 def test_join_fork_writes_to_several_topics() -> None:
     bench = Bench()
-    bench.graph.join("a", "b", to=["x", "y"], id="p")(lambda a, b: {"x": a, "y": b})
+    bench.graph.join("a", "b", by="order", to=["x", "y"], id="p")(lambda a, b: {"x": a, "y": b})
     a, b = Read("a", 0, b"1"), Read("b", 0, b"2")
     assert bench.processor().plan(a, b).outputs == [output("x", b"1", a, b), output("y", b"2", a, b)]
 
@@ -662,7 +663,7 @@ def decode_dead_letter(bench: Bench, written: Output, registry: MemoryRegistry) 
 
 def test_dead_letter_has_the_undecoded_input_the_error_and_the_hash() -> None:
     bench, registry = Bench(errors="dead"), MemoryRegistry()
-    bench.graph.join("a", "b", to="x", id="p")(fail_two)
+    bench.graph.join("a", "b", by="order", to="x", id="p")(fail_two)
     a = Read("a", 5, b"va", key=b"ka", headers=[("h", b"1"), ("n", None)], timestamp=1_700)
     b = Read("b", 7, None, timestamp=None)
     (written,) = bench.processor(registry).plan(a, b).outputs
@@ -929,7 +930,8 @@ def test_assign_and_clear_forget_records_positions_and_choices(kind: str) -> Non
     elif kind in ("sink", "map", "fork"):
         (bench.graph.sink if kind == "sink" else bench.graph.map)("a", id="p", **ends)(function)
     else:
-        (bench.graph.alts if kind.startswith("alts") else bench.graph.join)("a", "b", id="p", **ends)(function)
+        declare: Any = bench.graph.alts if kind.startswith("alts") else partial(bench.graph.join, by="order")
+        declare("a", "b", id="p", **ends)(function)
     rig = bench.processor()
     assert bench.graph.processors[0].kind == kind
     everything = [*reads("a", b"1", b"2"), Read("b", 0)]

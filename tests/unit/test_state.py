@@ -280,7 +280,9 @@ def both_kinds(graph: ks.Graph, kind: str) -> None:
         return seen
 
     if kind == "join":
-        graph.join(a, b, to=c, id="p", state=ks.State("s"))(lambda one, two, state: [one, two, number(state)])
+        graph.join(a, b, by="order", to=c, id="p", state=ks.State("s"))(
+            lambda one, two, state: [one, two, number(state)]
+        )
     elif kind == "alts":
         graph.alts(a, b, to=c, id="p", state=ks.State("s"))(lambda value, state: [value, number(state)])
     elif kind == "batch":

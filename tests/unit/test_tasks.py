@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -39,7 +40,8 @@ def make_tasks(*inputs: str, joins: bool = True, choices: Choices | None = None)
     graph = Graph("g")
     for topic in (*inputs, "x"):
         graph.topic(topic)
-    (graph.join if joins else graph.alts)(*inputs, to="x", id="p")(lambda *_: None)
+    declare = partial(graph.join, by="order") if joins else graph.alts
+    declare(*inputs, to="x", id="p")(lambda *_: None)
     start = {TopicPartition(topic, partition): 0 for topic in inputs for partition in range(12)}
     rig = Processing(graph, start={})
     rig.tasks.assign(start, {0: choices} if choices else {})

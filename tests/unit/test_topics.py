@@ -35,7 +35,7 @@ def graph_of(**topics: Any) -> Graph:
     for name in "abcdx":
         graph.topic(name, **topics.get(name, {}))
     graph.alts("a", "b", to="x", id="merge")(lambda value: value)
-    graph.join("b", "c", to="x", id="pair")(lambda left, right: left)
+    graph.join("b", "c", by="order", to="x", id="pair")(lambda left, right: left)
     graph.map("d", to="x", id="copy")(lambda value: value)
     return graph
 

@@ -120,7 +120,7 @@ def test_processor_options_win_over_those_of_the_graph() -> None:
 
 def test_topics_are_named_by_string_as_well() -> None:
     graph, a, b, c = abc()
-    graph.join("a", b, to=["c"])(two)
+    graph.join("a", b, by="order", to=["c"])(two)
     assert (graph.processors[0].inputs, graph.processors[0].outputs) == ((a, b), (c,))
 
 
@@ -133,8 +133,8 @@ def test_topics_are_named_by_string_as_well() -> None:
         (lambda g: g.map("a", to="b"), ProcessorKind.MAP, False),
         (lambda g: g.map("a", to=["b"]), ProcessorKind.MAP, False),
         (lambda g: g.map("a", to=("b", "c")), ProcessorKind.FORK, False),
-        (lambda g: g.join("a", "b", to="c"), ProcessorKind.JOIN, False),
-        (lambda g: g.join("a", "b", to=["c", "d"]), ProcessorKind.JOIN_FORK, False),
+        (lambda g: g.join("a", "b", by="order", to="c"), ProcessorKind.JOIN, False),
+        (lambda g: g.join("a", "b", by="order", to=["c", "d"]), ProcessorKind.JOIN_FORK, False),
         (lambda g: g.alts("a", "b", to="c"), ProcessorKind.ALTS, True),
         (lambda g: g.alts("a", "b", to=["c", "d"]), ProcessorKind.ALTS_FORK, True),
         (lambda g: g.sink("a"), ProcessorKind.SINK, False),
@@ -210,7 +210,7 @@ def from_one(graph: Graph, **options: Any) -> Any:
 
 
 def from_two(graph: Graph, **options: Any) -> Any:
-    return graph.join("a", "b", to="c", id="p", **options)
+    return graph.join("a", "b", by="order", to="c", id="p", **options)
 
 
 def from_either(graph: Graph, **options: Any) -> Any:
@@ -441,11 +441,11 @@ def test_invalid_topic_is_refused_with_its_name_and_the_remedy(declare: Any, mes
             one,
             "processor 'one': 7 is no topic: give what graph.topic returned, or a topic's name",
         ),
-        (lambda g: g.join("a", "b", "a", to="c"), two, "processor 'two' reads 'a' twice: name it once"),
+        (lambda g: g.join("a", "b", "a", by="order", to="c"), two, "processor 'two' reads 'a' twice: name it once"),
         (lambda g: g.sink("a", "b", "b", alts=True), one, "processor 'one' reads 'b' twice: name it once"),
         (lambda g: g.map("a", to=["b", "b"]), one, "processor 'one' writes 'b' twice: name it once"),
         (
-            lambda g: g.join("a", "b", to=["c", "a"]),
+            lambda g: g.join("a", "b", by="order", to=["c", "a"]),
             two,
             "processor 'two' reads and writes 'a', an endless loop: write to another topic",
         ),
@@ -536,7 +536,7 @@ def test_exactly_once_is_refused_with_a_durability_of_the_graph_that_cannot_keep
     graph, a, b, c = abc(guarantee="at_most_once", durability="none")
     graph.map(a, to=b)(one)
     with pytest.raises(GraphError, match="processor 'two' is exactly_once with durability none"):
-        graph.join(a, b, to=c, guarantee="exactly_once")(two)
+        graph.join(a, b, by="order", to=c, guarantee="exactly_once")(two)
 
 
 @pytest.mark.parametrize("guarantee", Guarantee)
@@ -677,7 +677,7 @@ def test_undeclared_partition_counts_follow_the_topics_read_together_then_the_in
     graph.topic("declared", partitions=5)
     graph.alts("ewr", "jfk", to="flights", id="merge")(one)
     graph.map("flights", to="departed", id="split")(one)
-    graph.join("departed", "extra", to=["joined", "declared"], id="enrich")(two)
+    graph.join("departed", "extra", by="order", to=["joined", "declared"], id="enrich")(two)
     graph.map("circle", to="round", id="out", errors=None)(one)
     graph.map("round", to="circle", id="back", errors=None)(one)
     like = {name: graph.partitions_like(name, {"jfk": 3}) for name in graph.topics}

@@ -269,7 +269,7 @@ def test_state_and_baggage_of_a_trace_are_carried_on(spans: Spans) -> None:
 
 def test_join_continues_the_trace_of_its_first_input_and_links_the_others(spans: Spans) -> None:
     graph = new_graph()
-    graph.join("a", "b", to="x", id="p")(lambda a, b: a + b)
+    graph.join("a", "b", by="order", to="x", id="p")(lambda a, b: a + b)
     driver = run(graph, ("a", "1", [traceparent()]), ("b", "2", [traceparent(OTHER, SECOND)]))
     (span,), (record,) = spans.steps, driver.read("x")
     assert (parent_of(span), links_of(span)) == ((TRACE, SPAN), [(OTHER, SECOND)])
@@ -282,7 +282,7 @@ def test_join_continues_the_trace_of_its_first_input_and_links_the_others(spans:
 
 def test_join_continues_the_trace_of_whichever_input_has_one(spans: Spans) -> None:
     graph = new_graph()
-    graph.join("a", "b", to="x", id="p")(lambda a, b: a + b)
+    graph.join("a", "b", by="order", to="x", id="p")(lambda a, b: a + b)
     run(graph, ("a", "1", []), ("b", "2", [traceparent(OTHER, SECOND)]))
     (span,) = spans.steps
     assert (parent_of(span), links_of(span)) == ((OTHER, SECOND), [])

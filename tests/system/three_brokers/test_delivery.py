@@ -38,7 +38,7 @@ ALL_KINDS = """
 left, right = graph.topic("{name}.left"), graph.topic("{name}.right")
 graph.map(source, to=near, id="near", persistence="journal")(lambda value: b"near " + value)
 graph.map(source, to=[left, right], id="fork", persistence="journal")(lambda value: {{left: value, right: value}})
-graph.join(left, right, to=graph.topic("{name}.far", cluster="other"), id="join")(lambda a, b: a + b"+" + b)
+graph.join(left, right, by="order", to=graph.topic("{name}.far", cluster="other"), id="join")(lambda a, b: a + b"+" + b)
 graph.alts(near, left, to=graph.topic("{name}.either", cluster="other"), id="alts")(lambda value: value)
 """
 

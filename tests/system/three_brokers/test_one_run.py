@@ -53,7 +53,7 @@ def count(value, step, state):
 def bring(value):
     return value
 
-@graph.join(source, near, to=joined)
+@graph.join(source, near, by="order", to=joined)
 def pair(value, other):
     return value + b"+" + other
 
