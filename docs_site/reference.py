@@ -21,6 +21,7 @@ from typer.main import get_command
 import kstreams_py
 from kstreams_py.cli.main import app
 from kstreams_py.errors import EXIT_STATUSES, KStreamsError
+from kstreams_py.graph.declarations import Options, OptionsOfAll
 from kstreams_py.metrics import RENEWALS, WorkerState
 from kstreams_py.running.http.series import SERIES
 from kstreams_py.settings import OTHER_VARIABLES, OWNED, Settings
@@ -299,6 +300,18 @@ def public_names(module: str) -> list[str]:
     raise LookupError(f"{path} has no __all__")
 
 
+def options() -> str:
+    """The options of processors, as help() shows them."""
+    rows = [
+        (code(name), kind, " ".join(meaning.split()))
+        for each in (OptionsOfAll, Options)
+        for name, kind, meaning in re.findall(
+            r"^- `(\w+)` \((.+?)\): (.+(?:\n  .+)*)", inspect.getdoc(each) or "", re.MULTILINE
+        )
+    ]
+    return table(("option", "type", "meaning"), rows)
+
+
 def api() -> str:
     """The public names, for mkdocstrings."""
     parts = []
@@ -309,6 +322,11 @@ def api() -> str:
 
 `import kstreams_py as ks` has all that a graph needs. What is not on this page is not public, and may change.
 
+## The options of processors
+
+`Graph.map`, `join`, `alts`, `ordered` and `sink` take these options.
+
+{options()}
 {NEW_LINE.join(parts)}"""
 
 

@@ -256,14 +256,24 @@ Many = Sequence[End]
 
 
 class OptionsOfAll(TypedDict, total=False):
-    """The options of a processor. `id` is the function's name by default; most others default to the graph's.
+    """The options of a processor.
 
-    The graph has no default for these:
-
-    - `persistence`: "transaction" (the default), or "journal" or a Journal to record each delivery in its own topic.
-    - `concurrency`: how many calls may be under way at once; 1 by default, also for an async function.
-    - `order`: which of these calls wait for one another.
-    - `state`: a State, which the function takes as its last argument.
+    - `id` (str): its name, unique in the graph; by default the function's name.
+    - `guarantee` (Guarantee or str): "exactly_once", "at_least_once" or "at_most_once"; by default the graph's.
+    - `durability` (Durability or str): whose acknowledgement its writes wait for: "committed" (all in-sync replicas),
+      "leader" or "none"; by default the graph's.
+    - `errors` (Topic, str or None): the topic of the dead letters of steps that raise; None to log and drop them; by
+      default the graph's.
+    - `stop_on` (exception class, or several): exceptions that stop the worker, instead of making a dead letter; by
+      default the graph's.
+    - `hash_header` (bool): its outputs have the delivery hash in the header `ks-hash`; by default the graph's.
+    - `retry` (Retry or None): when a step that raised is run again; by default the graph's.
+    - `persistence` (Journal or str): "transaction" (the default), or "journal" or a Journal to record each delivery in
+      its own topic before it happens.
+    - `concurrency` (int): how many calls may be under way at once; 1 by default, also for an async function.
+    - `order` (Order or str): which of these calls wait for one another: those of a "partition" (the default), of a
+      "key", or "none".
+    - `state` (State or None): a keyed store, which the function takes as its last argument, `state`; None by default.
     """
 
     id: str
@@ -280,7 +290,11 @@ class OptionsOfAll(TypedDict, total=False):
 
 
 class Options(OptionsOfAll, total=False):
-    """The options of a processor whose function may take lists (`batch`)."""
+    """The options of a processor, with one more.
+
+    - `batch` (bool): the function takes a list of values of each input, and returns a list with a result for each
+      record; False by default.
+    """
 
     batch: bool
 

@@ -6,6 +6,7 @@ Each declaration is checked at once, and refused with a GraphError that names th
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, Literal, Unpack, overload
@@ -581,3 +582,15 @@ def _declared_partitions(topics: Mapping[str, Topic]) -> dict[str, int]:
 
 def _listed(to: End | Many) -> Many:
     return to if isinstance(to, Sequence) and not isinstance(to, str) else (to,)
+
+
+def _document_options() -> None:
+    """Adds the options to the docstrings of the decorators, where `help()` and the API page show them."""
+    listed = [inspect.getdoc(each) or "" for each in (OptionsOfAll, Options)]
+    options = "\n".join(text.partition("\n\n")[2] for text in listed)
+    decorators: tuple[Any, ...] = (Graph.map, Graph.join, Graph.alts, Graph.ordered, Graph.sink)
+    for each in decorators:
+        each.__doc__ = f"{inspect.getdoc(each)}\n\nThe options:\n\n{options}"
+
+
+_document_options()

@@ -19,6 +19,7 @@ from docs_site.outside import fetched_by_page, fetched_by_style, link_to_reposit
 from kstreams_py import testing
 from kstreams_py.cli.main import app
 from kstreams_py.errors import EXIT_STATUSES
+from kstreams_py.graph.declarations import OptionsOfAll
 from kstreams_py.metrics import RENEWALS, WorkerState
 from kstreams_py.running.http.series import meanings
 from kstreams_py.settings import OWNED, Settings
@@ -104,6 +105,9 @@ def test_each_exit_status_is_on_its_page_and_has_a_section_of_the_runbook() -> N
 
 def test_page_of_the_api_has_every_public_name() -> None:
     named = set(re.findall(r"^::: (\S+)$", PAGES["reference/api.md"], flags=re.MULTILINE))
+    assert re.findall(r"^\| `(\w+)` \|", PAGES["reference/api.md"], flags=re.MULTILINE) == [
+        *OptionsOfAll.__annotations__, "batch",
+    ]  # fmt: skip
     assert {f"kstreams_py.{name}" for name in kstreams_py.__all__} <= named
     assert {f"kstreams_py.testing.{name}" for name in testing.__all__} <= named
     assert {"kstreams_py.spark.view", "kstreams_py.sinks.SqliteTable", "kstreams_py.embedded.EmbeddedKafka"} <= named
