@@ -177,10 +177,15 @@ def topic_name() -> str:
 
 
 def scope_of(nodeid: str, *, quick: bool) -> str:
-    """What runs in one xdist worker: a file, without its ending, or all files that share something."""
+    """What runs in one xdist worker: a file, without its ending, all files that share something, or a single test.
+
+    A file of simulations takes half an hour in the long tier, and its tests share nothing.
+    """
     file = nodeid.split("::", 1)[0].removeprefix("tests/").removesuffix(".py")
     if quick and file in OF_SPARK:
         return SPARK
+    if not quick and file.startswith("simulation/"):
+        return nodeid
     return next((directory for directory in CLUSTERS if file.startswith(directory)), file)
 
 
