@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
+import shlex
 import sys
 import traceback
 from contextlib import suppress
@@ -15,6 +17,9 @@ from kstreams_py.errors import GraphError, KStreamsError, did_you_mean
 from kstreams_py.graph.topology import Graph
 
 PACKAGE: Final = f"{Path(__file__).parents[1]}/"
+
+FILE_MODULE: Final = "graph_file_"
+"""The name of a module that is loaded from a file begins with this."""
 
 EXTRAS: Final = {
     "delta": "delta", "jgo": "broker", "opentelemetry": "otel", "prometheus_client": "metrics", "psycopg": "postgresql",
@@ -117,7 +122,7 @@ def _import_module(name: str) -> ModuleType:
 def _import_file(path: Path) -> ModuleType:
     """Imports the file even if a module has its name. Its directory comes first in sys.path, as for a script."""
     sys.path.insert(0, str(path.resolve().parent))
-    name = f"graph_file_{path.stem}"
+    name = f"{FILE_MODULE}{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
@@ -141,3 +146,18 @@ def target_of(graph: Graph) -> str:
         f"graph {graph.name!r} is not a global of any module: several workers could not find it: assign it "
         "at the top level of its module, or run one slot"
     )
+
+
+def show_target(graph: Graph) -> str:
+    """Returns the target of a graph for a command that a person types; "GRAPH" if no module has it as a global."""
+    for module_name, module in list(sys.modules.items()):
+        names = list(vars(module).items()) if module is not None else ()
+        held = {id(value): name for name, value in names if isinstance(value, Graph)}
+        if (name := held.get(id(graph))) is None:
+            continue
+        is_file = module_name == "__main__" or module_name.startswith(FILE_MODULE)
+        place = getattr(module, "__file__", None) if is_file else module_name
+        if place is not None:
+            near = os.path.relpath(place) if is_file else place
+            return shlex.quote(near if len(held) == 1 else f"{near}:{name}")
+    return "GRAPH"

@@ -38,10 +38,12 @@ class HeldEvents:
 
     - `seconds`: the wait after which a warning is logged, and again each time the wait has doubled.
     - `wall`: returns seconds since 1970.
+    - `target`: how a command names the graph.
     """
 
-    def __init__(self, seconds: float, wall: Callable[[], float] = time.time) -> None:
+    def __init__(self, seconds: float, wall: Callable[[], float] = time.time, target: str = "GRAPH") -> None:
         self._seconds = seconds
+        self._target = target
         self._wall = wall
         self._warned: dict[str, tuple[LongestHeld, float]] = {}
         """By processor: the event of the last warning, and the age in seconds at which the next one is due."""
@@ -66,9 +68,9 @@ class HeldEvents:
         self._warned[processor] = longest, 2 * seconds
         logger.warning(
             "%s: event %d of %r, at %s, has waited for %.0f s for event %d, which has not arrived (%d events wait): if "
-            "that is a dead letter, `kstreams order resume GRAPH %s` sends it; if it is lost, `kstreams order accept` "
+            "that is a dead letter, `kstreams order resume %s %s` sends it; if it is lost, `kstreams order accept` "
             "goes on without it", processor, longest.id, longest.object,
-            longest.place, seconds, longest.prev, held, shlex.quote(longest.object),
+            longest.place, seconds, longest.prev, held, self._target, shlex.quote(longest.object),
             extra=repeated(f"events that wait in {processor}", longest.object),
         )  # fmt: skip
 
@@ -147,7 +149,7 @@ class Slot:
         self._brokers_away = dict[str, str]()
         """For each cluster of which no broker answers, by name: why the newest request to it failed."""
         self._hidden = HiddenRecords(environment.cluster)
-        self._held = HeldEvents(environment.settings.held_timeout_ms / 1000)
+        self._held = HeldEvents(environment.settings.held_timeout_ms / 1000, target=environment.target)
 
     def stop(self) -> None:
         """Lets every loop commit what it has processed, then end."""

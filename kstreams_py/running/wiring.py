@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from kstreams_py.errors import WorkerStuck
 from kstreams_py.formats.registries import open_registry
 from kstreams_py.graph.declarations import DEFAULT_PARTITIONS, Processor
-from kstreams_py.graph.loading import load
+from kstreams_py.graph.loading import load, show_target
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.cluster import KafkaCluster
 from kstreams_py.processing.topics import check_topics, describe_idle_slots
@@ -83,7 +83,8 @@ class SlotRun:
         tracing = None if open_tracing(settings) is None else self._open_tracing
         registry = open_registry(settings.schema_registry_url, settings.schema_directory, settings.schema_registry)
         self._cluster = KafkaCluster(settings)
-        self._slot = Slot(graph, number, Environment(self._cluster, registry, settings, tracing=tracing))
+        environment = Environment(self._cluster, registry, settings, tracing=tracing, target=show_target(graph))
+        self._slot = Slot(graph, number, environment)
         self._number = number
         self._settings = settings
         self._create = create

@@ -39,6 +39,7 @@ class Environment:
     - `chance`: returns a random number between 0 and 1, which varies the waits before retries.
     - `open_calls`: makes the object that runs overlapping calls of a function.
     - `tracing`: makes the spans of a worker; None for no tracing.
+    - `target`: how a command names the graph, in remedies.
     - `open_sink`: connects to the target of a sink; takes the processor's name with that of its graph.
     """
 
@@ -51,6 +52,7 @@ class Environment:
     chance: Callable[[], float] = random.random
     open_calls: OpenCalls = open_calls
     tracing: OpenTracing | None = None
+    target: str = "GRAPH"
     open_sink: Callable[[Sink, str], SinkConnection] = lambda sink, consumer: sink.open(consumer)
 
 

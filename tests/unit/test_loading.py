@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 
 from kstreams_py.errors import GraphError, SchemaError
-from kstreams_py.graph.loading import load, target_of
+from kstreams_py.graph.loading import load, show_target, target_of
 from kstreams_py.graph.topology import Graph
 
 RESERVED = "topic name '__a' is reserved: names that start with __ are the system's own: choose another one"
@@ -173,3 +173,12 @@ def test_target_names_the_module_global_that_holds_the_graph(directory: Path) ->
     held.__dict__["it"] = graph
     sys.modules["held.by"] = held
     assert target_of(graph) == "held.by:it"
+
+
+def test_graph_is_shown_as_a_command_names_it(directory: Path) -> None:
+    (directory / "shown one.py").write_text(SOURCE)
+    (directory / "shown_two.py").write_text(f'{SOURCE}more = Graph("more")\n')
+    assert show_target(load("shown one.py")) == "'shown one.py'"
+    assert show_target(load("shown_two.py:more")) == "shown_two.py:more"
+    assert show_target(load("shown_two:graph")) == "shown_two:graph"
+    assert show_target(Graph("nowhere")) == "GRAPH"

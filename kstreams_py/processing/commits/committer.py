@@ -125,6 +125,7 @@ class Committer(ABC):
         self._processor = processor
         self._settings = environment.settings
         self._outputs_held = environment.outputs_held
+        self._graph = environment.target
         self._counters = context.counters
         self._clock = environment.clock
         self._sleep = environment.sleep
@@ -208,7 +209,7 @@ class Committer(ABC):
         """
         what = "dead letter" if self._processor.errors else "dropped, as no dead-letter topic is declared (errors=)"
         many = "dead letters" if self._processor.errors else "dropped steps"
-        shown = "; `kstreams dead-letters list GRAPH` shows all" if self._processor.errors else ""
+        shown = f"; `kstreams dead-letters list {self._graph}` shows all" if self._processor.errors else ""
         for failure in plan.failures:
             logger.warning(
                 "%s: %s: %s%s", self._processor.id, what, failure, shown,
