@@ -198,7 +198,12 @@ class Supervisor:
             logger.warning("slot %d ended by %s: it is not restarted here; %s on", slot.number, slot.taken, going)
         else:
             ends = (f"slot {child.slot.number} ended by {child.slot.taken}" for child in self._children)
-            raise WorkersFailed("; ".join(ends), Replaced.exit_status)
+            first = max(child.slot.number for child in self._children) + 1
+            slots = f"{first}" if len(self._children) == 1 else f"{first}-{first + len(self._children) - 1}"
+            raise WorkersFailed(
+                f"{'; '.join(ends)}; to run both, start one of them with other slots, --slots {slots}",
+                Replaced.exit_status,
+            )
 
     def _starts(self, child: _Child) -> bool:
         """Starts the slot's process; returns False if that is impossible now."""

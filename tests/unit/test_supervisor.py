@@ -349,7 +349,10 @@ if slot == 0: send_error('Replaced: by m7'); sys.exit(4)
         if "slot 0 ended by Replaced: by m7: it is not restarted here; slot 1 goes on" in caplog.messages:
             (tmp_path / "go.on").touch()
 
-    message = r"^slot 0 ended by Replaced: by m7; slot 1 ended by Replaced: by m7, from 10\.0\.0\.7$"
+    message = (
+        r"^slot 0 ended by Replaced: by m7; slot 1 ended by Replaced: by m7, from 10\.0\.0\.7; to run both, start one of "
+        r"them with other slots, --slots 2-3$"
+    )
     with pytest.raises(WorkersFailed, match=message) as caught:
         workers.run(until)
     assert (caught.value.exit_status, workers.process_counts) == (4, {0: 1, 1: 1})
