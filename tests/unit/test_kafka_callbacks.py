@@ -80,7 +80,7 @@ def raise_what_is_no_exception() -> None:
 
 def test_slot_ends_if_a_client_raises_what_is_no_exception(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threading, "excepthook", lambda _: None)  # pytest's own hook takes exceptions only
-    slot = Slot(SimpleNamespace(name="g"), 0, SimpleNamespace(cluster=None, settings=Settings()))  # type: ignore[arg-type]
+    slot = Slot(SimpleNamespace(name="g"), 0, SimpleNamespace(cluster=None, settings=Settings(), target="g.py"))  # type: ignore[arg-type]
     worker: Any = SimpleNamespace(run=raise_what_is_no_exception, processor=SimpleNamespace(id="copy"))
     thread = threading.Thread(target=slot._run, args=(worker,))
     thread.start()
