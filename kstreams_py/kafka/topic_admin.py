@@ -88,7 +88,7 @@ class TopicAdmin:
         except (BrokerUnavailable, Retriable) as error:
             if isinstance(error, BrokerUnavailable) and not error.may_return:
                 raise
-            logger.info("another broker is asked: %s", error)
+            logger.info("no answer from %s within %g s: another broker is asked", self._address, first)
             return self._known(request(self._limit - first), self._limit - first)
 
     def _known(self, futures: Mapping[str, Any], limit: float) -> dict[str, Any]:
