@@ -176,12 +176,12 @@ def test_examples_page_includes_each_recipe_and_its_tests() -> None:
     included = re.findall(r'^--8<-- "(.+)"$', WRITTEN["examples.md"], flags=re.MULTILINE)
     files = [path.relative_to(ROOT).as_posix() for path in RECIPES.rglob("*.py")]
     assert sorted(included) == sorted(files)
-    assert len(files) == 14
+    assert len(files) == 16
 
 
 def test_tests_of_the_recipes_pass(tmp_path: Path) -> None:
     shutil.copytree(RECIPES, tmp_path / "recipes", ignore=shutil.ignore_patterns("__pycache__"))
-    assert run_tests(tmp_path / "recipes", "tests") == 10
+    assert run_tests(tmp_path / "recipes", "tests") == 12
 
 
 def blocks(version: str) -> dict[str, str]:
