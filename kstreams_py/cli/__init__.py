@@ -11,7 +11,7 @@ new           adapter  kstreams new
 dev           adapter  kstreams dev
 records       adapter  kstreams send, tail
 deploy        adapter  kstreams k8s, systemd
-topics        adapter  kstreams topics create, check
+topics        adapter  kstreams topics create, check, describe
 slots         adapter  kstreams slots list, release
 dead_letters  adapter  kstreams dead-letters list, show, replay
 transactions  adapter  kstreams transactions list, describe, find-hanging, abort, commit
