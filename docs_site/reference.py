@@ -16,6 +16,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
+from typer import Context
 from typer.main import get_command
 
 import kstreams_py
@@ -218,10 +219,17 @@ def commands_of(command: Any, words: tuple[str, ...] = ("kstreams",)) -> Iterato
         yield from commands_of(each, (*words, name))
 
 
+def parameters_of(command: Any) -> list[Any]:
+    """The parameters that are shown in the help of a command, in their order, without --help."""
+    shown = command.get_params(Context(command))
+    return [each for each in shown if not each.hidden and each.name != "help"]
+
+
 def usage_of(parameter: Any) -> str:
-    """A parameter as it is written: `--workers, -w`, or TARGET."""
+    """A parameter as it is written: `--workers N`, TARGET, or `[NAME]...`."""
     if not parameter.opts[0].startswith("-"):
-        return str(parameter.metavar or parameter.name).upper()
+        name = parameter.metavar if parameter.required else f"[{parameter.metavar}]"
+        return name if parameter.nargs == 1 else f"{name}..."
     value = f" {parameter.metavar}" if parameter.metavar else ""
     return ", ".join([*parameter.opts, *parameter.secondary_opts]) + value
 
@@ -240,15 +248,14 @@ def commands() -> str:
     """Every command with its arguments and options."""
     parts = []
     for words, command in commands_of(get_command(app)):
-        arguments = [each for each in command.params if not each.hidden and each.name != "help"]
-        rows = [(code(usage_of(each)), each.help or "", default_of(each)) for each in arguments]
+        rows = [(code(usage_of(each)), each.help or "", default_of(each)) for each in parameters_of(command)]
         shown = table(("argument or option", "meaning", "default"), rows) if rows else "No options.\n"
         parts.append(f"## {words}\n\n{inspect.cleandoc(command.help or '')}\n\n{shown}")
     return f"""# Commands
 
-`kstreams --help` prints the groups, `kstreams GROUP COMMAND --help` a command. `kstreams --version` prints the version,
-`kstreams --install-completion` installs completion for your shell. A mistake is one message and
-[exit status 2](exit-statuses.md).
+`kstreams --help` prints the commands by what they are for, `kstreams GROUP COMMAND --help` a command.
+`kstreams --version` prints the version, `kstreams --install-completion` installs completion for your shell. A mistake
+is one message and [exit status 2](exit-statuses.md).
 
 {NEW_LINE.join(parts)}"""
 

@@ -4,13 +4,14 @@ In reading order:
 
 main          adapter  the command with its groups; logs to stderr, and turns errors into a message and an exit status
 streams       adapter  repairs the standard streams: closed ones, missing characters, outputs that cannot be written
+usage         adapter  what --help shows: commands in panels, and for each option that has a value what the value is
 options       adapter  arguments and options that several commands share
 run           adapter  kstreams run
 new           adapter  kstreams new
 dev           adapter  kstreams dev
 records       adapter  kstreams send, tail
 deploy        adapter  kstreams k8s, systemd
-topics        adapter  kstreams topics create, check
+topics        adapter  kstreams topics create, check, describe
 slots         adapter  kstreams slots list, release
 dead_letters  adapter  kstreams dead-letters list, show, replay
 transactions  adapter  kstreams transactions list, describe, find-hanging, abort, commit

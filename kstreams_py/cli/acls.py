@@ -18,7 +18,9 @@ from kstreams_py.settings import Settings
 
 def acls(
     target: Target,
-    role: Annotated[Role | None, typer.Option("--role", help="only this role; all by default")] = None,
+    role: Annotated[
+        Role | None, typer.Option("--role", help="worker, operator, reader or pipeline; all by default")
+    ] = None,
     principal: Annotated[
         str | None,
         typer.Option("--principal", metavar="TYPE:NAME", help="who gets the rights; User:GRAPH-ROLE by default"),

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="The pipelines of a graph: tables that Spark computes from its topics.", no_args_is_help=True)
 
-Names = Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="pipelines; all of the graph by default")]
+Names = Annotated[list[str] | None, typer.Argument(metavar="NAME", help="pipelines; all of the graph by default")]
 Master = Annotated[
     str | None,
     typer.Option("--master", help="Spark's master: local[*], spark://..., k8s://..., yarn; local[2] by default"),

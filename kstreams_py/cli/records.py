@@ -92,9 +92,9 @@ def tail(
         str | None,
         typer.Option(
             "--from",
-            metavar="beginning|end|OFFSET|TIME",
-            help="start there: at an offset of each partition, or at a time (of the records): 30m, 1h, 2d, "
-            "or 2026-05-01T12:00",
+            metavar="OFFSET|TIME",
+            help="start there: at an offset of each partition, at a time (of the records): 30m, 1h, 2d, or "
+            "2026-05-01T12:00; or beginning, or end",
         ),
     ] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="go on with new records, until Ctrl-C")] = False,

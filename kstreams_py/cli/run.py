@@ -46,7 +46,10 @@ def run(
         bool, typer.Option("--verbose", "-v", help="log everything, fold nothing; same as KSTREAMS_LOG_LEVEL=DEBUG")
     ] = False,
     quiet: Annotated[
-        int, typer.Option("--quiet", "-q", count=True, help="log only warnings and errors; twice, only errors")
+        int,
+        typer.Option(
+            "--quiet", "-q", count=True, show_default=False, help="log only warnings and errors; twice, only errors"
+        ),
     ] = 0,
     leave: Annotated[
         bool,

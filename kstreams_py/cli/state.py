@@ -26,7 +26,7 @@ def _group() -> None:
 def show(
     target: Target,
     store: Annotated[str, typer.Argument(metavar="STORE", help="The name of the state.")],
-    key: Annotated[str | None, typer.Argument(metavar="[KEY]", help="Only this key, as the command shows it.")] = None,
+    key: Annotated[str | None, typer.Argument(metavar="KEY", help="Only this key, as the command shows it.")] = None,
     bootstrap_servers: Bootstrap = None,
     config: Config = None,
 ) -> None:

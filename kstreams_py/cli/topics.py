@@ -1,6 +1,8 @@
-"""`kstreams topics`: creates and checks the topics of a graph."""
+"""`kstreams topics`: creates, checks and describes the topics of a graph."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import typer
 
@@ -12,9 +14,16 @@ from kstreams_py.graph.pipelines import RUNS_SETTINGS
 from kstreams_py.kafka.own_topics import ensure_topics
 from kstreams_py.operations.dead_letters.marks import MARKS_SETTINGS
 from kstreams_py.printable import join_lines
-from kstreams_py.processing.topics import check_topics, create_own_topics, create_topics, find_topics
+from kstreams_py.processing.topics import (
+    DescribedTopic,
+    check_topics,
+    create_own_topics,
+    create_topics,
+    describe_topics,
+    find_topics,
+)
 
-app = typer.Typer(help="The topics of a graph.", no_args_is_help=True)
+app = typer.Typer(help="The topics of a graph: create, check and describe them.", no_args_is_help=True)
 
 
 @app.command()
@@ -53,3 +62,48 @@ def check(target: Target, bootstrap_servers: Bootstrap = None, config: Config = 
             f"{name}: {info.partitions} partitions, replication {info.replication}" for name, info in found.items()
         )
     )
+
+
+@app.command()
+def describe(target: Target, bootstrap_servers: Bootstrap = None, config: Config = None) -> None:
+    """Print each topic of the graph: whether it exists, its partitions and settings, who reads it and who writes it.
+
+    The settings are those that are set for the topic or declared in the graph; all others are the broker's defaults.
+    Changes nothing. Needs DESCRIBE and DESCRIBE_CONFIGS on the topics.
+    """
+    with open_graph(target, bootstrap_servers, config, needs_processors=False) as (graph, environment):
+        topics = describe_topics(graph, environment.cluster)
+    echo_lines(join_lines(line for each in topics for line in _rows(each)))
+
+
+def _rows(topic: DescribedTopic) -> Iterator[str]:
+    declared, found = topic.declared, topic.found
+    where = f" on cluster {declared.cluster}" if declared.cluster else ""
+    if found is None:
+        yield f"{declared.name}{where}: does not exist"
+    else:
+        yield f"{declared.name}{where}: {found.partitions} partitions, replication {found.replication}"
+    differences = []
+    if declared.partitions not in (None, found and found.partitions):
+        differences.append(f"{declared.partitions} partitions")
+    if declared.replication not in (None, found and found.replication):
+        differences.append(f"replication {declared.replication}")
+    rows = {
+        "declares": differences,
+        "settings": list(_settings(topic)),
+        "read by": topic.readers,
+        "written by": topic.writers,
+    }
+    yield from (f"  {row:10}  {', '.join(content)}" for row, content in rows.items() if content)
+
+
+def _settings(topic: DescribedTopic) -> Iterator[str]:
+    """Yields the settings that the topic has of its own, and those that the graph declares."""
+    declared = {name: str(value) for name, value in (topic.declared.config or {}).items()}
+    if topic.found is None:
+        yield from (f"{name}={value}" for name, value in declared.items())
+        return
+    for name in sorted({*declared, *topic.found.own_settings}):
+        actual = topic.found.settings.get(name)
+        other = f" (declared: {declared[name]})" if declared.get(name, actual) != actual else ""
+        yield f"{name}={actual}{other}"

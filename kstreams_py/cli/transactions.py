@@ -118,6 +118,7 @@ def find_hanging(
         str | None,
         typer.Option(
             "--graph",
+            metavar="TARGET",
             help="only on the topics of this graph (module:name or file): inputs, outputs, dead letters, __ks.*, and "
             "__consumer_offsets",
         ),

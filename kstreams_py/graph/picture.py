@@ -30,9 +30,11 @@ def mermaid(graph: Graph) -> str:
     """Returns the graph as a Mermaid flowchart."""
     boxes, edges = elements(graph)
     names = {node: f"n{i}" for i, node in enumerate(boxes)}
+    states = {f"processor {each.id}": f"<br/>state {each.state.name}" for each in graph.processors if each.state}
     lines = ["flowchart LR"]
     for node, box in boxes.items():
-        label = f'["{box.name}<br/>{box.over}, {box.under}"]' if box.role == "processor" else f'(["{box.name}"])'
+        words = f"<br/>{box.over}, {box.under}{states.get(node, '')}"
+        label = f'["{box.name}{words}"]' if box.role == "processor" else f'(["{box.name}"])'
         lines.append(f"    {names[node]}{label}:::{box.role}")
     lines += [f"    {names[a]} {'-.->' if dead else '-->'} {names[b]}" for a, b, dead in edges]
     lines += [

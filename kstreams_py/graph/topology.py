@@ -54,6 +54,7 @@ from kstreams_py.graph.declarations import (
     State,
     Topic,
     Value,
+    changelog_of,
     dead_letters,
     show_serde,
 )
@@ -564,6 +565,8 @@ class Graph:
                 "stops on": ", ".join(each.__name__ for each in processor.stop_on),
                 "retries": processor.retry and str(processor.retry),
                 "journal": self.journal_topic(processor),
+                "state": processor.state and _describe_state(processor.state),
+                "changelog": changelog_of(self.name, processor),
                 "stores": processor.target and f"{processor.target}, by {processor.target.evidence}",
             }
             lines.append(f"  {processor.id}: {', '.join(words)}")
@@ -574,6 +577,11 @@ class Graph:
             lines.append(f"    {'reads':12}  {', '.join(map(str, pipeline.inputs))}")
             lines.append(f"    {'keeps':12}  {pipeline.target}")
         return "\n".join(lines)
+
+
+def _describe_state(state: State[Any, Any]) -> str:
+    place = "on disk" if state.on_disk else "in memory"
+    return f"{state.name}, key {show_serde(state.key)}, value {show_serde(state.value)}, {place}"
 
 
 def _declared_partitions(topics: Mapping[str, Topic]) -> dict[str, int]:

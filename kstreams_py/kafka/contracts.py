@@ -170,13 +170,19 @@ HEADERS: Final = 7
 
 @dataclass(frozen=True, slots=True)
 class TopicInfo:
-    """A topic as the broker describes it; `topic_id` is "" if it has none."""
+    """A topic as the broker describes it.
+
+    - `topic_id`: "" if it has none.
+    - `settings`: all of them.
+    - `own_settings`: the names of those that are set for this topic; the others are the broker's defaults.
+    """
 
     name: str
     topic_id: str
     partitions: int
     replication: int
     settings: Mapping[str, str]
+    own_settings: tuple[str, ...] = ()
 
     @property
     def is_compacted(self) -> bool:

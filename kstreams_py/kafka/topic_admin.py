@@ -31,6 +31,9 @@ logger = logging.getLogger(__name__)
 FIRST_SECONDS: Final = 5.0
 """Seconds that the first of several brokers has to describe topics: a frozen one keeps its connections open."""
 
+SET_HERE: Final = (ck_admin.ConfigSource.DYNAMIC_TOPIC_CONFIG, ck_admin.ConfigSource.DYNAMIC_TOPIC_CONFIG.value)
+"""The source of a setting that is set for the topic; the client gives the member or its number."""
+
 
 class TopicAdmin:
     """An admin client; the first call makes it. Its methods are those of contracts.Cluster."""
@@ -71,6 +74,7 @@ class TopicAdmin:
                 partitions=len(existing[name].partitions),
                 replication=len(existing[name].partitions[0].replicas),
                 settings={setting: entry.value for setting, entry in entries.items()},
+                own_settings=tuple(sorted(setting for setting, entry in entries.items() if entry.source in SET_HERE)),
             )
             for name, entries in settings.items()
         }

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection, Mapping
+from typing import NamedTuple
 
 from kstreams_py.errors import TopicError
-from kstreams_py.graph.declarations import DEFAULT_PARTITIONS, Processor, changelog_of
+from kstreams_py.graph.declarations import DEFAULT_PARTITIONS, Processor, Topic, changelog_of
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import Cluster, TopicInfo
 from kstreams_py.kafka.own_topics import check_settings, ensure_topics
@@ -47,6 +48,37 @@ def find_topics(graph: Graph, cluster: Cluster, names: Collection[str] | None = 
     for place in dict.fromkeys(topic.cluster for topic in asked):
         found |= cluster.named(place).topics([topic.name for topic in asked if topic.cluster == place])
     return {topic.name: found[topic.name] for topic in asked if topic.name in found}
+
+
+class DescribedTopic(NamedTuple):
+    """A topic of a graph beside the topic on its cluster.
+
+    - `found`: as its cluster describes it; None if it does not exist.
+    - `readers`, `writers`: the ids of processors and pipelines; a dead-letter topic is written by those that name it.
+    """
+
+    declared: Topic
+    found: TopicInfo | None
+    readers: tuple[str, ...]
+    writers: tuple[str, ...]
+
+
+def describe_topics(graph: Graph, cluster: Cluster) -> list[DescribedTopic]:
+    """Returns all topics of a graph, in the order of their declaration."""
+    found = find_topics(graph, cluster)
+    reads = {each.id: [topic.name for topic in each.inputs] for each in graph.processors}
+    reads |= {each.id: [topic.name for topic in each.inputs] for each in graph.pipelines}
+    writes = {each.id: [*each.written] for each in graph.processors}
+    writes |= {each.id: [each.target.name] for each in graph.pipelines if isinstance(each.target, Topic)}
+    return [
+        DescribedTopic(
+            topic,
+            found.get(name),
+            tuple(reader for reader, names in reads.items() if name in names),
+            tuple(writer for writer, names in writes.items() if name in names),
+        )
+        for name, topic in graph.topics.items()
+    ]
 
 
 def ask_clusters(

@@ -161,6 +161,7 @@ class MemoryTopic:
     def __init__(self, name: str, topic_id: str, partitions: int, settings: Mapping[str, str]) -> None:
         self.topic_id = topic_id
         self.settings = {**DEFAULTS, **settings}
+        self.own_settings = tuple(sorted(settings))
         self.partitions = [Partition(TopicPartition(name, number)) for number in range(partitions)]
         self._keyless = 0
 

@@ -310,7 +310,9 @@ class MemoryCluster(_Transactions):
         def describe() -> dict[str, TopicInfo]:
             found = {name: self._broker.topics[name] for name in names if name in self._broker.topics}
             return {
-                name: TopicInfo(name, topic.topic_id, len(topic.partitions), 1, dict(topic.settings))
+                name: TopicInfo(
+                    name, topic.topic_id, len(topic.partitions), 1, dict(topic.settings), topic.own_settings
+                )
                 for name, topic in found.items()
             }
 

@@ -853,6 +853,7 @@ def test_topics_are_described_as_created_and_those_that_exist_are_left_alone(rig
     ] == [(one, one, 3, 1, "2000"), (two, two, 1, 1, "1048588")]
     assert "" not in {info.topic_id for info in after.values()}
     assert after[one].topic_id != after[two].topic_id
+    assert (after[one].own_settings, after[two].own_settings) == (("max.message.bytes",), ())
     assert rig.cluster.topics([]) == {}
 
 

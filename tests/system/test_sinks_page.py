@@ -17,7 +17,7 @@ from kstreams_py.records import TopicPartition
 from kstreams_py.sinks import Row
 
 TEXT = (Path(__file__).parents[2] / "docs" / "sinks.md").read_text(encoding="utf-8")
-DECLARE, READ = re.findall(r"```python\n(.*?)```", TEXT, flags=re.DOTALL)
+_, DECLARE, READ = re.findall(r"```python\n(.*?)```", TEXT, flags=re.DOTALL)
 INPUT = TopicPartition("flights", 0)
 
 

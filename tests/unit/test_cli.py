@@ -82,18 +82,117 @@ def squeeze(text: str) -> str:
     return "".join(re.sub(r"[\u2500-\u257f]", "", text).split())
 
 
-def test_help_shows_the_text_of_each_option_whole_and_what_is_in_brackets(
+HELP = """\
+
+ Usage: kstreams [OPTIONS] COMMAND [ARGS]...
+
+ Exactly-once stream processing on Kafka in plain Python functions.
+
+╭─ Options ────────────────────────────────────────────────────────────────────╮
+│ --version                     print the version                              │
+│ --install-completion          Install completion for the current shell.      │
+│ --show-completion             Show completion for the current shell, to copy │
+│                               it or customize the installation.              │
+│ --help                        Show this message and exit.                    │
+╰──────────────────────────────────────────────────────────────────────────────╯
+╭─ Start ──────────────────────────────────────────────────────────────────────╮
+│ new            Write a new project to the directory NAME: a graph with a     │
+│                fork, dead letters and a sink, and its tests.                 │
+│ dev            Run a graph while you write it: starts a broker, topics and   │
+│                workers, and prints outputs, until Ctrl-C.                    │
+│ run            Run a graph until Ctrl-C. A second Ctrl-C ends it at once.    │
+│ send           Send records to a topic: one from --value and --key, or lines │
+│                of JSON from standard input.                                  │
+│ topics         The topics of a graph: create, check and describe them.       │
+│ config         The settings.                                                 │
+│ broker         A real Kafka on this machine's loopback, for first steps and  │
+│                tests.                                                        │
+│ demo           Demonstrations on real data.                                  │
+╰──────────────────────────────────────────────────────────────────────────────╯
+╭─ Inspect ────────────────────────────────────────────────────────────────────╮
+│ graph          Describe a graph as text, Mermaid or SVG.                     │
+│ doctor         Find what holds readers back or endangers a promise. Exit     │
+│                status 0 for notes at most, 1 for warnings or errors.         │
+│ tail           Print records of a topic, a JSON object a line; without       │
+│                --from, the newest ones.                                      │
+│ state          The state that processors keep.                               │
+│ slots          The slots of a graph: list the workers that hold them,        │
+│                release those of workers that have ended.                     │
+╰──────────────────────────────────────────────────────────────────────────────╯
+╭─ Repair ─────────────────────────────────────────────────────────────────────╮
+│ recover        What a graph has processed: show its tasks, audit its         │
+│                outputs, and move, export and restore its positions.          │
+│ dead-letters   The dead letters of a graph: list, show and replay them.      │
+│ transactions   Transactions: list and describe them, find hanging ones, and  │
+│                end them.                                                     │
+╰──────────────────────────────────────────────────────────────────────────────╯
+╭─ Deploy ─────────────────────────────────────────────────────────────────────╮
+│ k8s            Print a StatefulSet with a pod for each slot, a headless      │
+│                Service and a PodDisruptionBudget, as YAML.                   │
+│ systemd        Print a systemd unit that runs the graph's slots on this      │
+│                machine, with this Python.                                    │
+│ acls           Print the ACLs that a graph needs as commands for kafka-acls, │
+│                by role and cluster. Connects to no broker.                   │
+│ jars           Fetch the broker's jars, and Spark's if PySpark is installed, │
+│                and archive their classes for a faster start.                 │
+╰──────────────────────────────────────────────────────────────────────────────╯
+╭─ Spark ──────────────────────────────────────────────────────────────────────╮
+│ cut            Make a cut of a graph's topics: each transaction is inside    │
+│                the cut on all topics, or on none.                            │
+│ spark-options  Print the options with which any Spark job reads a topic's    │
+│                committed records.                                            │
+│ pipeline       The pipelines of a graph: tables that Spark computes from its │
+│                topics.                                                       │
+╰──────────────────────────────────────────────────────────────────────────────╯
+╭─ Ordering ───────────────────────────────────────────────────────────────────╮
+│ order          Send queued events to a topic until Ctrl-C or SIGTERM, the    │
+│                events of each object in one order.                           │
+╰──────────────────────────────────────────────────────────────────────────────╯
+
+"""
+
+
+def helps(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> dict[tuple[str, ...], str]:
+    """What --help of each command prints in a terminal of 80 columns."""
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = {}
+    for path in ALL:
+        with pytest.raises(SystemExit):
+            KSTREAMS([*path, "--help"], "kstreams")
+        shown[path] = capsys.readouterr().out
+    return shown
+
+
+def column_of(option: Any, shown: str) -> str:
+    """The text beside an option, and of all below it, without the frames and line breaks of a terminal."""
+    lines = shown.splitlines()
+    name = option.opts[0] if option.opts[0].startswith("-") else option.metavar
+    first = next(i for i, line in enumerate(lines) if line.startswith("│") and name in re.split(r"[\s,│]+", line)[1:3])
+    start = lines[first].rindex(f"  {option.help.split()[0]}")
+    return squeeze("".join(line[start:] for line in lines[first:]))
+
+
+def test_help_of_all_commands_has_them_in_panels(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "160")  # in a narrow terminal, the types of options break into their texts
-    shown: dict[str, str] = {}
+    shown = helps(capsys, monkeypatch)[()]
+    assert "".join(f"{line.rstrip()}\n" for line in shown.splitlines()) == HELP
+
+
+def test_help_shows_each_text_and_each_value_whole_in_80_columns(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = helps(capsys, monkeypatch)
+    assert "librdkafka'sunder[kafka]" in squeeze(shown[("run",)].replace("\n", ""))
     for path, each in ALL.items():
-        with pytest.raises(SystemExit):
-            KSTREAMS([*path, "--help"])
-        shown[" ".join(path)] = squeeze(capsys.readouterr().out)
-        texts = [option.help for option in each.params if getattr(option, "help", None)]
-        assert [text for text in texts if squeeze(text) not in shown[" ".join(path)]] == [], path
-    assert "librdkafka'sunder[kafka]" in shown["run"]
+        cut = [line for line in shown[path].splitlines() if "\N{HORIZONTAL ELLIPSIS}" in line or "<" in line]
+        assert [line for line in cut if "<=x<=" not in line] == [], path
+        for option in each.params:
+            if option.hidden:
+                continue
+            assert column_of(option, shown[path]).startswith(squeeze(option.help)), (path, option.opts)
+            if option.metavar:
+                assert option.metavar in re.split(r"[\s│{}]+", shown[path]), (path, option.opts)
 
 
 def test_version_is_printed(kstreams: Kstreams) -> None:

@@ -1,4 +1,4 @@
-"""Code of documents: that of docs/testing.md is in examples/tests/ and passes; that of docs/delivery.md passes, too."""
+"""Code of documents passes, or is that of examples which pass: docs/testing.md, docs/delivery.md, docs/sinks.md."""
 
 from __future__ import annotations
 
@@ -29,6 +29,11 @@ def test_code_blocks_of_the_document_are_the_example_files() -> None:
         path.name: path.read_text(encoding="utf-8").split('"""\n\n', 1)[1] for path in (EXAMPLES / "tests").glob("*.py")
     }
     assert examples == named_blocks(TEXT)
+
+
+def test_graph_of_the_page_of_sinks_is_the_recipe() -> None:
+    recipe = (EXAMPLES / "recipes" / "items.py").read_text(encoding="utf-8").split('"""\n\n', 1)[1]
+    assert named_blocks((ROOT / "docs" / "sinks.md").read_text(encoding="utf-8")) == {"items.py": recipe}
 
 
 def test_examples_pass_at_each_branch_and_more_than_50_crash_points(tmp_path: Path) -> None:

@@ -68,10 +68,6 @@ def test_page_of_metrics_has_each_series_with_its_meaning_and_each_state_and_rea
     assert {state.value for state in WorkerState} | RENEWALS.keys() <= found.keys()
 
 
-def parameters(command: Any) -> list[Any]:
-    return [each for each in command.params if not each.hidden]
-
-
 COMMANDS = dict(reference.commands_of(get_command(app)))
 
 
@@ -79,7 +75,7 @@ def test_page_of_commands_has_each_command_and_its_help_says_what_each_option_me
     for words, command in COMMANDS.items():
         section = PAGES["reference/commands.md"].partition(f"## {words}\n")[2].partition("\n## ")[0]
         assert inspect.cleandoc(command.help).split("\n")[0] in section, words
-        for each in parameters(command):
+        for each in reference.parameters_of(command):
             assert each.help, (words, each.opts)
             assert f"`{reference.usage_of(each)}`".replace("|", "\\|") in section, words
 
@@ -180,12 +176,12 @@ def test_examples_page_includes_each_recipe_and_its_tests() -> None:
     included = re.findall(r'^--8<-- "(.+)"$', WRITTEN["examples.md"], flags=re.MULTILINE)
     files = [path.relative_to(ROOT).as_posix() for path in RECIPES.rglob("*.py")]
     assert sorted(included) == sorted(files)
-    assert len(files) == 14
+    assert len(files) == 16
 
 
 def test_tests_of_the_recipes_pass(tmp_path: Path) -> None:
     shutil.copytree(RECIPES, tmp_path / "recipes", ignore=shutil.ignore_patterns("__pycache__"))
-    assert run_tests(tmp_path / "recipes", "tests") == 10
+    assert run_tests(tmp_path / "recipes", "tests") == 12
 
 
 def blocks(version: str) -> dict[str, str]:
@@ -212,7 +208,7 @@ def test_tutorial_names_only_commands_and_options_that_exist() -> None:
     assert len(named) == 6
     for line in named:
         words = next(words for words in COMMANDS if line[: len(words.split())] == words.split())
-        options = {option for each in parameters(COMMANDS[words]) for option in each.opts}
+        options = {option for each in reference.parameters_of(COMMANDS[words]) for option in each.opts}
         assert {word for word in line if word.startswith("--")} <= options
 
 

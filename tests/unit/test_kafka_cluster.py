@@ -104,7 +104,10 @@ class Admin:
 
     def describe_configs(self, resources: list[Any], request_timeout: float) -> dict[Any, Any]:
         unknown = Answer(ck.KafkaException(ck.KafkaError(ck.KafkaError.UNKNOWN_TOPIC_OR_PART)))
-        settings = {"cleanup.policy": SimpleNamespace(value="delete")}
+        settings = {
+            "cleanup.policy": SimpleNamespace(value="delete", source=5),
+            "retention.ms": SimpleNamespace(value="7", source=1),
+        }
         return {r: unknown if r.name == "new" else Answer(settings) for r in resources}
 
 
@@ -123,7 +126,8 @@ class Answer:
 def test_topic_that_one_broker_does_not_know_yet_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TopicAdmin, "client", Admin())
     found = open_cluster(Settings(bootstrap_servers="127.0.0.1:1")).topics(["none", "new", "old"])
-    assert found == {"old": TopicInfo("old", "id", 3, 2, {"cleanup.policy": "delete"})}
+    settings = {"cleanup.policy": "delete", "retention.ms": "7"}
+    assert found == {"old": TopicInfo("old", "id", 3, 2, settings, ("retention.ms",))}
 
 
 @pytest.mark.parametrize(("limit_ms", "expected"), [(15_000, [5.0, 10.0]), (6_000, [3.0, 3.0])])

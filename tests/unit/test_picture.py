@@ -13,8 +13,10 @@ from typing import Any
 from xml.etree import ElementTree
 
 from kstreams_py.graph import picture
+from kstreams_py.graph.declarations import State
 from kstreams_py.graph.layout import MARGIN, ROW_GAP, Box, Layout, Line, lay_out
 from kstreams_py.graph.topology import Graph
+from kstreams_py.sinks import SQLite
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -222,6 +224,42 @@ flowchart LR
     classDef processor fill:#e6f0ff,stroke:#3b74d1,color:#12305f
     classDef target fill:#eef7ec,stroke:#4f9a46,color:#1f4a1a
     classDef dead_letters fill:#fdeeec,stroke:#cf5044,color:#7f2219"""
+    )
+
+
+def test_text_and_mermaid_name_the_state_and_the_target_of_a_processor() -> None:
+    graph = Graph("shop")
+    orders, totals = graph.topic("orders"), graph.topic("totals")
+    graph.map(orders, to=totals, id="add", state=State("sums"))(lambda order, state: order)
+    graph.sink(totals, to=SQLite("shop.sqlite", table="totals", columns=("total",)), id="store")(lambda total: (total,))
+    assert (
+        picture.text(graph).partition("processors\n")[2]
+        == """\
+  add: map, exactly_once, committed
+    reads         orders
+    writes        totals
+    dead letters  none
+    state         sums, key String(encoding='utf-8'), value Json(), in memory
+    changelog     __ks.shop.sums.changelog
+  store: sink, exactly_once, committed
+    reads         totals
+    dead letters  none
+    stores        shop.sqlite: table totals, by hash"""
+    )
+    assert (
+        picture.mermaid(graph).partition("    classDef")[0]
+        == """\
+flowchart LR
+    n0(["orders"]):::topic
+    n1(["totals"]):::topic
+    n2["add<br/>map, exactly once<br/>state sums"]:::processor
+    n3["store<br/>sink, exactly once"]:::processor
+    n4(["shop.sqlite: table totals"]):::target
+    n0 --> n2
+    n2 --> n1
+    n1 --> n3
+    n3 --> n4
+"""
     )
 
 

@@ -205,21 +205,26 @@ def test_growth_that_is_known_makes_no_request() -> None:
     assert cluster.faults.requests[before:] == []
 
 
+def run_command(monkeypatch: pytest.MonkeyPatch, graph: Graph, cluster: MemoryCluster, word: str) -> str:
+    """What `kstreams topics WORD` prints."""
+    monkeypatch.setattr(options, "load", lambda _: graph)
+    monkeypatch.setattr(options, "KafkaCluster", lambda _: cluster)
+    monkeypatch.setattr(options, "open_registry", lambda *_: MemoryRegistry())
+    monkeypatch.setattr(cluster, "close", lambda: None, raising=False)
+    done = CliRunner().invoke(command.app, [word, "g.py"])
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
 @pytest.mark.parametrize(("errors", "marks"), [(None, []), ("dead", ["__ks.g.replayed"])])
 def test_command_creates_the_topics_of_the_framework_and_a_worker_then_none(
     errors: str | None, marks: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster, graph = MemoryCluster(), Graph("g", errors=errors)
     graph.alts(graph.topic("a", partitions=3), graph.topic("b"), to=graph.topic("x"), id="merge")(lambda value: value)
-    monkeypatch.setattr(options, "load", lambda _: graph)
-    monkeypatch.setattr(options, "KafkaCluster", lambda _: cluster)
-    monkeypatch.setattr(options, "open_registry", lambda *_: MemoryRegistry())
-    monkeypatch.setattr(cluster, "close", lambda: None, raising=False)
 
     def run() -> list[str]:
-        done = CliRunner().invoke(command.app, ["create", "g.py"])
-        assert done.exit_code == 0, done.output
-        return done.stdout.splitlines()
+        return run_command(monkeypatch, graph, cluster, "create").splitlines()
 
     declared = ["a", "b", "x", *(["dead"] if errors else [])]
     own = ["__ks.g.merge.journal", "__ks.g.beginnings", *marks]
@@ -229,3 +234,36 @@ def test_command_creates_the_topics_of_the_framework_and_a_worker_then_none(
     assert run() == ["all topics exist"]
     check_topics(graph, cluster)
     assert sorted(cluster._broker.topics) == sorted([*declared, *own])
+
+
+def test_command_describes_each_topic_and_who_reads_and_writes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster, graph = MemoryCluster(), Graph("g", errors="dead")
+    cluster.create_topics([("a", 2, -1, {"cleanup.policy": "compact"}), ("b", 3, -1, {"retention.ms": "9"})])
+    graph.topic("a", partitions=2, config={"retention.bytes": -1})
+    graph.topic("b", partitions=4, replication=3, config={"retention.ms": 7})
+    graph.topic("unused", cluster="west")
+    graph.map("a", to=graph.topic("x", config={"retention.ms": 7}), id="first")(lambda value: value)
+    graph.map("a", to="b", id="second", errors=None)(lambda value: value)
+    graph.pipeline("x", to=graph.topic("table"), id="totals", mode="append")(lambda frame: frame)
+    assert (
+        run_command(monkeypatch, graph, cluster, "describe")
+        == """\
+a: 2 partitions, replication 1
+  settings    cleanup.policy=compact, retention.bytes=-1
+  read by     first, second
+b: 3 partitions, replication 1
+  declares    4 partitions, replication 3
+  settings    retention.ms=9 (declared: 7)
+  written by  second
+unused on cluster west: does not exist
+x: does not exist
+  settings    retention.ms=7
+  read by     totals
+  written by  first
+table: does not exist
+  written by  totals
+dead: does not exist
+  written by  first
+"""
+    )
+    assert [name for name in ("x", "table", "dead", *OWN) if cluster.topics([name])] == []
