@@ -119,6 +119,4 @@ class StaticMembership:
 
 def replaced(instance_id: str, holder: str) -> Replaced:
     """Returns the exception for a worker whose membership another member holds."""
-    slot = instance_id.rpartition(".")[2]
-    beside = f": to run beside it, start with other slots, such as --slots {int(slot) + 1}" if slot.isdecimal() else ""
-    return Replaced(f"another worker has taken the slot of {instance_id} over ({holder}); this one ends{beside}")
+    return Replaced(f"another worker has taken the slot of {instance_id} over ({holder}); this one ends")

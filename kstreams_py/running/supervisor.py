@@ -201,7 +201,7 @@ class Supervisor:
             first = max(child.slot.number for child in self._children) + 1
             slots = f"{first}" if len(self._children) == 1 else f"{first}-{first + len(self._children) - 1}"
             raise WorkersFailed(
-                f"{'; '.join(ends)}; to run both, start one of them with other slots, --slots {slots}",
+                f"{'; '.join(ends)}; to run both, start one of them with --slots {slots}",
                 Replaced.exit_status,
             )
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, Protocol
 
-from kstreams_py.errors import WorkerStuck
+from kstreams_py.errors import Replaced, WorkerStuck
 from kstreams_py.formats.registries import open_registry
 from kstreams_py.graph.declarations import DEFAULT_PARTITIONS, Processor
 from kstreams_py.graph.loading import load, show_target
@@ -149,7 +149,10 @@ class SlotRun:
                     limit = f"stuck_timeout_ms ({timeout})"
                     raise WorkerStuck(f"slot {self._number}: {found.why}; it ends after {limit}: start it again")
 
-            self._slot.run(show, create=self._create, partitions=self._partitions)
+            try:
+                self._slot.run(show, create=self._create, partitions=self._partitions)
+            except Replaced as error:
+                raise Replaced(f"{error}; to run both, start one of them with --slots {self._number + 1}") from error
 
     def _run_under_supervisor(self, write: Callable[[Sequence[Report]], None], on_start: Callable[[], None]) -> None:
         orphaned = False

@@ -227,7 +227,7 @@ import kstreams_py as ks
 
 graph = ks.Graph({name!r})
 
-@graph.{kind}(graph.topic("{name}.in"), graph.topic("{name}.other"), to=graph.topic("{name}.out"), id="copy")
+@graph.{kind}(graph.topic("{name}.in"), graph.topic("{name}.other"), {how}to=graph.topic("{name}.out"), id="copy")
 def copy(*values):
     return values[0]
 """
@@ -237,7 +237,7 @@ def test_join_of_inputs_with_unequal_partitions_is_named(app: CopyApp) -> None:
     other = f"{app.name}.other"
     app.create(partitions=2)
     app.cluster.create(other, partitions=3)
-    app.write(TWO_INPUTS, kind="join")
+    app.write(TWO_INPUTS, kind="join", how='by="order", ')
     app.check_is_refused(MISTAKE, app.source, other, "2 partitions", "with 3", "same number")
 
 
@@ -248,7 +248,7 @@ def test_journal_topic_with_compaction_is_refused(app: CopyApp) -> None:
     app.cluster.create(
         topic, partitions=2, config={"cleanup.policy": "compact", "retention.ms": "-1", "retention.bytes": "-1"}
     )
-    app.write(TWO_INPUTS, kind="alts")
+    app.write(TWO_INPUTS, kind="alts", how="")
     app.check_is_refused(MISTAKE, topic, "cleanup.policy", "--alter")
 
 

@@ -342,7 +342,7 @@ def test_fork_with_one_output_that_does_not_encode_writes_none_of_them(
     with running(graph, settings()):
         pipe.await_committed(3)
     assert (pipe.outputs, cluster.values(second)) == ([b"1", b"3"], [b"1", b"3"])
-    assert pipe.dead_letters == [("TypeError", [b"odd"])]
+    assert pipe.dead_letters == [("EncodeError", [b"odd"])]
 
 
 class _Mute(Exception):

@@ -264,7 +264,8 @@ def test_resumed_supervisor_ends_when_another_has_taken_its_slots(
             frozen.resume()
             by = [deployed.format_replaced_pattern(slot, second, named=late or None) for slot in (0, 1)]
             assert first.wait() == 4, first.text
-            ends = rf"^error: WorkersFailed: {by[0]}; {by[1]}$"
+            both = "to run both, start one of them with --slots 2-3"
+            ends = rf"^error: WorkersFailed: {by[0]}; {by[1]}; {both}$"
             assert re.search(ends, first.text, flags=re.MULTILINE), (ends, first.text)
             deployed.write("busy", 50, 0)
             deployed.write("busy", 50, 1)

@@ -66,8 +66,7 @@ def test_client_fenced_before_its_callback_is_served_has_lost_its_membership(
     with pytest.raises(Replaced) as raised:
         consumer.consume(1, 0.0)
     assert str(raised.value) == (
-        "another worker has taken the slot of g.p.0 over (member new; g.p.0@there-2 on 192.0.2.1); this one ends: to "
-        "run beside it, start with other slots, such as --slots 1"
+        "another worker has taken the slot of g.p.0 over (member new; g.p.0@there-2 on 192.0.2.1); this one ends"
     )
 
 

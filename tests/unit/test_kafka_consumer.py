@@ -116,8 +116,7 @@ def stored(tp: TopicPartition, offset: int, code: int | None = None) -> Any:
 
 
 def replaced_by(member: object) -> str:
-    beside = "to run beside it, start with other slots, such as --slots 1"
-    return f"another worker has taken the slot of g.0 over (member {member}; {IS_ELSEWHERE}); this one ends: {beside}"
+    return f"another worker has taken the slot of g.0 over (member {member}; {IS_ELSEWHERE}); this one ends"
 
 
 class Member:

@@ -351,7 +351,7 @@ if slot == 0: send_error('Replaced: by m7'); sys.exit(4)
 
     message = (
         r"^slot 0 ended by Replaced: by m7; slot 1 ended by Replaced: by m7, from 10\.0\.0\.7; to run both, start one "
-        r"of them with other slots, --slots 2-3$"
+        r"of them with --slots 2-3$"
     )
     with pytest.raises(WorkersFailed, match=message) as caught:
         workers.run(until)
