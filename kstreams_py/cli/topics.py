@@ -11,6 +11,7 @@ from kstreams_py.cli.streams import echo_lines
 from kstreams_py.graph.declarations import DEFAULT_PARTITIONS, Topic
 from kstreams_py.graph.names import runs_topic
 from kstreams_py.graph.pipelines import RUNS_SETTINGS
+from kstreams_py.kafka.contracts import TopicInfo
 from kstreams_py.kafka.own_topics import ensure_topics
 from kstreams_py.operations.dead_letters.marks import MARKS_SETTINGS
 from kstreams_py.printable import join_lines
@@ -57,11 +58,7 @@ def check(target: Target, bootstrap_servers: Bootstrap = None, config: Config = 
     """Check that the graph's topics exist and have the settings that it needs."""
     with open_graph(target, bootstrap_servers, config, needs_processors=False) as (graph, environment):
         found = check_topics(graph, environment.cluster)
-    echo_lines(
-        join_lines(
-            f"{name}: {info.partitions} partitions, replication {info.replication}" for name, info in found.items()
-        )
-    )
+    echo_lines(join_lines(f"{name}: {_show_size(info)}" for name, info in found.items()))
 
 
 @app.command()
@@ -82,7 +79,7 @@ def _rows(topic: DescribedTopic) -> Iterator[str]:
     if found is None:
         yield f"{declared.name}{where}: does not exist"
     else:
-        yield f"{declared.name}{where}: {found.partitions} partitions, replication {found.replication}"
+        yield f"{declared.name}{where}: {_show_size(found)}"
     differences = []
     if declared.partitions not in (None, found and found.partitions):
         differences.append(f"{declared.partitions} partitions")
@@ -97,9 +94,13 @@ def _rows(topic: DescribedTopic) -> Iterator[str]:
     yield from (f"  {row:10}  {', '.join(content)}" for row, content in rows.items() if content)
 
 
+def _show_size(info: TopicInfo) -> str:
+    return f"{info.partitions} partitions, replication {info.replication}"
+
+
 def _settings(topic: DescribedTopic) -> Iterator[str]:
     """Yields the settings that the topic has of its own, and those that the graph declares."""
-    declared = {name: str(value) for name, value in (topic.declared.config or {}).items()}
+    declared = topic.declared.config
     if topic.found is None:
         yield from (f"{name}={value}" for name, value in declared.items())
         return

@@ -8,6 +8,7 @@ import re
 import shlex
 import sys
 import traceback
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
@@ -136,12 +137,10 @@ def target_of(graph: Graph) -> str:
 
     Raises GraphError if no module has the graph as a global.
     """
-    for module_name, module in list(sys.modules.items()):
-        for name, value in list(vars(module).items()) if module is not None else ():
-            if value is graph:
-                place = getattr(module, "__file__", None) if module_name == "__main__" else module_name
-                if place is not None:
-                    return f"{place}:{name}"
+    for module_name, module, name in _homes(graph):
+        place = getattr(module, "__file__", None) if module_name == "__main__" else module_name
+        if place is not None:
+            return f"{place}:{name}"
     raise GraphError(
         f"graph {graph.name!r} is not a global of any module: several workers could not find it: assign it "
         "at the top level of its module, or run one slot"
@@ -150,14 +149,19 @@ def target_of(graph: Graph) -> str:
 
 def show_target(graph: Graph) -> str:
     """Returns the target of a graph for a command that a person types; "GRAPH" if no module has it as a global."""
-    for module_name, module in list(sys.modules.items()):
-        names = list(vars(module).items()) if module is not None else ()
-        held = {id(value): name for name, value in names if isinstance(value, Graph)}
-        if (name := held.get(id(graph))) is None:
-            continue
+    for module_name, module, name in _homes(graph):
         is_file = module_name == "__main__" or module_name.startswith(FILE_MODULE)
         place = getattr(module, "__file__", None) if is_file else module_name
         if place is not None:
             near = os.path.relpath(place) if is_file else place
-            return shlex.quote(near if len(held) == 1 else f"{near}:{name}")
+            graphs = {id(value) for value in vars(module).values() if isinstance(value, Graph)}
+            return shlex.quote(near if len(graphs) == 1 else f"{near}:{name}")
     return "GRAPH"
+
+
+def _homes(graph: Graph) -> Iterator[tuple[str, ModuleType, str]]:
+    """Yields each loaded module that has the graph as a global: its name, itself, and the name of the global."""
+    for module_name, module in list(sys.modules.items()):
+        for name, value in list(vars(module).items()) if module is not None else ():
+            if value is graph:
+                yield module_name, module, name

@@ -17,7 +17,6 @@ from kstreams_py.graph.declarations import DEFAULT_PARTITIONS
 from kstreams_py.graph.topology import Graph
 from kstreams_py.log_fields import answers, away, repeated
 from kstreams_py.metrics import EventCounts, LongestHeld, WorkerState, lags
-from kstreams_py.processing.commits.opening import committer_of
 from kstreams_py.processing.runners import runner
 from kstreams_py.processing.topics import check_topics, create_topics
 from kstreams_py.processing.worker import Worker, open_worker
@@ -369,5 +368,5 @@ class Slot:
                 )
             if processor.target is not None:
                 logger.info("%s: stores rows in %s, by %s", processor.id, processor.target, processor.target.evidence)
-            if committer_of(processor).transactional and processor.ignores_results:
+            if processor.guarantee.is_transactional and processor.ignores_results:
                 logger.info("%s: a sink's side effects may repeat after a crash: use the delivery hash", processor.id)

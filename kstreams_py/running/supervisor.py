@@ -8,7 +8,7 @@ import os
 import selectors
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Final, NamedTuple
 
@@ -198,12 +198,8 @@ class Supervisor:
             logger.warning("slot %d ended by %s: it is not restarted here; %s on", slot.number, slot.taken, going)
         else:
             ends = (f"slot {child.slot.number} ended by {child.slot.taken}" for child in self._children)
-            first = max(child.slot.number for child in self._children) + 1
-            slots = f"{first}" if len(self._children) == 1 else f"{first}-{first + len(self._children) - 1}"
-            raise WorkersFailed(
-                f"{'; '.join(ends)}; to run both, start one of them with --slots {slots}",
-                Replaced.exit_status,
-            )
+            beside = run_both([child.slot.number for child in self._children])
+            raise WorkersFailed(f"{'; '.join(ends)}; {beside}", Replaced.exit_status)
 
     def _starts(self, child: _Child) -> bool:
         """Starts the slot's process; returns False if that is impossible now."""
@@ -341,3 +337,9 @@ class Supervisor:
             for child, process in running
             if not child.slot.has_drained(process.returncode)
         }
+
+
+def run_both(slots: Collection[int]) -> str:
+    """Returns the remedy for a run whose slots another one has taken: as many slots behind its own."""
+    first, last = max(slots) + 1, max(slots) + len(slots)
+    return f"to run both, start one of them with --slots {first if first == last else f'{first}-{last}'}"

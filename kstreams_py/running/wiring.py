@@ -24,7 +24,7 @@ from kstreams_py.running.pipe import report_drained, report_writer
 from kstreams_py.running.reports import Report
 from kstreams_py.running.slot import Slot
 from kstreams_py.running.status import RunStatus, SlotStatus
-from kstreams_py.running.supervisor import Supervisor
+from kstreams_py.running.supervisor import Supervisor, run_both
 from kstreams_py.running.terminal import logs
 from kstreams_py.running.watch import Watch
 from kstreams_py.settings import Settings
@@ -152,7 +152,7 @@ class SlotRun:
             try:
                 self._slot.run(show, create=self._create, partitions=self._partitions)
             except Replaced as error:
-                raise Replaced(f"{error}; to run both, start one of them with --slots {self._number + 1}") from error
+                raise Replaced(f"{error}; {run_both([self._number])}") from error
 
     def _run_under_supervisor(self, write: Callable[[Sequence[Report]], None], on_start: Callable[[], None]) -> None:
         orphaned = False

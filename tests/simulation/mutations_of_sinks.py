@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 import pytest
@@ -36,12 +36,12 @@ def offsets_before_the_rows_at_least_once(patch: pytest.MonkeyPatch) -> None:
 
 
 def commit_before_the_rows(patch: pytest.MonkeyPatch, guarantee: type[ExactlyOnce | AtLeastOnce]) -> None:
-    commit = guarantee._commit
+    commit: Callable[[Any], None] = guarantee._commit
 
     def commit_first(self: ExactlyOnce | AtLeastOnce) -> None:
         with pytest.MonkeyPatch.context() as without:
             without.setattr(Committer, "_store_rows", lambda *_: None)
-            commit(self)  # type: ignore[arg-type]
+            commit(self)
         self._store_rows({}, {})
 
     patch.setattr(guarantee, "_commit", commit_first)
@@ -86,7 +86,8 @@ def offsets_read_from_the_group_alone(patch: pytest.MonkeyPatch) -> None:
     """A worker that takes the target's offsets as they are when it writes, and starts at those of the group."""
 
     def resume(self: StoredOffsets, positions: Positions, partitions: Collection[TopicPartition]) -> Positions:
-        self._stored = self._rows.positions(partitions)
+        assert self.target is not None
+        self._stored = self.target.positions(partitions)
         return positions
 
     patch.setattr(StoredOffsets, "resume", resume)

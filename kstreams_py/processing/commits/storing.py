@@ -23,8 +23,6 @@ class StoredOffsets(ExactlyOnce):
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
-        assert self.target is not None, "this processor has no target"
-        self._rows = self.target
         self._stored: Positions = {}
         """The next offsets in the target, as last read or written."""
         self._delivered: set[bytes | None] = set()
@@ -33,7 +31,8 @@ class StoredOffsets(ExactlyOnce):
     def resume(self, positions: Positions, partitions: Collection[TopicPartition]) -> Positions:
         """Returns the offsets of the target where it has some, and sets those of the group to them."""
         positions = super().resume(positions, partitions)
-        self._stored = self._rows.positions(partitions)
+        assert self.target is not None, "this processor has no target"
+        self._stored = self.target.positions(partitions)
         if differing := {tp: at for tp, at in self._stored.items() if positions.get(tp) != at}:
             is_ahead = any(positions.get(tp, at) > at for tp, at in differing.items())
             logger.log(
