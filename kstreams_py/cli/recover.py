@@ -34,9 +34,10 @@ from kstreams_py.operations.recover.audit_report import describe as describe_aud
 from kstreams_py.operations.recover.positions import Move, as_fields, describe, parse_targets
 from kstreams_py.operations.recover.reset import BEGINNING, END, GraphPositions
 from kstreams_py.operations.recover.reset import ResetTarget as Goal
-from kstreams_py.operations.recover.status import read_status
+from kstreams_py.operations.recover.status import find_undeclared, read_status
 from kstreams_py.operations.recover.task_status import as_fields as as_status_fields
 from kstreams_py.operations.recover.task_status import describe as describe_status
+from kstreams_py.operations.recover.task_status import describe_undeclared, undeclared_as_fields
 from kstreams_py.operations.transactions.abort import UNCHANGED
 from kstreams_py.printable import join_lines
 
@@ -63,6 +64,8 @@ def status(
         for each in read_status(graph, environment, GroupAdmin(environment.settings)):
             echo_lines(json.dumps(as_status_fields(each)) if as_json else describe_status(each))
             refused |= each.is_refused
+        for gone in find_undeclared(graph, environment, GroupAdmin(environment.settings)):
+            echo_lines(json.dumps(undeclared_as_fields(gone)) if as_json else describe_undeclared(gone))
     if refused:
         raise typer.Exit(1)
 

@@ -14,15 +14,21 @@ def ensure_topics(cluster: Cluster, wanted: Mapping[str, tuple[int, Mapping[str,
     `wanted`: partitions and settings by name. Returns the names of the created topics. Raises TopicError for settings
     that differ.
     """
-    existing = cluster.topics(list(wanted))
+    existing = check_own_topics(cluster, wanted)
     missing = [name for name in wanted if name not in existing]
     cluster.create_topics((name, *wanted[name][:1], -1, wanted[name][1]) for name in missing)
     for name, info in existing.items():
-        partitions, settings = wanted[name]
-        check_settings(info, settings)
-        if info.partitions < partitions:
-            cluster.grow(name, partitions)
+        if info.partitions < wanted[name][0]:
+            cluster.grow(name, wanted[name][0])
     return missing
+
+
+def check_own_topics(cluster: Cluster, wanted: Mapping[str, tuple[int, Mapping[str, str]]]) -> dict[str, TopicInfo]:
+    """Returns those of the framework's own topics that exist. Raises TopicError for settings that differ."""
+    existing = cluster.topics(list(wanted))
+    for name, info in existing.items():
+        check_settings(info, wanted[name][1])
+    return existing
 
 
 def check_settings(info: TopicInfo, wanted: Mapping[str, str]) -> None:

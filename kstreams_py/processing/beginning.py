@@ -27,6 +27,7 @@ from kstreams_py.kafka.contracts import Cluster, Output, TopicInfo
 from kstreams_py.kafka.foreign_records import foreign, is_deletion, is_offset, parse_json
 from kstreams_py.processing.commits.committer import Committer
 from kstreams_py.records import Message, Positions, TopicPartition
+from kstreams_py.state.stores import Stores
 from kstreams_py.steps.environment import Environment
 
 logger = logging.getLogger(__name__)
@@ -100,9 +101,9 @@ class Beginning:
         self._record_starts(starts, [*map(self._named, starts), *self._states(starts, committer)], committer)
         return starts
 
-    def check_state(self, committer: Committer) -> None:
+    def check_state(self, stores: Stores | None) -> None:
         """Raises InputLost if the state of a partition was begun and is lost; call it once the state is restored."""
-        if (stores := committer.stores) is not None:
+        if stores is not None:
             begun = states_begun(self.read(), self._processor, stores.changelog)
             stores.check_begun({each.partition: each.topic_id for each in begun})
 
@@ -114,21 +115,26 @@ class Beginning:
         return [BegunPartition(name, stores.changelog, stores.changelog_id, number) for number in numbers]
 
     def _warn_of_another_name(self) -> None:
-        """Warns if this processor is new, and has the inputs and a state or none as one that is gone from the graph."""
-        read: dict[str, set[tuple[str, str]]] = {}
-        for each in self.read():
-            read.setdefault(each.processor, set()).add((each.topic, each.topic_id))
-        mine = {(topic, info.topic_id) for topic, info in self._inputs.items()}
-        for other in sorted(read.keys() - self._declared):
-            has_state = other + _HAS_STATE in read
-            if self._processor in read or read[other] != mine or has_state != self._has_state:
-                continue
+        for other in self.other_names():
             logger.warning(
                 "%s: begins to read %s, which %r has read, a processor that the graph does not declare: if this is its "
                 "new name, stop it, and give it the id %r back, or the positions of group %s.%s (`kstreams recover "
                 "reset`)",
                 self._processor, ", ".join(sorted(self._inputs)), other, other, self._graph, other,
             )  # fmt: skip
+
+    def other_names(self) -> list[str]:
+        """Returns the processors of which this one may be the new name.
+
+        They are gone from the graph, had the same inputs, and a state or none as this one, which is new.
+        """
+        read = topics_read(self.read())
+        mine = {(topic, info.topic_id) for topic, info in self._inputs.items()}
+        return [
+            other
+            for other in sorted(read.keys() - self._declared)
+            if self._processor not in read and read[other] == mine and (other + _HAS_STATE in read) == self._has_state
+        ]
 
     def plan(self, partitions: Collection[TopicPartition]) -> Positions:
         """Returns the start offsets of partitions without a committed one, as `start` does, but records nothing.
@@ -218,6 +224,23 @@ def begun_record(topic: str, begun: BegunPartition, partitions: int) -> Output:
 def states_begun(begun: Collection[BegunPartition], processor: str, changelog: str) -> list[BegunPartition]:
     """Returns what is recorded of the state of a processor; a partition may have several changelogs."""
     return [each for each in begun if each[:2] == (processor + _HAS_STATE, changelog)]
+
+
+def topics_read(begun: Collection[BegunPartition]) -> dict[str, set[tuple[str, str]]]:
+    """Returns the topics that each processor has begun to read, with their ids."""
+    read: dict[str, set[tuple[str, str]]] = {}
+    for each in begun:
+        read.setdefault(each.processor, set()).add((each.topic, each.topic_id))
+    return read
+
+
+def undeclared(begun: Collection[BegunPartition], graph: Graph) -> dict[str, list[TopicPartition]]:
+    """Returns the partitions that processors have begun to read which the graph does not declare, by their ids."""
+    declared, found = {each.id for each in graph.processors}, dict[str, list[TopicPartition]]()
+    for each in sorted(begun):
+        if each.processor not in declared and not each.processor.endswith(_HAS_STATE):
+            found.setdefault(each.processor, []).append(TopicPartition(each.topic, each.partition))
+    return found
 
 
 def forgotten_state(topic: str, begun: BegunPartition) -> Output:

@@ -10,7 +10,7 @@ from kstreams_py.errors import TopicError
 from kstreams_py.graph.declarations import DEFAULT_PARTITIONS, Processor, Topic, changelog_of
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import Cluster, TopicInfo
-from kstreams_py.kafka.own_topics import check_settings, ensure_topics
+from kstreams_py.kafka.own_topics import check_own_topics, check_settings, ensure_topics
 from kstreams_py.records import Positions, TopicPartition
 from kstreams_py.state.changelog import CHANGELOG_SETTINGS
 
@@ -109,6 +109,19 @@ def check_topics(graph: Graph, cluster: Cluster) -> dict[str, TopicInfo]:
 
     Raises TopicError for the first topic that is missing or differs from its declaration.
     """
+    found = _check_declared(graph, cluster)
+    create_own_topics(graph, cluster, found)
+    return found
+
+
+def preview_topics(graph: Graph, cluster: Cluster) -> None:
+    """Raises what `check_topics` would raise, and creates nothing."""
+    found = _check_declared(graph, cluster)
+    for place, each in _own_topics(graph, cluster, found).items():
+        check_own_topics(cluster.named(place), each)
+
+
+def _check_declared(graph: Graph, cluster: Cluster) -> dict[str, TopicInfo]:
     found = find_topics(graph, cluster)
     if missing := [name for name in graph.topics if name not in found]:
         raise TopicError(
@@ -123,7 +136,6 @@ def check_topics(graph: Graph, cluster: Cluster) -> dict[str, TopicInfo]:
             )
         check_settings(info, declared.config or {})
     graph.check_partitions({name: info.partitions for name, info in found.items()})
-    create_own_topics(graph, cluster, found)
     return found
 
 
@@ -142,6 +154,17 @@ def describe_idle_slots(graph: Graph, found: Mapping[str, TopicInfo], slots: int
 
 def create_own_topics(graph: Graph, cluster: Cluster, found: Mapping[str, TopicInfo]) -> list[str]:
     """Creates the framework's own topics, and returns their names; grows journals with their inputs."""
+    wanted = _own_topics(graph, cluster, found)
+    return [name for place, each in wanted.items() for name in ensure_topics(cluster.named(place), each)]
+
+
+def _own_topics(
+    graph: Graph, cluster: Cluster, found: Mapping[str, TopicInfo]
+) -> dict[str, dict[str, tuple[int, Mapping[str, str]]]]:
+    """Returns the partitions and settings of the framework's own topics, by cluster and by name.
+
+    Raises TopicError if a changelog has another number of partitions than its inputs.
+    """
     wanted: dict[str, dict[str, tuple[int, Mapping[str, str]]]] = {"": {}}
     for processor in graph.processors:
         if processor.inputs[0].name not in found:
@@ -156,7 +179,7 @@ def create_own_topics(graph: Graph, cluster: Cluster, found: Mapping[str, TopicI
             wanted.setdefault(processor.cluster, {})[delivered] = (partitions, DELIVERED_SETTINGS)
     if graph.processors:
         wanted[""][graph.beginnings] = (1, BEGINNINGS_SETTINGS)
-    return [name for place, each in wanted.items() for name in ensure_topics(cluster.named(place), each)]
+    return wanted
 
 
 def _check_growth(processor: Processor, changelog: str, partitions: int, cluster: Cluster) -> None:

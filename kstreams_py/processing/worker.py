@@ -358,7 +358,7 @@ class Worker:
         self._growth.check(partitions)
         self._beginning.read()
         positions = self.committer.resume(self._committed.read(partitions), partitions)
-        self._beginning.check_state(self.committer)
+        self._beginning.check_state(self.committer.stores)
         self.intakes.keep_saved(positions)
         if missing := partitions - positions.keys():
             positions |= self._beginning.start(missing, self.committer)

@@ -59,6 +59,25 @@ MISSING_SECONDS: Final = 30.0
 """Seconds for which brokers may not know a changelog: a new topic reaches brokers one by one."""
 
 
+def lost_changelog(name: str, changelog: Changelog, before: str, offsets: Positions) -> InputLost:
+    """Returns the error of a state that was begun, and whose changelog has no records.
+
+    - `name`: names the processor and its state.
+    - `changelog`: has an empty id if the topic does not exist.
+    - `before`: the id of the changelog that had the state.
+    - `offsets`: the committed offsets of the tasks, of which none has a record in the changelog.
+    """
+    here = " ".join(f"--to-offset {tp.topic}:{tp.partition}:{at}" for tp, at in offsets.items())
+    numbers = sorted({tp.partition for tp in offsets})
+    tasks = ", ".join(str(TopicPartition(changelog.topic, number)) for number in numbers)
+    now = f"{tasks}, with id {changelog.topic_id}, is empty" if changelog.topic_id else f"{tasks} does not exist"
+    return InputLost(
+        f"{name}: its changelog {now}, and the state was in the one with id {before}: it was deleted, and its contents "
+        f"are lost: {MAKE_AGAIN}; or set it to where it is (`kstreams recover reset` with {here}, and so for the "
+        "partitions of other workers), so that the state begins empty there"
+    )
+
+
 class Stores:
     """The stores of a processor, by the partition number of their tasks."""
 
@@ -324,7 +343,11 @@ class Stores:
                 )
             committed = group.get(topic)
             if committed is None:
-                raise self._mistaken(number, f"it is at {tp}@{at}, which has no committed offset")
+                raise self._mistaken(
+                    number,
+                    f"it is at {tp}@{at}, which has no committed offset (if the processor has a new id, give it the "
+                    "one before)",
+                )
             if committed != at:
                 raise self._mistaken(number, f"it is at {tp}@{at}, and the group is at {committed}")
         self._doubts.pop(number, None)
@@ -358,22 +381,13 @@ class Stores:
         """
         first = {number: offsets for number, offsets in self._unplaced_offsets().items() if any(offsets.values())}
         if lost := sorted(first.keys() & begun.keys()):
-            raise self._deleted(begun[lost[0]], {tp: at for number in lost for tp, at in first[number].items()})
+            offsets = {tp: at for number in lost for tp, at in first[number].items()}
+            raise lost_changelog(self._name, self._changelog, begun[lost[0]], offsets)
         for number, offsets in first.items():
             logger.warning(
                 "%s begins empty at %s", self._name, ", ".join(f"{tp}@{at}" for tp, at in offsets.items()),
                 extra=repeated(f"tasks whose {self._name} begins empty", partition=number),
             )  # fmt: skip
-
-    def _deleted(self, before: str, offsets: Positions) -> InputLost:
-        here = " ".join(f"--to-offset {tp.topic}:{tp.partition}:{at}" for tp, at in offsets.items())
-        changelogs = ", ".join(str(self._changelog_of(number)) for number in sorted({tp.partition for tp in offsets}))
-        return InputLost(
-            f"{self._name}: its changelog {changelogs}, with id {self.changelog_id}, is empty, and the state was in "
-            f"the one with id {before}: it was deleted, and its contents are lost: {MAKE_AGAIN}; or set it to where it "
-            f"is (`kstreams recover reset` with {here}, and so for the partitions of other workers), so that the state "
-            "begins empty there"
-        )
 
     def _unplaced_offsets(self) -> dict[int, Positions]:
         return {

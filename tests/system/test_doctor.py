@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.system.command import Finished, kstreams
-from tests.system.harness import Cluster, wait_until
+from tests.system.harness import Cluster, WorkerProcess, wait_until
 from tests.system.operated import JOURNALED, MAP, Site
 
 
@@ -67,6 +67,36 @@ def test_positions_that_a_start_refuses_are_found_before_it(site: Callable[..., 
     )
     cluster.delete_group(here.group)
     assert findings(here) == {("position_expired", f"work: {here.topic('in')}[0]"): "error"}
+
+
+COUNTING = """
+@graph.map(topic("in"), to=topic("out"), id="work", state=ks.State("seen"))
+def count(word, state):
+    state.put("n", (state.get("n") or 0) + 1)
+    return word
+"""
+
+
+def test_state_that_a_start_refuses_is_named_by_status_and_doctor_before_it(
+    site: Callable[..., Site],
+) -> None:
+    here = site(COUNTING, "in")
+    here.write("in", b"0", b"1")
+    here.run_until(2)
+    assert here.recover("status").status == 0
+    here.file.write_text(here.file.read_text(encoding="utf-8").replace('id="work"', 'id="total"'), encoding="utf-8")
+    status = here.recover("status")
+    (plan,) = (line.partition("next start: ")[2] for line in status.out.splitlines() if "next start: " in line)
+    assert plan.startswith(
+        f"ends with InputLost: total: state 'seen' does not belong to the committed offsets: it is at "
+    )
+    assert (status.status, status.err) == (1, "")
+    assert f"work: not declared, committed {here.topic('in')}[0]@" in status.out
+    assert findings(here) == {("refused_start", "total[0]"): "error", ("undeclared", here.group): "note"}
+    assert f"error: total[0]: the next start {plan}\n" in doctor(here).out
+    worker = WorkerProcess(here.file, 0, here.environment)
+    assert worker.wait() == 5, worker.text
+    assert plan.removeprefix("ends with ") in worker.text
 
 
 def test_no_broker_and_a_wrong_graph_are_one_message_each(tmp_path: Path) -> None:

@@ -15,6 +15,8 @@ from kstreams_py.kafka.errors import TESTED_CLIENTS, client_version
 from kstreams_py.kafka.groups import POSITIONS_TOPIC, GroupInfo
 from kstreams_py.kafka.transaction_admin import TRANSACTIONS_TOPIC, TransactionAdmin
 from kstreams_py.operations.doctor.findings import Examined, Facts
+from kstreams_py.operations.recover.status import find_undeclared, read_status
+from kstreams_py.operations.recover.task_status import TaskStatus, UndeclaredProcessor
 from kstreams_py.operations.transactions.abort import Findings, Transactions
 from kstreams_py.operations.transactions.hanging import FoundTransaction, clusters_of, topics_of
 from kstreams_py.processing.beginning import BegunPartition, read_begun
@@ -54,6 +56,7 @@ class Examination:
             described = self._look("groups", lambda: groups.describe(names), {})
             positions = self._look(POSITIONS, lambda: admin.positions(names), {})
             logs = self._look("the ends of inputs", lambda: self._logs(admin, cluster, positions, now), {})
+        tasks, undeclared = self._tasks(cluster, groups)
         others, away = self._others()
         found = self._find(settings, cluster, self._unseen)
         return Facts(
@@ -63,6 +66,8 @@ class Examination:
             groups=described,
             positions=positions,
             expired=self._expired(cluster, positions),
+            tasks=tasks,
+            undeclared=undeclared,
             found=found,
             client=client_version(),
             tested_clients=TESTED_CLIENTS,
@@ -70,6 +75,20 @@ class Examination:
             others=others,
             away=away,
         )
+
+    def _tasks(
+        self, cluster: ClusterDescription, groups: GroupAdmin
+    ) -> tuple[list[TaskStatus], list[UndeclaredProcessor]]:
+        """Returns what the next start does with each task, and processors that the graph no longer declares."""
+        if self._examined is None or not self._examined.graph.processors:
+            return [], []
+        graph, environment = self._examined.graph, self._environment
+        no_tasks, none_gone = list[TaskStatus](), list[UndeclaredProcessor]()
+        declared = {topic.name for topic in graph.topics.values() if not topic.cluster}
+        tasks = no_tasks
+        if declared <= cluster.topics.keys():  # without one of them no task has a status, which is a finding of its own
+            tasks = self._look("the next start", lambda: list(read_status(graph, environment, groups)), no_tasks)
+        return tasks, self._look("former processors", lambda: find_undeclared(graph, environment, groups), none_gone)
 
     def _others(self) -> tuple[list[Facts], dict[str, str]]:
         """Returns the facts of the graph's other clusters, and by name why some of them do not answer."""

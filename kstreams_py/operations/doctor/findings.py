@@ -13,6 +13,7 @@ from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.described_cluster import ClusterDescription, GroupPositions, LogInfo, Logs, TopicDescription
 from kstreams_py.kafka.groups import POSITIONS_TOPIC, GroupInfo, slot_of
 from kstreams_py.kafka.transactions import cluster_option, command, find_command
+from kstreams_py.operations.recover.task_status import TaskStatus, UndeclaredProcessor
 from kstreams_py.operations.transactions.hanging import FoundTransaction, headline
 from kstreams_py.printable import join_lines
 from kstreams_py.records import TopicPartition
@@ -54,6 +55,8 @@ class Facts:
 
     - `groups`, `positions`: by the name of the group.
     - `expired`: input partitions that a processor has begun to read and that have no position, by the processor's id.
+    - `tasks`: the status of each task, see `kstreams recover status`.
+    - `undeclared`: processors that the graph no longer declares.
     - `found`: transactions that hang or are open for long.
     - `client`, `tested_clients`: versions of librdkafka.
     - `now`: seconds since 1970.
@@ -69,6 +72,8 @@ class Facts:
     groups: Mapping[str, GroupInfo] = field(default_factory=dict)
     positions: GroupPositions = field(default_factory=dict)
     expired: Mapping[str, Collection[TopicPartition]] = field(default_factory=dict)
+    tasks: Sequence[TaskStatus] = ()
+    undeclared: Sequence[UndeclaredProcessor] = ()
     found: Sequence[FoundTransaction] = ()
     client: str = ""
     tested_clients: Collection[str] = ()
@@ -361,6 +366,42 @@ def find_positions(facts: Facts, examined: Examined) -> Iterator[Finding]:
             )
 
 
+def find_refusals(facts: Facts, examined: Examined) -> Iterator[Finding]:
+    """Finds tasks whose next start ends with an error, unless another finding says so with a command to type."""
+    known = {each.subject for rule in (find_partitions, find_positions) for each in rule(facts, examined)}
+    inputs = {each.id: [topic.name for topic in each.inputs] for each in examined.graph.processors}
+    refused: dict[str, list[TaskStatus]] = {}
+    for task in facts.tasks:
+        if task.is_refused:
+            refused.setdefault(task.next, []).append(task)
+    for meaning, tasks in refused.items():
+        subjects = {
+            f"{task.processor}: {topic}[{task.partition}]" for task in tasks for topic in inputs[task.processor]
+        }
+        if known.isdisjoint(subjects | {task.processor for task in tasks}):
+            yield Finding(
+                Severity.ERROR,
+                "refused_start",
+                ", ".join(f"{task.processor}[{task.partition}]" for task in tasks),
+                f"the next start {meaning}",
+                f"kstreams recover status {examined.name} shows all tasks",
+            )
+
+
+def find_undeclared(facts: Facts, examined: Examined) -> Iterator[Finding]:  # noqa: ARG001, as all rules of a graph
+    """Finds processors that have read inputs and that the graph no longer declares."""
+    for each in facts.undeclared:
+        held = f"; {', '.join(each.members)} still runs it" if each.members else ""
+        yield Finding(
+            Severity.WARNING if each.members else Severity.NOTE,
+            "undeclared",
+            each.group,
+            f"the graph no longer declares {each.processor!r}, which has read its inputs{held}",
+            f"if it has a new name, give it the id {each.processor!r} back; if it is gone: kafka-consumer-groups.sh "
+            f"--delete --group {each.group}",
+        )
+
+
 def find_retention(facts: Facts, examined: Examined) -> Iterator[Finding]:
     """Finds unread records that retention will delete."""
     for processor, tp, position, log in _positions(facts, examined):
@@ -532,6 +573,8 @@ OF_GRAPH: Final[tuple[Callable[[Facts, Examined], Iterator[Finding]], ...]] = (
     find_missing,
     find_partitions,
     find_positions,
+    find_refusals,
+    find_undeclared,
     find_retention,
     find_own_topics,
     find_away,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterator, Mapping
 
-from kstreams_py.errors import InputLost, KStreamsError, RecoveryUndecidable, Retriable, TopicError
+from kstreams_py.errors import InputLost, KStreamsError, RecoveryUndecidable, Retriable, UserMistake
 from kstreams_py.graph.declarations import Processor
 from kstreams_py.graph.names import group_of
 from kstreams_py.graph.topology import Graph
@@ -15,17 +15,19 @@ from kstreams_py.kafka.groups import GroupInfo
 from kstreams_py.kafka.transactions import OpenTransaction, find_command_at
 from kstreams_py.operations.committed import CommittedReader, find_all_topics
 from kstreams_py.operations.recover.positions import partitions_of
-from kstreams_py.operations.recover.task_status import JournalTail, TaskStatus, plan_of
-from kstreams_py.processing.beginning import Beginning
+from kstreams_py.operations.recover.states import RestoredStates
+from kstreams_py.operations.recover.task_status import JournalTail, TaskStatus, UndeclaredProcessor, plan_of
+from kstreams_py.processing.beginning import Beginning, read_begun, undeclared
 from kstreams_py.processing.commits.opening import open_journal
 from kstreams_py.processing.journal.choices_journal import ChoicesJournal
 from kstreams_py.processing.journal.deliveries import DeliveryJournal
 from kstreams_py.processing.journal.records import type_of
 from kstreams_py.processing.journal.recovery import Recovery, show
+from kstreams_py.processing.topics import preview_topics
 from kstreams_py.records import Positions, TopicPartition
 from kstreams_py.steps.environment import Environment
 
-REFUSALS = (InputLost, RecoveryUndecidable, TopicError)
+REFUSALS = (InputLost, RecoveryUndecidable, UserMistake)
 """The errors that end a start if it cannot go on with the positions, journals or topics that it finds."""
 
 FIRST = "ends or waits for a transaction, then decides: "
@@ -35,9 +37,39 @@ FIRST = "ends or waits for a transaction, then decides: "
 def read_status(graph: Graph, environment: Environment, admin: GroupAdmin) -> Iterator[TaskStatus]:
     """Yields the status of each task, in the order of the graph. Raises UserMistake if a topic is missing."""
     found = find_all_topics(graph, environment.cluster)
+    refusal: UserMistake | None = None
+    try:
+        preview_topics(graph, environment.cluster)
+    except UserMistake as error:  # then no worker of the graph starts
+        refusal = error
     groups = admin.describe([group_of(graph.name, each.id) for each in graph.processors])
     for processor in graph.processors:
-        yield from _Tasks(graph, processor, environment, found, groups[group_of(graph.name, processor.id)]).read()
+        group = groups[group_of(graph.name, processor.id)]
+        tasks = _Tasks(graph, processor, environment, found, group, refusal)
+        try:
+            yield from tasks.read()
+        finally:
+            tasks.close()
+
+
+def find_undeclared(graph: Graph, environment: Environment, admin: GroupAdmin) -> list[UndeclaredProcessor]:
+    """Returns the processors that have begun to read inputs and that the graph no longer declares."""
+    cluster = environment.cluster
+    if graph.beginnings not in cluster.topics([graph.beginnings]):
+        return []
+    gone = undeclared(read_begun(cluster, graph.beginnings)[0], graph)
+    found = []
+    for processor, partitions in gone.items():
+        group = group_of(graph.name, processor)
+        try:
+            committed = cluster.group_offsets(group, partitions).committed
+            members = admin.describe([group])[group].members
+        except KStreamsError as error:  # who may read the groups of the graph need not have the right to this one
+            found.append(UndeclaredProcessor(processor, group, {}, (), str(error)))
+        else:
+            held = tuple(f"{each.instance or each.client_id} on {each.host}" for each in members)
+            found.append(UndeclaredProcessor(processor, group, committed, held))
+    return found
 
 
 class _Tasks:
@@ -50,21 +82,27 @@ class _Tasks:
         environment: Environment,
         topics: Mapping[str, TopicInfo],
         group: GroupInfo,
+        refusal: UserMistake | None,
     ) -> None:
+        """`refusal`: why no worker of the graph starts."""
         self._cluster = environment.cluster
         self._find = find_command_at(environment.settings.bootstrap_servers)
         self._committed = CommittedReader(graph, environment)
         self._processor = processor
         self._name, self._group = group_of(graph.name, processor.id), group
+        self._refusal = refusal
         self._inputs = {topic.name: topics[topic.name] for topic in processor.inputs}
         self._partitions = partitions_of(processor, topics)
         self._beginning = Beginning(environment, graph, processor, self._inputs)
+        self._states = RestoredStates(graph, processor, environment, topics)
         self._journal = open_journal(graph, processor, environment, topics, "")
         self._backing = graph.journal_topic(processor) or ""
         existing = self._cluster.topics([graph.beginnings, *([self._backing] if self._backing else [])])
         self._was_started = graph.beginnings in existing
         self._journaled = existing[self._backing].partitions if self._backing in existing else 0
         """The number of tasks that have a journal; the next start creates it and adds partitions."""
+        others = self._beginning.other_names() if self._was_started else []
+        self._other = f", as a processor that is new: it may be the new name of {', '.join(others)}" if others else ""
         self._outputs = [TopicPartition(name, n) for name in processor.written for n in range(topics[name].partitions)]
         if (delivered := graph.delivered(processor)) is not None:
             self._outputs += [TopicPartition(delivered, number) for number in range(self._journaled)]
@@ -103,6 +141,10 @@ class _Tasks:
                 refused,
             )
 
+    def close(self) -> None:
+        """Frees what it has read of states."""
+        self._states.close()
+
     def _tail(self, journal: Collection[TopicPartition]) -> JournalTail | None:
         for tp in journal:
             if (m := self._cluster.newest(tp)) is not None:
@@ -111,6 +153,9 @@ class _Tasks:
 
     def _plan(self, number: int, mine: list[TopicPartition], at: Positions, starts: Positions) -> tuple[str, str]:
         """Returns what the next start does with a task, and its journal's branch. Raises Retriable, and REFUSALS."""
+        if self._refusal is not None:
+            raise self._refusal
+        self._states.check(number, at, mine, self._beginning)
         if lost := [tp for tp, offset in at.items() if offset < starts[tp]]:
             (tp, *_) = lost
             raise InputLost(
@@ -121,7 +166,7 @@ class _Tasks:
         look = self._beginning.plan if self._was_started else self._beginning.first
         positions = at | (look(missing) if missing else {})
         offsets = {tp.topic: offset for tp, offset in positions.items()}
-        begins = "" if not missing else f"begins at {show({tp.topic: positions[tp] for tp in missing})}; "
+        begins = "" if not missing else f"begins at {show({tp.topic: positions[tp] for tp in missing})}{self._other}; "
         if self._processor.stores_offsets:
             return f"goes on at the offsets that {self._processor.target} has, whatever is committed", ""
         if isinstance(self._journal, DeliveryJournal):

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from kstreams_py.printable import join_lines
 from kstreams_py.processing.journal.recovery import Recovery, show
+from kstreams_py.records import Positions
 
 
 class JournalTail(NamedTuple):
@@ -44,6 +45,22 @@ class TaskStatus:
     is_refused: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class UndeclaredProcessor:
+    """A processor that has begun to read inputs, and that the graph no longer declares.
+
+    - `committed`: the committed offsets of its group.
+    - `members`: the members of its group.
+    - `unseen`: why neither can be read; "" if they were.
+    """
+
+    processor: str
+    group: str
+    committed: Positions
+    members: tuple[str, ...]
+    unseen: str = ""
+
+
 def plan_of(recovery: Recovery, offsets: Mapping[str, int]) -> str:
     """Returns what a start does after a recovery. `offsets`: where the inputs stand then."""
     where = show(offsets)
@@ -62,6 +79,29 @@ def describe(status: TaskStatus) -> str:
         [] if tail is None else [f"  newest record of its journal: {tail.type or 'no type'}, offset {tail.offset}"]
     )
     return join_lines([head, *(f"  {each}" for each in status.hidden), *journal, f"  next start: {status.next}"])
+
+
+def describe_undeclared(found: UndeclaredProcessor) -> str:
+    """Returns a processor that is no longer declared as lines of text, with what to do."""
+    committed = show({str(tp): at for tp, at in sorted(found.committed.items())})
+    held = ", ".join(found.members) or "no member"
+    seen = f"its group cannot be read: {found.unseen}" if found.unseen else f"committed {committed}, held by {held}"
+    head = f"{found.processor}: not declared, {seen}"
+    delete = f"kafka-consumer-groups.sh --delete --group {found.group}"
+    return join_lines(
+        [head, f"  if it has a new name, give it the id {found.processor!r} back; if it is gone: {delete}"]
+    )
+
+
+def undeclared_as_fields(found: UndeclaredProcessor) -> dict[str, Any]:
+    """Returns a processor that is no longer declared as fields for JSON."""
+    return {
+        "undeclared": found.processor,
+        "group": found.group,
+        "committed": {str(tp): at for tp, at in sorted(found.committed.items())},
+        "members": list(found.members),
+        "unseen": found.unseen,
+    }
 
 
 def as_fields(status: TaskStatus) -> dict[str, Any]:

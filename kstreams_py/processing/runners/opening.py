@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from kstreams_py.graph.declarations import Processor, changelog_of
@@ -15,7 +15,7 @@ from kstreams_py.processing.runners.overlapping import OverlappingRunner
 from kstreams_py.processing.runners.runner import Runner
 from kstreams_py.processing.tasks.tasks import Tasks
 from kstreams_py.state.changelog import Changelog
-from kstreams_py.state.keyed import KeyedStore, MemoryBase
+from kstreams_py.state.keyed import Base, KeyedStore, MemoryBase
 from kstreams_py.state.reading import bind_state
 from kstreams_py.state.rocks import RocksBase
 from kstreams_py.state.stores import Stores
@@ -74,18 +74,37 @@ def open_runner(
 def _open_stores(
     graph: Graph, processor: Processor, slot: int, environment: Environment, topics: Mapping[str, TopicInfo]
 ) -> Stores | None:
+    if processor.state is None:
+        return None
+    on_disk = processor.state.on_disk
+    directory = environment.settings.state_directory / graph.name / processor.state.name / str(slot)
+
+    def open_base(number: int, changelog_id: str) -> Base:
+        return RocksBase(directory / str(number), changelog_id) if on_disk else MemoryBase()
+
+    return open_stores(graph, processor, environment, topics, open_base)
+
+
+def open_stores(
+    graph: Graph,
+    processor: Processor,
+    environment: Environment,
+    topics: Mapping[str, TopicInfo],
+    open_base: Callable[[int, str], Base],
+) -> Stores | None:
+    """Returns the stores of a processor's state; None without a state.
+
+    - `open_base`: opens the committed part of the store of a partition number, with the id of the changelog.
+    """
     changelog = changelog_of(graph.name, processor)
     if changelog is None or processor.state is None:
         return None
     inputs = {topic.name: topics[topic.name].topic_id for topic in processor.inputs}
     key, value = bind_state(graph, processor, environment.registry)
-    on_disk = processor.state.on_disk
     known = Changelog(changelog, topics[changelog].topic_id if changelog in topics else "")
-    directory = environment.settings.state_directory / graph.name / processor.state.name / str(slot)
 
     def open_store(number: int, changelog_id: str) -> KeyedStore:
-        base = RocksBase(directory / str(number), changelog_id) if on_disk else MemoryBase()
-        return KeyedStore(base, key, value)
+        return KeyedStore(open_base(number, changelog_id), key, value)
 
     name = f"{processor.id}: state {processor.state.name!r}"
     find = find_command_at(environment.settings.bootstrap_servers, [changelog])

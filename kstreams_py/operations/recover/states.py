@@ -1,0 +1,79 @@
+"""Checks the states of a processor as its next start does; reads the ends of the changelog and changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kstreams_py.errors import NotRestored
+from kstreams_py.graph.declarations import Processor, changelog_of
+from kstreams_py.graph.topology import Graph
+from kstreams_py.kafka.contracts import TopicInfo
+from kstreams_py.processing.beginning import Beginning, states_begun
+from kstreams_py.processing.runners.opening import open_stores
+from kstreams_py.records import Positions, TopicPartition
+from kstreams_py.state.changelog import Changelog
+from kstreams_py.state.keyed import POSITIONS_KEY, MemoryBase
+from kstreams_py.state.stores import lost_changelog
+from kstreams_py.steps.environment import Environment
+
+
+class RestoredStates:
+    """The states that the next start would restore, without their values."""
+
+    def __init__(
+        self, graph: Graph, processor: Processor, environment: Environment, topics: Mapping[str, TopicInfo]
+    ) -> None:
+        """Makes no request, but for the schemas of the state. `topics` has the inputs of the processor."""
+        self._cluster = environment.cluster
+        self._processor = processor
+        self._changelog = changelog_of(graph.name, processor) or ""
+        self._stores = open_stores(graph, processor, environment, topics, self._open_base)
+
+    def check(self, number: int, committed: Positions, partitions: list[TopicPartition], beginning: Beginning) -> None:
+        """Raises what ends the start of a task with a state: InputLost or TopicError; NotRestored for one that waits.
+
+        - `number`: the partition number of the task.
+        - `committed`: the committed offsets of its inputs.
+        - `partitions`: its partitions of the inputs.
+        - `beginning`: has read what is recorded.
+        """
+        if self._stores is None:
+            return
+        if self._changelog not in self._cluster.topics([self._changelog]):  # the start creates it, and finds it empty
+            begun = states_begun(beginning.read(), self._processor.id, self._changelog)
+            before = [each.topic_id for each in begun if each.partition == number]
+            if before and any(committed.values()):
+                assert self._processor.state is not None
+                name = f"{self._processor.id}: state {self._processor.state.name!r}"
+                raise lost_changelog(name, Changelog(self._changelog, ""), before[-1], committed)
+            return
+        waits = ""
+        while True:
+            try:
+                self._stores.restore(committed, partitions)
+                break
+            except NotRestored as error:  # a part is read; or the offsets are read again, which a start does as well
+                if str(error) == waits:
+                    raise
+                waits = str(error)
+        beginning.check_state(self._stores)
+
+    def close(self) -> None:
+        """Frees the stores."""
+        if self._stores is not None:
+            self._stores.close()
+
+    def _open_base(self, number: int, changelog_id: str) -> MemoryBase:  # noqa: ARG002, as open_stores calls it
+        """Returns a store that has read its changelog up to the newest record, if that has the positions.
+
+        It is that in each transaction of a worker. The values before it do not decide about a start; without the oldest
+        records, a state in memory is lost, and one on disk only where its directory does not have them.
+        """
+        base, tp = MemoryBase(), TopicPartition(self._changelog, number)
+        assert self._processor.state is not None
+        is_whole = self._processor.state.on_disk or not self._cluster.starts([tp])[tp]
+        newest = self._cluster.newest(tp) if is_whole else None
+        if newest is not None and newest.key() == POSITIONS_KEY and (value := newest.value()) is not None:
+            base.apply({POSITIONS_KEY: value})
+            base.note(newest.offset())
+        return base

@@ -1,0 +1,330 @@
+"""What a start refuses: `kstreams recover status` and `kstreams doctor` say it before, in the words of the start."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+import kstreams_py as ks
+from kstreams_py.errors import GraphError, InputLost, KStreamsError, RecoveryUndecidable, TopicError
+from kstreams_py.kafka.described_cluster import ClusterDescription
+from kstreams_py.kafka.groups import GroupInfo
+from kstreams_py.operations.doctor.findings import Examined, Facts, describe, diagnose
+from kstreams_py.operations.recover.states import RestoredStates
+from kstreams_py.operations.recover.status import find_undeclared, read_status
+from kstreams_py.operations.recover.task_status import (
+    TaskStatus,
+    UndeclaredProcessor,
+    describe_undeclared,
+    undeclared_as_fields,
+)
+from kstreams_py.processing.topics import check_topics
+from kstreams_py.records import TopicPartition
+from kstreams_py.state.keyed import POSITIONS_KEY
+from kstreams_py.testing import TestDriver
+
+CHANGELOG = "__ks.g.counts.changelog"
+
+
+def counting(
+    name: str = "count", *, partitions: int | None = None, state: bool = True, on_disk: bool = False
+) -> ks.Graph:
+    graph = ks.Graph("g", errors="g.errors")
+    words = graph.topic("g.words", key=ks.String(), value=ks.String(), partitions=partitions)
+    out = graph.topic("g.counts", key=ks.String(), value=ks.Json())
+
+    def count(word: str, state: Any) -> int:
+        seen: int = state.get(word, 0) + 1
+        state.put(word, seen)
+        return seen
+
+    if state:
+        graph.map(words, to=out, id=name, state=ks.State("counts", on_disk=on_disk))(count)
+    else:
+        graph.map(words, to=out, id=name)(len)
+    return graph
+
+
+def joining() -> ks.Graph:
+    graph = ks.Graph("g")
+    graph.join(graph.topic("a"), graph.topic("b"), by="order", to=graph.topic("c"), id="pair")(lambda a, b: a + b)
+    return graph
+
+
+def copying(config: dict[str, str] | None = None, **options: Any) -> ks.Graph:
+    graph = ks.Graph("g")
+    graph.map(graph.topic("in", config=config), to=graph.topic("out"), id="copy", **options)(lambda value: value)
+    return graph
+
+
+def count_words(driver: TestDriver) -> None:
+    for word, partition in (("a", 0), ("b", 1), ("a", 0), ("c", 1), ("a", 0)):
+        driver.send("g.words", word, key=word, partition=partition)
+    driver.run()
+    driver.crash()
+    driver.advance(60)
+
+
+def copy_values(driver: TestDriver) -> None:
+    for value in (b"1", b"2"):
+        driver.send("in", value)
+    driver.run()
+    driver.crash()
+    driver.advance(60)
+
+
+def broker(driver: TestDriver) -> Any:
+    return driver.cluster._broker
+
+
+def move_group(by: int) -> Callable[[TestDriver], None]:
+    def move(driver: TestDriver) -> None:
+        positions = broker(driver).groups["g.count"].positions
+        positions[max(positions, key=lambda each: positions[each])] += by
+
+    return move
+
+
+def create_input_again(driver: TestDriver) -> None:
+    broker(driver).delete_topic("g.words")
+    driver.cluster.create_topics([("g.words", 2, -1, {})])
+    broker(driver).groups["g.count"].positions.update({TopicPartition("g.words", number): 0 for number in range(2)})
+
+
+def grow_input(driver: TestDriver) -> None:
+    broker(driver).grow_topic("g.words", 4)
+
+
+def delete_changelog(driver: TestDriver) -> None:
+    broker(driver).delete_topic(CHANGELOG)
+    check_topics(driver._graph, driver.cluster)
+
+
+def create_changelog_again(driver: TestDriver) -> None:
+    """As live workers do that are not told of it: the records go on, with the id of the old one."""
+    old = broker(driver).topics[CHANGELOG]
+    broker(driver).delete_topic(CHANGELOG)
+    check_topics(driver._graph, driver.cluster)
+    for number, partition in enumerate(old.partitions):
+        if (last := partition.newest()) is not None:
+            assert last.key() == POSITIONS_KEY
+            driver.cluster.append(CHANGELOG, last.value(), key=last.key(), partition=number)
+
+
+def delete_oldest_of_changelog(driver: TestDriver) -> None:
+    for number in range(2):
+        tp = TopicPartition(CHANGELOG, number)
+        driver.cluster.truncate(tp, min(1, driver.cluster.ends([tp])[tp]))
+
+
+def write_positions_to_changelog(driver: TestDriver) -> None:
+    driver.cluster.append(CHANGELOG, b"no positions", key=POSITIONS_KEY, partition=0)
+
+
+def leave_out_the_state(driver: TestDriver) -> None:
+    driver._graph = counting(state=False)
+    driver.restart()
+    driver.send("g.words", "d", key="d")
+    driver.run()
+    driver.crash()
+    driver.advance(60)
+    driver._graph = counting()
+
+
+def give_another_id(driver: TestDriver) -> None:
+    driver._graph = counting("total")
+
+
+def grow_one_input(driver: TestDriver) -> None:
+    driver.crash()
+    broker(driver).grow_topic("a", 4)
+
+
+def declare_more_partitions(driver: TestDriver) -> None:
+    driver._graph = counting(partitions=8)
+
+
+def declare_another_setting(driver: TestDriver) -> None:
+    driver._graph = copying({"retention.ms": "1000"})
+
+
+def compact_the_journal(driver: TestDriver) -> None:
+    broker(driver).topics["__ks.g.copy.journal"].settings["cleanup.policy"] = "compact"
+
+
+def lose_offsets(driver: TestDriver) -> None:
+    broker(driver).groups["g.copy"].positions.clear()
+
+
+def write_to_journal(driver: TestDriver) -> None:
+    driver.cluster.append("__ks.g.copy.journal", b"foreign", partition=0)
+
+
+class Row(NamedTuple):
+    """What is done to a graph whose processes are down, and the error of the next start."""
+
+    graph: Callable[[], ks.Graph]
+    begin: Callable[[TestDriver], None]
+    change: Callable[[TestDriver], None]
+    error: type[KStreamsError]
+
+
+ROWS = {
+    "the group is behind the state": Row(counting, count_words, move_group(-1), InputLost),
+    "the group is ahead of the state": Row(counting, count_words, move_group(1), InputLost),
+    "on disk, the group is behind": Row(lambda: counting(on_disk=True), count_words, move_group(-1), InputLost),
+    "a deployment had no state": Row(counting, count_words, leave_out_the_state, InputLost),
+    "an input with a state was created again": Row(counting, count_words, create_input_again, InputLost),
+    "an input with a state has grown": Row(counting, count_words, grow_input, TopicError),
+    "the changelog was deleted": Row(counting, count_words, delete_changelog, InputLost),
+    "the changelog was created again": Row(counting, count_words, create_changelog_again, InputLost),
+    "the oldest changes were deleted": Row(counting, count_words, delete_oldest_of_changelog, InputLost),
+    "the changelog has other positions": Row(counting, count_words, write_positions_to_changelog, TopicError),
+    "a processor with a state has another id": Row(counting, count_words, give_another_id, InputLost),
+    "an input of a join has grown": Row(joining, lambda _: None, grow_one_input, GraphError),
+    "another number of partitions is declared": Row(counting, count_words, declare_more_partitions, TopicError),
+    "another setting is declared": Row(copying, copy_values, declare_another_setting, TopicError),
+    "the journal is compacted": Row(
+        lambda: copying(persistence="journal"), copy_values, compact_the_journal, TopicError
+    ),
+    "the journal has a foreign record": Row(
+        lambda: copying(persistence="journal"), copy_values, write_to_journal, RecoveryUndecidable
+    ),
+    "the committed offsets have expired": Row(copying, copy_values, lose_offsets, InputLost),
+}
+"""Every row of "what is refused" of docs/state.md, and what a start refuses without a state."""
+
+
+class Groups:
+    """Groups without members."""
+
+    def describe(self, groups: list[str]) -> dict[str, GroupInfo]:
+        return {group: GroupInfo("Empty", ()) for group in groups}
+
+
+def look(driver: TestDriver) -> list[TaskStatus]:
+    groups: Any = Groups()
+    return list(read_status(driver._graph, driver._environment, groups))
+
+
+def start(driver: TestDriver) -> KStreamsError:
+    """Starts the graph as a run does; returns the error that ends it."""
+    try:
+        check_topics(driver._graph, driver.cluster)
+        driver.restart()
+        driver.run()
+    except KStreamsError as error:
+        return error
+    raise AssertionError("the start goes on")
+
+
+def findings(driver: TestDriver, tasks: list[TaskStatus]) -> list[str]:
+    facts = Facts(ClusterDescription({}, {}), now=0, tasks=tasks)
+    found = [each for each in diagnose(facts, Examined(driver._graph, "g.py", 1)) if each.kind == "refused_start"]
+    return [describe(each) for each in found]
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_what_a_start_refuses_is_said_before_it_in_its_words(row: str, tmp_path: Path) -> None:
+    of = ROWS[row]
+    with TestDriver(
+        of.graph(), partitions=2, slots=2, settings=ks.Settings(state_directory=tmp_path / "state")
+    ) as driver:
+        of.begin(driver)
+        assert [each.next for each in look(driver) if each.is_refused] == []
+        of.change(driver)
+        before = {name: broker(driver).topics[name].topic_id for name in broker(driver).topics}
+        tasks = look(driver)
+        assert {name: broker(driver).topics[name].topic_id for name in broker(driver).topics} == before
+        said = {each.next for each in tasks if each.is_refused}
+        error = start(driver)
+    assert type(error) is of.error
+    assert f"ends with {type(error).__name__}: {error}" in said
+    assert {line for each in findings(driver, tasks) for line in each.splitlines()[:1]} == {
+        f"error: {', '.join(f'{each.processor}[{each.partition}]' for each in tasks if each.next == plan)}: "
+        f"the next start {plan}"
+        for plan in said
+    }
+
+
+def test_graph_that_nothing_was_done_to_goes_on_as_its_status_says() -> None:
+    for row in ROWS.values():
+        with TestDriver(row.graph(), partitions=2) as driver:
+            row.begin(driver)
+            if row.begin is count_words:
+                assert {each.next for each in look(driver)} == {"goes on at g.words@3", "goes on at g.words@2"}
+            driver.restart()
+            driver.run()
+
+
+def test_changelog_that_does_not_exist_is_said_to_be_lost() -> None:
+    with TestDriver(counting(), partitions=2) as driver:
+        count_words(driver)
+        old = broker(driver).topics[CHANGELOG].topic_id
+        broker(driver).delete_topic(CHANGELOG)
+        tasks = look(driver)
+        assert CHANGELOG not in broker(driver).topics
+        error = start(driver)
+    assert isinstance(error, InputLost)
+    assert [each.is_refused for each in tasks] == [True, True]
+    assert tasks[0].next.startswith(
+        f"ends with InputLost: count: state 'counts': its changelog {CHANGELOG}[0] does not exist, and the state was "
+        f"in the one with id {old}: it was deleted, and its contents are lost: "
+    )
+
+
+def test_state_that_an_open_transaction_may_move_is_waited_for() -> None:
+    with TestDriver(counting(), partitions=2) as driver:
+        driver.send("g.words", "a", key="a", partition=0)
+        driver.crash("commit_transaction", nth=2, applied=False)
+        (plan, other) = (each.next for each in look(driver))
+    assert plan.startswith("ends or waits for a transaction, then decides: "), plan
+    assert other == "goes on at g.words@0"
+
+
+def test_mutation_that_does_not_look_at_states_says_that_a_start_goes_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(RestoredStates, "check", lambda *_: None)
+    with pytest.raises(AssertionError):
+        test_what_a_start_refuses_is_said_before_it_in_its_words("the changelog was deleted", tmp_path)
+
+
+def test_processor_that_is_no_longer_declared_is_named_with_its_positions() -> None:
+    with TestDriver(counting(state=False), partitions=2) as driver:
+        count_words(driver)
+        driver._graph = counting("total", state=False)
+        groups: Any = Groups()
+        (found,) = find_undeclared(driver._graph, driver._environment, groups)
+        plans = [each.next for each in look(driver)]
+    hint = ", as a processor that is new: it may be the new name of count"
+    assert plans == [f"begins at g.words@0{hint}", f"begins at g.words@0{hint}"]
+    committed = found.committed
+    assert sorted(committed) == [TopicPartition("g.words", 0), TopicPartition("g.words", 1)]
+    shown = ", ".join(f"{tp}@{at}" for tp, at in sorted(committed.items()))
+    assert describe_undeclared(found) == (
+        f"count: not declared, committed {shown}, held by no member\n"
+        "  if it has a new name, give it the id 'count' back; if it is gone: kafka-consumer-groups.sh --delete --group "
+        "g.count"
+    )
+    assert undeclared_as_fields(found) == {
+        "undeclared": "count",
+        "group": "g.count",
+        "committed": {str(tp): at for tp, at in committed.items()},
+        "members": [],
+        "unseen": "",
+    }
+    hidden = UndeclaredProcessor("count", "g.count", {}, (), "no right: grant READ on group g.count")
+    assert describe_undeclared(hidden).splitlines()[0] == (
+        "count: not declared, its group cannot be read: no right: grant READ on group g.count"
+    )
+    facts = Facts(ClusterDescription({}, {}), now=0, undeclared=[found])
+    (line,) = (each for each in diagnose(facts, Examined(driver._graph, "g.py", 1)) if each.kind == "undeclared")
+    assert describe(line) == (
+        "note: g.count: the graph no longer declares 'count', which has read its inputs\n"
+        "  if it has a new name, give it the id 'count' back; if it is gone: kafka-consumer-groups.sh --delete --group "
+        "g.count"
+    )
