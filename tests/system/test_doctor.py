@@ -88,7 +88,7 @@ def test_state_that_a_start_refuses_is_named_by_status_and_doctor_before_it(
     status = here.recover("status")
     (plan,) = (line.partition("next start: ")[2] for line in status.out.splitlines() if "next start: " in line)
     assert plan.startswith(
-        f"ends with InputLost: total: state 'seen' does not belong to the committed offsets: it is at "
+        "ends with InputLost: total: state 'seen' does not belong to the committed offsets: it is at "
     )
     assert (status.status, status.err) == (1, "")
     assert f"work: not declared, committed {here.topic('in')}[0]@" in status.out
