@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import sys
+import tomllib
+from importlib.metadata import packages_distributions
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from kstreams_py.errors import GraphError, SchemaError
-from kstreams_py.graph.loading import load, show_target, target_of
+from kstreams_py.graph.loading import EXTRAS, load, show_target, target_of
 from kstreams_py.graph.topology import Graph
 
 RESERVED = "topic name '__a' is reserved: names that start with __ are the system's own: choose another one"
@@ -182,3 +185,19 @@ def test_graph_is_shown_as_a_command_names_it(directory: Path) -> None:
     assert show_target(load("shown_two.py:more")) == "shown_two.py:more"
     assert show_target(load("shown_two:graph")) == "shown_two:graph"
     assert show_target(Graph("nowhere")) == "GRAPH"
+
+
+def test_extra_that_is_named_for_a_module_installs_it() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras: dict[str, list[str]] = project["optional-dependencies"]
+    installed = {
+        extra: {re.split(r"[^\w.-]", each)[0].lower().replace("_", "-") for each in extras[extra]}
+        for extra in EXTRAS.values()
+    }
+    brought_by = packages_distributions()
+    left_out = {
+        module: extra
+        for module, extra in EXTRAS.items()
+        if installed[extra].isdisjoint(name.lower().replace("_", "-") for name in brought_by[module])
+    }
+    assert left_out == {}
