@@ -104,15 +104,19 @@ class Beginning:
     def check_state(self, stores: Stores | None) -> None:
         """Raises InputLost if the state of a partition was begun and is lost; call it once the state is restored."""
         if stores is not None:
-            begun = states_begun(self.read(), self._processor, stores.changelog)
-            stores.check_begun({each.partition: each.topic_id for each in begun})
+            stores.check_begun(self.states_begun(stores.changelog.topic))
+            stores.warn_of_empty()
+
+    def states_begun(self, changelog: str) -> dict[int, str]:
+        """Returns the partitions whose state was begun, and the id of the changelog in which it was."""
+        return {each.partition: each.topic_id for each in states_begun(self.read(), self._processor, changelog)}
 
     def _states(self, partitions: Collection[TopicPartition], committer: Committer) -> list[BegunPartition]:
         """Returns the keys of the records that the state of these partitions is begun."""
         if (stores := committer.stores) is None:
             return []
         name, numbers = self._processor + _HAS_STATE, sorted({tp.partition for tp in partitions})
-        return [BegunPartition(name, stores.changelog, stores.changelog_id, number) for number in numbers]
+        return [BegunPartition(name, *stores.changelog, number) for number in numbers]
 
     def _warn_of_another_name(self) -> None:
         for other in self.other_names():

@@ -136,14 +136,9 @@ class Stores:
         return sum(store.size for store in self.by_partition.values())
 
     @property
-    def changelog(self) -> str:
-        """The name of the topic."""
-        return self._changelog.topic
-
-    @property
-    def changelog_id(self) -> str:
-        """The broker's id of the changelog; "" while it is not known."""
-        return self._changelog.topic_id
+    def changelog(self) -> Changelog:
+        """The changelog; its id is "" while it is not known."""
+        return self._changelog
 
     # Between two assignments.
 
@@ -373,17 +368,23 @@ class Stores:
     # The first record of positions.
 
     def check_begun(self, begun: Mapping[int, str]) -> None:
-        """Warns of stores that begin empty although the group has read records; to be called after `restore`.
+        """Raises InputLost if a state was begun and the changelog that had it is lost; to be called after `restore`.
 
         - `begun`: by partition number, the id of the changelog in which the state was begun, if it was.
-
-        Raises InputLost if the state was begun: the changelog that had it is lost.
         """
-        first = {number: offsets for number, offsets in self._unplaced_offsets().items() if any(offsets.values())}
+        first = self.empty
         if lost := sorted(first.keys() & begun.keys()):
             offsets = {tp: at for number in lost for tp, at in first[number].items()}
             raise lost_changelog(self._name, self._changelog, begun[lost[0]], offsets)
-        for number, offsets in first.items():
+
+    @property
+    def empty(self) -> dict[int, Positions]:
+        """The stores that begin empty although the group has read records: its offsets, by partition number."""
+        return {number: offsets for number, offsets in self._unplaced_offsets().items() if any(offsets.values())}
+
+    def warn_of_empty(self) -> None:
+        """Warns of stores that begin empty although the group has read records."""
+        for number, offsets in self.empty.items():
             logger.warning(
                 "%s begins empty at %s", self._name, ", ".join(f"{tp}@{at}" for tp, at in offsets.items()),
                 extra=repeated(f"tasks whose {self._name} begins empty", partition=number),

@@ -328,3 +328,24 @@ def test_processor_that_is_no_longer_declared_is_named_with_its_positions() -> N
         "  if it has a new name, give it the id 'count' back; if it is gone: kafka-consumer-groups.sh --delete --group "
         "g.count"
     )
+
+
+@pytest.mark.parametrize("exists", [False, True])
+def test_state_that_a_processor_is_given_later_is_said_to_begin_empty(
+    exists: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    with TestDriver(counting(state=False), partitions=2) as driver:
+        count_words(driver)
+        driver._graph = counting()
+        if exists:
+            check_topics(driver._graph, driver.cluster)
+        caplog.clear()
+        assert [each.next for each in look(driver)] == [
+            "goes on at g.words@3, with an empty state",
+            "goes on at g.words@2, with an empty state",
+        ]
+        assert caplog.messages == []
+        check_topics(driver._graph, driver.cluster)
+        driver.restart()
+        driver.run()
+    assert "count: state 'counts' begins empty at g.words[0]@3" in caplog.messages

@@ -8,7 +8,7 @@ from kstreams_py.errors import NotRestored
 from kstreams_py.graph.declarations import Processor, changelog_of
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import TopicInfo
-from kstreams_py.processing.beginning import Beginning, states_begun
+from kstreams_py.processing.beginning import Beginning
 from kstreams_py.processing.runners.opening import open_stores
 from kstreams_py.records import Positions, TopicPartition
 from kstreams_py.state.changelog import Changelog
@@ -27,26 +27,29 @@ class RestoredStates:
         self._cluster = environment.cluster
         self._processor = processor
         self._changelog = changelog_of(graph.name, processor) or ""
+        self._name = f"{processor.id}: state {processor.state.name!r}" if processor.state is not None else ""
         self._stores = open_stores(graph, processor, environment, topics, self._open_base)
 
-    def check(self, number: int, committed: Positions, partitions: list[TopicPartition], beginning: Beginning) -> None:
-        """Raises what ends the start of a task with a state: InputLost or TopicError; NotRestored for one that waits.
+    def check(
+        self, number: int, committed: Positions, partitions: list[TopicPartition], beginning: Beginning | None
+    ) -> bool:
+        """Returns whether the state of a task begins empty although the task has read records.
 
         - `number`: the partition number of the task.
         - `committed`: the committed offsets of its inputs.
         - `partitions`: its partitions of the inputs.
-        - `beginning`: has read what is recorded.
+        - `beginning`: of its processor; None if the graph was never started.
+
+        Raises what ends the start: InputLost or TopicError; NotRestored if it waits.
         """
         if self._stores is None:
-            return
+            return False
+        begun = beginning.states_begun(self._changelog) if beginning is not None else {}
         if self._changelog not in self._cluster.topics([self._changelog]):  # the start creates it, and finds it empty
-            begun = states_begun(beginning.read(), self._processor.id, self._changelog)
-            before = [each.topic_id for each in begun if each.partition == number]
-            if before and any(committed.values()):
-                assert self._processor.state is not None
-                name = f"{self._processor.id}: state {self._processor.state.name!r}"
-                raise lost_changelog(name, Changelog(self._changelog, ""), before[-1], committed)
-            return
+            has_read = any(committed.values())
+            if has_read and number in begun:
+                raise lost_changelog(self._name, Changelog(self._changelog, ""), begun[number], committed)
+            return has_read
         waits = ""
         while True:
             try:
@@ -56,7 +59,8 @@ class RestoredStates:
                 if str(error) == waits:
                     raise
                 waits = str(error)
-        beginning.check_state(self._stores)
+        self._stores.check_begun(begun)
+        return number in self._stores.empty
 
     def close(self) -> None:
         """Frees the stores."""

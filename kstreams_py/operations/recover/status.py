@@ -155,7 +155,7 @@ class _Tasks:
         """Returns what the next start does with a task, and its journal's branch. Raises Retriable, and REFUSALS."""
         if self._refusal is not None:
             raise self._refusal
-        self._states.check(number, at, mine, self._beginning)
+        begins_empty = self._states.check(number, at, mine, self._beginning if self._was_started else None)
         if lost := [tp for tp, offset in at.items() if offset < starts[tp]]:
             (tp, *_) = lost
             raise InputLost(
@@ -178,7 +178,8 @@ class _Tasks:
             if left.runs:
                 order = ", ".join(f"{topic} through {last}" for topic, last in left.runs)
                 return f"{begins}goes on at {show(offsets)}, first in the recorded order: {order}", ""
-        return begins.removesuffix("; ") if missing and not at else f"{begins}goes on at {show(offsets)}", ""
+        state = ", with an empty state" if begins_empty else ""
+        return begins.removesuffix("; ") if missing and not at else f"{begins}goes on at {show(offsets)}{state}", ""
 
     def _holder(self, number: int) -> str:
         for member in self._group.members:
