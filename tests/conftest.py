@@ -11,7 +11,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Generator, Iterable, Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -69,6 +69,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Sets environment variables for the many short processes that tests start."""
+    config.stash[OF_SESSION] = ExitStack()
     config.pluginmanager.register(Costs())
     # typer makes the commands of functions at each call of an app: a tenth of the CPU time of the unit tests
     typer.main.get_command = functools.cache(typer.main.get_command)
@@ -85,16 +86,27 @@ class RunningBroker:
     bootstrap_servers: str
 
 
+OF_SESSION: Final = pytest.StashKey[ExitStack]()
+"""What ends with the session of a pytest worker, after all of its tests."""
+
+
 @pytest.fixture(scope="session")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBroker]:
+def broker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> RunningBroker:
     """The broker at KSTREAMS_TEST_BOOTSTRAP if that is set, otherwise one for all pytest workers of the run."""
     address = os.environ.get("KSTREAMS_TEST_BOOTSTRAP")
     if address:
-        yield RunningBroker(address)
-        return
+        return RunningBroker(address)
     of_worker = tmp_path_factory.getbasetemp()
-    with shared_broker(of_worker.parent if "PYTEST_XDIST_WORKER" in os.environ else of_worker) as address:
-        yield RunningBroker(address)
+    directory = of_worker.parent if "PYTEST_XDIST_WORKER" in os.environ else of_worker
+    return RunningBroker(request.config.stash[OF_SESSION].enter_context(shared_broker(directory)))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Waits until no other pytest worker uses the broker of this one, then stops it.
+
+    The teardown of a fixture has the time-out of the last test: after ten minutes it took the broker from the others.
+    """
+    session.config.stash[OF_SESSION].close()
 
 
 @pytest.fixture(scope="session")
@@ -179,12 +191,12 @@ def topic_name() -> str:
 def scope_of(nodeid: str, *, quick: bool) -> str:
     """What runs in one xdist worker: a file, without its ending, all files that share something, or a single test.
 
-    A file of simulations takes half an hour in the long tier, and its tests share nothing.
+    In the long tier, a file of simulations or the grid takes more than half an hour, and its tests share nothing.
     """
     file = nodeid.split("::", 1)[0].removeprefix("tests/").removesuffix(".py")
     if quick and file in OF_SPARK:
         return SPARK
-    if not quick and file.startswith("simulation/"):
+    if not quick and (file.startswith("simulation/") or file == "system/test_grid"):
         return nodeid
     return next((directory for directory in CLUSTERS if file.startswith(directory)), file)
 
