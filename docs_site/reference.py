@@ -184,7 +184,7 @@ def metrics() -> str:
 | `/metrics` | the series below, in the text format of Prometheus; needs `pip install 'kstreams_py[metrics]'` |
 | `/livez` | 200, or 503 with the workers whose loop stands still, and where |
 | `/readyz` | 200, or 503 with the workers that do not hold their place in the group |
-| `/status` | all as JSON: the graph, slots, workers, partitions with their lag, restarts, the newest dead letters |
+| `/status` | all as JSON: the graph, slots, workers, partitions with their lag, restarts, dead letters |
 
 A run with several slots has one address for all of them. Counters go on when a worker is replaced, and start at 0 with
 the next `kstreams run`: use `rate` or `increase`.

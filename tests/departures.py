@@ -11,7 +11,7 @@ from kstreams_py.demo.data import FIELDS, ExpectedResults, Row
 from kstreams_py.demo.flights_graph import graph
 from kstreams_py.demo.recoveries import Kill
 from kstreams_py.demo.traffic import Traffic
-from kstreams_py.operations.dead_letters.letters import Input, Letter, LetterPlace
+from kstreams_py.processing.dead_letters.letters import Input, Letter, LetterPlace
 
 if TYPE_CHECKING:
     from kstreams_py.demo import report

@@ -1,4 +1,4 @@
-"""`kstreams dead-letters`: lists, shows and replays the dead letters of a graph."""
+"""`kstreams dead-letters`: lists, shows, replays and discards the dead letters of a graph."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from typing import Annotated
 
 import typer
 
-from kstreams_py.cli.options import Bootstrap, Config, Target, open_graph, parse_since
+from kstreams_py.cli.options import Bootstrap, Config, DryRun, Target, Yes, is_confirmed, open_graph, parse_since
 from kstreams_py.cli.streams import echo, echo_lines
 from kstreams_py.errors import SettingsError
-from kstreams_py.operations.dead_letters.letters import Letter, LetterSelection, group
+from kstreams_py.operations.dead_letters.discard import Discard, check_reason
 from kstreams_py.operations.dead_letters.reader import LetterReader
 from kstreams_py.operations.dead_letters.replay import ReplayOutcome, plan_replay
 from kstreams_py.operations.dead_letters.replay import replay as replay_letters
 from kstreams_py.operations.dead_letters.text import Describer, group_as_json, groups_as_text
+from kstreams_py.processing.dead_letters.letters import Letter, LetterSelection, group
 
-app = typer.Typer(help="The dead letters of a graph: list, show and replay them.", no_args_is_help=True)
+app = typer.Typer(help="Dead letters of a graph: list, show, replay and discard.", no_args_is_help=True)
 
 Error = Annotated[
     str | None, typer.Option("--error", help="only this exception class, such as KeyError or shop.TooExpensive")
@@ -41,22 +42,30 @@ def list_letters(
     since: Since = None,
     processor: OfProcessor = None,
     topic: OfTopic = None,
+    waiting: Annotated[
+        bool, typer.Option("--waiting", help="only where some are neither replayed nor discarded")
+    ] = False,
     as_json: AsJson = False,
     bootstrap_servers: Bootstrap = None,
     config: Config = None,
 ) -> None:
-    """Count the dead letters by processor and exception class, each with its newest message."""
+    """Count the dead letters by processor and exception class, each with its newest message.
+
+    Those that wait are neither replayed nor discarded; the reasons of the discarded ones are printed.
+    """
     selection = LetterSelection(processor, error, parse_since(since, time.time()), topic)
     with open_graph(target, bootstrap_servers, config) as (graph, environment):
         reader = LetterReader(graph, environment)
         marks = reader.marks()
-        groups = group((letter, letter.place in marks) for letter in reader.selected(selection))
+        groups = group((letter, marks.get(letter.place)) for letter in reader.selected(selection))
         _warn_unreadable(reader.unreadable)
+    if waiting:
+        groups = {key: each for key, each in groups.items() if each.waiting}
     if as_json:
         for (of, kind), each in groups.items():
             echo(group_as_json(of, kind, each))
     else:
-        echo_lines(groups_as_text(groups) if groups else "no dead letters")
+        echo_lines(groups_as_text(groups) if groups else "no dead letters wait" if waiting else "no dead letters")
 
 
 @app.command()
@@ -70,25 +79,27 @@ def show(
     offset: AtOffset = None,
     count: Annotated[int, typer.Option("-n", help="how many of each partition, the newest ones", min=1)] = 10,
     replayed: Annotated[bool, typer.Option("--replayed", help="also those that are replayed")] = False,
+    discarded: Annotated[bool, typer.Option("--discarded", help="also those that are discarded")] = False,
     as_json: AsJson = False,
     bootstrap_servers: Bootstrap = None,
     config: Config = None,
 ) -> None:
-    """Print dead letters with their decoded inputs, the exception and the traceback."""
+    """Print the dead letters that wait, with their decoded inputs, the exception and the traceback."""
     selection = _select(processor, error, since, topic, partition, offset)
     with open_graph(target, bootstrap_servers, config) as (graph, environment):
         reader = LetterReader(graph, environment)
         marks = reader.marks()
         kept: dict[tuple[str, int], deque[Letter]] = {}
         for letter in reader.selected(selection):
-            if letter.place not in marks or replayed or offset is not None:
+            mark = marks.get(letter.place)
+            if mark is None or offset is not None or (discarded if mark.is_discard else replayed):
                 kept.setdefault(letter.place[:2], deque(maxlen=count)).append(letter)
         _warn_unreadable(reader.unreadable)
         describer = Describer(graph, environment.registry)
         describe = describer.as_json if as_json else describer.as_text
         for letters in kept.values():
             for letter in letters:
-                echo_lines(describe(letter, replayed=letter.place in marks))
+                echo_lines(describe(letter, marks.get(letter.place)))
     if not kept and not as_json:
         echo("no dead letters")
 
@@ -105,6 +116,7 @@ def replay(
     unverified: Annotated[
         bool, typer.Option("--unverified", help="also dead letters with deleted inputs: nobody else may write them")
     ] = False,
+    discarded: Annotated[bool, typer.Option("--discarded", help="also those that are discarded")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print what would be replayed, and run nothing")] = False,
     bootstrap_servers: Bootstrap = None,
     config: Config = None,
@@ -113,9 +125,9 @@ def replay(
 
     Outputs are committed together with a mark of each dead letter: after a crash, run the command again, and nothing is
     sent twice. Other processors of the input topic are not affected, and the workers may run meanwhile. A dead letter
-    that differs from the record that it names is not replayed. Needs the rights to read the dead letters and the
-    inputs, to describe the groups, to write the outputs and __ks.GRAPH.replayed, and to use the transactional id
-    GRAPH.dead-letters.
+    that differs from the record that it names is not replayed. Discarded ones are left out. Needs the rights to read
+    the dead letters and the inputs, to describe the groups, to write the outputs and __ks.GRAPH.replayed, and to use
+    the transactional id GRAPH.dead-letters.
     """
     selection = _select(processor, error, since, topic, partition, offset)
 
@@ -127,7 +139,7 @@ def replay(
 
     with open_graph(target, bootstrap_servers, config) as (graph, environment):
         act = plan_replay if dry_run else replay_letters
-        summary = act(graph, environment, selection, report, unverified=unverified)
+        summary = act(graph, environment, selection, report, unverified=unverified, takes_discarded=discarded)
     _warn_unreadable(summary.unreadable)
     if summary.stopped:
         echo(f"stopped at {summary.stopped}")
@@ -135,9 +147,54 @@ def replay(
     if dry_run:
         counts = [each.replace(f" {ReplayOutcome.REPLAYED}", " would be replayed") for each in counts]
     nothing = "nothing was replayed" if summary.stopped else "no dead letters to replay"
-    echo(", ".join(counts) or nothing)
+    left_out = f"; {summary.discarded:,} discarded are left out" if summary.discarded else ""
+    echo((", ".join(counts) or nothing) + left_out)
     if not summary.is_complete and not dry_run:
         raise typer.Exit(1)
+
+
+@app.command()
+def discard(
+    target: Target,
+    reason: Annotated[str, typer.Option("--reason", help="why nobody needs them, for who lists them later")],
+    error: Error = None,
+    since: Since = None,
+    processor: OfProcessor = None,
+    topic: OfTopic = None,
+    partition: OfPartition = None,
+    offset: AtOffset = None,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    bootstrap_servers: Bootstrap = None,
+    config: Config = None,
+) -> None:
+    """Mark dead letters that nobody needs as discarded, so that they no longer wait. Exit status 1 if the answer is no.
+
+    Nothing is deleted: list counts them with their reasons, show --discarded prints them, and replay --discarded
+    processes them after all. Prints how many are selected, and asks first. After a crash, run the command again. Needs
+    the rights to read the dead letters, to write __ks.GRAPH.replayed, and to use the transactional id
+    GRAPH.dead-letters.
+    """
+    reason = check_reason(reason)
+    selection = _select(processor, error, since, topic, partition, offset)
+
+    def report(letter: Letter) -> None:
+        if dry_run:
+            echo(f"{letter.place}  {letter.processor}  would be discarded ({letter.error}: {letter.message[:100]})")
+
+    with open_graph(target, bootstrap_servers, config) as (graph, environment):
+        found = Discard(graph, environment, selection, reason, report)
+        _warn_unreadable(found.unreadable)
+        letters = f"{len(found):,} dead letter{'' if len(found) == 1 else 's'}"
+        if found and not dry_run:
+            if not yes and not is_confirmed(f"discard {letters}?"):
+                echo("nothing was discarded")
+                raise typer.Exit(1)
+            found.run()
+    if not found:
+        echo("no dead letters to discard")
+    else:
+        echo(f"{len(found):,} {'would be discarded' if dry_run else 'discarded'}")
 
 
 def _select(

@@ -13,8 +13,8 @@ from kstreams_py.graph.names import runs_topic
 from kstreams_py.graph.pipelines import RUNS_SETTINGS
 from kstreams_py.kafka.contracts import TopicInfo
 from kstreams_py.kafka.own_topics import ensure_topics
-from kstreams_py.operations.dead_letters.marks import MARKS_SETTINGS
 from kstreams_py.printable import join_lines
+from kstreams_py.processing.dead_letters.marks import MARKS_SETTINGS
 from kstreams_py.processing.topics import (
     DescribedTopic,
     check_topics,

@@ -19,7 +19,7 @@ from kstreams_py.graph.hashes import hash_prefix
 from kstreams_py.graph.names import group_of
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import Cluster, TopicInfo
-from kstreams_py.operations.dead_letters.letters import Letter, parse
+from kstreams_py.processing.dead_letters.letters import Letter, parse
 from kstreams_py.records import HASH_HEADER, Message, TopicPartition
 from kstreams_py.testing.verdicts import compare, overtaken
 

@@ -19,7 +19,7 @@ from kstreams_py.demo.traffic import Traffic
 from kstreams_py.graph import picture
 from kstreams_py.graph.declarations import Processor
 from kstreams_py.graph.topology import Graph
-from kstreams_py.operations.dead_letters.letters import Letter
+from kstreams_py.processing.dead_letters.letters import Letter
 from kstreams_py.records import HASH_HEADER, PLACE_HEADER
 from kstreams_py.reports.page import build_page
 

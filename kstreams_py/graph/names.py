@@ -34,7 +34,7 @@ def beginnings_topic(graph: str) -> str:
 
 
 def replayed_topic(graph: str) -> str:
-    """Returns the topic that marks dead letters as replayed."""
+    """Returns the topic that marks dead letters as replayed or discarded."""
     return f"{RESERVED}ks.{graph}.replayed"
 
 

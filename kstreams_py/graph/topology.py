@@ -97,7 +97,7 @@ class Graph:
         self.beginnings = beginnings_topic(name)
         """The topic that records which partitions the processors have begun to read."""
         self.replayed = replayed_topic(name)
-        """The topic that marks the dead letters whose step was replayed: operations/dead_letters/marks.py."""
+        """The topic that marks dead letters as replayed or discarded: processing/dead_letters/marks.py."""
         self._topics: dict[str, Topic] = {}
         self._dead_letters: dict[str, Topic | str] = {}
         """The dead-letter topics by name; only its cluster until a topic is declared or asked for."""

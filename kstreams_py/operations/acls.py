@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
-from kstreams_py.graph.declarations import Processor, Topic, changelog_of
+from kstreams_py.graph.declarations import Processor, Topic, changelog_of, dead_letters
 from kstreams_py.graph.limits import why_not_replayed
 from kstreams_py.graph.names import group_of, recover_id, replay_id, runs_topic
 from kstreams_py.graph.topology import Graph
@@ -63,7 +63,8 @@ KAFKA_CLUSTER: Final = "kafka-cluster"
 """The name that Kafka gives the cluster as a resource."""
 
 NOTES: Final[Mapping[Role, str]] = {
-    Role.WORKER: "CREATE is not needed once `kstreams topics create` has run, ALTER while inputs gain no partitions",
+    Role.WORKER: "CREATE is not needed once `kstreams topics create` has run, ALTER while inputs gain no partitions, "
+    "READ on __ks.*.replayed while no page (--http) counts the dead letters that wait",
     Role.OPERATOR: "`kstreams transactions abort` and `commit` need ALTER on the cluster, too: it grants any right, so "
     "it is left to an administrator",
     Role.READER: "a reader that is a member of a group needs READ on that group, too",
@@ -140,7 +141,8 @@ def _collect_worker(graph: Graph, found: _Rights) -> None:
     """Collects the rights that `kstreams run` needs.
 
     Exactly once needs READ on outputs: without it a worker could not detect hanging transactions there, and its next
-    commit would make their records visible (docs/exactly-once.md). With a journal, a start reads outputs back.
+    commit would make their records visible (docs/exactly-once.md). With a journal, a start reads outputs back. The page
+    of a run counts the dead letters that wait.
     """
     if not graph.processors:
         return
@@ -157,6 +159,9 @@ def _collect_worker(graph: Graph, found: _Rights) -> None:
         found.own(graph.journal_topic(processor), READ, WRITE, CREATE, ALTER, DELETE)
         found.own(changelog_of(graph.name, processor), READ, WRITE, CREATE)
         found.own(graph.delivered(processor), READ, WRITE, CREATE, ALTER, cluster=processor.cluster)
+    for name in [name for name, topic in graph.topics.items() if topic.value is dead_letters()]:
+        found.topic(name, READ)
+        found.own(graph.replayed, READ)
 
 
 def _collect_operator(graph: Graph, found: _Rights) -> None:

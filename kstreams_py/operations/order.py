@@ -24,7 +24,6 @@ from kstreams_py.graph.names import group_of
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import Output
 from kstreams_py.operations.committed import CommittedReader
-from kstreams_py.operations.dead_letters.letters import Letter
 from kstreams_py.operations.dead_letters.originals import Originals
 from kstreams_py.operations.dead_letters.reader import LetterReader, await_letters
 from kstreams_py.operations.dead_letters.transactions import Done, ReplayTransactions
@@ -32,6 +31,7 @@ from kstreams_py.ordering.chain import HeldEvent, Reason
 from kstreams_py.ordering.decisions import Decision, Verb, decision_record
 from kstreams_py.ordering.events import place_of
 from kstreams_py.ordering.held import ObjectStop, read_task
+from kstreams_py.processing.dead_letters.letters import Letter
 from kstreams_py.records import Message, TopicPartition, Unreadable
 from kstreams_py.state.changelog import unreadable_value
 from kstreams_py.state.reading import read_reserved

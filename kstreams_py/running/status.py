@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from kstreams_py.metrics import WorkerState
+from kstreams_py.processing.dead_letters.waiting import WaitingCount
 from kstreams_py.running.reports import Report
 
 
@@ -53,11 +55,16 @@ class SlotStatus:
 
 @dataclass(frozen=True, slots=True)
 class RunStatus:
-    """All slots of a run at `looked_at` (monotonic seconds). `stopping`: the workers drain."""
+    """All slots of a run at `looked_at` (monotonic seconds).
+
+    - `stopping`: the workers drain.
+    - `waiting`: how many dead letters wait, by topic; empty if nothing counts them.
+    """
 
     slots: tuple[SlotStatus, ...]
     looked_at: float
     stopping: bool = False
+    waiting: Mapping[str, WaitingCount] = field(default_factory=dict)
 
 
 def without_errors(status: RunStatus) -> RunStatus:

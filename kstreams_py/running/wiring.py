@@ -10,10 +10,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Protocol
 
 from kstreams_py.errors import Replaced, WorkerStuck
 from kstreams_py.formats.registries import open_registry
+from kstreams_py.formats.registry import Registry
 from kstreams_py.graph.declarations import DEFAULT_PARTITIONS, Processor
 from kstreams_py.graph.loading import load, show_target
 from kstreams_py.graph.topology import Graph
@@ -26,6 +28,7 @@ from kstreams_py.running.slot import Slot
 from kstreams_py.running.status import RunStatus, SlotStatus
 from kstreams_py.running.supervisor import Supervisor, run_both
 from kstreams_py.running.terminal import logs
+from kstreams_py.running.waiting import WaitingLetters
 from kstreams_py.running.watch import Watch
 from kstreams_py.settings import Settings
 from kstreams_py.steps.environment import Environment, open_tracing
@@ -81,9 +84,10 @@ class SlotRun:
         background: bool = False,
     ) -> None:
         tracing = None if open_tracing(settings) is None else self._open_tracing
-        registry = open_registry(settings.schema_registry_url, settings.schema_directory, settings.schema_registry)
         self._cluster = KafkaCluster(settings)
-        environment = Environment(self._cluster, registry, settings, tracing=tracing, target=show_target(graph))
+        environment = Environment(
+            self._cluster, _registry(settings), settings, tracing=tracing, target=show_target(graph)
+        )
         self._slot = Slot(graph, number, environment)
         self._number = number
         self._settings = settings
@@ -277,8 +281,27 @@ def observing(graph: Graph, settings: Settings) -> Iterator[Observe | None]:
     from kstreams_py.running.http.server import serving  # noqa: PLC0415
 
     observed = ObservedRun(shows_errors=settings.http_errors)
-    with serving(settings.http, Endpoints(graph, observed, settings.livez_seconds).answer, settings.http_hosts):
-        yield observed.note
+    with (
+        serving(settings.http, Endpoints(graph, observed, settings.livez_seconds).answer, settings.http_hosts),
+        _counting(graph, settings) as waiting,
+    ):
+        yield lambda status: observed.note(replace(status, waiting=waiting.read()))
+
+
+@contextmanager
+def _counting(graph: Graph, settings: Settings) -> Iterator[WaitingLetters]:
+    """Counts dead letters inside the block, with clients of its own: workers do not wait for its requests."""
+    cluster = KafkaCluster(settings)
+    waiting = WaitingLetters(graph, Environment(cluster, _registry(settings), settings))
+    try:
+        yield waiting
+    finally:
+        waiting.end()
+        cluster.close()
+
+
+def _registry(settings: Settings) -> Registry:
+    return open_registry(settings.schema_registry_url, settings.schema_directory, settings.schema_registry)
 
 
 def check_tracing(settings: Settings) -> None:

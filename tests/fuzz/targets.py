@@ -14,14 +14,14 @@ from kstreams_py import printable, secrets
 from kstreams_py.errors import DecodeError, RecoveryUndecidable, UserMistake
 from kstreams_py.graph.declarations import dead_letters
 from kstreams_py.kafka.contracts import TopicInfo
-from kstreams_py.operations.dead_letters import letters
-from kstreams_py.operations.dead_letters.marks import check_mark, marked_place
 from kstreams_py.operations.records.lines import Lines
 from kstreams_py.ordering import held
 from kstreams_py.ordering.chain import decode_state, encode_state
 from kstreams_py.ordering.decisions import CONTROL_HEADER, Decision, Verb, decision_of, decision_record
 from kstreams_py.ordering.events import place_of
 from kstreams_py.processing.beginning import _decode as decode_beginning
+from kstreams_py.processing.dead_letters import letters
+from kstreams_py.processing.dead_letters.marks import marked_place, read_mark
 from kstreams_py.processing.journal.records import (
     RecordType,
     attempt_record,
@@ -167,7 +167,7 @@ def mark(data: bytes) -> None:
     key, value = parts(data)
     m = message(value, key)
     marked_place(m, _topics)
-    check_mark(m)
+    read_mark(m)
 
 
 def beginning(data: bytes) -> None:
@@ -255,7 +255,11 @@ TARGETS: Final = {
     "dead_letters": Target(
         lambda data: letters.parse(message(_letter[:5] + data), _letters.deserialize), (DecodeError,), [_letter[5:]]
     ),
-    "marks": Target(mark, (ValueError,), [own.MARK_KEY + b"\0" + own.MARK_VALUE]),
+    "marks": Target(
+        mark,
+        (ValueError,),
+        [own.MARK_KEY + b"\0" + value for value in (own.MARK_VALUE, own.MARK_VALUE[:-1] + b', "discarded": "why"}')],
+    ),
     "beginnings": Target(
         beginning,
         (ValueError,),

@@ -18,10 +18,10 @@ from kstreams_py.cli import main
 from kstreams_py.cli.streams import echo, echo_lines
 from kstreams_py.errors import WorkersFailed
 from kstreams_py.graph.topology import Graph
-from kstreams_py.operations.dead_letters.letters import Input, Letter, LetterPlace, group
 from kstreams_py.operations.dead_letters.text import Describer, group_as_json, groups_as_text
 from kstreams_py.operations.doctor.findings import Finding, describe
 from kstreams_py.operations.records.lines import Lines
+from kstreams_py.processing.dead_letters.letters import Input, Letter, LetterPlace, Mark, group
 from kstreams_py.running.http.endpoints import _health
 from kstreams_py.running.output import STDERR, STDOUT
 from kstreams_py.running.terminal import logs
@@ -140,21 +140,21 @@ def describer() -> Describer:
 
 
 def shown_letter(text: str) -> str:
-    shown = printed(lambda: echo_lines(describer().as_text(letter(text), replayed=False)))
+    shown = printed(lambda: echo_lines(describer().as_text(letter(text), Mark(0, text))))
     assert all(line.startswith(("dead[0]@1  ", "  ")) for line in shown.splitlines()), shown
     return shown
 
 
 def letter_as_json(text: str) -> str:
-    shown = printed(lambda: echo(describer().as_json(letter(text), replayed=False)))
+    shown = printed(lambda: echo(describer().as_json(letter(text), Mark(0, text))))
     assert json.loads(shown)["message"] == text
     return shown
 
 
 def listed_letters(text: str) -> str:
-    groups = group([(letter(text), False)])
+    groups = group([(letter(text), None), (letter(text), Mark(0, text))])
     table = printed(lambda: echo_lines(groups_as_text(groups)))
-    assert len(table.splitlines()) == 3, table
+    assert len(table.splitlines()) == 4, table
     [((of, kind), each)] = groups.items()
     return table + printed(lambda: echo(group_as_json(of, kind, each)))
 

@@ -1,4 +1,7 @@
-"""`kstreams dead-letters` on a real broker: list, show, and a replay that is killed in the middle, again and again."""
+"""`kstreams dead-letters` on a real broker: list, show, and a replay that is killed in the middle, again and again.
+
+And a discard, with the counts of the dead letters that wait.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ import pytest
 from kstreams_py import Settings
 from tests.system.command import Finished, RunningCommand, command, kstreams
 from tests.system.harness import Cluster, wait_until
+from tests.system.site import Site
 
 MakeSettings = Callable[..., Settings]
 
@@ -137,6 +141,29 @@ def test_replay_that_is_killed_again_and_again_delivers_each_letter_once(shop: S
     assert len(shop.numbers()) == ORDERS - 1
 
 
+def test_letters_wait_after_a_restart_until_they_are_discarded_or_replayed(shop: Shop) -> None:
+    shop.cluster.write(f"{shop.name}.in", [encode({"number": n, "name": f"order {n}"}) for n in range(3)], partition=0)
+    shop.run_until(3)
+    arguments = ("run", shop.file, "--slot", 0, "--http", "127.0.0.1:0")
+    with command(shop.directory, *arguments, environment=shop.environment) as running:
+        site = Site(running)
+        site.await_findings({("waiting", None): rf"^3 dead letters wait in {shop.name}\.dead$"})
+        assert site.sums("dead_letters_waiting", "topic") == {(f"{shop.name}.dead",): 3}
+        place = json.loads(shop.dead_letters("show", "--json").out.splitlines()[0])["letter"]
+        first = ("--partition", place["partition"], "--offset", place["offset"])
+        discarded = shop.dead_letters("discard", "--reason", "a test", *first, "--yes")
+        assert (discarded.status, discarded.out) == (0, "1 discarded\n"), discarded.err
+        assert "2 dead letters wait, the first of " in kstreams("doctor", shop.file, environment=shop.environment).out
+        shop.mended.touch()
+        assert shop.dead_letters("replay").out == "2 replayed; 1 discarded are left out\n"
+        site.await_findings({})
+        running.send(signal.SIGTERM)
+        assert running.wait() == 0, running.text
+    (group,) = map(json.loads, shop.dead_letters("list", "--json").out.splitlines())
+    assert (group["waiting"], group["replayed"], group["reasons"]) == (0, 2, {"a test": 1})
+    assert len(shop.numbers()) == 2
+
+
 @pytest.mark.long  # in the quick tier, test_operations.py has two replays
 def test_second_replay_ends_the_first_with_status_4_and_nothing_is_doubled(shop: Shop) -> None:
     orders = [encode({"number": n, "name": f"order {n}"}) for n in range(ORDERS)]
@@ -151,7 +178,7 @@ def test_second_replay_ends_the_first_with_status_4_and_nothing_is_doubled(shop:
             shop.await_block(second)
             shop.blocked.unlink()
             assert first.wait() == 4, first.text
-            assert f"another replay of graph '{shop.name}' has begun" in first.text
+            assert f"another replay or discard of graph '{shop.name}' has begun" in first.text
             assert second.wait() == 0, second.text
     assert sorted(shop.numbers()) == list(range(ORDERS))
 

@@ -199,9 +199,12 @@ def test_burst_of_failures_is_counted_with_the_newest_shown_until_it_ends(
         case.write(b"good")
         wait_until(lambda: case.outputs() == 1, "the next one is well")
         site.await_findings(
-            {("dead_letters", "odd"): r"^odd: 2,000 failed steps since the run started, the last \d+ s ago$"}
+            {
+                ("dead_letters", "odd"): r"^odd: 2,000 failed steps since the run started, the last \d+ s ago$",
+                ("waiting", None): rf"^2,000 dead letters wait in {case.name}\.errors$",
+            }
         )
-        wait_until(lambda: [each.level for each in site.findings()] == ["warning"], "it is no longer bad")
+        wait_until(lambda: {each.level for each in site.findings()} == {"warning"}, "it is no longer bad")
         wait_until(lambda: count_failures(failure_lines(site)) == 2_000, "each is written or counted")
         lines = failure_lines(site)
         assert "no price in b'1999'" in lines[-1]

@@ -15,8 +15,8 @@ from kstreams_py.cli.options import open_environment
 from kstreams_py.formats.serdes import bind
 from kstreams_py.graph.declarations import dead_letters
 from kstreams_py.graph.hashes import pack_offset
-from kstreams_py.operations.dead_letters.letters import LetterSelection
 from kstreams_py.operations.dead_letters.replay import replay
+from kstreams_py.processing.dead_letters.letters import LetterSelection
 from tests.raw_records import Raw, write_raw
 from tests.system.app import GUARANTEES, MakeSettings, decode_dead_letter
 from tests.system.command import kstreams

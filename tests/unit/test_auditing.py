@@ -11,8 +11,8 @@ import pytest
 from kstreams_py.graph.anomalies import Kind
 from kstreams_py.graph.guarantees import Guarantee
 from kstreams_py.graph.hashes import hash_prefix, joined_hash, pack_offset
-from kstreams_py.operations.dead_letters.letters import LetterPlace
 from kstreams_py.operations.recover.comparison import Audit, JoinedSteps, SingleSteps
+from kstreams_py.processing.dead_letters.letters import LetterPlace
 from kstreams_py.records import TopicPartition
 
 IN = TopicPartition("in", 0)

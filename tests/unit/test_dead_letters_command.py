@@ -113,8 +113,8 @@ def test_list_counts_letters_as_a_table_and_as_json(terminal: Terminal) -> None:
     terminal.run("replay")
     table, line = terminal.run("list"), terminal.run("list", "--json", "--error", "KeyError", "--processor", "price")
     assert table.stdout.splitlines() == [
-        "processor   error     waiting  replayed  first                 last",
-        "shop.price  KeyError        1         2  2020-09-13T12:26:40Z  2020-09-13T12:26:42Z",
+        "processor   error     waiting  replayed  discarded  first                 last",
+        "shop.price  KeyError        1         2          0  2020-09-13T12:26:40Z  2020-09-13T12:26:42Z",
         f"    {terminal.places[2]}: 'price'",
     ]
     found = json.loads(line.stdout)
@@ -149,17 +149,74 @@ def test_show_prints_the_newest_that_wait_and_replayed_ones_if_asked(terminal: T
 
 def test_records_that_are_no_dead_letters_are_named_on_stderr(terminal: Terminal) -> None:
     terminal.shop.cluster.append("dead", None)
-    for verb in ("list", "show", "replay"):
-        assert "is a tombstone, and no dead letter\n" in terminal.run(verb).stderr
+    for verb in (["list"], ["show"], ["replay"], ["discard", "--reason", "a test", "--yes"]):
+        assert "is a tombstone, and no dead letter\n" in terminal.run(*verb).stderr
 
 
-@pytest.mark.parametrize("verb", ["list", "show", "replay"])
+WHY = ("--reason", " a test of ours ")
+
+
+def test_discard_marks_with_a_reason_that_list_and_show_print_and_replay_leaves_out(terminal: Terminal) -> None:
+    planned = terminal.run("discard", *WHY, "--dry-run", "--since", "2020-09-13T12:26:41Z")
+    assert planned.stdout.splitlines() == [
+        *(f"{place}  shop.price  would be discarded (builtins.KeyError: 'price')" for place in terminal.places[1:]),
+        "2 would be discarded",
+    ]
+    last = ("--partition", "0", "--offset", str(terminal.shop.letters()[2].place.offset))
+    found = [terminal.run("discard", *WHY, *last, "--yes") for _ in range(2)]
+    assert [(each.exit_code, each.stdout) for each in found] == [
+        (0, "1 discarded\n"),
+        (0, "no dead letters to discard\n"),
+    ]
+    assert terminal.run("list", "--waiting").stdout.splitlines()[1:] == [
+        "shop.price  KeyError        2         0          1  2020-09-13T12:26:40Z  2020-09-13T12:26:42Z",
+        f"    {terminal.places[1]}: 'price'",
+        "    1 discarded: a test of ours",
+    ]
+    assert json.loads(terminal.run("list", "--json").stdout)["reasons"] == {"a test of ours": 1}
+    for also, shown in (((), 2), (("--replayed",), 2), (("--discarded",), 3)):
+        lines = [json.loads(line) for line in terminal.run("show", "--json", *also).stdout.splitlines()]
+        assert [(each["discarded"] or {}).get("reason") for each in lines] == [None, None, "a test of ours"][:shown]
+    replayed = terminal.run("replay")
+    assert (replayed.exit_code, replayed.stdout) == (0, "2 replayed; 1 discarded are left out\n")
+    assert terminal.run("list", "--waiting").stdout == "no dead letters wait\n"
+    taken = terminal.run("replay", "--discarded", "--dry-run")
+    assert taken.stdout.splitlines()[-1] == "1 would be replayed"
+
+
+@pytest.mark.parametrize("answer", ["n\n", ""])
+def test_discard_asks_first_and_changes_nothing_if_the_answer_is_no(terminal: Terminal, answer: str) -> None:
+    done = CliRunner().invoke(dead_letters.app, ["discard", "shop.py", *WHY], input=answer)
+    assert (done.exit_code, len(terminal.shop.waiting())) == (1, 3)
+    assert done.stdout.startswith("discard 3 dead letters? [y/N]: ")
+    assert done.stdout.endswith("\nnothing was discarded\n")
+
+
+@pytest.mark.parametrize(
+    ("reason", "message"),
+    [
+        (
+            " \n",
+            "--reason is empty: write why nobody needs these dead letters, as `kstreams dead-letters list` shows it",
+        ),
+        ("x" * 501, "--reason has 501 characters, and 500 is the limit: write where the rest can be read"),
+    ],
+)
+def test_discard_without_a_reason_that_fits_is_refused(terminal: Terminal, reason: str, message: str) -> None:
+    refused = terminal.run("discard", "--reason", reason, "--yes").exception
+    assert (type(refused), str(refused)) == (SettingsError, message)
+    assert terminal.run("discard", "--yes").exit_code == 2
+    assert len(terminal.shop.waiting()) == 3
+
+
+@pytest.mark.parametrize("verb", ["list", "show", "replay", "discard"])
 def test_mistakes_are_raised_before_anything_is_done(terminal: Terminal, verb: str) -> None:
-    unknown = terminal.run(verb, "--processor", "prize").exception
+    why = WHY if verb == "discard" else ()
+    unknown = terminal.run(verb, *why, "--processor", "prize").exception
     assert isinstance(unknown, UserMistake)
     assert str(unknown) == "graph 'shop' has no processor 'prize': it has price"
-    assert isinstance(terminal.run(verb, "--since", "soon").exception, SettingsError)
+    assert isinstance(terminal.run(verb, *why, "--since", "soon").exception, SettingsError)
     if verb != "list":
-        alone = terminal.run(verb, "--offset", "3").exception
+        alone = terminal.run(verb, *why, "--offset", "3").exception
         assert str(alone) == "--offset names a dead letter together with its partition: add --partition"
     assert (terminal.shop.calls, len(terminal.shop.waiting())) == ([], 3)

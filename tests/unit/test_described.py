@@ -11,8 +11,8 @@ import pytest
 import kstreams_py as ks
 from kstreams_py.cli.options import parse_since
 from kstreams_py.errors import SettingsError
-from kstreams_py.operations.dead_letters.letters import Input, Letter, LetterPlace, group
 from kstreams_py.operations.dead_letters.text import Describer, group_as_json, groups_as_text, show_bytes, show_time
+from kstreams_py.processing.dead_letters.letters import Input, Letter, LetterPlace, Mark, group
 from kstreams_py.testing import MemoryRegistry
 
 AT = 1_600_000_000_123
@@ -41,7 +41,7 @@ def describer() -> Describer:
 
 def test_json_of_a_letter_has_its_inputs_decoded_by_the_serdes_of_the_graph(describer: Describer) -> None:
     read = Input("orders", 1, 7, AT, b"order-1", b'{"quantity": 2}', (("trace", b"\xff"), ("none", None)))
-    assert json.loads(describer.as_json(make_letter(read, cut="traceback: cut"), replayed=True)) == {
+    assert json.loads(describer.as_json(make_letter(read, cut="traceback: cut"), Mark(AT))) == {
         "letter": {"topic": "dead", "partition": 0, "offset": 5},
         "time": "2020-09-13T12:26:40Z",
         "processor": "shop.price",
@@ -62,12 +62,23 @@ def test_json_of_a_letter_has_its_inputs_decoded_by_the_serdes_of_the_graph(desc
         ],
         "cut": "traceback: cut",
         "replayed": True,
+        "discarded": None,
     }
+
+
+def test_discarded_letter_is_shown_with_the_reason_and_the_time(describer: Describer) -> None:
+    letter, mark = make_letter(Input("orders", 1, 7, AT, None, None, ())), Mark(AT, "test data")
+    assert describer.as_text(letter, mark).splitlines()[:2] == [
+        "dead[0]@5  shop.price  2020-09-13T12:26:40Z",
+        "  discarded  2020-09-13T12:26:40Z: test data",
+    ]
+    shown = json.loads(describer.as_json(letter, mark))
+    assert (shown["replayed"], shown["discarded"]) == (False, {"time": "2020-09-13T12:26:40Z", "reason": "test data"})
 
 
 def test_text_of_a_letter_has_place_error_inputs_and_traceback(describer: Describer) -> None:
     read = Input("orders", 1, 7, -1, None, b'{"quantity": 2}', (("trace", b"1"),))
-    assert describer.as_text(make_letter(read), replayed=False).splitlines() == [
+    assert describer.as_text(make_letter(read)).splitlines() == [
         "dead[0]@5  shop.price  2020-09-13T12:26:40Z",
         "  error      builtins.KeyError: 'price'",
         "  delivery   000102030405060708090a0b0c0d0e0f",
@@ -94,7 +105,7 @@ def test_bytes_that_no_serde_reads_are_shown_as_text_or_literal(
     describer: Describer, topic: str, value: bytes | None, shown: str | None
 ) -> None:
     letter = make_letter(Input(topic, 0, 0, AT, None, value, ()))
-    assert json.loads(describer.as_json(letter, replayed=False))["inputs"][0]["value"] == shown
+    assert json.loads(describer.as_json(letter))["inputs"][0]["value"] == shown
 
 
 def test_values_that_json_does_not_have_are_shown_as_text() -> None:
@@ -109,17 +120,22 @@ def test_values_that_json_does_not_have_are_shown_as_text() -> None:
     graph.topic("dates", value=cast("Any", Dates()))
     describer = Describer(graph, MemoryRegistry())
     letters = [make_letter(Input("dates", 0, 0, AT, None, data, ())) for data in (b"2026-05-01T12:00:00", b"never")]
-    found = [json.loads(describer.as_json(letter, replayed=False))["inputs"][0]["value"] for letter in letters]
+    found = [json.loads(describer.as_json(letter))["inputs"][0]["value"] for letter in letters]
     assert found == [{"at": "2026-05-01 12:00:00", "raw": ["2026-05-01T12:00:00"], "n": 1}, "never"]
 
 
 def test_table_has_a_row_for_each_group_and_below_it_the_newest_that_waits() -> None:
-    letters = [(make_letter(offset=n, message=f"m{n}\n" + "x" * (200 * n)), n == 2) for n in range(3)]
+    marks = [None, None, Mark(AT), *(Mark(AT, why) for why in ("test data", "b", "c", "d", "test data"))]
+    letters = [(make_letter(offset=n, message=f"m{n}\n" + "x" * (200 * n)), mark) for n, mark in enumerate(marks)]
     groups = group(letters)
     assert groups_as_text(groups).splitlines() == [
-        "processor   error     waiting  replayed  first                 last",
-        "shop.price  KeyError        2         1  2020-09-13T12:26:40Z  2020-09-13T12:26:40Z",
+        "processor   error     waiting  replayed  discarded  first                 last",
+        "shop.price  KeyError        2         1          5  2020-09-13T12:26:40Z  2020-09-13T12:26:40Z",
         f"    dead[0]@1: m1 {'x' * 97}... (203 characters)",
+        "    2 discarded: test data",
+        "    1 discarded: b",
+        "    1 discarded: c",
+        "    1 discarded for other reasons",
     ]
     ((processor, error),) = groups
     assert json.loads(group_as_json(processor, error, groups[processor, error])) == {
@@ -127,6 +143,8 @@ def test_table_has_a_row_for_each_group_and_below_it_the_newest_that_waits() -> 
         "error": "builtins.KeyError",
         "waiting": 2,
         "replayed": 1,
+        "discarded": 5,
+        "reasons": {"test data": 2, "b": 1, "c": 1, "d": 1},
         "first": "2020-09-13T12:26:40Z",
         "last": "2020-09-13T12:26:40Z",
         "message": "m1\n" + "x" * 200,

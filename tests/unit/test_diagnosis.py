@@ -12,7 +12,16 @@ from kstreams_py.kafka.described_cluster import ClusterDescription, LogInfo, Par
 from kstreams_py.kafka.groups import GroupInfo, Member
 from kstreams_py.kafka.transactions import OpenTransaction
 from kstreams_py.operations.doctor import findings as diagnosis
-from kstreams_py.operations.doctor.findings import Examined, Facts, Severity, as_fields, describe, diagnose, is_well
+from kstreams_py.operations.doctor.findings import (
+    Examined,
+    Facts,
+    LettersFact,
+    Severity,
+    as_fields,
+    describe,
+    diagnose,
+    is_well,
+)
 from kstreams_py.operations.transactions.hanging import CommitDecision, FoundTransaction
 from kstreams_py.records import TopicPartition
 
@@ -282,6 +291,24 @@ def test_missing_topics_are_errors_unless_they_are_hidden() -> None:
     create = "kstreams topics create app.py:graph"
     assert (missing.subject, missing.severity, missing.remedy) == (OUT, Severity.ERROR, create)
     assert (hidden.subject, hidden.kind) == (f"topic {B}", "not_seen")
+
+
+def test_letters_that_wait_are_a_warning_of_their_topic_with_the_commands() -> None:
+    waiting = {
+        "some": LettersFact(19, is_whole=True, since="2026-05-01T12:00:00Z"),
+        "more": LettersFact(7, is_whole=False, since=None),
+        "one": LettersFact(1, is_whole=True, since=None),
+    }
+    remedy = (
+        "\n  kstreams dead-letters list app.py:graph; fix the cause, then kstreams dead-letters replay app.py:graph; "
+        "or kstreams dead-letters discard app.py:graph --reason TEXT"
+    )
+    assert shown(Facts(cluster(), now=1, letters=waiting), examined()) == [
+        f"warning: more: at least 7 dead letters wait: nobody has replayed or discarded them{remedy}",
+        f"warning: one: 1 dead letter waits: nobody has replayed or discarded it{remedy}",
+        "warning: some: 19 dead letters wait, the first of 2026-05-01T12:00:00Z: nobody has replayed or discarded them"
+        + remedy,
+    ]
 
 
 def test_group_that_is_stopped_is_a_note_that_says_how_long_it_may_be() -> None:

@@ -22,7 +22,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from kstreams_py import Graph, Settings
 from kstreams_py.errors import MissingSoftware, SettingsError
 from kstreams_py.metrics import RENEWALS, Counters, WorkerState
+from kstreams_py.processing.dead_letters.waiting import WaitingCount
 from kstreams_py.records import TopicPartition
+from kstreams_py.running import wiring
 from kstreams_py.running.http import server as server_module
 from kstreams_py.running.http.endpoints import Answer, Endpoints
 from kstreams_py.running.http.observed import FAILURES_KEPT, Failed, ObservedRun
@@ -33,7 +35,7 @@ from kstreams_py.running.http.server import CONNECTIONS_MAX, REQUEST_MAX, _head,
 from kstreams_py.running.reports import Report
 from kstreams_py.running.status import End, RunStatus, SlotStatus
 from kstreams_py.running.wiring import observing
-from kstreams_py.testing import ManualClock
+from kstreams_py.testing import ManualClock, TestDriver
 from tests.tables import each_case
 
 GRAPH = Graph("shop", errors="shop.errors")
@@ -60,6 +62,13 @@ def make_report(**changed: Any) -> Report:
         failure="KeyError: 'x' (reading orders[0]@3)",
     )
     return replace(report, **changed)
+
+
+WAITING = {
+    "shop.errors": WaitingCount(19, is_whole=True),
+    "shop.more": WaitingCount(7),
+    "shop.secret": WaitingCount(why="READ on shop.secret is missing"),
+}
 
 
 def make_status(report: Report | None = None, **changed: Any) -> RunStatus:
@@ -124,6 +133,7 @@ kstreams_worker_state{{graph="shop",processor="price",slot="1",state="running"}}
 kstreams_still_seconds{{{WORKER}}} 0.0
 kstreams_open_transaction_seconds{{{WORKER}}} 0.25
 kstreams_hidden_seconds{{{WORKER}}} 0.0
+kstreams_dead_letters_waiting{{graph="shop",topic="shop.errors"}} 19.0
 kstreams_restarts_total{{graph="shop",slot="1"}} 2.0
 kstreams_up{{graph="shop",slot="1"}} 1.0
 kstreams_report_age_seconds{{graph="shop",slot="1"}} 0.5
@@ -131,7 +141,7 @@ kstreams_report_age_seconds{{graph="shop",slot="1"}} 0.5
 
 
 def test_every_series_of_a_worker_is_written_as_text() -> None:
-    lines = exposition("shop", make_status()).decode().splitlines(keepends=True)
+    lines = exposition("shop", replace(make_status(), waiting=WAITING)).decode().splitlines(keepends=True)
     assert "".join(line for line in lines if not line.startswith("#")) == TEXT
 
 
@@ -267,7 +277,28 @@ def test_page_that_fails_is_logged_and_ends_nothing(
 def test_status_has_all_that_the_page_needs() -> None:
     site = Site()
     site.note()
-    site.note(report=make_report(state=WorkerState.JOINING))
+    site.observed.note(replace(make_status(make_report(state=WorkerState.JOINING)), waiting=WAITING))
+    letters = [
+        ("warning", "waiting", "19 dead letters wait in shop.errors"),
+        ("warning", "waiting", "at least 7 dead letters wait in shop.more"),
+        (
+            "note",
+            "waiting_unknown",
+            "it is not known how many dead letters wait in shop.secret: READ on shop.secret is missing",
+        ),
+    ]
+    of_letters = [
+        {
+            "level": level,
+            "kind": kind,
+            "slot": None,
+            "processor": None,
+            "what": what,
+            "remedy": REMEDIES[kind],
+            "runbook": "KstreamsDeadLettersWait",
+        }
+        for level, kind, what in letters
+    ]
     names = ("records_in", "records_out", "bytes_in", "bytes_out", "dead_letters", "commits", "step_seconds", "lag")
     rates = dict.fromkeys(names, 0.0)
     counts = {
@@ -289,6 +320,7 @@ def test_status_has_all_that_the_page_needs() -> None:
                 "remedy": REMEDIES["dead_letters"],
                 "runbook": RUNBOOK["dead_letters"],
             },
+            *of_letters[:2],
             {
                 "level": "note",
                 "kind": "joining",
@@ -298,10 +330,12 @@ def test_status_has_all_that_the_page_needs() -> None:
                 "remedy": REMEDIES["joining"],
                 "runbook": RUNBOOK["joining"],
             },
+            of_letters[2],
         ],
         "draining": False,
         "graph": {
             "name": "shop",
+            "target": "tests.unit.test_endpoints",
             "topics": ["orders", "prices", "shop.errors"],
             "processors": [
                 {
@@ -346,6 +380,11 @@ def test_status_has_all_that_the_page_needs() -> None:
                     }
                 ],
             }
+        ],
+        "dead_letters_waiting": [
+            {"topic": "shop.errors", "count": 19, "counted": 19, "why": None},
+            {"topic": "shop.more", "count": None, "counted": 7, "why": None},
+            {"topic": "shop.secret", "count": None, "counted": 0, "why": "READ on shop.secret is missing"},
         ],
         "dead_letters": [
             {"time": "1970-01-12T13:46:40Z", "slot": 1, "processor": "price", "text": make_report().failure}
@@ -532,14 +571,23 @@ def test_run_without_an_address_serves_nothing() -> None:
         assert observe is None
 
 
-def test_run_serves_the_status_that_it_notes(caplog: pytest.LogCaptureFixture) -> None:
+def test_run_serves_the_status_that_it_notes_and_the_letters_that_it_counts(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = TestDriver(GRAPH)
+    monkeypatch.setattr(driver.cluster, "close", lambda: None, raising=False)
+    monkeypatch.setattr(wiring, "KafkaCluster", lambda _: driver.cluster)
     caplog.set_level(logging.INFO)
     with observing(GRAPH, Settings(http="127.0.0.1:0")) as observe:
         assert observe is not None
         url = re.findall(r"http://\S+", caplog.text)[0]
         assert request(url, path="/readyz")[::2] == (503, b"the run is starting\n")
-        observe(make_status())
-        assert parse(request(url, path="/metrics")[2])["kstreams_commits_total"] == {("price", "1"): 2.0}
+        found: dict[str, Any] = {}
+        while "kstreams_dead_letters_waiting" not in found:
+            observe(make_status())
+            found = parse(request(url, path="/metrics")[2])
+        assert found["kstreams_commits_total"] == {("price", "1"): 2.0}
+        assert found["kstreams_dead_letters_waiting"] == {("shop.errors",): 0.0}
 
 
 def test_missing_prometheus_client_is_named_with_the_extra_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

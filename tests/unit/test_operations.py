@@ -32,10 +32,10 @@ from kstreams_py.graph.guarantees import Guarantee
 from kstreams_py.graph.hashes import pack_offset
 from kstreams_py.graph.sink import Evidence, SinkConnection
 from kstreams_py.kafka.contracts import ProducerMode, TopicInfo
-from kstreams_py.operations.dead_letters.letters import Letter, LetterPlace, LetterSelection, group
 from kstreams_py.operations.dead_letters.reader import LetterReader
 from kstreams_py.operations.dead_letters.replay import ReplayOutcome, Summary, plan_replay, replay
 from kstreams_py.operations.dead_letters.transactions import ReplayTransactions
+from kstreams_py.processing.dead_letters.letters import Letter, LetterPlace, LetterSelection, group
 from kstreams_py.records import HASH_HEADER, Message, Step, TopicPartition
 from kstreams_py.sinks import SqliteTable
 from kstreams_py.steps.environment import Environment
@@ -96,9 +96,15 @@ class Shop:
         self.calls.clear()
 
     def replay(
-        self, selection: LetterSelection = EVERYTHING, graph: ks.Graph | None = None, *, unverified: bool = False
+        self,
+        selection: LetterSelection = EVERYTHING,
+        graph: ks.Graph | None = None,
+        *,
+        unverified: bool = False,
+        takes_discarded: bool = False,
     ) -> Replayed:
-        return self._act(partial(replay, unverified=unverified), selection, graph)
+        act = partial(replay, unverified=unverified, takes_discarded=takes_discarded)
+        return self._act(act, selection, graph)
 
     def plan(self, selection: LetterSelection = EVERYTHING) -> Replayed:
         return self._act(plan_replay, selection, None)
@@ -370,7 +376,7 @@ def test_mutation_of_a_replay_that_reads_no_marks_sends_twice(monkeypatch: pytes
 
     def read_none(self: ReplayTransactions) -> None:
         read(self)
-        self.marks = set()
+        self.marks = {}
 
     monkeypatch.setattr(ReplayTransactions, "_read_marks", read_none)
     with pytest.raises(AssertionError, match="'replayed': 2"):
@@ -514,7 +520,7 @@ def test_second_replay_fences_the_first_which_ends_and_nothing_is_doubled(place:
             begin_second("function", None)
 
         shop.call = noting  # type: ignore[method-assign]
-    with pytest.raises(Replaced, match="another replay of graph 'shop' has begun"):
+    with pytest.raises(Replaced, match="another replay or discard of graph 'shop' has begun"):
         shop.replay()
     assert second[0].counts == {"replayed": 2}
     assert [value for value, _ in shop.outputs("priced")] == [b"A", b"B"]
@@ -1133,9 +1139,9 @@ def test_groups_count_waiting_and_replayed_letters_with_times_and_an_example() -
         shop.fail(value, timestamp=1_600_000_000_000 + second * 1000)
     shop.mend()
     shop.replay(LetterSelection(partition=0, offset=shop.letters()[2].place.offset))
-    waiting = set(shop.waiting())
+    marks = LetterReader(shop.graph, shop.environment).marks()
     letters = shop.letters()
-    groups = group((letter, letter.place not in waiting) for letter in letters)
+    groups = group((letter, marks.get(letter.place)) for letter in letters)
     ((key, found),) = groups.items()
     assert key == ("shop.price", "builtins.KeyError")
     assert (found.waiting, found.replayed, found.first, found.last) == (2, 1, 1_600_000_000_000, 1_600_000_002_000)

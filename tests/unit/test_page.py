@@ -9,6 +9,7 @@ import base64
 import hashlib
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -19,6 +20,7 @@ from py_mini_racer import MiniRacer
 
 from kstreams_py import Bytes, Graph
 from kstreams_py.metrics import WorkerState
+from kstreams_py.processing.dead_letters.waiting import WaitingCount
 from kstreams_py.records import TopicPartition
 from kstreams_py.running.http.endpoints import Endpoints
 from kstreams_py.running.http.observed import ObservedRun
@@ -97,7 +99,9 @@ class Browser:
         return [each for each in found if each]
 
 
-def make_status(graph: Graph = GRAPH, *, taken: str = "", **changed: Any) -> dict[str, Any]:
+def make_status(
+    graph: Graph = GRAPH, *, taken: str = "", letters: Mapping[str, WaitingCount] = {}, **changed: Any
+) -> dict[str, Any]:
     """The /status of one worker of `price` that has run for a minute, reports as given."""
     observed = ObservedRun(clock=lambda: 0.0, wall=lambda: 1_000_000.0)
     for second in range(61):
@@ -111,7 +115,7 @@ def make_status(graph: Graph = GRAPH, *, taken: str = "", **changed: Any) -> dic
         )  # fmt: skip
         slot = SlotStatus(1, 4711, (replace(report, **changed),), silent=0.5, restarts=1, taken=taken,
                           ends=(End(1_000_000.0, "killed by SIGKILL"),))  # fmt: skip
-        observed.note(RunStatus((slot,), float(second)))
+        observed.note(RunStatus((slot,), float(second), waiting=letters))
     endpoints = Endpoints(graph, observed, 30.0, lambda: 60.0, lambda: 1_000_000.0)
     status: dict[str, Any] = json.loads(endpoints.answer("/status").body)
     return status
@@ -186,6 +190,27 @@ def test_healthy_run_is_drawn_with_rates_and_lags_and_no_remedy() -> None:
     assert "killed by SIGKILL" in browser.text("slots")
     assert "orders[0] 5" in browser.text("slots")
     assert browser.text("letters") == "None since the run started."
+
+
+@pytest.mark.parametrize(
+    ("count", "summary"),
+    [
+        (WaitingCount(19, is_whole=True), "19 dead letters wait: kstreams dead-letters list tests.unit.test_page"),
+        (WaitingCount(1, is_whole=True), "1 dead letter waits: kstreams dead-letters list tests.unit.test_page"),
+        (WaitingCount(7), "at least 7 dead letters wait: kstreams dead-letters list tests.unit.test_page"),
+        (WaitingCount(), "counting dead letters"),
+        (WaitingCount(why="READ on shop.errors is missing"), "dead letters are not counted"),
+        (WaitingCount(0, is_whole=True), "all is well"),
+    ],
+)
+def test_letters_that_wait_stand_where_all_would_be_well(count: WaitingCount, summary: str) -> None:
+    browser = Browser()
+    browser.show(make_status(letters={"shop.errors": count}))
+    assert browser.text("summary") == summary
+    assert (count.counted > 0) == (f"→ {REMEDIES['waiting']}" in browser.text("findings"))
+    boxes = browser.ask('[...document.querySelectorAll(".dead_letters"), find("summary")].map(each => each.className)')
+    box, pill = "bad" if count.known else "good", "good" if summary == "all is well" else "warning"
+    assert boxes == [f"dead_letters {box}"] * 2 + [f"pill {pill}"]
 
 
 def test_worker_that_waits_is_named_with_reason_remedy_and_section_of_the_runbook() -> None:

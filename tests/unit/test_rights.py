@@ -69,8 +69,8 @@ EXPECTED = [
         "Read Write Create DescribeConfigs --topic __ks.shop.apply-order.changelog __ks.shop.beginnings "
         "__ks.shop.seen.changelog",
         "Read Write Create Delete Alter DescribeConfigs --topic __ks.shop.merge.journal __ks.shop.send.journal",
+        "Read DescribeConfigs --topic __ks.shop.replayed events orders prices",
         "Read Write DescribeConfigs --topic applied dead joined kept merged priced",
-        "Read DescribeConfigs --topic events orders prices",
         "Write DescribeConfigs --topic often once",
         "Describe DescribeConfigs --topic totals unused",
     ),

@@ -15,9 +15,9 @@ from kstreams_py.graph.declarations import Processor
 from kstreams_py.graph.hashes import hash_prefix, joined_hash, pack_offset
 from kstreams_py.graph.topology import Graph
 from kstreams_py.operations.committed import CommittedReader
-from kstreams_py.operations.dead_letters.letters import Input, Letter
 from kstreams_py.operations.pages import open_pages
 from kstreams_py.processing.commits.attempts import Attempts
+from kstreams_py.processing.dead_letters.letters import Input, Letter
 from kstreams_py.records import Inputs, Message, Positions, TopicPartition, too_large
 from kstreams_py.steps.environment import Environment
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator
-from typing import Any, Final
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any, Final, NamedTuple
 
 from kstreams_py.errors import BrokerUnavailable, DecodeError, GraphError, TopicError, UserMistake
 from kstreams_py.formats.serdes import bind
@@ -13,10 +13,10 @@ from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import TopicInfo
 from kstreams_py.kafka.foreign_records import foreign
 from kstreams_py.kafka.transactions import find_command_at
-from kstreams_py.operations.dead_letters.letters import Letter, LetterPlace, LetterSelection, parse
-from kstreams_py.operations.dead_letters.marks import check_mark, marked_place
 from kstreams_py.operations.pages import open_pages
 from kstreams_py.processing.commits.attempts import Attempts
+from kstreams_py.processing.dead_letters.letters import Letter, LetterPlace, LetterSelection, Mark, parse
+from kstreams_py.processing.dead_letters.marks import marked_place, read_mark
 from kstreams_py.processing.topics import ask_clusters, find_topics
 from kstreams_py.records import TopicPartition
 from kstreams_py.steps.environment import Environment
@@ -79,6 +79,17 @@ class _Foreign:
         return self._named + ([f"{self._unnamed:,} more records"] if self._unnamed else [])
 
 
+class Waiting(NamedTuple):
+    """The selected dead letters that wait.
+
+    - `places`: each with all waiting dead letters of its delivery. At least once, a crash can leave several of them.
+    - `discarded`: how many of the selected ones are discarded.
+    """
+
+    places: dict[LetterPlace, list[LetterPlace]]
+    discarded: int
+
+
 class LetterReader:
     """Reads the dead letters that existed when this reader was created."""
 
@@ -113,7 +124,6 @@ class LetterReader:
     def letters(self) -> Iterator[Letter]:
         """Yields the dead letters of this graph's processors, by topic, partition and offset."""
         self._no_letters = _Foreign()
-        ours = f"{self._graph.name}."
         for tp, end in sorted(self._ends.items()):
             for m in self._pages[self._graph.topics[tp.topic].cluster].between(tp, 0, end):
                 try:
@@ -121,7 +131,7 @@ class LetterReader:
                 except DecodeError as error:
                     self._no_letters.add(str(error))
                     continue
-                if letter.processor.startswith(ours) and "." not in letter.processor[len(ours) :]:
+                if letter.is_of(self._graph.name):
                     yield letter
 
     @property
@@ -129,13 +139,16 @@ class LetterReader:
         """The records that are no dead letters or no marks, and why; of the last calls of `letters` and `marks`."""
         return self._no_letters.described() + self._no_marks.described()
 
-    def marks(self) -> set[LetterPlace]:
-        """Returns the places of dead letters that are marked as replayed. Raises TopicError if marks may be missing."""
+    def marks(self, *, discards: bool = True) -> dict[LetterPlace, Mark]:
+        """Returns the marks by the places of their dead letters. Raises TopicError if marks may be missing.
+
+        - `discards`: if False, the marks of discarded dead letters are left out.
+        """
         self._no_marks = _Foreign()
         if not self._has_marks:
-            return set()
+            return {}
         tp = TopicPartition(self._graph.replayed, 0)
-        found = set[LetterPlace]()
+        found = dict[LetterPlace, Mark]()
         for m in self._pages[""].between(tp, 0, self._cluster.ends([tp])[tp]):
             try:
                 is_deletion = m.value() is None
@@ -152,14 +165,16 @@ class LetterReader:
                 continue
             if place is None:
                 continue
-            (found.discard if is_deletion else found.add)(place)
-            if not is_deletion:
-                try:
-                    check_mark(m)
-                except ValueError as error:  # compaction may have replaced a mark by it, and nothing may be sent twice
-                    counts = f"the dead letter {place}, which its key names, counts as replayed"
-                    self._no_marks.add(f"{foreign(m, MARK, error)}: {counts}")
-        return found
+            if is_deletion:
+                found.pop(place, None)
+                continue
+            try:
+                found[place] = read_mark(m)
+            except ValueError as error:  # compaction may have replaced a mark by it, and nothing may be sent twice
+                found[place] = Mark(m.timestamp()[1])
+                counts = f"the dead letter {place}, which its key names, counts as replayed"
+                self._no_marks.add(f"{foreign(m, MARK, error)}: {counts}")
+        return found if discards else {place: mark for place, mark in found.items() if not mark.is_discard}
 
     def deleted(self, places: Collection[LetterPlace]) -> list[LetterPlace]:
         """Returns the places whose dead letters the retention of their topic has deleted."""
@@ -177,21 +192,17 @@ class LetterReader:
         """
         return (letter for letter, fits in self._judged(selection) if fits)
 
-    def waiting(
-        self, selection: LetterSelection, marks: Collection[LetterPlace]
-    ) -> dict[LetterPlace, list[LetterPlace]]:
-        """Returns the selected dead letters that wait, each with all waiting dead letters of its delivery.
-
-        At least once, a crash can leave several dead letters of a delivery. Raises UserMistake for names and places
-        that do not exist.
-        """
-        waiting, chosen = dict[bytes, list[LetterPlace]](), dict[LetterPlace, bytes]()
+    def waiting(self, selection: LetterSelection, marks: Mapping[LetterPlace, Mark]) -> Waiting:
+        """Returns the selected dead letters that have none of these marks. Raises the same as `selected`."""
+        waiting, chosen, discarded = dict[bytes, list[LetterPlace]](), dict[LetterPlace, bytes](), 0
         for letter, fits in self._judged(selection):
-            if letter.place not in marks:
+            mark = marks.get(letter.place)
+            if mark is None:
                 waiting.setdefault(letter.delivery_hash, []).append(letter.place)
                 if fits:
                     chosen[letter.place] = letter.delivery_hash
-        return {place: waiting[digest] for place, digest in chosen.items()}
+            discarded += fits and mark is not None and mark.is_discard
+        return Waiting({place: waiting[digest] for place, digest in chosen.items()}, discarded)
 
     def _judged(self, selection: LetterSelection) -> Iterator[tuple[Letter, bool]]:
         """Yields all dead letters, each with whether it is selected; then checks that the selection names real ones."""

@@ -38,7 +38,8 @@ worker (`stop_on`, a registry without an answer), the replay commits the finishe
   will read them. A delivery that fails again writes a new dead letter, which is replayed on its own.
 
 Marks are in `__ks.<graph>.replayed` (compacted). A replay deletes the marks of deleted dead letters. If that topic is
-deleted, all dead letters count as not replayed.
+deleted, all dead letters count as neither replayed nor discarded. A replay leaves discarded dead letters out, unless
+`--discarded` takes them as well: its marks then take the place of theirs.
 """
 
 from __future__ import annotations
@@ -56,11 +57,11 @@ from kstreams_py.graph.names import group_of
 from kstreams_py.graph.sink import Row, SinkConnection
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import Output
-from kstreams_py.operations.dead_letters.letters import Letter, LetterPlace, LetterSelection
 from kstreams_py.operations.dead_letters.originals import Originals
 from kstreams_py.operations.dead_letters.reader import LetterReader
 from kstreams_py.operations.dead_letters.steps import LetterSteps
 from kstreams_py.operations.dead_letters.transactions import Done, ReplayTransactions
+from kstreams_py.processing.dead_letters.letters import Letter, LetterPlace, LetterSelection
 from kstreams_py.records import Inputs
 from kstreams_py.steps.dead_letters import Failure
 from kstreams_py.steps.environment import Environment
@@ -130,11 +131,13 @@ Report = Callable[[Letter, ReplayOutcome, str], None]
 class Summary:
     """The result of a replay: numbers of dead letters by outcome.
 
+    - `discarded`: how many of the selected ones were left out, because they are discarded.
     - `stopped`: why the replay ended early; "" if it did not.
     - `unreadable`: records of the topics that are no dead letters, each with the reason.
     """
 
     counts: dict[ReplayOutcome, int] = field(default_factory=lambda: dict.fromkeys(ReplayOutcome, 0))
+    discarded: int = 0
     stopped: str = ""
     unreadable: list[str] = field(default_factory=list)
 
@@ -145,13 +148,19 @@ class Summary:
 
 
 def plan_replay(
-    graph: Graph, environment: Environment, selection: LetterSelection, report: Report, *, unverified: bool = False
+    graph: Graph,
+    environment: Environment,
+    selection: LetterSelection,
+    report: Report,
+    *,
+    unverified: bool = False,
+    takes_discarded: bool = False,
 ) -> Summary:
     """Reports what a replay would run; runs, writes and fences nothing. Parameters and exceptions as for `replay`."""
     reader = LetterReader(graph, environment)
     steps, summary = LetterSteps(graph, environment, Originals(graph, environment, unverified=unverified)), Summary()
-    chosen = reader.waiting(selection, reader.marks())
-    for letter, inputs in _prepared(reader, steps, chosen.keys().__contains__):
+    chosen, summary.discarded = reader.waiting(selection, reader.marks(discards=not takes_discarded))
+    for letter, inputs in _prepared(reader, steps, chosen.__contains__):
         why = inputs if isinstance(inputs, str) else ""
         outcome = ReplayOutcome.STAYS if why else ReplayOutcome.REPLAYED
         summary.counts[outcome] += 1
@@ -161,17 +170,25 @@ def plan_replay(
 
 
 def replay(
-    graph: Graph, environment: Environment, selection: LetterSelection, report: Report, *, unverified: bool = False
+    graph: Graph,
+    environment: Environment,
+    selection: LetterSelection,
+    report: Report,
+    *,
+    unverified: bool = False,
+    takes_discarded: bool = False,
 ) -> Summary:
-    """Replays the selected dead letters that are not replayed yet.
+    """Replays the selected dead letters that wait.
 
     - `unverified`: trusts dead letters whose inputs are no longer in their topics, and replays them as well.
+    - `takes_discarded`: replays discarded dead letters as well.
 
     Raises UserMistake for a selection that names what does not exist, GraphError or TopicError if there are no dead
-    letters, NotAuthorized, Replaced if another replay begins, and an exception of a function that stops a worker.
+    letters, NotAuthorized, Replaced if another replay or a discard begins, and an exception of a function that stops a
+    worker.
     """
     reader = LetterReader(graph, environment)
-    transactions = ReplayTransactions(graph, reader, environment)
+    transactions = ReplayTransactions(graph, reader, environment, takes_discarded=takes_discarded)
     rows = RowWriter(graph, environment)
     steps = LetterSteps(graph, environment, Originals(graph, environment, unverified=unverified))
     try:
@@ -223,11 +240,11 @@ class _Replay:
         self._begun = self._shown = self._clock()
 
     def run(self, selection: LetterSelection) -> Summary:
-        chosen = self._reader.waiting(selection, self._transactions.marks)
+        chosen, self._summary.discarded = self._reader.waiting(selection, self._transactions.marks)
 
         def waits(place: LetterPlace) -> bool:
             # another replay may have run since: see Transactions.marks
-            return place in chosen and self._transactions.marks.isdisjoint(chosen[place])
+            return place in chosen and self._transactions.marks.keys().isdisjoint(chosen[place])
 
         for letter, inputs in _prepared(self._reader, self._steps, waits):
             try:

@@ -13,8 +13,8 @@ from kstreams_py.graph.limits import why_not_replayed
 from kstreams_py.graph.names import group_of
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import Output
-from kstreams_py.operations.dead_letters.letters import Letter
 from kstreams_py.operations.dead_letters.originals import Originals
+from kstreams_py.processing.dead_letters.letters import Letter
 from kstreams_py.processing.runners.opening import make_runner
 from kstreams_py.processing.runners.runner import Runner
 from kstreams_py.processing.tasks.intake import Taken

@@ -11,11 +11,14 @@ from kstreams_py.errors import DecodeError, KStreamsError
 from kstreams_py.formats.registry import Registry
 from kstreams_py.formats.serdes import bind
 from kstreams_py.graph.topology import Graph
-from kstreams_py.operations.dead_letters.letters import Input, Letter, LetterGroup
 from kstreams_py.printable import join_lines
+from kstreams_py.processing.dead_letters.letters import Input, Letter, LetterGroup, Mark
 
 EXAMPLE_LENGTH: Final = 100
 """The most characters of an example's message in the list."""
+
+REASONS_SHOWN: Final = 3
+"""The most reasons that the list shows of a group; JSON has all of them."""
 
 VALUE_LENGTH: Final = 2_000
 """The most characters of a key, value or header in the text; JSON has all of it."""
@@ -46,10 +49,15 @@ class Describer:
         self._registry = registry
         self._decode: dict[tuple[str, str], Callable[[bytes], Any] | None] = {}
 
-    def as_json(self, letter: Letter, *, replayed: bool) -> str:
-        """Returns a dead letter as one line of JSON, with all its fields and its inputs decoded."""
+    def as_json(self, letter: Letter, mark: Mark | None = None) -> str:
+        """Returns a dead letter as one line of JSON, with all its fields, its inputs decoded, and its mark."""
         place = {"letter": letter.place._asdict(), "time": show_time(letter.timestamp)}
-        return json.dumps(place | self.content(letter) | {"replayed": replayed}, default=str, ensure_ascii=False)
+        is_discarded = mark is not None and mark.is_discard
+        of_mark = {
+            "replayed": mark is not None and not is_discarded,
+            "discarded": {"time": show_time(mark.timestamp), "reason": mark.reason} if mark and is_discarded else None,
+        }
+        return json.dumps(place | self.content(letter) | of_mark, default=str, ensure_ascii=False)
 
     def content(self, letter: Letter) -> dict[str, Any]:
         """Returns the content of a dead letter as JSON values: the processor, the error, the decoded inputs."""
@@ -63,11 +71,12 @@ class Describer:
             "cut": letter.cut or None,
         }
 
-    def as_text(self, letter: Letter, *, replayed: bool) -> str:
-        """Returns a dead letter as several lines: the place, the error, each input, the traceback."""
+    def as_text(self, letter: Letter, mark: Mark | None = None) -> str:
+        """Returns a dead letter as several lines: the place and its mark, the error, each input, the traceback."""
         lines = [
             f"{letter.place}  {letter.processor}  {show_time(letter.timestamp) or 'no time'}"
-            + ("  (replayed)" if replayed else ""),
+            + ("  (replayed)" if mark and not mark.is_discard else ""),
+            *([f"  discarded  {show_time(mark.timestamp)}: {_brief(mark.reason)}"] if mark and mark.is_discard else []),
             f"  error      {letter.error}: {letter.message}",
             f"  delivery   {letter.delivery_hash.hex()}",
         ]
@@ -124,6 +133,8 @@ def group_as_json(processor: str, error: str, each: LetterGroup) -> str:
         "error": error,
         "waiting": each.waiting,
         "replayed": each.replayed,
+        "discarded": each.discarded,
+        "reasons": dict(each.reasons),
         "first": show_time(each.first),
         "last": show_time(each.last),
         "message": each.example.message,
@@ -133,14 +144,18 @@ def group_as_json(processor: str, error: str, each: LetterGroup) -> str:
 
 
 def groups_as_text(groups: Mapping[tuple[str, str], LetterGroup]) -> str:
-    """Returns a table of groups: processor, exception class, counts, first and last time; below each its example."""
-    head = ("processor", "error", "waiting", "replayed", "first", "last")
+    """Returns a table of groups: processor, exception class, counts, first and last time.
+
+    Below each are its example, and why some of its dead letters are discarded.
+    """
+    head = ("processor", "error", "waiting", "replayed", "discarded", "first", "last")
     rows = [
         (
             processor,
             error.removeprefix("builtins."),
             f"{each.waiting:,}",
             f"{each.replayed:,}",
+            f"{each.discarded:,}",
             show_time(each.first) or "no time",
             show_time(each.last) or "no time",
         )
@@ -149,13 +164,18 @@ def groups_as_text(groups: Mapping[tuple[str, str], LetterGroup]) -> str:
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
 
     def line(cells: tuple[str, ...]) -> str:
-        padded = [c.rjust(w) if i in (2, 3) else c.ljust(w) for i, (c, w) in enumerate(zip(cells, widths, strict=True))]
+        sized = zip(cells, widths, strict=True)
+        padded = [cell.rjust(width) if i in (2, 3, 4) else cell.ljust(width) for i, (cell, width) in enumerate(sized)]
         return "  ".join(padded).rstrip()
 
     lines = [line(head)]
     for row, each in zip(rows, groups.values(), strict=True):
         lines.append(line(row))
         lines.append(f"    {each.example.place}: {_brief(each.example.message, EXAMPLE_LENGTH)}")
+        shown = each.reasons.most_common(REASONS_SHOWN)
+        lines += [f"    {count:,} discarded: {_brief(reason, EXAMPLE_LENGTH)}" for reason, count in shown]
+        if more := each.discarded - sum(count for _, count in shown):
+            lines.append(f"    {more:,} discarded for other reasons")
     return join_lines(lines)
 
 

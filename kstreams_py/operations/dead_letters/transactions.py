@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -32,17 +32,17 @@ from kstreams_py.kafka.contracts import TRANSACTIONAL, Output, Producer
 from kstreams_py.kafka.own_topics import ensure_topics
 from kstreams_py.kafka.sizes import batch_bytes
 from kstreams_py.kafka.transactions import find_command_at
-from kstreams_py.operations.dead_letters.letters import Letter, LetterPlace
-from kstreams_py.operations.dead_letters.marks import MARKS_SETTINGS, begin_record, deletion_record, mark_record
 from kstreams_py.operations.dead_letters.reader import LetterReader
 from kstreams_py.processing.commits.attempts import Attempts
+from kstreams_py.processing.dead_letters.letters import Letter, LetterPlace, Mark
+from kstreams_py.processing.dead_letters.marks import MARKS_SETTINGS, begin_record, deletion_record, mark_record
 from kstreams_py.records import TopicPartition
 from kstreams_py.steps.environment import Environment
 
 logger = logging.getLogger(__name__)
 
-DELETIONS_MAX: Final = 10_000
-"""The most marks that one transaction deletes."""
+MARKS_MAX: Final = 10_000
+"""The most marks that a transaction without outputs writes or deletes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +56,17 @@ class Done:
 
 
 class ReplayTransactions:
-    """The producer of a replay, and the marks that it has written or found."""
+    """The producer of a replay or a discard, and the marks that it has found."""
 
-    def __init__(self, graph: Graph, reader: LetterReader, environment: Environment) -> None:
-        """Makes no request."""
+    def __init__(
+        self, graph: Graph, reader: LetterReader, environment: Environment, *, takes_discarded: bool = False
+    ) -> None:
+        """Makes no request.
+
+        - `takes_discarded`: dead letters that are marked as discarded count as waiting.
+        """
         self._graph = graph
+        self._takes_discarded = takes_discarded
         self._id = replay_id(graph.name)
         self._reader = reader
         self._environment = environment
@@ -69,8 +75,8 @@ class ReplayTransactions:
         self._producer: Producer | None = None
         self._open = False
         self._batch_bytes: int | None = None
-        self.marks: set[LetterPlace] = set()
-        """The dead letters that were replayed when this producer started. No other replay commits while it is used."""
+        self.marks: dict[LetterPlace, Mark] = {}
+        """The marks that were there when this producer started. Nobody else writes marks while it is used."""
 
     def start(self) -> None:
         """Fences the previous replay, waits for the end of its transaction, then reads the marks.
@@ -85,8 +91,8 @@ class ReplayTransactions:
         self._batch_bytes = batch_bytes(self._cluster.topics([*written, self._graph.replayed]).values())
         self._renew()
         gone = self._reader.deleted(self.marks)
-        for first in range(0, len(gone), DELETIONS_MAX):
-            self._write(partial(self._deletions, gone[first : first + DELETIONS_MAX]))
+        for first in range(0, len(gone), MARKS_MAX):
+            self._write(partial(self._deletions, gone[first : first + MARKS_MAX]))
 
     def commit(self, steps: Sequence[Done]) -> None:
         """Writes the outputs of steps and the marks of their dead letters in one transaction.
@@ -95,16 +101,28 @@ class ReplayTransactions:
         """
         self._write(partial(self._records, steps))
 
+    def mark(self, marks: Mapping[LetterPlace, Output]) -> None:
+        """Writes those of these marks whose dead letters have none, MARKS_MAX in a transaction.
+
+        Raises Replaced if a replay or another discard began.
+        """
+        left = list(marks.items())
+        for first in range(0, len(left), MARKS_MAX):
+            self._write(partial(self._missing, left[first : first + MARKS_MAX]))
+
     def write(self, outputs: Sequence[Output]) -> None:
         """Writes records in one transaction; if the broker does not answer, they may be written twice."""
         self._write(lambda: outputs)
 
     def _records(self, steps: Sequence[Done]) -> list[Output]:
         """Returns the outputs of the steps that no mark names, and their marks."""
-        left = [step for step in steps if self.marks.isdisjoint(step.places)]
+        left = [step for step in steps if self.marks.keys().isdisjoint(step.places)]
         topic, topics = self._graph.replayed, self._reader.topics
         outputs = [output for step in left for output in step.outputs]
         return outputs + [mark_record(topic, place, step.letter, topics) for step in left for place in step.places]
+
+    def _missing(self, marks: Sequence[tuple[LetterPlace, Output]]) -> list[Output]:
+        return [mark for place, mark in marks if place not in self.marks]
 
     def _deletions(self, places: Sequence[LetterPlace]) -> list[Output]:
         """Returns tombstones for the marks that exist of these places."""
@@ -185,7 +203,7 @@ class ReplayTransactions:
                     f"are replayed: `{find}` prints the command that ends it; then start again"
                 )
             self._environment.sleep(0.01)
-        self.marks = self._reader.marks()
+        self.marks = self._reader.marks(discards=not self._takes_discarded)
 
     def _transact(self, outputs: Sequence[Output]) -> None:
         producer = self._of_client
@@ -219,6 +237,6 @@ class ReplayTransactions:
                 self._producer.drop()
         self._producer, self._open = None, False
         return Replaced(
-            f"another replay of graph {self._graph.name!r} has begun, or a transaction took longer than "
+            f"another replay or discard of graph {self._graph.name!r} has begun, or a transaction took longer than "
             f"transaction_timeout_ms ({error}): the committed dead letters are marked; start again for the rest"
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Final, TypeVar
 
 from kstreams_py.errors import BrokerUnavailable, KStreamsError
@@ -14,12 +15,14 @@ from kstreams_py.kafka.described_cluster import ClusterDescription, GroupPositio
 from kstreams_py.kafka.errors import TESTED_CLIENTS, client_version
 from kstreams_py.kafka.groups import POSITIONS_TOPIC, GroupInfo
 from kstreams_py.kafka.transaction_admin import TRANSACTIONS_TOPIC, TransactionAdmin
-from kstreams_py.operations.doctor.findings import Examined, Facts
+from kstreams_py.operations.dead_letters.text import show_time
+from kstreams_py.operations.doctor.findings import Examined, Facts, LettersFact
 from kstreams_py.operations.recover.status import find_undeclared, read_status
 from kstreams_py.operations.recover.task_status import TaskStatus, UndeclaredProcessor
 from kstreams_py.operations.transactions.abort import Findings, Transactions
 from kstreams_py.operations.transactions.hanging import FoundTransaction, clusters_of, topics_of
 from kstreams_py.processing.beginning import BegunPartition, read_begun
+from kstreams_py.processing.dead_letters.counting import LetterCounter
 from kstreams_py.records import TopicPartition
 from kstreams_py.settings import Settings
 from kstreams_py.steps.environment import Environment
@@ -30,6 +33,9 @@ POSITIONS: Final = "positions of the groups"
 
 OPEN_SECONDS: Final = 60.0
 """Age in seconds from which an open transaction is reported."""
+
+COUNT_SECONDS: Final = 10.0
+"""Seconds of counting dead letters: of more, the finding says at least how many there are."""
 
 
 class Examination:
@@ -69,6 +75,7 @@ class Examination:
             tasks=tasks,
             undeclared=undeclared,
             found=found,
+            letters=self._letters(cluster),
             client=client_version(),
             tested_clients=TESTED_CLIENTS,
             unseen=self._unseen,
@@ -117,6 +124,23 @@ class Examination:
         for tp, reason in found.refused.items():
             unseen[f"transactions of topic {tp.topic}"] = str(reason)
         return found.found
+
+    def _letters(self, cluster: ClusterDescription) -> dict[str, LettersFact]:
+        """Returns the dead letters that wait, by topic; a topic that does not exist is another finding."""
+        found: dict[str, LettersFact] = {}
+        if self._examined is None:
+            return found
+        counter = LetterCounter(self._examined.graph, self._environment)
+        declared = self._examined.graph.topics
+        for topic, count in counter.count(COUNT_SECONDS).items():
+            if not declared[topic].cluster and topic not in cluster.topics:
+                continue
+            if count.why:
+                self._unseen[f"dead letters in {topic}"] = count.why
+            elif count.counted:
+                since = self._look(f"dead letters in {topic}", partial(counter.find_oldest, topic), None)
+                found[topic] = LettersFact(count.counted, count.is_whole, None if since is None else show_time(since))
+        return found
 
     def _look(self, subject: str, ask: Callable[[], T], otherwise: T) -> T:
         return _look(subject, ask, otherwise, self._unseen)

@@ -50,6 +50,20 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
+class LettersFact:
+    """The dead letters of a topic that wait.
+
+    - `count`: how many, of those that were counted.
+    - `is_whole`: whether all were counted.
+    - `since`: the time of the first, as text; None if it has none.
+    """
+
+    count: int
+    is_whole: bool
+    since: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class Facts:
     """The facts of a cluster that this user may see.
 
@@ -58,6 +72,7 @@ class Facts:
     - `tasks`: the status of each task, see `kstreams recover status`.
     - `undeclared`: processors that the graph no longer declares.
     - `found`: transactions that hang or are open for long.
+    - `letters`: the dead letters that wait, by topic.
     - `client`, `tested_clients`: versions of librdkafka.
     - `now`: seconds since 1970.
     - `unseen`: the missing right, by the subject that could not be seen.
@@ -75,6 +90,7 @@ class Facts:
     tasks: Sequence[TaskStatus] = ()
     undeclared: Sequence[UndeclaredProcessor] = ()
     found: Sequence[FoundTransaction] = ()
+    letters: Mapping[str, LettersFact] = field(default_factory=dict)
     client: str = ""
     tested_clients: Collection[str] = ()
     unseen: Mapping[str, str] = field(default_factory=dict)
@@ -561,6 +577,23 @@ def find_members(facts: Facts, examined: Examined) -> Iterator[Finding]:
             )
 
 
+def find_letters(facts: Facts, examined: Examined) -> Iterator[Finding]:
+    """Finds dead letters that nobody has replayed or discarded."""
+    for topic, each in facts.letters.items():
+        if each.count:
+            number = f"{'' if each.is_whole else 'at least '}{each.count:,} dead letter"
+            wait = " waits" if each.count == 1 else "s wait"
+            since = f", the first of {each.since}" if each.since else ""
+            yield Finding(
+                Severity.WARNING,
+                "dead_letters",
+                topic,
+                f"{number}{wait}{since}: nobody has replayed or discarded {'it' if each.count == 1 else 'them'}",
+                f"kstreams dead-letters list {examined.name}; fix the cause, then kstreams dead-letters replay "
+                f"{examined.name}; or kstreams dead-letters discard {examined.name} --reason TEXT",
+            )
+
+
 OF_CLUSTER: Final[tuple[Callable[[Facts], Iterator[Finding]], ...]] = (
     find_transactions,
     find_replication,
@@ -581,6 +614,7 @@ OF_GRAPH: Final[tuple[Callable[[Facts, Examined], Iterator[Finding]], ...]] = (
     find_timeouts,
     find_sizes,
     find_members,
+    find_letters,
 )
 
 OF_OTHER_CLUSTER: Final[tuple[Callable[[Facts], Iterator[Finding]], ...]] = (

@@ -20,8 +20,8 @@ from kstreams_py.formats.serdes import Bytes, Json, Serde, String, bind
 from kstreams_py.graph.declarations import dead_letters
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import Output
-from kstreams_py.operations.dead_letters.letters import parse
 from kstreams_py.operations.dead_letters.text import Describer
+from kstreams_py.processing.dead_letters.letters import parse
 from kstreams_py.records import HASH_HEADER, NO_TIMESTAMP, PLACE_HEADER, Message
 
 P = TypeVar("P")

@@ -16,7 +16,6 @@ from kstreams_py.graph.limits import why_not_audited, why_not_judged
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import TopicInfo
 from kstreams_py.operations.committed import CommittedReader, find_all_topics
-from kstreams_py.operations.dead_letters.letters import LetterPlace
 from kstreams_py.operations.dead_letters.reader import LetterReader
 from kstreams_py.operations.pages import open_pages
 from kstreams_py.operations.recover.audit_report import AuditReport
@@ -24,6 +23,7 @@ from kstreams_py.operations.recover.comparison import Audit, FoundAnomaly, Joine
 from kstreams_py.operations.recover.positions import partitions_of, select
 from kstreams_py.processing.commits.attempts import Attempts
 from kstreams_py.processing.commits.opening import open_journal
+from kstreams_py.processing.dead_letters.letters import LetterPlace
 from kstreams_py.processing.journal.deliveries import DeliveryJournal
 from kstreams_py.processing.topics import ask_clusters
 from kstreams_py.records import HASH_HEADER, Message, Positions, TopicPartition, readable_headers
@@ -241,7 +241,8 @@ class _Run:
         marks = reader.marks()
         for letter in reader.letters():
             if (subject := by_id.get(letter.processor_id)) is not None:
-                replayed = letter.place in marks
+                mark = marks.get(letter.place)
+                replayed = mark is not None and not mark.is_discard
                 self._show(subject, subject.audit.take_letter(letter.place, letter.delivery_hash, replayed=replayed))
 
     def _read_outputs(self, topic: str, writers: Sequence[_Subject]) -> None:

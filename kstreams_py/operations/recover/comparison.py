@@ -26,7 +26,7 @@ from typing import Final
 
 from kstreams_py.graph.anomalies import TOLERATED, Kind
 from kstreams_py.graph.guarantees import Guarantee
-from kstreams_py.operations.dead_letters.letters import LetterPlace
+from kstreams_py.processing.dead_letters.letters import LetterPlace
 from kstreams_py.records import Positions, TopicPartition
 
 _INPUT: Final = 1

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any, Final, NamedTuple
 
+from kstreams_py.graph.loading import show_target
 from kstreams_py.graph.topology import Graph
 from kstreams_py.printable import join_lines
 from kstreams_py.running.health import still, unready
@@ -35,6 +36,7 @@ def overview(
     still: Sequence[str],
     unready: Sequence[str],
     findings: Sequence[Problem] = (),
+    target: str = "GRAPH",
 ) -> dict[str, Any]:
     """Returns the whole answer.
 
@@ -42,6 +44,7 @@ def overview(
     - `at`: the time, in seconds since 1970.
     - `still`, `unready`: what /livez and /readyz report.
     - `findings`: the problems, the worst first.
+    - `target`: how a command names the graph.
     """
     slots = () if view is None else view.status.slots
     reports = [report for slot in slots for report in slot.reports]
@@ -55,6 +58,7 @@ def overview(
         "draining": view is not None and view.status.stopping,
         "graph": {
             "name": graph.name,
+            "target": target,
             "topics": list(graph.topics),
             "processors": [
                 {
@@ -71,6 +75,12 @@ def overview(
             ],
         },
         "slots": [] if view is None else [_slot(slot, view) for slot in slots],
+        "dead_letters_waiting": []
+        if view is None
+        else [
+            {"topic": topic, "count": count.known, "counted": count.counted, "why": count.why or None}
+            for topic, count in view.status.waiting.items()
+        ],
         "dead_letters": []
         if view is None
         else [
@@ -195,6 +205,10 @@ class Endpoints:
     def _page(self) -> Page:
         return build_page(self._graph)
 
+    @cached_property
+    def _target(self) -> str:
+        return show_target(self._graph)
+
     def _metrics(self) -> Answer:
         view = self._observed.read()
         status = RunStatus((), self._clock()) if view is None else view.status
@@ -215,6 +229,7 @@ class Endpoints:
             still=self._still(view),
             unready=self._unready(view),
             findings=self._findings(view),
+            target=self._target,
         )
         return Answer(200, JSON, json.dumps(found).encode())
 

@@ -31,6 +31,8 @@ REMEDIES: Final[Mapping[str, str]] = {
     "held": "Find the missing event (`kstreams order stopped`); if it is lost, `kstreams order accept` the next one.",
     "stopped": "See `kstreams order stopped`, find who sent the event, then `kstreams order resume` or `accept`.",
     "dead_letters": "See `kstreams dead-letters list`, fix the cause, then run `kstreams dead-letters replay`.",
+    "waiting": "Run `kstreams dead-letters list`; `replay` what can succeed now, and `discard` the rest with a reason.",
+    "waiting_unknown": "Fix what it names: a topic, or a right to read dead letters and their marks (`kstreams acls`).",
     "dropped": "Declare a dead-letter topic (errors=): without one, failed steps are only in the log.",
     "lag_unknown": "Check that the brokers answer and that the worker may read the topic: its lag is unknown.",
     "behind_state": "Fix that first: the lag shrinks once its workers run again.",
@@ -64,6 +66,8 @@ RUNBOOK: Final[Mapping[str, str]] = {
     "held": "KstreamsEventsHeld",
     "stopped": "KstreamsObjectsStopped",
     "dead_letters": "KstreamsDeadLetters",
+    "waiting": "KstreamsDeadLettersWait",
+    "waiting_unknown": "KstreamsDeadLettersWait",
     "dropped": "KstreamsDeadLetters",
     "lag_unknown": "KstreamsLagUnknown",
     "behind_state": "KstreamsBehind",
@@ -167,6 +171,7 @@ def find(processors: Sequence[Processor], seen: Seen) -> list[Problem]:
         reports = [(slot, report) for slot in seen.status.slots for report in _reports(slot, processor.id)]
         found += [*_failed(processor, reports, seen), *_spare(processor, reports)]
         found += _behind(processor, reports, seen, found)
+    found += _letters(seen.status)
     return sorted(found, key=lambda each: _ORDER.index(each.level))
 
 
@@ -248,6 +253,18 @@ def _failed(processor: Processor, workers: Workers, seen: Seen) -> Iterator[Prob
         what += f", {growth:.1f} more each second" if growth else f", the last {_time(last)} ago"
         level: Level = "bad" if growth else "warning" if last <= FAILED_SECONDS else "note"
         yield Problem(level, "dead_letters" if processor.errors else "dropped", None, processor.id, what)
+
+
+def _letters(status: RunStatus) -> Iterator[Problem]:
+    """Yields the findings of the dead letters that wait, whichever run has written them."""
+    for topic, count in status.waiting.items():
+        if count.counted:
+            number = "" if count.is_whole else "at least "
+            wait = "letter waits" if count.counted == 1 else "letters wait"
+            yield Problem("warning", "waiting", None, None, f"{number}{count.counted:,} dead {wait} in {topic}")
+        elif count.why:
+            what = f"it is not known how many dead letters wait in {topic}: {count.why}"
+            yield Problem("note", "waiting_unknown", None, None, what)
 
 
 def _spare(processor: Processor, workers: Workers) -> Iterator[Problem]:

@@ -150,6 +150,12 @@ def _silent(status: RunStatus) -> Iterator[tuple[Labels, float]]:
         yield (str(slot.number),), slot.silent
 
 
+def _letters(status: RunStatus) -> Iterator[tuple[Labels, float]]:
+    for topic, count in status.waiting.items():
+        if count.known is not None:
+            yield (topic,), count.known
+
+
 _STATES: Final = ", ".join(WorkerState)
 _OUTCOMES: Final = "; ".join(f"{name}: {meaning}" for name, meaning in EVENTS.items())
 
@@ -199,6 +205,13 @@ SERIES: Final[tuple[Series, ...]] = (
         "objects whose events are dead letters until an operator resumes them",
         WORKER,
         _waiting("stopped"),
+    ),
+    Series(
+        "dead_letters_waiting",
+        "gauge",
+        "dead letters of the graph in a topic that are neither replayed nor discarded; absent if not known",
+        ("topic",),
+        _letters,
     ),
     Series("restarts", "counter", "processes of the slot after the first", ("slot",), _restarts),
     Series("up", "gauge", "1 if the slot has a process, 0 if not", ("slot",), _up),

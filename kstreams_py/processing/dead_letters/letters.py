@@ -1,9 +1,10 @@
-"""A dead letter as it is read back, the selection of dead letters, and their counts."""
+"""A dead letter as it is read back, its mark, the selection of dead letters, and their counts."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from kstreams_py.errors import DecodeError
@@ -86,10 +87,30 @@ class Letter:
         """The id of the processor in its graph."""
         return self.processor.rpartition(".")[2]
 
+    def is_of(self, graph: str) -> bool:
+        """Returns whether a processor of this graph has written it: graphs may share a topic of dead letters."""
+        return self.processor.rpartition(".")[0] == graph
+
     @property
     def has_whole_inputs(self) -> bool:
         """Whether no key, value or header of its inputs was cut."""
         return not any(part.startswith(("key of ", "value of ", "headers of ")) for part in self.cut.split("; "))
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What became of a dead letter.
+
+    - `timestamp`: of the mark, in milliseconds since 1970.
+    - `reason`: why it was discarded; None if it was replayed.
+    """
+
+    timestamp: int
+    reason: str | None = None
+
+    @property
+    def is_discard(self) -> bool:
+        return self.reason is not None
 
 
 def parse(m: Message, deserialize: Callable[[bytes], Any]) -> Letter:
@@ -162,30 +183,40 @@ class LetterSelection:
 class LetterGroup:
     """Dead letters of one processor and one class of exceptions.
 
-    - `waiting`, `replayed`: how many are not replayed, and how many are.
     - `first`, `last`: the oldest and newest timestamp.
     - `example`: the newest one that waits; the newest of all if none waits.
+    - `waiting`, `replayed`: how many have no mark, and how many are replayed.
+    - `reasons`: how many are discarded, by the reason.
     """
 
-    waiting: int
-    replayed: int
     first: int
     last: int
     example: Letter
+    waiting: int = 0
+    replayed: int = 0
+    reasons: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def discarded(self) -> int:
+        return self.reasons.total()
 
 
-def group(letters: Iterable[tuple[Letter, bool]]) -> dict[tuple[str, str], LetterGroup]:
-    """Groups dead letters by processor and exception class; each comes with whether it is replayed."""
+def group(letters: Iterable[tuple[Letter, Mark | None]]) -> dict[tuple[str, str], LetterGroup]:
+    """Groups dead letters by processor and exception class; each comes with its mark, None if it waits."""
     found: dict[tuple[str, str], LetterGroup] = {}
-    for letter, replayed in letters:
+    for letter, mark in letters:
         key = letter.processor, letter.error
         each = found.get(key)
         if each is None:
-            each = found[key] = LetterGroup(0, 0, letter.timestamp, letter.timestamp, letter)
-        if not replayed or not each.waiting:
+            each = found[key] = LetterGroup(letter.timestamp, letter.timestamp, letter)
+        if mark is None or not each.waiting:
             each.example = letter
-        each.waiting += not replayed
-        each.replayed += replayed
+        if mark is None:
+            each.waiting += 1
+        elif mark.reason is None:
+            each.replayed += 1
+        else:
+            each.reasons[mark.reason] += 1
         each.first = min(each.first, letter.timestamp)
         each.last = max(each.last, letter.timestamp)
     return dict(sorted(found.items()))

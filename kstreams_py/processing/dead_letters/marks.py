@@ -1,8 +1,11 @@
-"""The records that mark dead letters as replayed, in the compacted topic `__ks.<graph>.replayed`.
+"""The records that mark dead letters as replayed or discarded, in the compacted topic `__ks.<graph>.replayed`.
 
 A mark is keyed by the place of its dead letter: topic, topic id, partition and offset. It is not keyed by the delivery
 hash: after a group's offsets were set back, the same delivery fails with the same hash and writes a new dead letter,
 which must be replayed on its own. If one delivery has several dead letters when a replay begins, all are marked.
+
+A mark with a reason says that the dead letter is discarded. A release that knows no reasons reads it as the mark of a
+replayed dead letter, and so leaves it out of a replay as well. A replay of discarded dead letters writes over it.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from typing import Final
 
 from kstreams_py.kafka.contracts import Output, TopicInfo
 from kstreams_py.kafka.foreign_records import is_offset, parse_json
-from kstreams_py.operations.dead_letters.letters import Letter, LetterPlace
+from kstreams_py.processing.dead_letters.letters import Letter, LetterPlace, Mark
 from kstreams_py.records import Message
 
 MARKS_SETTINGS: Final[Mapping[str, str]] = {"cleanup.policy": "compact"}
@@ -27,13 +30,18 @@ def begin_record(topic: str, token: bytes) -> Output:
     return (topic, token, BEGUN, 0, None, None, 0, None)
 
 
-def mark_record(topic: str, place: LetterPlace, letter: Letter, letters: Mapping[str, TopicInfo]) -> Output:
+def mark_record(
+    topic: str, place: LetterPlace, letter: Letter, letters: Mapping[str, TopicInfo], reason: str | None = None
+) -> Output:
     """Returns the mark of the dead letter at a place.
 
     - `letter`: a dead letter of the same delivery.
     - `letters`: the topics of dead letters, by name.
+    - `reason`: why it is discarded; None if it is replayed.
     """
     value = {"processor": letter.processor, "delivery_hash": letter.delivery_hash.hex()}
+    if reason is not None:
+        value["discarded"] = reason
     return (topic, json.dumps(value).encode(), _key(place, letters), 0, None, None, 0, None)
 
 
@@ -60,11 +68,13 @@ def marked_place(m: Message, letters: Mapping[str, TopicInfo]) -> LetterPlace | 
             raise ValueError("its key names no place")
 
 
-def check_mark(m: Message) -> None:
-    """Raises ValueError if the value is no value of a mark."""
+def read_mark(m: Message) -> Mark:
+    """Returns the mark that a record holds. Raises ValueError if its value is no value of a mark."""
     match parse_json(m.value() or b""):
-        case {"processor": str(), "delivery_hash": str()}:
-            pass
+        case {"processor": str(), "delivery_hash": str(), "discarded": str(reason)}:
+            return Mark(m.timestamp()[1], reason)
+        case {"processor": str(), "delivery_hash": str(), **others} if "discarded" not in others:
+            return Mark(m.timestamp()[1])
         case _:
             raise ValueError("its value names no delivery")
 
