@@ -1,4 +1,4 @@
-"""The answers of the HTTP endpoints: the page /, /metrics, /livez, /readyz, and /status with all that is known."""
+"""The answers of the HTTP endpoints: /, /runbook, /metrics, /livez, /readyz, and /status with all that is known."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from kstreams_py.running.health import still, unready
 from kstreams_py.running.http.observed import ObservedRun, View
 from kstreams_py.running.http.page import Page, build_page
 from kstreams_py.running.http.remedies import Problem, Seen, find
+from kstreams_py.running.http.runbook import build_runbook
 from kstreams_py.running.http.series import CONTENT_TYPE, exposition
 from kstreams_py.running.reports import Report, totals
 from kstreams_py.running.status import RunStatus, SlotStatus
@@ -60,6 +61,7 @@ def overview(
                 {
                     "processor": each.id,
                     "kind": each.kind,
+                    "ordered": each.ordered is not None,
                     "guarantee": each.guarantee,
                     "inputs": [topic.name for topic in each.inputs],
                     "outputs": [topic.name for topic in each.outputs],
@@ -68,6 +70,16 @@ def overview(
                     "totals": _totals(sums.get(each.id), view),
                 }
                 for each in graph.processors
+            ],
+            "pipelines": [
+                {
+                    "pipeline": each.id,
+                    "mode": each.mode,
+                    "every_seconds": each.every,
+                    "inputs": [topic.name for topic in each.inputs],
+                    "target": str(each.target),
+                }
+                for each in graph.pipelines
             ],
         },
         "slots": [] if view is None else [_slot(slot, view) for slot in slots],
@@ -174,6 +186,7 @@ class Endpoints:
         self._wall = wall
         self._pages: dict[str, Callable[[], Answer]] = {
             "/": lambda: Answer(200, HTML, *self._page),  # built at the first request
+            "/runbook": lambda: Answer(200, HTML, *self._runbook),
             "/metrics": self._metrics,
             "/livez": self._livez,
             "/readyz": self._readyz,
@@ -194,6 +207,10 @@ class Endpoints:
     @cached_property
     def _page(self) -> Page:
         return build_page(self._graph)
+
+    @cached_property
+    def _runbook(self) -> Page:
+        return build_runbook()
 
     def _metrics(self) -> Answer:
         view = self._observed.read()
