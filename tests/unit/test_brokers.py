@@ -10,7 +10,7 @@ NONE = "no Kafka broker answers at {}: start one (`kstreams broker start`), corr
 
 REASONS = {
     "a connection": (f"h:9092/2: {CONNECT}", "broker 2 at h:9092 does not answer"),
-    "a connection with TLS": (f"sasl_ssl://k-1.example:9093/12: {CONNECT}", "broker 12 at k-1.example:9093 does not answer"),
+    "a connection with TLS": (f"sasl_ssl://k-1.my:9093/12: {CONNECT}", "broker 12 at k-1.my:9093 does not answer"),
     "a connection by IPv6": (f"[::1]:9092/1: {CONNECT}", "broker 1 at [::1]:9092 does not answer"),
     "the first connection": (f"h:9092/bootstrap: {CONNECT}", "the broker at h:9092 does not answer"),
     "a coordinator": (f"committing: TxnCoordinator: h:9092: {CONNECT}", "the broker at h:9092 does not answer"),
@@ -20,10 +20,6 @@ REASONS = {
     ),
     "no broker": (NONE.format("h:9092"), "the broker at h:9092 does not answer"),
     "none of several brokers": (NONE.format("a:1,b:2"), "no broker at a:1,b:2 answers"),
-    "no answer to an administrative request": (
-        "describing groups 'a': no broker at h:9092 answers within 10 s: start one",
-        "the broker at h:9092 does not answer",
-    ),
     "another cluster": (
         f"cluster 'west': {NONE.format('w:1')}; newest error of a connection: w:1/1: {CONNECT}",
         "cluster 'west': broker 1 at w:1 does not answer",

@@ -312,7 +312,7 @@ def test_state_of_a_worker_is_written_with_a_sign_of_its_own(changed: dict[str, 
     assert browser.picture("processor", "price")[2] == state
 
 
-def test_ordered_processor_has_its_held_events_and_stopped_objects_where_they_are_known() -> None:
+def test_ordered_processor_has_its_held_events_and_stopped_objects() -> None:
     graph = Graph("shop")
     graph.ordered(graph.topic("orders"), to=graph.topic("prices"), id="price")(max)
     browser = Browser(graph)
@@ -406,7 +406,9 @@ def chain(*topics: str, ids: tuple[str, ...] = ("validate", "price", "count", "s
     "graph",
     [
         chain("shop.orders", "shop.valid", "shop.priced", "shop.counted", "shop.shipped"),
-        chain(*(f"eu.shop.orders.{word}" for word in ("incoming-v2", "validated", "with_prices", "by_customer", "out"))),
+        chain(
+            *(f"eu.shop.orders.{word}" for word in ("incoming-v2", "validated", "with_prices", "by_customer", "out"))
+        ),
         chain(*(f"t{i}" + "x" * 240 for i in range(5)), ids=tuple(f"p{i}" + "y" * 90 for i in range(4))),
     ],
     ids=["short names", "names in parts", "names without parts"],
@@ -502,9 +504,9 @@ def test_runbook_is_served_whole_with_the_anchors_of_the_documentation() -> None
 
 def test_markdown_of_the_runbook_is_rendered_and_escaped() -> None:
     text = """\
-### Spare `x` <workers>
+### Spare `x` & <workers>
 
-`a <b>` and **bold `c`**, [here](#below), [there](state.md#what-holds) & on
+`<b>` and **b `c`**, [x](#up), [y](a.md#what-holds) on
 the next line
 
 1. one
@@ -513,17 +515,16 @@ the next line
 
 | a | `b` |
 |---|---|
-| 1 | [2](#below) |
+| 1 | [2](#up) |
 """
     assert render(text).split("\n") == [
-        '<h3 id="spare-x-workers">Spare <code>x</code> &lt;workers&gt;</h3>',
-        '<p><code>a &lt;b&gt;</code> and <b>bold <code>c</code></b>, <a href="#below">here</a>, there '
-        "(<code>docs/state.md</code>) &amp; on",
+        '<h3 id="spare-x-workers">Spare <code>x</code> &amp; &lt;workers&gt;</h3>',
+        '<p><code>&lt;b&gt;</code> and <b>b <code>c</code></b>, <a href="#up">x</a>, y (<code>docs/a.md</code>) on',
         "the next line</p>",
         "<ol><li>one",
         "</li><li>two",
         "   goes on</li></ol>",
         "<table>",
         "<thead><tr><th>a</th><th><code>b</code></th></tr></thead>",
-        '<tbody><tr><td>1</td><td><a href="#below">2</a></td></tr></tbody></table>',
+        '<tbody><tr><td>1</td><td><a href="#up">2</a></td></tr></tbody></table>',
     ]

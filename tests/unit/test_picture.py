@@ -264,7 +264,7 @@ flowchart LR
     )
 
 
-def test_mermaid_names_ordered_processors_and_pipelines_with_their_inputs_and_targets() -> None:
+def test_mermaid_names_ordered_processors_and_pipelines_with_inputs_and_targets() -> None:
     graph = Graph("airport")
     events, applied, counts = (graph.topic(name) for name in ("events", "applied", "counts"))
     graph.ordered(events, to=applied, id="apply")(lambda event: event)

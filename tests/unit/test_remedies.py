@@ -203,14 +203,13 @@ def test_what_is_not_well_is_named_with_its_kind(what: str) -> None:
 REFUSED = "h:9092/2: Connect to ipv4#10.0.0.7:9092 failed: Connection refused (after 0ms in state CONNECT)"
 
 
-def test_broker_that_is_away_is_one_finding_with_all_that_it_affects_and_no_effect_of_it() -> None:
+def test_broker_that_is_away_is_one_finding_with_all_that_it_affects() -> None:
     """Nor is a transaction that cannot be committed meanwhile, or a lag that grows."""
-    away = {"state": WorkerState.BROKER_AWAY, "open_seconds": 99.0}
-    behind = {"lags": {0: 3_000, 1: 3_000}}
+    away: dict[str, Any] = {"state": WorkerState.BROKER_AWAY, "open_seconds": 99.0, "lags": {0: 3_000, 1: 3_000}}
     slots = [
-        slot(report("match", **behind, why=f"no Kafka broker answers at h:9092: {REFUSED}", **away),
-             report(**behind, why="committing: timed out (_TIMED_OUT)", **away)),
-        slot(report("match", **behind, why=REFUSED, **away), report(), number=1),
+        slot(report("match", why=f"no Kafka broker answers at h:9092: {REFUSED}", **away),
+             report(why="committing: timed out (_TIMED_OUT)", **away)),
+        slot(report("match", why=REFUSED, **away), report(), number=1),
     ]  # fmt: skip
     what = "broker 2 at h:9092 does not answer: it affects price, match"
     assert findings(*slots) == [Problem("bad", "broker_away", None, None, what, ("price", "match"))]

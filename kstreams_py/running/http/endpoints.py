@@ -11,6 +11,8 @@ from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any, Final, NamedTuple
 
+from kstreams_py.graph.declarations import Processor
+from kstreams_py.graph.pipelines import Pipeline
 from kstreams_py.graph.topology import Graph
 from kstreams_py.printable import join_lines
 from kstreams_py.running.health import still, unready
@@ -58,29 +60,9 @@ def overview(
             "name": graph.name,
             "topics": list(graph.topics),
             "processors": [
-                {
-                    "processor": each.id,
-                    "kind": each.kind,
-                    "ordered": each.ordered is not None,
-                    "guarantee": each.guarantee,
-                    "inputs": [topic.name for topic in each.inputs],
-                    "outputs": [topic.name for topic in each.outputs],
-                    "target": None if each.target is None else str(each.target),
-                    "dead_letters": each.errors,
-                    "totals": _totals(sums.get(each.id), view),
-                }
-                for each in graph.processors
+                {**_processor(each), "totals": _totals(sums.get(each.id), view)} for each in graph.processors
             ],
-            "pipelines": [
-                {
-                    "pipeline": each.id,
-                    "mode": each.mode,
-                    "every_seconds": each.every,
-                    "inputs": [topic.name for topic in each.inputs],
-                    "target": str(each.target),
-                }
-                for each in graph.pipelines
-            ],
+            "pipelines": [_pipeline(each) for each in graph.pipelines],
         },
         "slots": [] if view is None else [_slot(slot, view) for slot in slots],
         "dead_letters": []
@@ -89,6 +71,29 @@ def overview(
             {"time": timestamp(each.at), "slot": each.slot, "processor": each.processor, "text": each.text}
             for each in view.failures
         ],
+    }
+
+
+def _processor(processor: Processor) -> dict[str, Any]:
+    return {
+        "processor": processor.id,
+        "kind": processor.kind,
+        "ordered": processor.ordered is not None,
+        "guarantee": processor.guarantee,
+        "inputs": [topic.name for topic in processor.inputs],
+        "outputs": [topic.name for topic in processor.outputs],
+        "target": None if processor.target is None else str(processor.target),
+        "dead_letters": processor.errors,
+    }
+
+
+def _pipeline(pipeline: Pipeline) -> dict[str, Any]:
+    return {
+        "pipeline": pipeline.id,
+        "mode": pipeline.mode,
+        "every_seconds": pipeline.every,
+        "inputs": [topic.name for topic in pipeline.inputs],
+        "target": str(pipeline.target),
     }
 
 

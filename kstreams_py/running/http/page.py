@@ -6,13 +6,14 @@ import base64
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from importlib.resources import files
 from itertools import pairwise
 from typing import Final, NamedTuple
 
+from kstreams_py.graph.declarations import Processor
 from kstreams_py.graph.layout import ARROW, Box, Edge, Line, Point, lay_out
 from kstreams_py.graph.picture import elements
 from kstreams_py.graph.topology import Graph
@@ -34,12 +35,6 @@ PHONE: Final = 469.0
 
 NAME_MAX: Final = 12
 """The most characters of a name in one line."""
-
-VALUES: Final = ("state", "workers", "in", "out", "lag")
-"""The first live values in the box of a processor, a line for each; `failed` is the last."""
-
-EVENTS: Final = ("held", "stopped")
-"""Further values of a processor that applies events in the order of their objects."""
 
 VALUES_WIDTH: Final = 106.0
 """The width of the longest live values, as in "\N{WARNING SIGN} broker away" and "12,345/s out"."""
@@ -118,7 +113,8 @@ def draw_live(graph: Graph, *, upright: bool) -> LivePicture:
     labelled = {edge for edge in edges if edge.target in joins}
     inside = {edge.source for edge in labelled if readers[edge.source] == 1}
     is_spaced = any(edge.source not in inside for edge in labelled)
-    live = {node: _live_box(box, has_lag=node in inside, upright=upright) for node, box in boxes.items()}
+    values = dict.fromkeys(inside, ("lag",)) | {f"processor {each.id}": _values(each) for each in graph.processors}
+    live = {node: _live_box(box, values.get(node, ()), upright=upright) for node, box in boxes.items()}
     layout = lay_out(live, edges, GAPS[upright][is_spaced])
     placed = {
         node: _Drawn(live[node], *((box.y, box.x) if upright else (box.x, box.y)), *_size(live[node].texts))
@@ -150,26 +146,29 @@ def wrap(name: str) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _live_box(box: Box, *, has_lag: bool, upright: bool) -> _LiveBox:
-    texts = tuple(_texts(box, has_lag=has_lag))
+def _values(processor: Processor) -> tuple[str, ...]:
+    """Returns the live values in the box of a processor, a line for each."""
+    events = () if processor.ordered is None else ("held", "stopped")
+    return ("state", "workers", "in", "out", "lag", *events, "failed")
+
+
+def _live_box(box: Box, values: Sequence[str], *, upright: bool) -> _LiveBox:
+    texts = tuple(_texts(box, values))
     across, along = _size(texts)[::-1] if upright else _size(texts)
     return _LiveBox(box.role, box.name, box.over, box.under, box.tooltip, texts=texts, across=across, along=along)
 
 
-def _texts(box: Box, *, has_lag: bool) -> Iterator[_Text]:
-    """Yields the texts of a box from top to bottom. `has_lag`: the lag of its reader is in the topic's box."""
+def _texts(box: Box, values: Sequence[str]) -> Iterator[_Text]:
+    """Yields the texts of a box from top to bottom. `values`: the names of its live values."""
     if box.is_function:
         words = f"{box.over}, {box.under}"
         yield _Text("small", "", (words,) if len(words) <= NAME_MAX + 6 else (box.over, box.under))
     yield _Text("name", "", wrap(box.name))
-    if box.role == "processor":
-        for value in (*VALUES, *(EVENTS if box.over.startswith("ordered ") else ()), "failed"):
-            yield _Text("state" if value == "state" else "small", value, ("",))
-    elif has_lag:
-        yield _Text("small", "lag", ("",))
+    for value in values:
+        yield _Text("state" if value == "state" else "small", value, ("",))
 
 
-def _size(texts: tuple[_Text, ...]) -> Point:
+def _size(texts: Sequence[_Text]) -> Point:
     """Returns the width and height of a box with these texts."""
     widths = [FONTS[text.kind][0] * len(line) for text in texts for line in text.lines]
     live = [text.value for text in texts if text.value]
@@ -177,7 +176,7 @@ def _size(texts: tuple[_Text, ...]) -> Point:
     return max(widths) + 18, sum(FONTS[text.kind][1] * len(text.lines) for text in texts) + 16
 
 
-def _label(line: Line, labelled: Set[Edge], inside: Mapping[str, _Drawn], *, upright: bool) -> _Label | None:
+def _label(line: Line, labelled: Collection[Edge], inside: Mapping[str, _Drawn], *, upright: bool) -> _Label | None:
     """Returns the live value of a line: of dead letters at its first point, a lag at its last point.
 
     - `labelled`: the edges with a lag.
@@ -243,20 +242,26 @@ def _draw_box(drawn: _Drawn) -> str:
     left, top = x - width / 2, y - height / 2
     attribute = f"data-{box.role}" if box.is_function or box.role == "target" else "data-topic"
     at, words = top + 8, ""
-    for kind, value, lines in box.texts:
-        size = FONTS[kind][1]
-        starts = [at + size * (number + 0.75) for number in range(len(lines))]
-        at += size * len(lines)
-        if value == "lag" and not box.is_function:
-            continue  # the line to its reader draws it
-        rows = [f'<tspan x="{x:.1f}" y="{start:.1f}">{escape(line)}</tspan>' for start, line in zip(starts, lines)]
-        text = "".join(rows) if len(lines) > 1 else escape(lines[0])
-        words += f'<text class="{kind}" x="{x:.1f}" y="{starts[0]:.1f}" data-value="{value}">{text}</text>'
+    for text in box.texts:
+        if box.is_function or not text.value:  # else it is the lag, which the line to the reader has
+            words += _draw_text(text, x, at)
+        at += FONTS[text.kind][1] * len(text.lines)
     return (
         f'<g class="{box.role}" {attribute}="{escape(box.name)}"><title>{escape(box.tooltip)}</title>'
         f'<rect x="{left:.1f}" y="{top:.1f}" width="{width:.1f}" height="{height:.1f}" '
         f'rx="{7 if box.is_function else min(height / 2, 16):g}"/>{words}</g>'
     )
+
+
+def _draw_text(text: _Text, x: float, top: float) -> str:
+    height = FONTS[text.kind][1]
+    lines = [
+        f'<tspan x="{x:.1f}" y="{top + height * (number + 0.75):.1f}">{escape(line)}</tspan>'
+        for number, line in enumerate(text.lines)
+    ]
+    content = "".join(lines) if len(lines) > 1 else escape(text.lines[0])
+    start = f'x="{x:.1f}" y="{top + height * 0.75:.1f}"'
+    return f'<text class="{text.kind}" {start} data-value="{text.value}">{content}</text>'
 
 
 class Page(NamedTuple):
