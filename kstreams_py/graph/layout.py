@@ -31,7 +31,11 @@ Span = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A topic (`role` topic or dead_letters) or a processor as drawn: its text, and its centre and size in pixels."""
+    """A topic, processor, pipeline or target as drawn: its text, and its centre and size in pixels.
+
+    - `role`: topic, dead_letters, processor, pipeline or target.
+    - `over`, `under`: the words over and under the name of a function; "" for others.
+    """
 
     role: str
     name: str
@@ -42,13 +46,18 @@ class Box:
     y: float = 0.0
 
     @property
+    def is_function(self) -> bool:
+        """Whether it is a processor or a pipeline."""
+        return self.role in ("processor", "pipeline")
+
+    @property
     def width(self) -> float:
         small = max(len(self.over), len(self.under))
         return max(len(self.name) * CHARACTER_WIDTH, small * SMALL_CHARACTER_WIDTH) + 26
 
     @property
     def height(self) -> float:
-        return 60.0 if self.role == "processor" else 30.0
+        return 60.0 if self.is_function else 30.0
 
 
 @dataclass(frozen=True, slots=True)

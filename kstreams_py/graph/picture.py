@@ -7,7 +7,7 @@ from html import escape
 from itertools import pairwise
 from typing import Final
 
-from kstreams_py.graph.declarations import show_serde
+from kstreams_py.graph.declarations import Topic, show_serde
 from kstreams_py.graph.layout import ARROW, Box, Edge, Line, lay_out
 from kstreams_py.graph.topology import Graph
 
@@ -15,6 +15,7 @@ FONT: Final = "ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', monospace"
 INKS: Final[Mapping[str, tuple[str, str, str]]] = {
     "topic": ("#f4f6f9", "#7b8794", "#1f2933"),
     "processor": ("#e6f0ff", "#3b74d1", "#12305f"),
+    "pipeline": ("#f3eefb", "#8059c4", "#3c2468"),
     "target": ("#eef7ec", "#4f9a46", "#1f4a1a"),
     "dead_letters": ("#fdeeec", "#cf5044", "#7f2219"),
 }
@@ -34,7 +35,7 @@ def mermaid(graph: Graph) -> str:
     lines = ["flowchart LR"]
     for node, box in boxes.items():
         words = f"<br/>{box.over}, {box.under}{states.get(node, '')}"
-        label = f'["{box.name}{words}"]' if box.role == "processor" else f'(["{box.name}"])'
+        label = f'["{box.name}{words}"]' if box.is_function else f'(["{box.name}"])'
         lines.append(f"    {names[node]}{label}:::{box.role}")
     lines += [f"    {names[a]} {'-.->' if dead else '-->'} {names[b]}" for a, b, dead in edges]
     lines += [
@@ -55,6 +56,7 @@ def elements(graph: Graph) -> tuple[dict[str, Box], list[Edge]]:
     for processor in graph.processors:
         node = f"processor {processor.id}"
         kind, guarantee = (word.replace("_", " ") for word in (processor.kind, processor.guarantee))
+        kind = f"ordered {kind}" if processor.ordered else kind
         boxes[node] = Box("processor", processor.id, kind, guarantee, f"{processor.id}: {kind}, {guarantee}")
         edges += [Edge(f"topic {topic.name}", node, dead=False) for topic in processor.inputs]
         edges += [Edge(node, f"topic {topic.name}", dead=False) for topic in processor.outputs]
@@ -63,6 +65,15 @@ def elements(graph: Graph) -> tuple[dict[str, Box], list[Edge]]:
             boxes[f"target {target}"] = Box("target", target, "", "", f"{target}: {columns}")
             edges.append(Edge(node, f"target {target}", dead=False))
         edges += [Edge(node, f"topic {processor.errors}", dead=True)] if processor.errors else []
+    for pipeline in graph.pipelines:
+        node, target = f"pipeline {pipeline.id}", str(pipeline.target)
+        every = f"every {pipeline.every} s"
+        tooltip = f"{pipeline.id}: a pipeline in Spark, {pipeline.mode}, {every}"
+        boxes[node] = Box("pipeline", pipeline.id, f"Spark, {pipeline.mode}", every, tooltip)
+        kept = f"topic {target}" if isinstance(pipeline.target, Topic) else f"target {target}"
+        boxes.setdefault(kept, Box("target", target, "", "", target))
+        edges += [Edge(f"topic {topic.name}", node, dead=False) for topic in pipeline.inputs]
+        edges.append(Edge(node, kept, dead=False))
     return boxes, edges
 
 
@@ -102,9 +113,9 @@ def _draw_line(line: Line) -> str:
 def _draw_box(box: Box) -> str:
     """Draws a rounded box with its text: the name, and small words over and under it."""
     fill, stroke, ink = INKS[box.role]
-    bend = 7 if box.role == "processor" else box.height / 2
+    bend = 7 if box.is_function else box.height / 2
     dashes = ' stroke-dasharray="5 4"' if box.role == "dead_letters" else ""
-    weight = ' font-weight="600"' if box.role == "processor" else ""
+    weight = ' font-weight="600"' if box.is_function else ""
     left, top = box.x - box.width / 2, box.y - box.height / 2
     words = [
         f'<text x="{box.x:.1f}" y="{box.y + down:.1f}" font-size="10.5" fill="{ink}">{escape(word)}</text>'

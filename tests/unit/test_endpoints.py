@@ -30,11 +30,13 @@ from kstreams_py.running.http.endpoints import Answer, Endpoints
 from kstreams_py.running.http.observed import FAILURES_KEPT, Failed, ObservedRun
 from kstreams_py.running.http.page import build_page
 from kstreams_py.running.http.remedies import REMEDIES, RUNBOOK
+from kstreams_py.running.http.runbook import build_runbook
 from kstreams_py.running.http.series import SERIES, exposition, meanings
 from kstreams_py.running.http.server import CONNECTIONS_MAX, REQUEST_MAX, _head, is_own_host, serving
 from kstreams_py.running.reports import Report
 from kstreams_py.running.status import End, RunStatus, SlotStatus
 from kstreams_py.running.wiring import observing
+from kstreams_py.sinks import Parquet
 from kstreams_py.testing import ManualClock, TestDriver
 from tests.tables import each_case
 
@@ -261,8 +263,35 @@ def test_page_is_served_as_html_with_its_policy() -> None:
     assert Site().endpoints.answer("/") == Answer(200, "text/html; charset=utf-8", html, policy)
 
 
+def test_runbook_is_served_as_html_with_its_policy() -> None:
+    html, policy = build_runbook()
+    assert Site().endpoints.answer("/runbook") == Answer(200, "text/html; charset=utf-8", html, policy)
+
+
+def test_status_names_ordered_processors_and_pipelines_with_their_inputs_and_targets() -> None:
+    graph = Graph("airport")
+    applied, counts = graph.topic("applied"), graph.topic("counts")
+    graph.ordered(graph.topic("events"), to=applied, id="apply")(lambda event: event)
+    graph.pipeline("events", applied, to=Parquet("gates"), id="gates", every="2 minutes")(lambda df_1, df_2: df_1)
+    graph.pipeline(applied, to=counts, id="count", mode="append")(lambda df: df)
+    found = json.loads(Endpoints(graph, ObservedRun(), 30.0).answer("/status").body)["graph"]
+    assert [(each["processor"], each["kind"], each["ordered"]) for each in found["processors"]] == [
+        ("apply", "map", True)
+    ]
+    assert found["pipelines"] == [
+        {
+            "pipeline": "gates",
+            "mode": "complete",
+            "every_seconds": 120,
+            "inputs": ["events", "applied"],
+            "target": "gates",
+        },
+        {"pipeline": "count", "mode": "append", "every_seconds": 60, "inputs": ["applied"], "target": "counts"},
+    ]
+
+
 def test_unknown_path_names_those_that_exist() -> None:
-    assert Site().get("/metric") == (404, "no such page: use /, /metrics, /livez, /readyz, /status\n")
+    assert Site().get("/metric") == (404, "no such page: use /, /runbook, /metrics, /livez, /readyz, /status\n")
 
 
 def test_page_that_fails_is_logged_and_ends_nothing(
@@ -317,6 +346,7 @@ def test_status_has_all_that_the_page_needs() -> None:
                 "slot": None,
                 "processor": "price",
                 "what": "price: 1 failed step since the run started, the last 0 s ago",
+                "affects": [],
                 "remedy": REMEDIES["dead_letters"],
                 "runbook": RUNBOOK["dead_letters"],
             },
@@ -327,6 +357,7 @@ def test_status_has_all_that_the_page_needs() -> None:
                 "slot": 1,
                 "processor": "price",
                 "what": "slot 1: price is joining",
+                "affects": [],
                 "remedy": REMEDIES["joining"],
                 "runbook": RUNBOOK["joining"],
             },
@@ -341,6 +372,7 @@ def test_status_has_all_that_the_page_needs() -> None:
                 {
                     "processor": "price",
                     "kind": "map",
+                    "ordered": False,
                     "guarantee": "exactly_once",
                     "inputs": ["orders"],
                     "outputs": ["prices"],
@@ -349,6 +381,7 @@ def test_status_has_all_that_the_page_needs() -> None:
                     "totals": {"counts": counts, "per_second": rates, "lag": 4},
                 }
             ],
+            "pipelines": [],
         },
         "slots": [
             {

@@ -24,10 +24,13 @@ from kstreams_py.processing.dead_letters.waiting import WaitingCount
 from kstreams_py.records import TopicPartition
 from kstreams_py.running.http.endpoints import Endpoints
 from kstreams_py.running.http.observed import ObservedRun
-from kstreams_py.running.http.page import build_page
-from kstreams_py.running.http.remedies import REMEDIES
+from kstreams_py.running.http.page import build_page, choose_picture, draw_live, wrap
+from kstreams_py.running.http.remedies import REMEDIES, RUNBOOK
+from kstreams_py.running.http.runbook import anchor, build_runbook, render
 from kstreams_py.running.reports import Report
 from kstreams_py.running.status import End, RunStatus, SlotStatus
+from kstreams_py.sinks import Parquet
+from tests.tables import each_case
 
 DOM = (Path(__file__).parent / "dom.js").read_text()
 EMPTY_TAGS = {"meta", "link"}
@@ -69,6 +72,10 @@ class Tree(HTMLParser):
             found += [element] if element[0] == tag else []
             waiting += [each for each in element[2] if isinstance(each, list)]
         return found
+
+
+def text_of(element: list[Any]) -> str:
+    return "".join(each if isinstance(each, str) else text_of(each) for each in element[2])
 
 
 class Browser:
@@ -161,8 +168,7 @@ def test_text_of_users_is_shown_as_it_is_and_is_no_element(monkeypatch: pytest.M
     tree = Tree(build_page(graph).html.decode())
     assert len(tree.find("script")) == 1
     assert tree.find("h1")[0][2] == tree.find("title")[0][2] == [SCRIPT]
-    shown = {text for each in tree.find("text") for text in each[2]}
-    assert {f"{SCRIPT}a", f'"{SCRIPT}'} <= shown
+    assert {f"{SCRIPT}a", f'"{SCRIPT}'} <= {text_of(each) for each in tree.find("text")}
     assert {each[1].get("data-topic") for each in tree.find("g")} >= {f"{SCRIPT}a", f'"{SCRIPT}'}
 
 
@@ -181,9 +187,8 @@ def test_healthy_run_is_drawn_with_rates_and_lags_and_no_remedy() -> None:
         "Nothing: each worker runs and keeps up.",
     )
     assert browser.picture("processor", "price") == [
-        "map, exactly once", "price", "● running", "100/s in, 90/s out", "lag 5",
+        "map, exactly once", "price", "● running", "1 worker", "100/s in", "90/s out", "lag 5",
     ]  # fmt: skip
-    assert browser.picture("reader", "price") == ["lag 5"]
     cells = 'find("processors").querySelectorAll("[data-label]").map(each => each.textContent)'
     assert browser.ask(cells) == ["● running \N{MULTIPLICATION SIGN} 1", "100", "90", "5", "25 %", "0", "0", "0", "10"]
     assert "process 4711, reported 0.5 s ago, restarted 1 times" in browser.text("slots")
@@ -235,6 +240,62 @@ def test_findings_of_a_kind_are_one_entry_with_one_remedy_and_a_count_of_the_res
     assert browser.text("summary") == "9 things to repair"
 
 
+def codes_of(browser: Browser, of: str) -> list[str]:
+    found = f'[...find({of!r}).all()].filter(each => each.tag === "code").map(each => each.textContent)'
+    codes: list[str] = browser.ask(found)
+    return codes
+
+
+def test_text_between_backticks_is_code_and_is_no_element() -> None:
+    browser = Browser()
+    browser.show(make_status(state=WorkerState.RETRYING, why=f"`{SCRIPT}` raised <b>, see `a` and `b"))
+    assert f"slot 1: price is retrying: {SCRIPT} raised <b>, see a and `b→ " in browser.text("findings")
+    assert codes_of(browser, "findings") == codes_of(browser, "slots") == [SCRIPT, "a"]
+    assert browser.ask('[...root.all()].filter(each => ["script", "b"].includes(each.tag)).length') == 2, (
+        "the page's own script, and the word before the finding"
+    )
+    browser.show(make_status(still_seconds=40.0, place="f (a.py:7)", lag=0))
+    assert codes_of(browser, "findings") == ["stuck_timeout_ms"]
+
+
+def test_each_kind_of_finding_links_to_its_section_of_the_runbook() -> None:
+    browser, status = Browser(), make_status(state=WorkerState.RETRYING)
+    (found,) = status["findings"]
+    status["findings"] = [{**found, "kind": kind, "runbook": section} for kind, section in RUNBOOK.items()]
+    browser.show(status)
+    links: list[tuple[str, str]] = [
+        tuple(each)
+        for each in browser.ask(
+            '[...find("findings").all()].filter(each => each.tag === "a").map(each => [each.textContent,'
+            " each.attributes.href])"
+        )
+    ]
+    assert links == [(f"Runbook: {section}", f"/runbook#{anchor(section)}") for section in RUNBOOK.values()]
+    ids = {each[1].get("id") for each in Tree(build_runbook().html.decode()).find("h3")}
+    assert {href.partition("#")[2] for _, href in links} <= ids
+
+
+def test_broker_that_is_away_is_one_line_and_marks_each_processor_that_it_affects() -> None:
+    graph = Graph("shop")
+    graph.map(graph.topic("orders"), to=graph.topic("prices"), id="price")(max)
+    graph.map("prices", to=graph.topic("counts"), id="count")(max)
+    graph.map("counts", to=graph.topic("sums"), id="sum")(max)
+    observed, browser = ObservedRun(clock=lambda: 0.0), Browser(graph)
+    why = "h:9092/2: Connect to ipv4#10.0.0.7:9092 failed: Connection refused"
+    away = {"state": WorkerState.BROKER_AWAY, "why": why}
+    counts = dict.fromkeys(("records_in", "records_out", "dead_letters", "commits", "aborts", "retries"), 0)
+    reports = [Report("price", 0, counts, None, **away), Report("count", 0, counts, None, **away)]  # type: ignore[arg-type]
+    observed.note(RunStatus((SlotStatus(0, 4711, (*reports, Report("sum", 0, counts, 0))),), 0.0))
+    browser.show(json.loads(Endpoints(graph, observed, 30.0, lambda: 0.0).answer("/status").body))
+    what = "broker 2 at h:9092 does not answer: it affects price, count"
+    assert browser.text("findings") == f"Repair:{what}→ {REMEDIES['broker_away']} Runbook: KstreamsBrokerAway"
+    assert browser.text("summary") == "1 thing to repair"
+    marks = 'document.querySelectorAll("[data-processor]").map(each => [each.dataset.processor, each.className])'
+    assert browser.ask(marks) == [
+        ["price", "processor bad"], ["count", "processor bad"], ["sum", "processor good"],
+    ] * 2  # fmt: skip
+
+
 def test_worker_whose_input_is_hidden_does_not_look_well_though_without_lag() -> None:
     browser = Browser()
     hidden = "orders[0] is hidden by producer 7 epoch 0 (billing)"
@@ -251,10 +312,11 @@ def test_worker_that_does_not_turn_is_named_with_its_place_its_lag_and_the_remed
         still_seconds=40.0, place="f (a.py:7)", lag=9_000, lags={TopicPartition("orders", 0): 9_000}, open_seconds=40.0
     ))  # fmt: skip
     findings = browser.text("findings")
-    assert f"slot 1: price has not turned, it is in f (a.py:7) (40 s)→ {REMEDIES['stuck']}" in findings
+    remedy = REMEDIES["stuck"].replace("`", "")
+    assert f"slot 1: price has not turned, it is in f (a.py:7) (40 s)→ {remedy}" in findings
     assert "price is behind by 9,000 records" in findings
     assert browser.text("summary") == "2 things to repair"
-    assert browser.picture("processor", "price")[2:] == ["■ stuck", "100/s in, 90/s out", "lag 9,000"]
+    assert browser.picture("processor", "price")[2:] == ["■ stuck", "1 worker", "100/s in", "90/s out", "lag 9,000"]
     assert "40 s, in f (a.py:7)" in browser.text("slots")
     assert "40.0 s" in browser.text("slots")
 
@@ -273,6 +335,41 @@ def test_state_of_a_worker_is_written_with_a_sign_of_its_own(changed: dict[str, 
     browser = Browser()
     browser.show(make_status(**changed))
     assert browser.picture("processor", "price")[2] == state
+
+
+def test_ordered_processor_has_its_held_events_and_stopped_objects() -> None:
+    graph = Graph("shop")
+    graph.ordered(graph.topic("orders"), to=graph.topic("prices"), id="price")(max)
+    browser = Browser(graph)
+    browser.show(make_status(graph))
+    cells = 'find("ordered").querySelectorAll("[data-label]").map(each => [each.textContent, each.className])'
+    assert browser.ask("find('s-ordered').hidden") is False
+    assert browser.ask(cells) == [["?", "n"]] * 3
+    assert browser.picture("processor", "price")[:2] == ["ordered mapexactly once", "price"]
+    events = {"held": 1_200, "stopped": 2, "held_seconds": 61.0, "held_limit": 60.0}
+    browser.show(make_status(graph, events=events))
+    assert browser.ask(cells) == [["1,200", "n"], ["61 s", "n warning"], ["2", "n warning"]]
+    assert browser.picture("processor", "price")[-2:] == ["1,200 held", "✕ 2 stopped"]
+    browser.show(make_status(graph, events={**events, "held": 0, "stopped": 0, "held_seconds": 0.0}))
+    assert browser.ask(cells) == [["0", "n"], ["none", "n"], ["0", "n"]]
+    assert browser.picture("processor", "price")[-1] == "0 held"
+
+
+def test_pipelines_are_drawn_and_listed_with_their_inputs_and_targets() -> None:
+    graph = Graph("shop")
+    graph.map(graph.topic("orders"), to=graph.topic("prices"), id="price")(max)
+    graph.pipeline("orders", "prices", to=Parquet("tables/sums"), id="sums", every="2 minutes")(lambda df_1, df_2: df_1)
+    browser = Browser(graph)
+    browser.show(make_status(graph))
+    cells = 'find("pipelines").querySelectorAll("[data-label]").map(each => each.textContent)'
+    assert browser.ask("[find('s-pipelines').hidden, find('s-ordered').hidden]") == [False, True]
+    assert browser.ask(cells) == ["complete", "2 min", "orders, prices", "tables/sums"]
+    assert codes_of(browser, "pipelines") == ["kstreams pipeline status"]
+    assert browser.picture("pipeline", "sums") == ["Spark, completeevery 120 s", "sums"]
+    assert browser.picture("target", "tables/sums") == ["tables/sums"]
+    plain = Browser()
+    plain.show(make_status())
+    assert plain.ask("[find('s-pipelines').hidden, find('s-ordered').hidden]") == [True, True]
 
 
 def test_failures_are_shown_as_text_newest_first_and_dead_letters_on_their_line() -> None:
@@ -315,3 +412,144 @@ def test_page_is_loaded_again_when_another_graph_answers() -> None:
     other.map(other.topic("a"), to=other.topic("b"), id="another")(lambda value: value)
     browser.show(make_status(other))
     assert browser.ask("location.reloads") == 1
+
+
+# The picture.
+
+
+def chain(*topics: str, ids: tuple[str, ...] = ("validate", "price", "count", "ship")) -> Graph:
+    """Four processors with topics between them, and a topic for their dead letters."""
+    graph = Graph("shop", errors="shop.errors")
+    for topic in topics:
+        graph.topic(topic)
+    for name, source, target in zip(ids, topics, topics[1:], strict=False):
+        graph.map(source, to=target, id=name)(max)
+    return graph
+
+
+@pytest.mark.parametrize(
+    "graph",
+    [
+        chain("shop.orders", "shop.valid", "shop.priced", "shop.counted", "shop.shipped"),
+        chain(
+            *(f"eu.shop.orders.{word}" for word in ("incoming-v2", "validated", "with_prices", "by_customer", "out"))
+        ),
+        chain(*(f"t{i}" + "x" * 240 for i in range(5)), ids=tuple(f"p{i}" + "y" * 90 for i in range(4))),
+    ],
+    ids=["short names", "names in parts", "names without parts"],
+)
+def test_chain_of_four_processors_is_legible_and_whole_at_1280_pixels_and_on_a_phone(graph: Graph) -> None:
+    wide, upright = draw_live(graph, upright=False), draw_live(graph, upright=True)
+    assert choose_picture(wide.width, upright.width) == "from-1240"
+    assert wide.width * 0.86 <= 1240 - 90
+    assert upright.width <= 352, "a phone of 390 pixels shows it in its full size"
+    assert 'class="upright fits"' in upright.svg
+
+
+@each_case(
+    ("wide", "upright", "chosen"),
+    [
+        (500.0, 300.0, "from-761"),
+        (900.0, 300.0, "from-1000"),
+        (1_300.0, 300.0, "from-1240"),
+        (1_400.0, 1_150.0, "never-wide"),
+        (1_400.0, 1_151.0, "scrolls"),
+    ],
+)
+def test_picture_runs_from_left_to_right_where_that_is_legible(wide: float, upright: float, chosen: str) -> None:
+    assert choose_picture(wide, upright) == chosen
+    assert f".{chosen} " in build_page(GRAPH).html.decode() or chosen == "never-wide"
+    assert 'figure class="from-761"' in build_page(GRAPH).html.decode()
+
+
+@each_case(
+    ("name", "lines"),
+    [
+        ("orders", ("orders",)),
+        ("shop.orders", ("shop.orders",)),
+        ("shop.orders.validated", ("shop.orders.", "validated")),
+        ("count_by_customer", ("count_by_", "customer")),
+        ("shop.sqlite: table totals", ("shop.sqlite: ", "table totals")),
+        ("abcdefghijklmnop", ("abcdefghijkl", "mnop")),
+        ("a..b", ("a..b",)),
+    ],
+)
+def test_long_name_is_broken_after_its_parts(name: str, lines: tuple[str, ...]) -> None:
+    assert wrap(name) == lines
+    assert "".join(lines) == name
+
+
+def test_lag_of_each_input_is_shown_where_the_reader_has_several() -> None:
+    graph = Graph("shop")
+    prices, payments = graph.topic("prices"), graph.topic("payments")
+    graph.join(prices, payments, by="order", to=graph.topic("paid"), id="match")(lambda price, payment: price)
+    graph.map("paid", to=graph.topic("sent"), id="send")(max)
+    assert lags_of(graph) == {("prices", "match"): True, ("payments", "match"): True, ("paid", "send"): False}
+    near = draw_live(graph, upright=False).width
+    graph.map("prices", to=graph.topic("sums"), id="sum")(max)
+    assert lags_of(graph) == {
+        ("prices", "match"): True, ("payments", "match"): True, ("paid", "send"): False, ("prices", "sum"): False,
+    }  # fmt: skip
+    assert draw_live(graph, upright=False).width > near + 100, "there is space beside the line of prices"
+
+
+def lags_of(graph: Graph) -> dict[tuple[str, str], bool]:
+    """Whether a line has a text for the lag, by its topic and its reader."""
+    groups = Tree(draw_live(graph, upright=False).svg).find("g")
+    return {
+        (each[1]["data-topic"], each[1]["data-reader"]): any(part[0] == "text" for part in each[2])
+        for each in groups
+        if "data-reader" in each[1]
+    }
+
+
+# The runbook.
+
+
+def test_runbook_is_served_whole_with_the_anchors_of_the_documentation() -> None:
+    html, policy = build_runbook()
+    markdown = (Path(__file__).parents[2] / "docs" / "runbook.md").read_text(encoding="utf-8")
+    tree = Tree(html.decode())
+    headings = [(len(level), title) for level, title in re.findall(r"^(#+) (.+)$", markdown, flags=re.MULTILINE)]
+    found = [(level, text_of(each), each[1]["id"]) for level in (1, 2, 3) for each in tree.find(f"h{level}")]
+    assert sorted(found) == sorted((level, title, anchor(title)) for level, title in headings)
+    written = re.sub(r"\]\([^)]+\)|^[|-]+$|^\d+\. ", "", markdown, flags=re.MULTILINE)
+    (main,) = tree.find("main")
+    shown = re.sub(r" \(docs/[\w./-]+\)", "", text_of(main))
+    assert re.sub(r"\W", "", f"The page of this run{written}") == re.sub(r"\W", "", shown)
+    assert not re.search(r"\*\*|\]\(|`", text_of(main))
+    assert {each[1]["href"] for each in tree.find("a")} - {"/"} <= {f"#{anchor}" for *_, anchor in found}
+    assert tree.find("script") == []
+    style = base64.b64encode(hashlib.sha256(tree.find("style")[0][2][0].encode()).digest()).decode()
+    assert policy == (
+        f"default-src 'none'; style-src 'sha256-{style}'; img-src data:; base-uri 'none'; form-action 'none'; "
+        "frame-ancestors 'none'"
+    )
+
+
+def test_markdown_of_the_runbook_is_rendered_and_escaped() -> None:
+    text = """\
+### Spare `x` & <workers>
+
+`<b>` and **b `c`**, [x](#up), [y](a.md#what-holds) on
+the next line
+
+1. one
+2. two
+   goes on
+
+| a | `b` |
+|---|---|
+| 1 | [2](#up) |
+"""
+    assert render(text).split("\n") == [
+        '<h3 id="spare-x-workers">Spare <code>x</code> &amp; &lt;workers&gt;</h3>',
+        '<p><code>&lt;b&gt;</code> and <b>b <code>c</code></b>, <a href="#up">x</a>, y (<code>docs/a.md</code>) on',
+        "the next line</p>",
+        "<ol><li>one",
+        "</li><li>two",
+        "   goes on</li></ol>",
+        "<table>",
+        "<thead><tr><th>a</th><th><code>b</code></th></tr></thead>",
+        '<tbody><tr><td>1</td><td><a href="#up">2</a></td></tr></tbody></table>',
+    ]

@@ -16,7 +16,7 @@ from kstreams_py.graph import picture
 from kstreams_py.graph.declarations import State
 from kstreams_py.graph.layout import MARGIN, ROW_GAP, Box, Layout, Line, lay_out
 from kstreams_py.graph.topology import Graph
-from kstreams_py.sinks import SQLite
+from kstreams_py.sinks import Parquet, SQLite
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -222,6 +222,7 @@ flowchart LR
     n9 -.-> n6
     classDef topic fill:#f4f6f9,stroke:#7b8794,color:#1f2933
     classDef processor fill:#e6f0ff,stroke:#3b74d1,color:#12305f
+    classDef pipeline fill:#f3eefb,stroke:#8059c4,color:#3c2468
     classDef target fill:#eef7ec,stroke:#4f9a46,color:#1f4a1a
     classDef dead_letters fill:#fdeeec,stroke:#cf5044,color:#7f2219"""
     )
@@ -261,6 +262,38 @@ flowchart LR
     n3 --> n4
 """
     )
+
+
+def test_mermaid_names_ordered_processors_and_pipelines_with_inputs_and_targets() -> None:
+    graph = Graph("airport")
+    events, applied, counts = (graph.topic(name) for name in ("events", "applied", "counts"))
+    graph.ordered(events, to=applied, id="apply")(lambda event: event)
+    graph.pipeline(events, applied, to=Parquet("tables/gates"), id="gates", every="2 minutes")(lambda df_1, df_2: df_1)
+    graph.pipeline(applied, to=counts, id="count", mode="append")(lambda df: df)
+    assert (
+        picture.mermaid(graph).partition("    classDef")[0]
+        == """\
+flowchart LR
+    n0(["events"]):::topic
+    n1(["applied"]):::topic
+    n2(["counts"]):::topic
+    n3["apply<br/>ordered map, exactly once<br/>state apply-order"]:::processor
+    n4["gates<br/>Spark, complete, every 120 s"]:::pipeline
+    n5(["tables/gates"]):::target
+    n6["count<br/>Spark, append, every 60 s"]:::pipeline
+    n0 --> n3
+    n3 --> n1
+    n0 --> n4
+    n1 --> n4
+    n4 --> n5
+    n1 --> n6
+    n6 --> n2
+"""
+    )
+    drawn = ElementTree.fromstring(picture.svg(graph))
+    assert Counter(each.get("class") for each in drawn if each.tag == f"{SVG}g" and each.get("class") != "line") == {
+        "topic": 3, "processor": 1, "pipeline": 2, "target": 1,
+    }  # fmt: skip
 
 
 # Layout.

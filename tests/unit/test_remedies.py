@@ -92,7 +92,14 @@ STATES = {
     ),
     "a broker without an answer": (
         slot(report(state=WorkerState.BROKER_AWAY, why="the commit found no answer")),
-        Problem("bad", "broker_away", 0, "price", "slot 0: price waits for a broker: the commit found no answer"),
+        Problem(
+            "bad",
+            "broker_away",
+            None,
+            None,
+            "a broker does not answer (the commit found no answer): it affects price",
+            ("price",),
+        ),
     ),
     "a target without an answer": (
         slot(report(state=WorkerState.SINK_AWAY, why="rows.db: locked")),
@@ -191,6 +198,34 @@ STATES = {
 def test_what_is_not_well_is_named_with_its_kind(what: str) -> None:
     found, expected = STATES[what]
     assert findings(found) == [expected]
+
+
+REFUSED = "h:9092/2: Connect to ipv4#10.0.0.7:9092 failed: Connection refused (after 0ms in state CONNECT)"
+
+
+def test_broker_that_is_away_is_one_finding_with_all_that_it_affects() -> None:
+    """Nor is a transaction that cannot be committed meanwhile, or a lag that grows."""
+    away: dict[str, Any] = {"state": WorkerState.BROKER_AWAY, "open_seconds": 99.0, "lags": {0: 3_000, 1: 3_000}}
+    slots = [
+        slot(report("match", why=f"no Kafka broker answers at h:9092: {REFUSED}", **away),
+             report(why="committing: timed out (_TIMED_OUT)", **away)),
+        slot(report("match", why=REFUSED, **away), report(), number=1),
+    ]  # fmt: skip
+    what = "broker 2 at h:9092 does not answer: it affects price, match"
+    assert findings(*slots) == [Problem("bad", "broker_away", None, None, what, ("price", "match"))]
+    some = findings(*slots, slot(number=2), slot(taken="by m7", number=3))
+    assert some[0] == Problem("bad", "broker_away", None, None, f"{what} in slots 0, 1", ("price", "match"))
+    assert [each.kind for each in some] == ["broker_away", "replaced"]
+
+
+def test_processor_that_a_broker_does_not_affect_is_still_said_to_be_behind() -> None:
+    away = report("match", lags={0: None}, state=WorkerState.BROKER_AWAY, why=REFUSED)
+    retrying = report(lags={0: 3_000, 1: 3_000}, state=WorkerState.RETRYING)
+    assert [(each.kind, each.processor, each.affects) for each in findings(slot(away, retrying))] == [
+        ("broker_away", None, ("match",)),
+        ("retrying", "price", ()),
+        ("behind_state", "price", ()),
+    ]
 
 
 def test_process_that_no_longer_looks_at_its_workers_is_named() -> None:

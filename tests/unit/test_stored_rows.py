@@ -23,7 +23,7 @@ from kstreams_py.graph.topology import Graph
 from kstreams_py.metrics import WorkerState
 from kstreams_py.records import Step, TopicPartition
 from kstreams_py.running.http.endpoints import overview
-from kstreams_py.running.http.page import live_svg
+from kstreams_py.running.http.page import draw_live
 from kstreams_py.settings import Settings
 from kstreams_py.steps.rows import ROWS, Rows, Stored, row_hash, split
 from kstreams_py.steps.target import ROWS_FIRST, ROWS_MAX, Target
@@ -136,7 +136,7 @@ def test_text_pictures_and_status_name_the_target() -> None:
     assert '    n3(["Table()"]):::target' in picture.mermaid(graph).splitlines()
     assert "<title>p \N{RIGHTWARDS ARROW} Table()</title>" in picture.svg(graph)
     box = '<g class="target" data-target="Table()"><title>Table(): word, length</title>'
-    assert box in live_svg(graph, upright=False)
+    assert box in draw_live(graph, upright=False).svg
     (shown,) = overview(graph, None, 0.0, still=(), unready=())["graph"]["processors"]
     assert (shown["target"], shown["outputs"]) == ("Table()", [])
 

@@ -3,9 +3,11 @@
 In reading order:
 
 series      adapter  the series of /metrics, and their text in Prometheus' format
+brokers     rule     names the brokers that are away, from the reasons of the workers that wait for them
 remedies    rule     finds what is wrong in a run, why, and what to do
 observed    acts     shares the newest status of a run, with rates and failures, between threads
 page        acts     the page /, with the graph's picture
-endpoints   acts     the answers of /, /metrics, /livez, /readyz, and /status with all that is known
+runbook     acts     the page /runbook, to whose sections the findings link
+endpoints   acts     the answers of /, /runbook, /metrics, /livez, /readyz, and /status with all that is known
 server      adapter  the server: connections, their limits and their deadlines
 """

@@ -1,4 +1,4 @@
-"""The answers of the HTTP endpoints: the page /, /metrics, /livez, /readyz, and /status with all that is known."""
+"""The answers of the HTTP endpoints: /, /runbook, /metrics, /livez, /readyz, and /status with all that is known."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any, Final, NamedTuple
 
+from kstreams_py.graph.declarations import Processor
 from kstreams_py.graph.loading import show_target
+from kstreams_py.graph.pipelines import Pipeline
 from kstreams_py.graph.topology import Graph
 from kstreams_py.printable import join_lines
 from kstreams_py.running.health import still, unready
 from kstreams_py.running.http.observed import ObservedRun, View
 from kstreams_py.running.http.page import Page, build_page
 from kstreams_py.running.http.remedies import Problem, Seen, find
+from kstreams_py.running.http.runbook import build_runbook
 from kstreams_py.running.http.series import CONTENT_TYPE, exposition
 from kstreams_py.running.reports import Report, totals
 from kstreams_py.running.status import RunStatus, SlotStatus
@@ -61,18 +64,9 @@ def overview(
             "target": target,
             "topics": list(graph.topics),
             "processors": [
-                {
-                    "processor": each.id,
-                    "kind": each.kind,
-                    "guarantee": each.guarantee,
-                    "inputs": [topic.name for topic in each.inputs],
-                    "outputs": [topic.name for topic in each.outputs],
-                    "target": None if each.target is None else str(each.target),
-                    "dead_letters": each.errors,
-                    "totals": _totals(sums.get(each.id), view),
-                }
-                for each in graph.processors
+                {**_processor(each), "totals": _totals(sums.get(each.id), view)} for each in graph.processors
             ],
+            "pipelines": [_pipeline(each) for each in graph.pipelines],
         },
         "slots": [] if view is None else [_slot(slot, view) for slot in slots],
         "dead_letters_waiting": []
@@ -87,6 +81,29 @@ def overview(
             {"time": timestamp(each.at), "slot": each.slot, "processor": each.processor, "text": each.text}
             for each in view.failures
         ],
+    }
+
+
+def _processor(processor: Processor) -> dict[str, Any]:
+    return {
+        "processor": processor.id,
+        "kind": processor.kind,
+        "ordered": processor.ordered is not None,
+        "guarantee": processor.guarantee,
+        "inputs": [topic.name for topic in processor.inputs],
+        "outputs": [topic.name for topic in processor.outputs],
+        "target": None if processor.target is None else str(processor.target),
+        "dead_letters": processor.errors,
+    }
+
+
+def _pipeline(pipeline: Pipeline) -> dict[str, Any]:
+    return {
+        "pipeline": pipeline.id,
+        "mode": pipeline.mode,
+        "every_seconds": pipeline.every,
+        "inputs": [topic.name for topic in pipeline.inputs],
+        "target": str(pipeline.target),
     }
 
 
@@ -184,6 +201,7 @@ class Endpoints:
         self._wall = wall
         self._pages: dict[str, Callable[[], Answer]] = {
             "/": lambda: Answer(200, HTML, *self._page),  # built at the first request
+            "/runbook": lambda: Answer(200, HTML, *self._runbook),
             "/metrics": self._metrics,
             "/livez": self._livez,
             "/readyz": self._readyz,
@@ -208,6 +226,10 @@ class Endpoints:
     @cached_property
     def _target(self) -> str:
         return show_target(self._graph)
+
+    @cached_property
+    def _runbook(self) -> Page:
+        return build_runbook()
 
     def _metrics(self) -> Answer:
         view = self._observed.read()

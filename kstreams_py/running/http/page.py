@@ -6,32 +6,59 @@ import base64
 import hashlib
 import re
 from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from importlib.resources import files
 from itertools import pairwise
 from typing import Final, NamedTuple
 
-from kstreams_py.graph.layout import ARROW, CHARACTER_WIDTH, Box, Line, Point, lay_out
+from kstreams_py.graph.declarations import Processor
+from kstreams_py.graph.layout import ARROW, Box, Edge, Line, Point, lay_out
 from kstreams_py.graph.picture import elements
 from kstreams_py.graph.topology import Graph
 
-GAP: Final = 76.0
-"""Pixels between columns: each line is labelled with its lag."""
+GAPS: Final = {False: (32.0, 76.0), True: (26.0, 46.0)}
+"""Pixels between two columns, by whether it is upright: without, and with lags beside the lines."""
 
-FITS: Final = 1600.0
-"""The widest picture, in pixels, that is shrunk to the page; a wider one is scrolled, to stay readable."""
+SHRUNK: Final = 0.86
+"""The least scale of a picture from left to right: its small text is then 9 pixels high."""
 
-PROCESSOR: Final = (178.0, 96.0)
-"""The least width, and the height, of a processor's box."""
+SCREENS: Final = (761, 1000, 1240)
+"""Widths of screens from which a picture may run from left to right. page.html has a rule for each."""
 
-TOPIC_HEIGHT: Final = 32.0
+MARGINS: Final = 90.0
+"""Pixels of a screen beside the picture: the page's margins, and a scroll bar."""
+
+PHONE: Final = 469.0
+"""The widest upright picture that a phone shows whole, at three quarters of its size; a wider one is scrolled."""
+
+NAME_MAX: Final = 12
+"""The most characters of a name in one line."""
+
+VALUES_WIDTH: Final = 106.0
+"""The width of the longest live values, as in "\N{WARNING SIGN} broker away" and "12,345/s out"."""
+
+LAG_WIDTH: Final = 60.0
+"""The width of the lag in a topic's box."""
+
+FONTS: Final = {"name": (7.6, 16.0), "state": (7.0, 16.0), "small": (6.32, 13.0)}
+"""The width of a character and the height of a line, by class of text. page.html has the sizes of the fonts."""
+
+
+class _Text(NamedTuple):
+    """Lines of text in a box: their class, the name of the live value that they show ("" for none), the lines."""
+
+    kind: str
+    value: str
+    lines: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class _LiveBox(Box):
-    """A box with its own size; `across` is its extent along the columns' axis."""
+    """A box with its own texts and size; `across` is its extent along the columns' axis."""
 
+    texts: tuple[_Text, ...] = ()
     across: float = 0.0
     along: float = 0.0
 
@@ -47,65 +74,127 @@ class _LiveBox(Box):
 class _Drawn(NamedTuple):
     """A box with its centre and size, as both directions draw it."""
 
-    box: Box
+    box: _LiveBox
     x: float
     y: float
     width: float
     height: float
 
 
-def live_svg(graph: Graph, *, upright: bool) -> str:
-    """Returns the picture of a graph, SVG, from left to right; if `upright`, from top to bottom, for narrow screens.
+class _Label(NamedTuple):
+    """The live value of a line: its name, its position, and the text's anchor."""
 
-    The page finds its boxes and lines by their attributes. A box has `data-processor`, `data-topic` or `data-target`. A
-    line from a topic to its reader has `data-topic` and `data-reader`; a line to the dead letters has `data-dead`.
-    `data-value` names the value that a text shows.
+    value: str
+    x: float
+    y: float
+    anchor: str
+
+
+class LivePicture(NamedTuple):
+    """A picture of a graph as SVG, and its width in pixels."""
+
+    svg: str
+    width: float
+
+
+def draw_live(graph: Graph, *, upright: bool) -> LivePicture:
+    """Draws a graph from left to right; if `upright`, from top to bottom, for narrow screens.
+
+    The page finds boxes and lines by their attributes. A box has `data-processor`, `data-pipeline`, `data-topic` or
+    `data-target`. A line from a topic to its reader has `data-topic` and `data-reader`; a line to the dead letters has
+    `data-dead`. `data-value` names the value that a text shows.
+
+    A line has its lag only if its reader has several inputs: of one input, the reader's box has the lag. It is in the
+    topic's box if that has no other reader, so that the columns can be close to each other.
     """
     boxes, edges = elements(graph)
-    sizes = {node: _size(box) for node, box in boxes.items()}
-    sized: dict[str, Box] = {}
-    for node, box in boxes.items():
-        across, along = sizes[node][::-1] if upright else sizes[node]
-        sized[node] = _LiveBox(box.role, box.name, box.over, box.under, box.tooltip, across=across, along=along)
-    drawn = lay_out(sized, edges, 46.0 if upright else GAP)
-    placed = [_Drawn(box, *((box.y, box.x) if upright else (box.x, box.y)), *_size(box)) for box in drawn.boxes]
-    lines = [replace(line, points=tuple((y, x) for x, y in line.points)) if upright else line for line in drawn.lines]
-    width, height = (drawn.height, drawn.width) if upright else (drawn.width, drawn.height)
-    if upright:
+    readers = Counter(edge.source for edge in edges if not edge.dead)
+    joins = {f"processor {each.id}" for each in graph.processors if len(each.inputs) > 1}
+    labelled = {edge for edge in edges if edge.target in joins}
+    inside = {edge.source for edge in labelled if readers[edge.source] == 1}
+    is_spaced = any(edge.source not in inside for edge in labelled)
+    values = dict.fromkeys(inside, ("lag",)) | {f"processor {each.id}": _values(each) for each in graph.processors}
+    live = {node: _live_box(box, values.get(node, ()), upright=upright) for node, box in boxes.items()}
+    layout = lay_out(live, edges, GAPS[upright][is_spaced])
+    placed = {
+        node: _Drawn(live[node], *((box.y, box.x) if upright else (box.x, box.y)), *_size(live[node].texts))
+        for node, box in zip(boxes, layout.boxes, strict=True)
+    }
+    lines = [replace(line, points=tuple((y, x) for x, y in line.points)) if upright else line for line in layout.lines]
+    width, height = (layout.height, layout.width) if upright else (layout.width, layout.height)
+    if upright and is_spaced:
         width += 56  # the lags of the last column are beside its lines
-    readers = Counter(line.source for line in lines if not line.dead)
+    labels = (_label(line, labelled, placed if line.source in inside else {}, upright=upright) for line in lines)
     name = f"The graph {graph.name}: the tables below have the same values"
-    kind = "upright fits" if upright else "wide fits" if width <= FITS else "wide"
+    kind = "wide" if not upright else "upright fits" if width <= PHONE else "upright"
     opening = (
         f'<svg class="{kind}" xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" '
         f'height="{height:.0f}" viewBox="0 0 {width:.0f} {height:.0f}" role="img" aria-label="{escape(name)}">'
     )
-    return "\n".join(
-        [
-            opening,
-            *(_draw_line(line, upright=upright, at_source=readers[line.source] == 1) for line in lines),
-            *map(_draw_box, placed),
-            "</svg>",
-        ]
-    )
+    drawn = [_draw_line(line, label, upright=upright) for line, label in zip(lines, labels, strict=True)]
+    return LivePicture("\n".join([opening, *map(_draw_box, placed.values()), *drawn, "</svg>"]), width)
 
 
-def _size(box: Box) -> Point:
-    text = len(box.name) * CHARACTER_WIDTH + 26
-    return (max(text, PROCESSOR[0]), PROCESSOR[1]) if box.role == "processor" else (text, TOPIC_HEIGHT)
+def wrap(name: str) -> tuple[str, ...]:
+    """Returns a name in lines of at most NAME_MAX characters, broken after separators where it has some."""
+    lines: list[str] = []
+    for word in re.findall(r"[^._/: -]*[._/: -]|[^._/: -]+", name):
+        if lines and len(lines[-1] + word.rstrip()) <= NAME_MAX:
+            lines[-1] += word
+        else:
+            lines += [word[at : at + NAME_MAX] for at in range(0, len(word), NAME_MAX)]
+    return tuple(lines)
 
 
-def _label(line: Line, *, upright: bool, at_source: bool) -> tuple[float, float, str]:
-    """Returns the position of a line's value, beside its first or last point, and the text's anchor."""
-    x, y = line.points[0 if at_source else -1]
-    if upright:
-        return (x - 5, y + 12, "end") if line.dead else (x + 7, y + (16 if at_source else -12), "start")
-    if at_source:
-        return x + 6, y - 5, "start"
-    return x - 6, y - 6, "end"
+def _values(processor: Processor) -> tuple[str, ...]:
+    """Returns the live values in the box of a processor, a line for each."""
+    events = () if processor.ordered is None else ("held", "stopped")
+    return ("state", "workers", "in", "out", "lag", *events, "failed")
 
 
-def _draw_line(line: Line, *, upright: bool, at_source: bool) -> str:
+def _live_box(box: Box, values: Sequence[str], *, upright: bool) -> _LiveBox:
+    texts = tuple(_texts(box, values))
+    across, along = _size(texts)[::-1] if upright else _size(texts)
+    return _LiveBox(box.role, box.name, box.over, box.under, box.tooltip, texts=texts, across=across, along=along)
+
+
+def _texts(box: Box, values: Sequence[str]) -> Iterator[_Text]:
+    """Yields the texts of a box from top to bottom. `values`: the names of its live values."""
+    if box.is_function:
+        words = f"{box.over}, {box.under}"
+        yield _Text("small", "", (words,) if len(words) <= NAME_MAX + 6 else (box.over, box.under))
+    yield _Text("name", "", wrap(box.name))
+    for value in values:
+        yield _Text("state" if value == "state" else "small", value, ("",))
+
+
+def _size(texts: Sequence[_Text]) -> Point:
+    """Returns the width and height of a box with these texts."""
+    widths = [FONTS[text.kind][0] * len(line) for text in texts for line in text.lines]
+    live = [text.value for text in texts if text.value]
+    widths += [] if not live else [LAG_WIDTH] if live == ["lag"] else [VALUES_WIDTH]
+    return max(widths) + 18, sum(FONTS[text.kind][1] * len(text.lines) for text in texts) + 16
+
+
+def _label(line: Line, labelled: Collection[Edge], inside: Mapping[str, _Drawn], *, upright: bool) -> _Label | None:
+    """Returns the live value of a line: of dead letters at its first point, a lag at its last point.
+
+    - `labelled`: the edges with a lag.
+    - `inside`: the topic's box, if it has the lag.
+    """
+    if line.dead:
+        x, y = line.points[0]
+        return _Label("dead", x - 5, y + 12, "end") if upright else _Label("dead", x + 6, y - 5, "start")
+    if Edge(line.source, line.target, line.dead) not in labelled:
+        return None
+    if line.source in inside:
+        box = inside[line.source]
+        return _Label("lag", box.x, box.y + box.height / 2 - 10, "middle")
+    x, y = line.points[-1]
+    return _Label("lag", x + 7, y - 12, "start") if upright else _Label("lag", x - 6, y - 6, "end")
+
+
+def _draw_line(line: Line, label: _Label | None, *, upright: bool) -> str:
     points, arrow = list(line.points), ""
     (x, y), (before_x, before_y) = points[-1], points[-2]
     if not line.joins:
@@ -126,20 +215,21 @@ def _draw_line(line: Line, *, upright: bool, at_source: bool) -> str:
         else:
             bend = f"C{(x0 + x1) / 2:.1f} {y0:.1f} {(x0 + x1) / 2:.1f} {y1:.1f} "
         path += f"{bend}{x1:.1f} {y1:.1f}"
-    what, label = _attributes(line), ""
-    if what:
-        x, y, anchor = _label(line, upright=upright, at_source=line.dead or at_source)
-        value = "dead" if line.dead else "lag"
-        label = f'<text class="small" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" data-value="{value}"></text>'
-    return f'<g class="line{" dead" if line.dead else ""}"{what}><path d="{path}"/>{arrow}{label}</g>'
+    text = ""
+    if label is not None:
+        value, x, y, anchor = label
+        text = f'<text class="small" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" data-value="{value}"></text>'
+    kind = "line dead" if line.dead else "line"
+    return f'<g class="{kind}"{_attributes(line)}><path d="{path}"/>{arrow}{text}</g>'
 
 
 def _attributes(line: Line) -> str:
-    """Returns the attributes of a line with live values: from a topic to its reader, or to the dead letters."""
-    (source, name), target = _split(line.source), _split(line.target)[1]
+    """Returns the attributes of a line with live values: from a topic to a processor, or to the dead letters."""
+    (source, name), (target, reader) = _split(line.source), _split(line.target)
     if line.dead:
         return f' data-dead="{escape(name)}"'
-    return f' data-topic="{escape(name)}" data-reader="{escape(target)}"' if source == "topic" else ""
+    is_read = (source, target) == ("topic", "processor")
+    return f' data-topic="{escape(name)}" data-reader="{escape(reader)}"' if is_read else ""
 
 
 def _split(node: str) -> tuple[str, str]:
@@ -149,31 +239,33 @@ def _split(node: str) -> tuple[str, str]:
 
 def _draw_box(drawn: _Drawn) -> str:
     box, x, y, width, height = drawn
-    is_processor = box.role == "processor"
     left, top = x - width / 2, y - height / 2
-    attribute = {"processor": "data-processor", "target": "data-target"}.get(box.role, "data-topic")
-    texts = [(y + 4.5, "name", "", box.name)]
-    if is_processor:
-        texts = [
-            (top + 18, "small", "", f"{box.over}, {box.under}"),
-            (top + 38, "name", "", box.name),
-            (top + 56, "state", "state", ""),
-            (top + 72, "small", "rate", ""),
-            (top + 87, "small", "lag", ""),
-        ]
-    words = "".join(
-        f'<text class="{kind}" x="{x:.1f}" y="{at:.1f}" data-value="{value}">{escape(word)}</text>'
-        for at, kind, value, word in texts
-    )
+    attribute = f"data-{box.role}" if box.is_function or box.role == "target" else "data-topic"
+    at, words = top + 8, ""
+    for text in box.texts:
+        if box.is_function or not text.value:  # else it is the lag, which the line to the reader has
+            words += _draw_text(text, x, at)
+        at += FONTS[text.kind][1] * len(text.lines)
     return (
         f'<g class="{box.role}" {attribute}="{escape(box.name)}"><title>{escape(box.tooltip)}</title>'
         f'<rect x="{left:.1f}" y="{top:.1f}" width="{width:.1f}" height="{height:.1f}" '
-        f'rx="{7 if is_processor else height / 2:g}"/>{words}</g>'
+        f'rx="{7 if box.is_function else min(height / 2, 16):g}"/>{words}</g>'
     )
 
 
+def _draw_text(text: _Text, x: float, top: float) -> str:
+    height = FONTS[text.kind][1]
+    lines = [
+        f'<tspan x="{x:.1f}" y="{top + height * (number + 0.75):.1f}">{escape(line)}</tspan>'
+        for number, line in enumerate(text.lines)
+    ]
+    content = "".join(lines) if len(lines) > 1 else escape(text.lines[0])
+    start = f'x="{x:.1f}" y="{top + height * 0.75:.1f}"'
+    return f'<text class="{text.kind}" {start} data-value="{text.value}">{content}</text>'
+
+
 class Page(NamedTuple):
-    """The page, and its Content-Security-Policy.
+    """An HTML page, and its Content-Security-Policy.
 
     The policy allows only the page's own script and style, and requests only to the run itself.
     """
@@ -184,19 +276,41 @@ class Page(NamedTuple):
 
 def build_page(graph: Graph) -> Page:
     """Returns the page of a graph, whose names are escaped."""
-    text = files(__package__).joinpath("page.html").read_text(encoding="utf-8")
-    script, style = (_digest(text, tag) for tag in ("script", "style"))
+    text = read_template()
+    script, style = (digest(text, tag) for tag in ("script", "style"))
     policy = (
         f"default-src 'none'; script-src {script}; style-src {style}; connect-src 'self'; img-src data:; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
-    picture = live_svg(graph, upright=False) + live_svg(graph, upright=True)
-    for place, content in (("<!-- name -->", escape(graph.name)), ("<!-- picture -->", picture)):
+    wide, upright = draw_live(graph, upright=False), draw_live(graph, upright=True)
+    for place, content in (
+        ("<!-- name -->", escape(graph.name)),
+        ("choose-picture", choose_picture(wide.width, upright.width)),
+        ("<!-- picture -->", wide.svg + upright.svg),
+    ):
         text = text.replace(place, content)
     return Page(text.encode(), policy)
 
 
-def _digest(text: str, tag: str) -> str:
+def choose_picture(wide: float, upright: float) -> str:
+    """Returns the class of the figure, by which the style chooses between the pictures of these widths.
+
+    - `from-N`: the picture from left to right on screens from N pixels on, which show it legibly and whole.
+    - `never-wide`: the upright one on each screen: only that is shown whole.
+    - `scrolls`: the one from left to right, scrolled: no screen shows either whole.
+    """
+    fits = next((screen for screen in SCREENS if wide * SHRUNK <= screen - MARGINS), None)
+    if fits is not None:
+        return f"from-{fits}"
+    return "never-wide" if upright <= SCREENS[-1] - MARGINS else "scrolls"
+
+
+def read_template() -> str:
+    """Returns the text of page.html."""
+    return files(__package__).joinpath("page.html").read_text(encoding="utf-8")
+
+
+def digest(text: str, tag: str) -> str:
     """Returns the policy source that allows the only inline element of this tag."""
     inside = re.findall(rf"<{tag}>(.*?)</{tag}>", text, flags=re.DOTALL)[0]
     return f"'sha256-{base64.b64encode(hashlib.sha256(inside.encode()).digest()).decode()}'"

@@ -8,23 +8,24 @@ from typing import Final, Literal, NamedTuple
 from kstreams_py.graph.declarations import Processor
 from kstreams_py.metrics import WorkerState
 from kstreams_py.running.health import Still, still
+from kstreams_py.running.http.brokers import Waiting, find_outages
 from kstreams_py.running.reports import Report
 from kstreams_py.running.status import RunStatus, SlotStatus
 
 Level = Literal["bad", "warning", "note"]
 
 REMEDIES: Final[Mapping[str, str]] = {
-    "stuck": "Its function does not return: set a time limit for what it calls; stuck_timeout_ms restarts the worker.",
-    "silent": "Check whether its process is frozen or a function holds Python's lock; stuck_timeout_ms restarts it.",
+    "stuck": "Its function does not return: set a time limit for its calls; `stuck_timeout_ms` restarts the worker.",
+    "silent": "Check whether its process is frozen or a function holds Python's lock; `stuck_timeout_ms` restarts it.",
     "unwatched": "Check whether the machine is overloaded or the process is stopped (SIGSTOP); continue or restart it.",
     "restarting": "Wait: it restarts by itself. If it ends again, fix the cause that is named.",
-    "killed": "Find out what kills it: usually the kernel, for lack of memory (dmesg, OOMKilled); then add memory.",
+    "killed": "Find out what kills it: usually the kernel, for lack of memory (`dmesg`, `OOMKilled`); then add memory.",
     "restarts": "Fix the cause of its last end: until then, its work is repeated after each start.",
-    "joining": "Wait: joining the group may take session_timeout_ms. If it takes longer, check the brokers and log.",
+    "joining": "Wait: joining the group may take `session_timeout_ms`. If it takes longer, check the brokers and log.",
     "retrying": "Fix what its error names (see the log): the step is repeated, and nothing is lost.",
     "broker_away": "Check that the brokers run and this machine reaches them: the worker then continues by itself.",
     "sink_away": "Repair its sink, as its error says: the worker then continues by itself.",
-    "replaced": "Nothing is lost: another process runs it. Give each its own --slot; to run it here, start it again.",
+    "replaced": "Nothing is lost: another process runs it. Give each its own `--slot`; to run it here, start it again.",
     "spare": "Nothing is wrong: it takes over if a worker ends. To use it now, add partitions to the inputs.",
     "open_transaction": "Check what its function waits for: read_committed readers see nothing newer until it ends.",
     "hidden": "Check why that producer does not end its transaction: readers wait. If it is dead, see the runbook.",
@@ -36,15 +37,15 @@ REMEDIES: Final[Mapping[str, str]] = {
     "dropped": "Declare a dead-letter topic (errors=): without one, failed steps are only in the log.",
     "lag_unknown": "Check that the brokers answer and that the worker may read the topic: its lag is unknown.",
     "behind_state": "Fix that first: the lag shrinks once its workers run again.",
-    "behind_function": "Make the function faster, or start more workers (--slots), up to the number of partitions.",
+    "behind_function": "Make the function faster, or start more workers (`--slots`), up to the number of partitions.",
     "behind_partitions": "Make the function faster, or add partitions to its inputs: each worker already has only one.",
-    "behind_process": "Start more workers (--slots): the processors of a slot share one process.",
+    "behind_process": "Start more workers (`--slots`): the processors of a slot share one process.",
     "behind_partition": "Choose keys that spread evenly: a partition is processed by one worker only.",
     "behind_input": "Check what writes that topic: a join needs one record of each input.",
-    "behind_kafka": "Check the brokers (kstreams_commit_seconds); a longer commit_interval_ms commits more at once.",
+    "behind_kafka": "Check the brokers (`kstreams_commit_seconds`), or commit less often (`commit_interval_ms`).",
     "behind": "Open the page of its run (/): it names the cause and the remedy.",
     "no_answer": "Check whether the process runs: its log and its exit status tell why it ended.",
-    "catching_up": "Wait; start more workers (--slots) if it takes too long.",
+    "catching_up": "Wait; start more workers (`--slots`) if it takes too long.",
 }
 """What to do, by the kind of finding; `behind` and `no_answer` are for alerts, which have only the series, or none."""
 
@@ -112,14 +113,10 @@ RESTARTING_SECONDS: Final = 60.0
 STATES: Final[Mapping[WorkerState, tuple[Level, str]]] = {
     WorkerState.JOINING: ("note", "joining"),
     WorkerState.RETRYING: ("bad", "retrying"),
-    WorkerState.BROKER_AWAY: ("bad", "broker_away"),
     WorkerState.SINK_AWAY: ("bad", "sink_away"),
     WorkerState.RESTARTING: ("warning", "restarting"),
 }
-"""The reported states of a worker, with the level and kind of the finding."""
-
-WAITS: Final = {WorkerState.BROKER_AWAY: "waits for a broker", WorkerState.SINK_AWAY: "waits for its sink"}
-"""What a worker does while another system is away."""
+"""The reported states of a worker, with the level and kind of the finding. A broker that is away is one for all."""
 
 KILLED: Final = "SIGKILL"
 """The reason of an end that no process in this package causes: something else has killed the worker."""
@@ -128,13 +125,18 @@ _ORDER: Final[tuple[Level, ...]] = ("bad", "warning", "note")
 
 
 class Problem(NamedTuple):
-    """A problem of a slot, of a processor, or of a processor in a slot. `kind` is a key of REMEDIES."""
+    """A problem of a slot, of a processor, or of a processor in a slot.
+
+    - `kind`: a key of REMEDIES.
+    - `affects`: the processors that wait, if what is wrong is outside of the run; `slot` and `processor` are then None.
+    """
 
     level: Level
     kind: str
     slot: int | None
     processor: str | None
     what: str
+    affects: tuple[str, ...] = ()
 
     @property
     def remedy(self) -> str:
@@ -166,7 +168,8 @@ class Seen(NamedTuple):
 
 def find(processors: Sequence[Processor], seen: Seen) -> list[Problem]:
     """Returns all problems, the worst first."""
-    found = [*_still(seen), *(each for slot in seen.status.slots for each in _slot(slot, seen))]
+    found = [*_still(seen), *_away(processors, seen)]
+    found += (each for slot in seen.status.slots for each in _slot(slot, seen))
     for processor in processors:
         reports = [(slot, report) for slot in seen.status.slots for report in _reports(slot, processor.id)]
         found += [*_failed(processor, reports, seen), *_spare(processor, reports)]
@@ -188,6 +191,27 @@ def _kind_of(each: Still) -> str:
     return "unwatched" if each.slot is None else "silent" if each.processor is None else "stuck"
 
 
+def _away(processors: Sequence[Processor], seen: Seen) -> Iterator[Problem]:
+    """Yields a finding for each broker that is away, with all that it affects."""
+    slots = [slot for slot in seen.status.slots if not slot.taken]
+    waiting = [
+        Waiting(slot.number, report.processor, report.why)
+        for slot in slots
+        for report in slot.reports
+        if slot.state_of(report.processor) is WorkerState.BROKER_AWAY
+    ]
+    for what, workers in find_outages(waiting):
+        waits = {each.processor for each in workers}
+        affects = tuple(each.id for each in processors if each.id in waits)
+        numbers = list(dict.fromkeys(each.slot for each in workers))
+        where = "" if len(numbers) == len(slots) else f" in {_slots(numbers)}"
+        yield Problem("bad", "broker_away", None, None, f"{what}: it affects {', '.join(affects)}{where}", affects)
+
+
+def _slots(numbers: Sequence[int]) -> str:
+    return f"slot{'' if len(numbers) == 1 else 's'} {', '.join(map(str, numbers))}"
+
+
 def _slot(slot: SlotStatus, seen: Seen) -> Iterator[Problem]:
     number = slot.number
     if slot.taken:
@@ -207,10 +231,10 @@ def _slot(slot: SlotStatus, seen: Seen) -> Iterator[Problem]:
         name, state = report.processor, slot.state_of(report.processor)
         if state in STATES:
             how, kind = STATES[state]
-            does = WAITS.get(state, f"is {state}")
+            does = "waits for its sink" if state is WorkerState.SINK_AWAY else f"is {state}"
             why = f": {report.why}" if report.why else ""
             yield Problem(how, kind, number, name, f"slot {number}: {name} {does}{why}")
-        if (report.open_seconds or 0) > OPEN_SECONDS:
+        if (report.open_seconds or 0) > OPEN_SECONDS and state is not WorkerState.BROKER_AWAY:
             what = f"slot {number}: a transaction of {name} is open for {report.open_seconds:.0f} s"
             yield Problem("warning", "open_transaction", number, name, what)
         if report.hidden_seconds and slot.has_reported:
@@ -271,8 +295,7 @@ def _spare(processor: Processor, workers: Workers) -> Iterator[Problem]:
     running = [(slot, report) for slot, report in workers if slot.pid is not None and slot.has_reported]
     spare = [slot.number for slot, report in running if report.state is WorkerState.SPARE]
     if spare:
-        slots = f"slot{'' if len(spare) == 1 else 's'} {', '.join(map(str, spare))}"
-        what = f"{slots}: {processor.id} has no partition: its inputs have fewer than it has workers"
+        what = f"{_slots(spare)}: {processor.id} has no partition: its inputs have fewer than it has workers"
         yield Problem("note", "spare", spare[0] if len(spare) == 1 else None, processor.id, what)
 
 
@@ -281,7 +304,10 @@ def _growth(name: str, processor: str, workers: Workers, seen: Seen) -> float:
 
 
 def _behind(processor: Processor, workers: Workers, seen: Seen, others: Sequence[Problem]) -> Iterator[Problem]:
-    """Yields a finding if a processor is behind, with the first reason that applies."""
+    """Yields a finding if a processor is behind, with the first reason that applies.
+
+    Yields none where a broker is away: the finding of the broker names all that it affects.
+    """
     name = processor.id
     lag = sum(report.lag or 0 for _, report in workers)
     lagging = max((seen.lagging.get((slot.number, name), 0.0) for slot, _ in workers), default=0.0)
@@ -291,6 +317,8 @@ def _behind(processor: Processor, workers: Workers, seen: Seen, others: Sequence
     shrinking = -_growth("lag", name, workers, seen)
     what = f"{name} is behind by {lag:,} records, at {rate:,.0f} a second"
     ill = [each for each in others if _concerns(each, name, workers)]
+    if any(each.kind == "broker_away" for each in ill):
+        return
     if ill:
         yield Problem("bad", "behind_state", None, name, f"{what}, because {ill[0].what}")
     elif shrinking > 0 and shrinking >= 0.1 * rate:
@@ -306,6 +334,8 @@ def _concerns(finding: Problem, processor: str, workers: Workers) -> bool:
         return False
     if finding.kind.startswith("behind") or (finding.kind in ("restarts", "killed") and finding.level != "bad"):
         return False
+    if finding.affects:
+        return processor in finding.affects
     slots = [slot.number for slot, _ in workers]
     return finding.processor in (None, processor) and (finding.slot is None or finding.slot in slots)
 

@@ -56,7 +56,7 @@ def serving(address: str, answer: Callable[[str], Answer], hosts: str = "") -> I
         url = f"http://{host}:{server.server_address[1]}"
         thread = threading.Thread(target=server.serve_forever, args=(0.1,), name="http", daemon=True)
         thread.start()
-        logger.info("serving the page /, /metrics, /livez, /readyz and /status at %s", url)
+        logger.info("serving the page /, /runbook, /metrics, /livez, /readyz and /status at %s", url)
         try:
             yield url
         finally:
