@@ -10,8 +10,9 @@ import typer
 from kstreams_py.cli.options import Bootstrap, Config, open_environment
 from kstreams_py.cli.streams import echo, echo_lines
 from kstreams_py.graph.loading import load
+from kstreams_py.operations.doctor.diagnosis import diagnose, is_well
 from kstreams_py.operations.doctor.facts import Examination
-from kstreams_py.operations.doctor.findings import Examined, as_fields, describe, diagnose, is_well
+from kstreams_py.operations.doctor.findings import Examined, as_fields, describe
 from kstreams_py.settings import Settings
 
 

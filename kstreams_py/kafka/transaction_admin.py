@@ -11,11 +11,8 @@ from kstreams_py.errors import KStreamsError, NotAuthorized, Retriable
 from kstreams_py.kafka.administration import Requests, describe_transactions, look_at
 from kstreams_py.kafka.groups import positions_partition
 from kstreams_py.kafka.log_batches import Batch, Log, Prepared, log_key, prepared
-from kstreams_py.kafka.transactions import Coordinated, Listed, OpenTransaction
+from kstreams_py.kafka.transactions import TRANSACTIONS_TOPIC, Coordinated, Listed, OpenTransaction
 from kstreams_py.records import TopicPartition
-
-TRANSACTIONS_TOPIC: Final = "__transaction_state"
-"""The topic in which brokers keep the transactions that they coordinate."""
 
 PAGE_BYTES: Final = 4 << 20
 """Bytes of a partition in one answer."""

@@ -9,6 +9,9 @@ from typing import Final
 
 from kstreams_py.records import TopicPartition
 
+TRANSACTIONS_TOPIC: Final = "__transaction_state"
+"""The topic in which brokers keep the transactions that they coordinate."""
+
 ONGOING: Final = "Ongoing"
 
 STATES: Final = (

@@ -17,7 +17,7 @@ from kstreams_py.graph.limits import why_not_replayed
 from kstreams_py.graph.names import group_of, recover_id, replay_id, runs_topic
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.groups import POSITIONS_TOPIC
-from kstreams_py.operations.doctor.findings import TRANSACTIONS_TOPIC
+from kstreams_py.kafka.transactions import TRANSACTIONS_TOPIC
 from kstreams_py.operations.transactions.hanging import clusters_of
 
 

@@ -33,8 +33,9 @@ from kstreams_py.kafka.administration import GroupAdmin
 from kstreams_py.kafka.transaction_admin import TransactionAdmin
 from kstreams_py.operations.acls import Operation, Right, Role, commands, rights_of
 from kstreams_py.operations.dead_letters.replay import ReplayOutcome, replay
+from kstreams_py.operations.doctor.diagnosis import diagnose
 from kstreams_py.operations.doctor.facts import Examination
-from kstreams_py.operations.doctor.findings import Examined, diagnose
+from kstreams_py.operations.doctor.findings import Examined
 from kstreams_py.operations.order import Decided, Operator
 from kstreams_py.operations.records.send import LineSender
 from kstreams_py.operations.records.tail import Tail

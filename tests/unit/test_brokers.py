@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kstreams_py.running.http.brokers import BrokerOutage, Waiting, find_outages
+from kstreams_py.running.http.brokers import BrokerOutage, WorkerWaiting, find_outages
 from tests.tables import each_case
 
 CONNECT = "Connect to ipv4#10.0.0.7:9092 failed: Connection refused (after 0ms in state CONNECT)"
@@ -37,7 +37,7 @@ REASONS = {
 @each_case("what", REASONS)
 def test_broker_is_named_by_the_reason(what: str) -> None:
     why, expected = REASONS[what]
-    waiting = Waiting(0, "price", why)
+    waiting = WorkerWaiting(0, "price", why)
     assert find_outages([waiting]) == [BrokerOutage(expected, (waiting,))]
 
 
@@ -46,11 +46,14 @@ def test_nothing_is_away_where_no_worker_waits() -> None:
 
 
 def test_worker_whose_reason_names_no_broker_waits_for_the_only_one_that_is_away() -> None:
-    timed_out, refused = Waiting(0, "price", "committing: timed out"), Waiting(1, "count", f"h:9092/2: {CONNECT}")
+    timed_out, refused = (
+        WorkerWaiting(0, "price", "committing: timed out"),
+        WorkerWaiting(1, "count", f"h:9092/2: {CONNECT}"),
+    )
     assert find_outages([timed_out, refused]) == [
         BrokerOutage("broker 2 at h:9092 does not answer", (timed_out, refused))
     ]
-    other = Waiting(0, "ship", f"g:9092/1: {CONNECT}")
+    other = WorkerWaiting(0, "ship", f"g:9092/1: {CONNECT}")
     assert find_outages([timed_out, refused, other]) == [
         BrokerOutage("a broker does not answer (committing: timed out)", (timed_out,)),
         BrokerOutage("broker 2 at h:9092 does not answer", (refused,)),
@@ -60,15 +63,18 @@ def test_worker_whose_reason_names_no_broker_waits_for_the_only_one_that_is_away
 
 def test_broker_is_one_whether_its_id_is_known_or_not() -> None:
     workers = [
-        Waiting(0, "price", f"h:9092/bootstrap: {CONNECT}"),
-        Waiting(0, "count", f"h:9092/2: {CONNECT}"),
-        Waiting(1, "price", NONE.format("h:9092")),
+        WorkerWaiting(0, "price", f"h:9092/bootstrap: {CONNECT}"),
+        WorkerWaiting(0, "count", f"h:9092/2: {CONNECT}"),
+        WorkerWaiting(1, "price", NONE.format("h:9092")),
     ]
     assert find_outages(workers) == [BrokerOutage("broker 2 at h:9092 does not answer", tuple(workers))]
 
 
 def test_clusters_are_kept_apart() -> None:
-    here, west = Waiting(0, "price", f"h:9092/2: {CONNECT}"), Waiting(0, "copy", "cluster 'west': timed out")
+    here, west = (
+        WorkerWaiting(0, "price", f"h:9092/2: {CONNECT}"),
+        WorkerWaiting(0, "copy", "cluster 'west': timed out"),
+    )
     assert find_outages([here, west]) == [
         BrokerOutage("broker 2 at h:9092 does not answer", (here,)),
         BrokerOutage("cluster 'west': a broker does not answer (timed out)", (west,)),

@@ -11,17 +11,10 @@ import kstreams_py as ks
 from kstreams_py.kafka.described_cluster import ClusterDescription, LogInfo, PartitionInfo, TopicDescription
 from kstreams_py.kafka.groups import GroupInfo, Member
 from kstreams_py.kafka.transactions import OpenTransaction
-from kstreams_py.operations.doctor import findings as diagnosis
-from kstreams_py.operations.doctor.findings import (
-    Examined,
-    Facts,
-    LettersFact,
-    Severity,
-    as_fields,
-    describe,
-    diagnose,
-    is_well,
-)
+from kstreams_py.operations.doctor import diagnosis
+from kstreams_py.operations.doctor.diagnosis import diagnose, is_well
+from kstreams_py.operations.doctor.findings import Examined, Facts, LettersFact, Severity, as_fields, describe
+from kstreams_py.operations.doctor.of_graphs import OF_GRAPH, find_positions
 from kstreams_py.operations.transactions.hanging import CommitDecision, FoundTransaction
 from kstreams_py.records import TopicPartition
 
@@ -235,7 +228,7 @@ def test_positions_are_compared_with_the_log(position: int, log: LogInfo, expect
 def test_mutation_of_a_doctor_that_knows_no_start_of_a_log_finds_no_position(monkeypatch: pytest.MonkeyPatch) -> None:
     log = LogInfo(5, 9)
     test_positions_are_compared_with_the_log(4, log, ("error", "the log begins at 5"))
-    left = [each for each in diagnosis.OF_GRAPH if each is not diagnosis.find_positions]
+    left = [each for each in OF_GRAPH if each is not find_positions]
     monkeypatch.setattr(diagnosis, "OF_GRAPH", left)
     with pytest.raises(ValueError, match="not enough values to unpack"):
         test_positions_are_compared_with_the_log(4, log, ("error", "the log begins at 5"))

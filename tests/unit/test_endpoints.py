@@ -316,7 +316,7 @@ def test_status_has_all_that_the_page_needs() -> None:
             "it is not known how many dead letters wait in shop.secret: READ on shop.secret is missing",
         ),
     ]
-    of_letters = [
+    of_letters: list[dict[str, Any]] = [
         {
             "level": level,
             "kind": kind,
@@ -325,6 +325,7 @@ def test_status_has_all_that_the_page_needs() -> None:
             "what": what,
             "remedy": REMEDIES[kind],
             "runbook": "KstreamsDeadLettersWait",
+            "affects": [],
         }
         for level, kind, what in letters
     ]

@@ -212,7 +212,7 @@ def test_letters_that_wait_stand_where_all_would_be_well(count: WaitingCount, su
     browser = Browser()
     browser.show(make_status(letters={"shop.errors": count}))
     assert browser.text("summary") == summary
-    assert (count.counted > 0) == (f"→ {REMEDIES['waiting']}" in browser.text("findings"))
+    assert (count.counted > 0) == (f"→ {REMEDIES['waiting'].replace('`', '')}" in browser.text("findings"))
     boxes = browser.ask('[...document.querySelectorAll(".dead_letters"), find("summary")].map(each => each.className)')
     box, pill = "bad" if count.known else "good", "good" if summary == "all is well" else "warning"
     assert boxes == [f"dead_letters {box}"] * 2 + [f"pill {pill}"]

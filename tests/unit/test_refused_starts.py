@@ -12,7 +12,8 @@ import kstreams_py as ks
 from kstreams_py.errors import GraphError, InputLost, KStreamsError, RecoveryUndecidable, TopicError
 from kstreams_py.kafka.described_cluster import ClusterDescription
 from kstreams_py.kafka.groups import GroupInfo
-from kstreams_py.operations.doctor.findings import Examined, Facts, describe, diagnose
+from kstreams_py.operations.doctor.diagnosis import diagnose
+from kstreams_py.operations.doctor.findings import Examined, Facts, describe
 from kstreams_py.operations.recover.states import RestoredStates
 from kstreams_py.operations.recover.status import find_undeclared, read_status
 from kstreams_py.operations.recover.task_status import (

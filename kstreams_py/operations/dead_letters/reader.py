@@ -79,7 +79,7 @@ class _Foreign:
         return self._named + ([f"{self._unnamed:,} more records"] if self._unnamed else [])
 
 
-class Waiting(NamedTuple):
+class SelectedLetters(NamedTuple):
     """The selected dead letters that wait.
 
     - `places`: each with all waiting dead letters of its delivery. At least once, a crash can leave several of them.
@@ -192,7 +192,7 @@ class LetterReader:
         """
         return (letter for letter, fits in self._judged(selection) if fits)
 
-    def waiting(self, selection: LetterSelection, marks: Mapping[LetterPlace, Mark]) -> Waiting:
+    def waiting(self, selection: LetterSelection, marks: Mapping[LetterPlace, Mark]) -> SelectedLetters:
         """Returns the selected dead letters that have none of these marks. Raises the same as `selected`."""
         waiting, chosen, discarded = dict[bytes, list[LetterPlace]](), dict[LetterPlace, bytes](), 0
         for letter, fits in self._judged(selection):
@@ -202,7 +202,7 @@ class LetterReader:
                 if fits:
                     chosen[letter.place] = letter.delivery_hash
             discarded += fits and mark is not None and mark.is_discard
-        return Waiting({place: waiting[digest] for place, digest in chosen.items()}, discarded)
+        return SelectedLetters({place: waiting[digest] for place, digest in chosen.items()}, discarded)
 
     def _judged(self, selection: LetterSelection) -> Iterator[tuple[Letter, bool]]:
         """Yields all dead letters, each with whether it is selected; then checks that the selection names real ones."""

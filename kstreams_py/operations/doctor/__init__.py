@@ -2,6 +2,9 @@
 
 In reading order:
 
-findings  rule  derives the findings from the facts
-facts     acts  reads the facts from the cluster
+findings     rule  what a finding is, and the facts of which the rules derive it
+of_clusters  rule  finds what is wrong on a cluster
+of_graphs    rule  finds what is wrong with a graph on it
+diagnosis    rule  all findings, the worst first
+facts        acts  reads the facts from the cluster
 """

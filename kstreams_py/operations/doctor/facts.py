@@ -14,7 +14,8 @@ from kstreams_py.kafka.contracts import TopicInfo
 from kstreams_py.kafka.described_cluster import ClusterDescription, GroupPositions, Logs
 from kstreams_py.kafka.errors import TESTED_CLIENTS, client_version
 from kstreams_py.kafka.groups import POSITIONS_TOPIC, GroupInfo
-from kstreams_py.kafka.transaction_admin import TRANSACTIONS_TOPIC, TransactionAdmin
+from kstreams_py.kafka.transaction_admin import TransactionAdmin
+from kstreams_py.kafka.transactions import TRANSACTIONS_TOPIC
 from kstreams_py.operations.dead_letters.text import show_time
 from kstreams_py.operations.doctor.findings import Examined, Facts, LettersFact
 from kstreams_py.operations.recover.status import find_undeclared, read_status

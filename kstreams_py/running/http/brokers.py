@@ -19,7 +19,7 @@ _NO_BROKER: Final = re.compile(r"\bno Kafka broker answers at (.+?): start one")
 _CLUSTER: Final = re.compile(r"\Acluster '[^']*': ")
 
 
-class Waiting(NamedTuple):
+class WorkerWaiting(NamedTuple):
     """A worker that waits for a broker, and its reason as text; "" if it is not known."""
 
     slot: int
@@ -31,24 +31,24 @@ class BrokerOutage(NamedTuple):
     """What does not answer, as a sentence, and the workers that wait for it."""
 
     what: str
-    workers: tuple[Waiting, ...]
+    workers: tuple[WorkerWaiting, ...]
 
 
-def find_outages(waiting: Sequence[Waiting]) -> list[BrokerOutage]:
+def find_outages(waiting: Sequence[WorkerWaiting]) -> list[BrokerOutage]:
     """Returns the brokers that are away, each with the workers that wait for it, in the order of the workers.
 
     A reason that names no broker (a request has timed out) belongs to the only broker of its cluster that others name.
     """
-    clusters: dict[str, list[Waiting]] = {}
+    clusters: dict[str, list[WorkerWaiting]] = {}
     for each in waiting:
         found = _CLUSTER.match(each.why)
         clusters.setdefault(found[0] if found else "", []).append(each)
     return [outage for cluster, workers in clusters.items() for outage in _of_cluster(cluster, workers)]
 
 
-def _of_cluster(cluster: str, workers: Sequence[Waiting]) -> list[BrokerOutage]:
+def _of_cluster(cluster: str, workers: Sequence[WorkerWaiting]) -> list[BrokerOutage]:
     ids: dict[str, str] = {}
-    named: dict[str, list[Waiting]] = {}
+    named: dict[str, list[WorkerWaiting]] = {}
     for each in workers:
         address, number = _broker(each.why)
         named.setdefault(address, []).append(each)
@@ -69,7 +69,7 @@ def _broker(why: str) -> tuple[str, str]:
     return (found_none[1], "") if found_none else ("", "")
 
 
-def _describe(address: str, number: str, workers: Sequence[Waiting]) -> str:
+def _describe(address: str, number: str, workers: Sequence[WorkerWaiting]) -> str:
     if not address:
         why = next((each.why for each in workers if each.why), "")
         return "a broker does not answer" + (f" ({_CLUSTER.sub('', why)})" if why else "")

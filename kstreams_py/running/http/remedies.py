@@ -8,7 +8,7 @@ from typing import Final, Literal, NamedTuple
 from kstreams_py.graph.declarations import Processor
 from kstreams_py.metrics import WorkerState
 from kstreams_py.running.health import Still, still
-from kstreams_py.running.http.brokers import Waiting, find_outages
+from kstreams_py.running.http.brokers import WorkerWaiting, find_outages
 from kstreams_py.running.reports import Report
 from kstreams_py.running.status import RunStatus, SlotStatus
 
@@ -195,7 +195,7 @@ def _away(processors: Sequence[Processor], seen: Seen) -> Iterator[Problem]:
     """Yields a finding for each broker that is away, with all that it affects."""
     slots = [slot for slot in seen.status.slots if not slot.taken]
     waiting = [
-        Waiting(slot.number, report.processor, report.why)
+        WorkerWaiting(slot.number, report.processor, report.why)
         for slot in slots
         for report in slot.reports
         if slot.state_of(report.processor) is WorkerState.BROKER_AWAY

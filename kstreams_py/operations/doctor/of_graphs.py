@@ -1,0 +1,332 @@
+"""Finds what stops a graph, makes its next start fail, or endangers what it reads and writes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
+
+from kstreams_py.graph.declarations import Processor
+from kstreams_py.kafka.described_cluster import LogInfo
+from kstreams_py.kafka.groups import slot_of
+from kstreams_py.operations.doctor.findings import Examined, Facts, Finding, Severity, show_duration
+from kstreams_py.operations.recover.task_status import TaskStatus
+from kstreams_py.records import TopicPartition
+
+
+def find_missing(facts: Facts, examined: Examined) -> Iterator[Finding]:
+    """Finds topics that the graph declares on the cluster and that do not exist there."""
+    declared = {topic.name for topic in examined.graph.topics.values() if topic.cluster == facts.name}
+    for name in sorted(declared - facts.cluster.topics.keys() - {*facts.cluster.hidden}):
+        yield Finding(
+            Severity.ERROR,
+            "missing_topic",
+            name,
+            "the graph declares it and it does not exist: no worker starts",
+            f"kstreams topics create {examined.name}",
+        )
+
+
+def find_partitions(facts: Facts, examined: Examined) -> Iterator[Finding]:
+    """Finds inputs of one processor that differ in their numbers of partitions, and slots without a partition."""
+    for processor in examined.graph.processors:
+        counts = {
+            topic.name: len(facts.cluster.topics[topic.name].partitions)
+            for topic in processor.inputs
+            if topic.name in facts.cluster.topics
+        }
+        if len({*counts.values()}) > 1:
+            shown = ", ".join(f"{name} has {count}" for name, count in counts.items())
+            yield Finding(
+                Severity.ERROR,
+                "partitions_differ",
+                processor.id,
+                f"its inputs differ in partitions ({shown}): no worker starts",
+                "kafka-topics.sh --alter --partitions on the smaller ones; records keep their partitions",
+            )
+        members = len(_members(facts, examined, processor))
+        if counts and members > max(counts.values()):
+            yield Finding(
+                Severity.NOTE,
+                "spare_slots",
+                processor.id,
+                f"{members} slots share {max(counts.values())} partition(s): the others only stand by",
+                "run fewer slots, or add partitions to the inputs",
+            )
+
+
+def find_positions(facts: Facts, examined: Examined) -> Iterator[Finding]:
+    """Finds positions with which the next start ends with InputLost."""
+    for processor, tp, position, log in _positions(facts, examined):
+        if log.start <= position <= log.stable:
+            continue
+        which = f"the log begins at {log.start}" if position < log.start else f"the log ends at {log.stable}"
+        yield Finding(
+            Severity.ERROR,
+            "input_lost",
+            f"{processor.id}: {tp}",
+            f"its position is {position} and {which}: the next start ends with InputLost",
+            f"stop its workers, then kstreams recover reset {examined.name} {processor.id} --to-offset "
+            f"{tp.topic}:{tp.partition}:{log.start if position < log.start else log.stable}",
+        )
+    for name, partitions in facts.expired.items():
+        for tp in sorted(partitions):
+            yield Finding(
+                Severity.ERROR,
+                "position_expired",
+                f"{name}: {tp}",
+                "it was read before and its position no longer exists: the next start ends with InputLost",
+                f"kstreams recover reset {examined.name} {name} --to-offset {tp.topic}:{tp.partition}:OFFSET",
+            )
+
+
+def find_refusals(facts: Facts, examined: Examined) -> Iterator[Finding]:
+    """Finds tasks whose next start ends with an error, unless another finding says so with a command to type."""
+    known = {each.subject for rule in (find_partitions, find_positions) for each in rule(facts, examined)}
+    inputs = {each.id: [topic.name for topic in each.inputs] for each in examined.graph.processors}
+    refused: dict[str, list[TaskStatus]] = {}
+    for task in facts.tasks:
+        if task.is_refused:
+            refused.setdefault(task.next, []).append(task)
+    for meaning, tasks in refused.items():
+        subjects = {
+            f"{task.processor}: {topic}[{task.partition}]" for task in tasks for topic in inputs[task.processor]
+        }
+        if known.isdisjoint(subjects | {task.processor for task in tasks}):
+            yield Finding(
+                Severity.ERROR,
+                "refused_start",
+                ", ".join(f"{task.processor}[{task.partition}]" for task in tasks),
+                f"the next start {meaning}",
+                f"kstreams recover status {examined.name} shows all tasks",
+            )
+
+
+def find_undeclared(facts: Facts, examined: Examined) -> Iterator[Finding]:  # noqa: ARG001, as all rules of a graph
+    """Finds processors that have read inputs and that the graph no longer declares."""
+    for each in facts.undeclared:
+        held = f"; {', '.join(each.members)} still runs it" if each.members else ""
+        yield Finding(
+            Severity.WARNING if each.members else Severity.NOTE,
+            "undeclared",
+            each.group,
+            f"the graph no longer declares {each.processor!r}, which has read its inputs{held}",
+            f"if it has a new name, give it the id {each.processor!r} back; if it is gone: kafka-consumer-groups.sh "
+            f"--delete --group {each.group}",
+        )
+
+
+def find_retention(facts: Facts, examined: Examined) -> Iterator[Finding]:
+    """Finds unread records that retention will delete."""
+    for processor, tp, position, log in _positions(facts, examined):
+        settings = facts.cluster.topics[tp.topic].settings
+        if not log.start <= position < log.stable or "delete" not in settings.get("cleanup.policy", ""):
+            continue
+        yield from _ofshow_duration(processor, tp, position, log, int(settings["retention.ms"]))
+        yield from _of_bytes(processor, tp, position, log, int(settings["retention.bytes"]))
+
+
+def _ofshow_duration(
+    processor: Processor, tp: TopicPartition, position: int, log: LogInfo, retention: int
+) -> Iterator[Finding]:
+    """Compares the next record with retention.ms. `log.since` has the first offsets within all and half of it."""
+    shares = zip(("all", "half"), sorted(log.since.items()), strict=False)
+    if ages := [share for share, (_, young) in shares if position < young]:
+        yield Finding(
+            Severity.ERROR if "all" in ages else Severity.WARNING,
+            "retention_time",
+            f"{processor.id}: {tp}",
+            f"the next record, at offset {position}, is older than {ages[0]} of retention.ms "
+            f"({show_duration(retention / 1000)}): it is deleted before it is read",
+            f"kafka-configs.sh --alter --topic {tp.topic} --add-config retention.ms=-1, until the lag is gone",
+        )
+
+
+def _of_bytes(
+    processor: Processor, tp: TopicPartition, position: int, log: LogInfo, retention: int
+) -> Iterator[Finding]:
+    """Compares the unread bytes, estimated by their share of the offsets, with retention.bytes."""
+    if retention < 0 or log.size is None:
+        return
+    unread = round(log.size * (log.stable - position) / max(1, log.stable - log.start))
+    if unread * 2 >= retention:
+        yield Finding(
+            Severity.ERROR if unread >= retention else Severity.WARNING,
+            "retention_bytes",
+            f"{processor.id}: {tp}",
+            f"about {unread:,} bytes are not read, and retention.bytes is {retention:,}: the oldest of them "
+            "are deleted before they are read",
+            f"kafka-configs.sh --alter --topic {tp.topic} --add-config retention.bytes=-1, until the lag is gone",
+        )
+
+
+def find_own_topics(facts: Facts, examined: Examined) -> Iterator[Finding]:
+    """Finds journals whose records are compacted or expire."""
+    for name in examined.journals:
+        settings = facts.cluster.topics[name].settings if name in facts.cluster.topics else {}
+        wrong = {
+            setting: value
+            for setting, value in settings.items()
+            if (setting == "cleanup.policy" and value != "delete")
+            or (setting in ("retention.ms", "retention.bytes") and value != "-1")
+        }
+        if wrong:
+            yield Finding(
+                Severity.ERROR,
+                "journal_settings",
+                name,
+                f"{', '.join(f'{key} is {value}' for key, value in sorted(wrong.items()))}: the newest record of a "
+                "journal may be deleted",
+                f"kafka-configs.sh --alter --topic {name} --add-config "
+                "cleanup.policy=delete,retention.ms=-1,retention.bytes=-1",
+            )
+
+
+def find_delivered(facts: Facts, examined: Examined) -> Iterator[Finding]:
+    """Finds topics beside outputs on another cluster that may lose the record of the newest delivery."""
+    for processor in examined.graph.processors:
+        name = examined.graph.delivered(processor)
+        if name is None or processor.cluster != facts.name or name not in facts.cluster.topics:
+            continue
+        policy = facts.cluster.topics[name].settings.get("cleanup.policy", "compact")
+        if policy != "compact":
+            yield Finding(
+                Severity.ERROR,
+                "delivered_settings",
+                name,
+                f"cleanup.policy is {policy}: the record of the newest delivery may be deleted",
+                f"kafka-configs.sh --alter --topic {name} --add-config cleanup.policy=compact",
+            )
+
+
+def find_away(facts: Facts, examined: Examined) -> Iterator[Finding]:
+    """Finds other clusters that do not answer."""
+    for name, why in facts.away.items():
+        writers = ", ".join(each.id for each in examined.graph.processors if each.cluster == name)
+        yield Finding(
+            Severity.ERROR,
+            "cluster_away",
+            f"cluster {name!r}",
+            f"it does not answer, and is not examined: {writers} can deliver nothing: {why}",
+            f"repair it, or correct [clusters.{name}] in the settings",
+        )
+
+
+def find_timeouts(facts: Facts, examined: Examined) -> Iterator[Finding]:
+    """Finds brokers that refuse the timeout of the graph's transactions."""
+    longest = facts.least("transaction.max.timeout.ms")
+    if longest is not None and longest < examined.transaction_timeout_ms:
+        yield Finding(
+            Severity.ERROR,
+            "transaction_timeout",
+            "brokers",
+            f"transaction.max.timeout.ms is {longest}, and transaction_timeout_ms of the graph is "
+            f"{examined.transaction_timeout_ms}: no worker starts",
+            f"KSTREAMS_TRANSACTION_TIMEOUT_MS={longest}, or a larger transaction.max.timeout.ms on all brokers",
+        )
+
+
+def find_sizes(facts: Facts, examined: Examined) -> Iterator[Finding]:
+    """Finds outputs that accept only smaller records than the inputs."""
+    for processor in examined.graph.processors:
+        sizes = {
+            name: size
+            for each in (facts, *facts.others)
+            for name in each.cluster.topics
+            if (size := _setting(each, name, "max.message.bytes"))
+        }
+        largest = max((sizes[topic.name] for topic in processor.inputs if topic.name in sizes), default=0)
+        for topic in processor.outputs:
+            if topic.name in sizes and sizes[topic.name] < largest:
+                yield Finding(
+                    Severity.NOTE,
+                    "max_message_bytes",
+                    f"{processor.id}: {topic.name}",
+                    f"it takes records of {sizes[topic.name]} bytes and an input has up to {largest}: larger ones "
+                    "become dead letters, or stop the worker",
+                    f"kafka-configs.sh --alter --topic {topic.name} --add-config max.message.bytes={largest}",
+                )
+
+
+def find_members(facts: Facts, examined: Examined) -> Iterator[Finding]:
+    """Finds groups with foreign members, and groups that are stopped."""
+    for processor in examined.graph.processors:
+        group = examined.group(processor)
+        others = [each for each in _members(facts, examined, processor) if slot_of(group, each.instance) is None]
+        if others:
+            shown = ", ".join(f"{each.instance or each.client_id} on {each.host}" for each in others)
+            yield Finding(
+                Severity.ERROR,
+                "foreign_member",
+                group,
+                f"members that are no slot of this graph take partitions, whose records no worker reads: {shown}",
+                "stop them, or give them another group.id",
+            )
+        minutes = facts.least("offsets.retention.minutes")
+        info = facts.groups.get(group)
+        if info is not None and not info.members and facts.positions.get(group):
+            kept = "offsets.retention.minutes of the brokers" if minutes is None else show_duration(minutes * 60)
+            yield Finding(
+                Severity.NOTE,
+                "stopped",
+                group,
+                f"it has no members: its positions are kept for {kept} after it has stopped",
+                f"start it before, or kstreams recover export {examined.name} > FILE",
+            )
+
+
+def find_letters(facts: Facts, examined: Examined) -> Iterator[Finding]:
+    """Finds dead letters that nobody has replayed or discarded."""
+    for topic, each in facts.letters.items():
+        if each.count:
+            number = f"{'' if each.is_whole else 'at least '}{each.count:,} dead letter"
+            wait = " waits" if each.count == 1 else "s wait"
+            since = f", the first of {each.since}" if each.since else ""
+            yield Finding(
+                Severity.WARNING,
+                "dead_letters",
+                topic,
+                f"{number}{wait}{since}: nobody has replayed or discarded {'it' if each.count == 1 else 'them'}",
+                f"kstreams dead-letters list {examined.name}; fix the cause, then kstreams dead-letters replay "
+                f"{examined.name}; or kstreams dead-letters discard {examined.name} --reason TEXT",
+            )
+
+
+OF_GRAPH: Final[tuple[Callable[[Facts, Examined], Iterator[Finding]], ...]] = (
+    find_missing,
+    find_partitions,
+    find_positions,
+    find_refusals,
+    find_undeclared,
+    find_retention,
+    find_own_topics,
+    find_away,
+    find_timeouts,
+    find_sizes,
+    find_members,
+    find_letters,
+)
+
+OF_OUTPUTS: Final[tuple[Callable[[Facts, Examined], Iterator[Finding]], ...]] = (
+    find_missing,
+    find_delivered,
+    find_timeouts,
+)
+
+
+def _positions(facts: Facts, examined: Examined) -> Iterator[tuple[Processor, TopicPartition, int, LogInfo]]:
+    """Yields the positions of all processors, each with its log."""
+    for processor in examined.graph.processors:
+        inputs = {topic.name for topic in processor.inputs}
+        for tp, position in sorted(facts.positions.get(examined.group(processor), {}).items()):
+            if tp.topic in inputs and tp in facts.logs:
+                yield processor, tp, position, facts.logs[tp]
+
+
+def _members(facts: Facts, examined: Examined, processor: Processor) -> Sequence[Any]:
+    info = facts.groups.get(examined.group(processor))
+    return () if info is None else info.members
+
+
+def _setting(facts: Facts, topic: str, name: str) -> int:
+    """Returns a setting of a topic as a number; 0 if it was not seen."""
+    return int(facts.cluster.topics[topic].settings.get(name, 0))
