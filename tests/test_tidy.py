@@ -411,7 +411,9 @@ def test_every_truth_in_the_document_has_problem_answer_rest_and_tests() -> None
     text = (ROOT / "docs" / "exactly-once.md").read_text(encoding="utf-8")
     truths = re.split(r"^## ", text, flags=re.MULTILINE)[1:-2]
     assert len(truths) == 15
-    tested = dict(re.findall(r"^- \[(.+?)\]\(exactly-once\.md#\S+\):(.*(?:\n  .*)*)", text_of(TESTED), flags=re.MULTILINE))
+    tested = dict(
+        re.findall(r"^- \[(.+?)\]\(exactly-once\.md#\S+\):(.*(?:\n  .*)*)", text_of(TESTED), flags=re.MULTILINE)
+    )
     for truth in truths:
         parts = re.findall(r"^\*\*(\w+)\.\*\* (.)", truth, flags=re.MULTILINE)
         assert [part for part, _ in parts] == ["Problem", "Answer", "Remains"], truth
@@ -423,6 +425,6 @@ def test_pages_for_users_name_no_test_of_the_suite() -> None:
     pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
     def named(path: Path) -> set[str]:
-        return names_of_tests() & set(re.findall(r"\btest_\w+", text_of(path)))
+        return set(re.findall(r"\btest_\w+", text_of(path))) & names_of_tests()
 
     assert offenders((path for path in pages if path != TESTED), named) == {}

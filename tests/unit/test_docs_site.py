@@ -173,7 +173,9 @@ def test_links_of_all_pages_lead_to_pages_anchors_and_files_that_exist() -> None
 
 
 def test_examples_page_has_each_recipe_and_its_tests_as_code() -> None:
-    shown = re.findall(r"^<!-- (\w+\.py) -->\n```python\n(.*?)^```", WRITTEN["examples.md"], flags=re.MULTILINE | re.DOTALL)
+    shown = re.findall(
+        r"^<!-- (\w+\.py) -->\n```python\n(.*?)^```", WRITTEN["examples.md"], flags=re.MULTILINE | re.DOTALL
+    )
     files = [*sorted(RECIPES.glob("*.py")), *sorted((RECIPES / "tests").glob("*.py"))]
     assert len(shown) == len(files) == 16
     # without the docstring of a graph: the page says in its own words what it is for
@@ -181,11 +183,11 @@ def test_examples_page_has_each_recipe_and_its_tests_as_code() -> None:
 
 
 def test_pages_are_readable_where_no_site_is_built_of_them() -> None:
-    """A plain Git host knows no directives of mkdocs, and shows the pages of reference/ as they are in the repository."""
+    """A plain Git host knows no directives of mkdocs, and shows the pages of reference/ that are in the repository."""
     directives = re.compile(r"^(?:-+8<-+|::: |!!! |\?\?\? )|^``` ?\{", flags=re.MULTILINE)
     assert {page: found for page, text in WRITTEN.items() if (found := directives.findall(text))} == {}
     assert {page for page in WRITTEN if page.startswith("reference/")} == reference.PAGES.keys()
-    made = "This page of the documentation site is made from the code: `scripts/docs` builds it in `build/docs-site`."
+    made = "is made from the code: `scripts/docs` builds it in `build/docs-site`."
     assert [page for page in reference.PAGES if made not in WRITTEN[page]] == []
     titles = {page: PAGES[page].removeprefix(reference.WIDE).split("\n")[0] for page in reference.PAGES}
     assert {page: WRITTEN[page].split("\n")[0] for page in reference.PAGES} == titles
