@@ -618,7 +618,7 @@ def test_records_that_come_are_shown_once_decoded_and_those_before_are_not(shop:
     assert "undecoded" in shop.lines[1][1]
 
 
-def test_dead_letter_is_shown_as_the_command_for_dead_letters_shows_it_and_what_is_none_as_a_line() -> None:
+def test_dead_letter_is_shown_as_the_command_shows_it_and_what_is_none_as_a_line() -> None:
     shop = Shop()
     registry = MemoryRegistry()
     with TestDriver(shop.graph, partitions=1, registry=registry) as driver:
