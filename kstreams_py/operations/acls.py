@@ -65,7 +65,7 @@ KAFKA_CLUSTER: Final = "kafka-cluster"
 NOTES: Final[Mapping[Role, str]] = {
     Role.WORKER: "CREATE is not needed once `kstreams topics create` has run, ALTER while inputs gain no partitions",
     Role.OPERATOR: "`kstreams transactions abort` and `commit` need ALTER on the cluster, too: it grants any right, so "
-    "it is left to an administrator",
+    "it is left to an administrator; so is DELETE on the topics, for `kstreams topics delete`",
     Role.READER: "a reader that is a member of a group needs READ on that group, too",
     Role.PIPELINE: "CREATE is not needed once `kstreams topics create` has run, DELETE without `kstreams pipeline "
     "reset`",
