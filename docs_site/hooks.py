@@ -17,8 +17,9 @@ SOURCE: Final = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Adds the pages that are made from the code."""
+    """Adds the pages that are made from the code, in place of those that a Git host shows."""
     for path, make in PAGES.items():
+        files.remove(files.get_file_from_path(path))
         files.append(File.generated(config, path, content=make()))
     return files
 

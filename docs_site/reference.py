@@ -344,4 +344,4 @@ PAGES: Final[Mapping[str, Callable[[], str]]] = {
     "reference/exit-statuses.md": exit_statuses,
     "reference/api.md": api,
 }
-"""The pages by their paths below docs/, where the built site has them; no such files exist."""
+"""The pages by their paths below docs/: the built site has them in place of files that say where to look without it."""

@@ -403,11 +403,28 @@ def test_files_that_run_first_or_in_one_worker_exist() -> None:
     assert [name for name in named if not (tests / name).is_dir() and not (tests / f"{name}.py").is_file()] == []
 
 
+TESTED = ROOT / "docs" / "tested.md"
+"""The page for developers that names the tests of what the other pages say."""
+
+
 def test_every_truth_in_the_document_has_problem_answer_rest_and_tests() -> None:
     text = (ROOT / "docs" / "exactly-once.md").read_text(encoding="utf-8")
     truths = re.split(r"^## ", text, flags=re.MULTILINE)[1:-2]
     assert len(truths) == 15
+    tested = dict(
+        re.findall(r"^- \[(.+?)\]\(exactly-once\.md#\S+\):(.*(?:\n  .*)*)", text_of(TESTED), flags=re.MULTILINE)
+    )
     for truth in truths:
         parts = re.findall(r"^\*\*(\w+)\.\*\* (.)", truth, flags=re.MULTILINE)
-        assert [part for part, _ in parts] == ["Problem", "Answer", "Remains", "Tests"], truth
-        assert re.search(r"`test_\w+`", truth.partition("**Tests.**")[2]), truth
+        assert [part for part, _ in parts] == ["Problem", "Answer", "Remains"], truth
+        title = truth.split("\n")[0]
+        assert re.search(r"`test_\w+`", tested[title]), title
+
+
+def test_pages_for_users_name_no_test_of_the_suite() -> None:
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+    def named(path: Path) -> set[str]:
+        return set(re.findall(r"\btest_\w+", text_of(path))) & names_of_tests()
+
+    assert offenders((path for path in pages if path != TESTED), named) == {}

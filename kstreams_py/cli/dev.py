@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Final
@@ -18,12 +19,16 @@ from kstreams_py.development.versions import Version, version_command
 from kstreams_py.errors import GraphError
 from kstreams_py.graph.declarations import DEFAULT_PARTITIONS
 from kstreams_py.printable import clean_line
+from kstreams_py.running.terminal import logs
 from kstreams_py.settings import Settings, explain
 
 logger = logging.getLogger(__name__)
 
 PORT: Final = 9092
 """The default port of every command, so that `kstreams send` needs no --bootstrap-servers."""
+
+SOURCE: Final = "dev"
+"""What stands in brackets before the lines of this command, as a slot or a topic does before others."""
 
 
 def dev(
@@ -43,11 +48,13 @@ def dev(
 
     When you save the graph's file, or another Python file or Avro schema beside or below it, the new code is loaded:
     missing topics are created, the old workers commit what they have processed, and new workers go on from there, so
-    that no record is lost or doubled. If the code does not load, one message says why; the old workers go on, and the
-    next save tries again. A worker that ends with an exception stops the run until the next save.
+    that no record is lost or doubled. If the code does not load, one message says why, with the line of a syntax error;
+    the old workers go on, and the next save tries again. A worker that ends with an exception stops the run until the
+    next save.
 
-    Outputs and dead letters are printed as they are committed, as lines of `kstreams tail` after their topic. Lines
-    that workers print follow their slot.
+    Each line has its source in brackets: `[dev]` for this command, `[0]` for the worker in slot 0, or a topic. Outputs
+    are printed once they are committed, as `kstreams tail` prints them, and dead letters as `kstreams dead-letters
+    show` does.
 
     Without --bootstrap-servers (or its setting), a Kafka runs on this machine as long as the command. Its data stays in
     the directory .kstreams beside the graph: remove it to start without data. Needs watchfiles: pip install
@@ -60,6 +67,8 @@ def dev(
     changes = Changes(directory, settings.schema_directory)
     named = {each.name: each for each in explain(config, bootstrap_servers=bootstrap_servers)}["bootstrap_servers"]
     opened = open_broker(directory, port) if named.origin == "default" else nullcontext(named.value)
+    os.environ.setdefault(logs.FORMAT_VARIABLE, logs.SHORT)  # of all processes of the run
+    logs.configure(SOURCE)
     with opened as address:
         environment = {**settings.as_environment(), "KSTREAMS_BOOTSTRAP_SERVERS": address}
         command = version_command(target, workers, partitions)
@@ -75,6 +84,7 @@ def dev_version(
     partitions: Partitions = None,
 ) -> None:
     """Check a version of a graph, then run it when standard input says so. `dev` starts this process at a change."""
+    logs.configure(SOURCE)
     run_version(target, workers, Settings.load(), partitions or DEFAULT_PARTITIONS)
 
 

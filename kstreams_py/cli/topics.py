@@ -1,18 +1,34 @@
-"""`kstreams topics`: creates, checks and describes the topics of a graph."""
+"""`kstreams topics`: creates, checks, describes and deletes the topics of a graph."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Annotated
 
 import typer
 
-from kstreams_py.cli.options import Bootstrap, Config, Partitions, Target, open_graph
-from kstreams_py.cli.streams import echo_lines
+from kstreams_py.cli.options import (
+    Bootstrap,
+    Config,
+    DryRun,
+    Partitions,
+    Target,
+    Yes,
+    is_confirmed,
+    open_environment,
+    open_graph,
+)
+from kstreams_py.cli.streams import echo, echo_lines
+from kstreams_py.errors import SettingsError
 from kstreams_py.graph.declarations import DEFAULT_PARTITIONS, Topic
+from kstreams_py.graph.loading import load
 from kstreams_py.graph.names import runs_topic
 from kstreams_py.graph.pipelines import RUNS_SETTINGS
+from kstreams_py.kafka.administration import GroupAdmin
 from kstreams_py.kafka.contracts import TopicInfo
 from kstreams_py.kafka.own_topics import ensure_topics
+from kstreams_py.operations.topics import DeletableTopic, TopicDeletion
+from kstreams_py.operations.transactions.abort import UNCHANGED
 from kstreams_py.printable import join_lines
 from kstreams_py.processing.dead_letters.marks import MARKS_SETTINGS
 from kstreams_py.processing.topics import (
@@ -23,8 +39,9 @@ from kstreams_py.processing.topics import (
     describe_topics,
     find_topics,
 )
+from kstreams_py.settings import Settings
 
-app = typer.Typer(help="The topics of a graph: create, check and describe them.", no_args_is_help=True)
+app = typer.Typer(help="The topics of a graph: create, check, describe, delete.", no_args_is_help=True)
 
 
 @app.command()
@@ -71,6 +88,60 @@ def describe(target: Target, bootstrap_servers: Bootstrap = None, config: Config
     with open_graph(target, bootstrap_servers, config, needs_processors=False) as (graph, environment):
         topics = describe_topics(graph, environment.cluster)
     echo_lines(join_lines(line for each in topics for line in _rows(each)))
+
+
+@app.command()
+def delete(
+    target: Target,
+    processor: Annotated[
+        str | None,
+        typer.Option(
+            "--processor", help="instead: the framework's topics of this processor, by its id, declared or not"
+        ),
+    ] = None,
+    topic: Annotated[
+        list[str] | None,
+        typer.Option("--topic", help="instead: this topic, which the graph declares; can be repeated"),
+    ] = None,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    bootstrap_servers: Bootstrap = None,
+    config: Config = None,
+) -> None:
+    """Delete the framework's topics (__ks.*) of what the graph no longer declares: processors, states, pipelines.
+
+    Prints each topic with its records and what follows, and asks first. Exit status 1 if the answer is no. Refused
+    while a group of a processor that uses one of the topics has members. What a processor needs is deleted only with
+    --processor, and the topics that the graph declares only with --topic. Needs READ on __ks.GRAPH.beginnings, DESCRIBE
+    on the groups, and DELETE on the topics.
+    """
+    if processor is not None and topic:
+        raise SettingsError("--processor and --topic exclude one another: run the command twice")
+    graph = load(target)  # not validated: a graph of which nothing is left has topics, too
+    with open_environment(Settings.load(config, bootstrap_servers=bootstrap_servers)) as environment:
+        deletion = TopicDeletion(graph, target, environment, GroupAdmin(environment.settings))
+        if topic:
+            found = deletion.plan_named(topic)
+        else:
+            found = deletion.plan_unused() if processor is None else deletion.plan_processor(processor)
+        echo_lines(join_lines(line for each in found for line in _deletion(each)) or "nothing to delete")
+        deletion.check_members(found)
+        if not found:
+            return
+        if dry_run:
+            echo(f"would be deleted; {UNCHANGED}")
+            return
+        if not yes and not is_confirmed("delete these topics, with their records?"):
+            echo(UNCHANGED)
+            raise typer.Exit(1)
+        deletion.delete(found)
+    echo_lines(join_lines(f"deleted {each.name}" for each in found))
+
+
+def _deletion(topic: DeletableTopic) -> Iterator[str]:
+    where = f" on cluster {topic.cluster}" if topic.cluster else ""
+    yield f"{topic.name}{where}: {topic.partitions} partitions, at most {topic.records:,} records"
+    yield from (f"  {each}" for each in topic.follows)
 
 
 def _rows(topic: DescribedTopic) -> Iterator[str]:

@@ -130,7 +130,8 @@ class DevSession:
                 if not self._is_ending:
                     goes_on = self._running is not None and not self._is_draining
                     rest = "the workers before it go on" if goes_on else "nothing runs"
-                    logger.error("%s; %s, and the next save tries again", error or "the new code ended", rest)
+                    what, *source = (error or "the new code ended").split("\n")  # below a syntax error is its line
+                    logger.error("%s", "\n".join([f"{what}; {rest}, and the next save tries again", *source]))
             case VersionEnded(version) if version is self._running:
                 self._follow_end(event)
 

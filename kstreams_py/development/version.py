@@ -15,19 +15,25 @@ import queue
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
+from kstreams_py.errors import BrokerUnavailable, KStreamsError, Retriable, TopicError
 from kstreams_py.formats.registries import open_registry
 from kstreams_py.graph.loading import load
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.cluster import KafkaCluster
-from kstreams_py.processing.topics import check_topics, create_topics, describe_idle_slots
-from kstreams_py.records import Positions, TopicPartition
+from kstreams_py.kafka.contracts import TopicInfo
+from kstreams_py.operations.records.lines import Lines
+from kstreams_py.operations.records.tail import POLL_SECONDS, Tail
+from kstreams_py.processing.topics import ask_clusters, check_topics, create_topics, describe_idle_slots
+from kstreams_py.records import Message, Positions, TopicPartition
 from kstreams_py.running.output import READ_MAX, STDOUT
 from kstreams_py.running.pipe import REPORT_FD
 from kstreams_py.running.supervisor import Supervisor
+from kstreams_py.running.terminal.logs import log_format
 from kstreams_py.running.wiring import observing, open_progress, worker_command
 from kstreams_py.settings import Settings
 from kstreams_py.steps.environment import Environment
@@ -35,20 +41,10 @@ from kstreams_py.steps.environment import Environment
 if TYPE_CHECKING:
     from kstreams_py.running.terminal.progress import Progress
 
-
-from collections.abc import Mapping
-from dataclasses import replace
-
-from kstreams_py.errors import BrokerUnavailable, KStreamsError, Retriable, TopicError
-from kstreams_py.kafka.contracts import TopicInfo
-from kstreams_py.operations.records.lines import Lines
-from kstreams_py.operations.records.tail import POLL_SECONDS, Tail
-from kstreams_py.processing.topics import ask_clusters
-
 logger = logging.getLogger(__name__)
 
-Show = Callable[[str, bytes], None]
-"""Takes a topic and a line."""
+Show = Callable[[str, Sequence[str]], None]
+"""Takes a topic and the lines of a record in it."""
 
 
 def written_topics(graph: Graph) -> list[str]:
@@ -61,8 +57,21 @@ def written_topics(graph: Graph) -> list[str]:
 class Following:
     """Shows the committed records of a graph's outputs and dead letters that are written after its construction."""
 
-    def __init__(self, environment: Environment, graph: Graph, found: Mapping[str, TopicInfo], show: Show) -> None:
-        """Starts at the ends of the topics. `found`: the graph's topics. Raises the exceptions of Lines."""
+    def __init__(
+        self,
+        environment: Environment,
+        graph: Graph,
+        found: Mapping[str, TopicInfo],
+        show: Show,
+        *,
+        as_json: bool = False,
+    ) -> None:
+        """Starts at the ends of the topics. Raises the exceptions of Lines.
+
+        - `found`: the graph's topics.
+        - `show`: takes the lines of a record.
+        - `as_json`: shows a dead letter as one line, too.
+        """
         names = written_topics(graph)
         self._graph, self._cluster = graph, environment.cluster
         self._tails = {
@@ -70,6 +79,7 @@ class Following:
             for name in names
         }
         self._lines = {name: Lines(name, graph, environment.registry) for name in names}
+        self._as_json = as_json
         self._show = show
         self.positions: Positions = self._ends()
         """The next offset to show of each partition."""
@@ -89,10 +99,16 @@ class Following:
         for name, tail in self._tails.items():
             mine = {tp: end for tp, end in ends.items() if tp.topic == name}
             for m in tail.read(self.positions, mine):
-                self._show(name, self._lines[name].show(m).encode())
+                self._show(name, self._describe(name, m))
                 self.positions[TopicPartition(m.topic(), m.partition())] = m.offset() + 1
         self.positions |= ends
         return bool(ends)
+
+    def _describe(self, topic: str, m: Message) -> list[str]:
+        """Returns the lines of a record: those of `kstreams dead-letters show` for a dead letter that can be read."""
+        lines = self._lines[topic]
+        text = None if self._as_json else lines.show_letter(m)
+        return [lines.show(m)] if text is None else text.split("\n")
 
     def run(self, looked: Callable[[], None], stopped: threading.Event) -> None:
         """Looks until `stopped` is set, and once more after that. Calls `looked` after each look that found records.
@@ -147,7 +163,8 @@ def run_version(target: str, workers: int, settings: Settings, partitions: int) 
         created = create_topics(graph, cluster, partitions)
         found = check_topics(graph, cluster)
         with open_progress(background=True) as screen:
-            following = Following(Environment(cluster, registry, settings), graph, found, _shower(screen))
+            environment, as_json = Environment(cluster, registry, settings), log_format() == "json"
+            following = Following(environment, graph, found, _shower(screen), as_json=as_json)
             idle = describe_idle_slots(graph, found, workers)
             _say(ready=created, idle=idle)
             following.go_on(positions_of(json.loads(told.get())["positions"]))
@@ -216,8 +233,8 @@ def _own_process(supervisor: Supervisor) -> None:
     threading.Thread(target=await_end, name="stdin", daemon=True).start()
 
 
-def _shower(screen: Progress) -> Callable[[str, bytes], None]:
-    return lambda topic, line: screen.write(STDOUT, topic, [line])
+def _shower(screen: Progress) -> Show:
+    return lambda topic, lines: screen.write(STDOUT, topic, [line.encode() for line in lines])
 
 
 def _say(**fields: Any) -> None:

@@ -58,6 +58,8 @@ def load(target: str) -> Graph:
         remedy = f"run pip install 'kstreams_py[{EXTRAS[top]}]'" if top in EXTRAS else f"install it{_OR_START}"
         raise GraphError(f"{place!r} does not import: there is no module {error.name!r}{where}: {remedy}") from error
     except (Exception, SystemExit) as error:
+        if isinstance(error, SyntaxError) and Path(error.filename or "").is_file() and error.lineno:
+            raise GraphError(f"{place!r} does not import: {_show_syntax_error(error)}") from None
         where = f" ({found})" if (found := _where(error, within=__file__)) else ""
         raise GraphError(
             f"{place!r} does not import: {type(error).__name__}: {error}{where}: correct it{_OR_START}"
@@ -99,6 +101,14 @@ def _where(error: BaseException, within: str) -> str:
         if "importlib" not in frame.filename and not frame.filename.startswith(within)
     ]
     return f"{frames[-1].filename}, line {frames[-1].lineno}" if frames else ""
+
+
+def _show_syntax_error(error: SyntaxError) -> str:
+    """Returns a syntax error as text: its file and line, and below these the line of the source with a caret."""
+    place = f"{error.filename}, line {error.lineno}"
+    # between the name of the file and the message, as Python prints it
+    source = "".join(traceback.format_exception_only(error)[1:-1]).rstrip()
+    return f"{type(error).__name__}: {error.msg} ({place}): correct it" + (f"\n{source}" if source else "")
 
 
 def _only_graph(place: str, module: ModuleType) -> Graph:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 RESERVED: Final = "__"
@@ -51,6 +52,15 @@ def delivered_topic(graph: str, processor: str) -> str:
 def changelog_topic(graph: str, store: str) -> str:
     """Returns the changelog topic of a keyed store, by the store's name."""
     return f"{RESERVED}ks.{graph}.{store}.changelog"
+
+
+def is_own_topic(graph: str, topic: str) -> bool:
+    """Returns whether a processor or a state of this graph gives this name to a topic.
+
+    Ids and names of states have no dot, so a graph whose name begins with this one's gives no such name.
+    """
+    own = rf"{re.escape(f'{RESERVED}ks.{graph}')}\.[a-zA-Z0-9_-]+\.(?:journal|delivered|changelog)"
+    return re.fullmatch(own, topic) is not None
 
 
 def runs_topic(target: str) -> str:

@@ -342,6 +342,9 @@ class KafkaCluster(_Reading):
     def create_topics(self, topics: Iterable[tuple[str, int, int, Mapping[str, str]]]) -> None:
         self._topics.create_topics(topics)
 
+    def delete_topics(self, names: Collection[str]) -> None:
+        self._topics.delete_topics(names)
+
     def grow(self, topic: str, partitions: int) -> None:
         self._topics.grow(topic, partitions)
 

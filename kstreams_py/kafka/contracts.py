@@ -247,6 +247,13 @@ class Cluster(Partitions, Protocol):
     def create_topics(self, topics: Iterable[tuple[str, int, int, Mapping[str, str]]]) -> None:
         """Creates topics, and waits for them: each is (name, partitions, replication (-1: the broker's), settings)."""
 
+    def delete_topics(self, names: Collection[str]) -> None:
+        """Deletes topics, and waits until they are gone. Leaves out names that do not exist.
+
+        Kafka deletes the committed offsets of their partitions, too, in every group. Raises TopicError if the brokers
+        do not delete topics; those before it may be gone.
+        """
+
     def leave(self, consumer: Consumer) -> bool:
         """Removes the static member of a closed consumer, so that its partitions move at once.
 

@@ -134,6 +134,27 @@ class TopicAdmin:
                 )
             time.sleep(0.02)
 
+    def delete_topics(self, names: Collection[str]) -> None:
+        if not names:
+            return
+        for name, future in self.client.delete_topics(sorted(names), request_timeout=self._limit).items():
+            try:
+                self._wait(future, self._limit)
+            except ck.KafkaException as error:
+                if error.args[0].code() == E.TOPIC_DELETION_DISABLED:
+                    raise TopicError(
+                        f"topic {name!r} cannot be deleted: the brokers have delete.topic.enable=false: set it to true"
+                    ) from None
+                if error.args[0].code() != E.UNKNOWN_TOPIC_OR_PART:
+                    raise self.explain(error.args[0], topics=[name]) from None
+        deadline = time.monotonic() + self._limit
+        while left := self.topics(names):  # not all brokers learn of it at once
+            if time.monotonic() > deadline:
+                raise TopicError(
+                    f"topics {', '.join(sorted(left))} were deleted and are still seen: see the broker's log"
+                )
+            time.sleep(0.02)
+
     def grow(self, topic: str, partitions: int) -> None:
         for future in self.client.create_partitions(
             [ck_admin.NewPartitions(topic, partitions)], request_timeout=self._limit

@@ -7,6 +7,7 @@ dead_letters/  `kstreams dead-letters`
 recover/       `kstreams recover`
 transactions/  `kstreams transactions`
 doctor/        `kstreams doctor`
+topics         acts  `kstreams topics delete`: topics of what a graph no longer declares, or that are named
 order          acts  `kstreams order`: stopped objects of event ordering, and the operator's decision on each
 acls           rule  `kstreams acls`: the rights that a graph needs, by role, and the commands that grant them
 pages          acts  reads the records between two offsets in pages, so that memory is bounded

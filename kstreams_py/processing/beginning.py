@@ -247,6 +247,15 @@ def undeclared(begun: Collection[BegunPartition], graph: Graph) -> dict[str, lis
     return found
 
 
+def changelogs_begun(begun: Collection[BegunPartition]) -> dict[str, set[str]]:
+    """Returns the processors that have begun to read, each with the changelogs of the states that it has begun."""
+    found: dict[str, set[str]] = {}
+    for each in begun:
+        processor = each.processor.removesuffix(_HAS_STATE)
+        found.setdefault(processor, set()).update({each.topic} if processor != each.processor else ())
+    return found
+
+
 def forgotten_state(topic: str, begun: BegunPartition) -> Output:
     """Returns the tombstone of a record that a state is begun."""
     return (topic, None, json.dumps(begun).encode(), 0, None, None, 0, None)

@@ -189,8 +189,8 @@ def _check_growth(processor: Processor, changelog: str, partitions: int, cluster
         raise TopicError(
             f"{processor.id}: its inputs have {partitions} partitions, and its changelog {changelog!r} has "
             f"{found.partitions}: keys have moved to other partitions, and their state has not: read topics with "
-            f"{found.partitions} partitions; or stop all workers, delete {changelog!r}, and set the group to the start "
-            "(`kstreams recover reset`)"
+            f"{found.partitions} partitions; or stop all workers, delete {changelog!r} (`kstreams topics delete "
+            "--processor`), and set the group to the start (`kstreams recover reset`)"
         )
 
 

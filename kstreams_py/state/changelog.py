@@ -29,7 +29,7 @@ MAKE_AGAIN: Final = "set the group to the start (`kstreams recover reset`), so t
 
 def start_over(topic: str) -> str:
     """Returns how to continue without a changelog that lacks its workers' records, or has others as well."""
-    return f"stop all workers, delete {topic!r}, and {MAKE_AGAIN}"
+    return f"stop all workers, delete {topic!r} (`kstreams topics delete --processor`), and {MAKE_AGAIN}"
 
 
 def unreadable_value(changelog: TopicPartition, why: object) -> str:

@@ -333,8 +333,8 @@ class Stores:
             if topic_id != self._topic_ids[topic]:
                 raise InputLost(
                     f"{self._name} does not belong to its input: topic {topic!r} was deleted and created again since: "
-                    f"stop all workers, delete topic {self._changelog.topic!r}, and set the group to where it is "
-                    "(`kstreams recover reset`), so that the state begins empty there"
+                    f"stop all workers, delete topic {self._changelog.topic!r} (`kstreams topics delete --processor`), "
+                    "and set the group to where it is (`kstreams recover reset`), so that the state begins empty there"
                 )
             committed = group.get(topic)
             if committed is None:
@@ -361,8 +361,8 @@ class Stores:
             return NotRestored(f"{self._name}: {why}: asking again")
         return InputLost(
             f"{self._name} does not belong to the committed offsets: {why}: stop all workers, then set the group to "
-            f"where the state is (`kstreams recover reset`), or delete topic {self._changelog.topic!r} and set the "
-            "group to where it is, so that the state begins empty there"
+            f"where the state is (`kstreams recover reset`), or delete topic {self._changelog.topic!r} (`kstreams "
+            "topics delete --processor`) and set the group to where it is, so that the state begins empty there"
         )
 
     # The first record of positions.

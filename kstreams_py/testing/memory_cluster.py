@@ -325,6 +325,14 @@ class MemoryCluster(_Transactions):
 
         self._network.request("create_topics", create)
 
+    def delete_topics(self, names: Collection[str]) -> None:
+        def delete() -> None:
+            for name in names:
+                if name in self._broker.topics:
+                    self._broker.delete_topic(name)
+
+        self._network.request("delete_topics", delete)
+
     def leave(self, consumer: Consumer) -> bool:
         assert isinstance(consumer, MemoryConsumer)
         return self._network.request("leave", consumer.give_up)

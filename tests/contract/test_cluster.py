@@ -857,6 +857,27 @@ def test_topics_are_described_as_created_and_those_that_exist_are_left_alone(rig
     assert rig.cluster.topics([]) == {}
 
 
+def test_topics_that_are_deleted_are_gone_with_their_records_and_committed_offsets(rig: Rig) -> None:
+    one, two, kept, missing = rig.topic(2), rig.topic(), rig.topic(), rig.name()
+    group, partitions = rig.name(), [TopicPartition(one, 0), TopicPartition(kept, 0)]
+    for topic in (one, kept):
+        rig.append(topic, b"a")
+    consumer, producer = rig.consumer(group), rig.producer()
+    producer.begin_transaction()
+    producer.send_offsets(dict.fromkeys(partitions, 1), consumer)
+    producer.commit_transaction()
+    until(lambda: rig.cluster.group_offsets(group, partitions).committed == dict.fromkeys(partitions, 1), pause=0.01)
+    before = rig.cluster.topics([one])[one]
+    rig.cluster.delete_topics([one, two, missing])
+    assert list(rig.cluster.topics([one, two, kept])) == [kept]
+    until(lambda: rig.cluster.group_offsets(group, partitions).committed == {partitions[1]: 1}, pause=0.01)
+    rig.cluster.create_topics([(one, 1, 1, {})])
+    assert rig.cluster.topics([one])[one].topic_id != before.topic_id
+    assert (rig.committed(one), rig.committed(kept)) == ([], [(0, 0, b"a")])
+    rig.cluster.delete_topics([missing])
+    rig.cluster.delete_topics([])
+
+
 # Deliveries that fail.
 
 

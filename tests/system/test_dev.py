@@ -128,10 +128,15 @@ def test_exactly_once_records_sent_through_reloads_are_delivered_and_shown_once(
     assert running.text.count("changed: ") == reloads
 
 
+GO_ON: Final = "; the workers before it go on, and the next save tries again\n"
+
 WRONG: Final = [
-    (lambda right: f"{right}def (\n", r"SyntaxError: invalid syntax \(graph\.py, line 11\)"),
-    (lambda right: f'{right}graph.topic("__a")\n', r"graph\.py, line 11: topic name '__a' is reserved"),
-    (lambda right: right.replace('Graph("', 'Graph("a b'), r"graph\.py, line 5: .*'a b"),
+    (
+        lambda right: f"{right}def (\n",
+        rf"SyntaxError: invalid syntax \(/\S+/graph\.py, line 11\): correct it{GO_ON}\[dev\] +def \(\n\[dev\] +\^\n",
+    ),
+    (lambda right: f'{right}graph.topic("__a")\n', rf"graph\.py, line 11: topic name '__a' is reserved.*?{GO_ON}"),
+    (lambda right: right.replace('Graph("', 'Graph("a b'), rf"graph\.py, line 5: .*?'a b.*?{GO_ON}"),
 ]
 """Changes that make a graph invalid, each with the message: a Python exception, and two errors of this project."""
 
@@ -169,17 +174,17 @@ def test_worker_that_ends_waits_for_the_next_save_and_wrong_code_is_one_message(
         assert (len(values), set(values)) == (3, {b"0-1", b"1-1", b"2-1"})
 
         cluster.write(f"{name}.in", [b"bad"])
-        running.await_text(rf'\[{name}.errors\] .*"error": "builtins.KeyError".*"value": "bad"')
+        letter = [" error      builtins.KeyError: 'price'", "   value    bad", " | KeyError: 'price'"]
+        running.await_text("(?s)" + ".*".join(rf"\[{name}\.errors\]  {re.escape(line)}\n" for line in letter))
         before = len(running.text)
         for number, (change, why) in enumerate(wrong, 1):
             save(file, change(right))
-            running.await_text(rf"(?s)\A.{{{before}}}(?:.*?ERROR){{{number}}}")
-            error = re.findall(r"^.*ERROR.*$", running.text, flags=re.MULTILINE)[-1]
-            assert re.search(why, error), running.text
-            assert error.endswith("; the workers before it go on, and the next save tries again")
+            running.await_text(rf"(?s)\A.{{{before}}}(?:.*?ERROR){{{number}}}[^\n]*{why}")
             cluster.write(f"{name}.in", [b"1%d" % number])
             running.await_text(rf'\[{name}\.out\] .*"value": "1{number}-1"')
         assert "Traceback" not in running.text[before:]
+        sources = rf"dev|0|{re.escape(name)}\.(?:out|errors)"
+        assert [line for line in running.text.splitlines() if not re.match(rf"\[(?:{sources})\] ", line)] == []
         save(
             file, right.replace("+ mark", "+ mark + mark") + f'graph.sink(graph.topic("{name}.more"), id="p")(print)\n'
         )

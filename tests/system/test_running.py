@@ -26,8 +26,17 @@ from kstreams_py.processing.topics import check_topics, create_topics
 from kstreams_py.running.pipe import REPORT_FD
 from kstreams_py.running.supervisor import Supervisor
 from tests.clusters import open_cluster
-from tests.system.command import RunningCommand, await_end, clean_environment, command, is_alive, kstreams, start_time
-from tests.system.harness import Cluster, running, wait_until
+from tests.system.command import (
+    Finished,
+    RunningCommand,
+    await_end,
+    clean_environment,
+    command,
+    is_alive,
+    kstreams,
+    start_time,
+)
+from tests.system.harness import Cluster, metadata, running, wait_until
 from tests.waiting import WAIT
 
 MakeSettings = Callable[..., Settings]
@@ -533,6 +542,60 @@ def test_topics_are_created_on_request_and_checked(app: App, cluster: Cluster) -
         0,
         sorted(f"{topic}: 3 partitions, replication 1" for topic in (app.source, app.target, app.errors)),
     )
+
+
+COUNTING = """
+import kstreams_py as ks
+
+graph = ks.Graph({name!r})
+words = graph.topic("{name}.in", key=ks.String(), value=ks.String())
+{processor}
+"""
+
+COUNT = """
+@graph.map(words, to=graph.topic("{name}.out", value=ks.Json()), state=ks.State("counts"))
+def count(word, state):
+    state.put(word, state.get(word, 0) + 1)
+    return state.get(word)
+"""
+
+OTHER = 'graph.sink(words, id="other")(print)'
+
+
+def test_changelog_of_a_removed_processor_is_deleted_once_its_workers_are_stopped(
+    cluster: Cluster, settings: MakeSettings, name: str, tmp_path: Path
+) -> None:
+    file, environment = tmp_path / "counting.py", settings().as_environment()
+    changelog = f"__ks.{name}.counts.changelog"
+
+    def write(processor: str) -> None:
+        file.write_text(COUNTING.format(name=name, processor=processor.format(name=name)), encoding="utf-8")
+
+    def delete(*options: str, typed: str = "") -> Finished:
+        return kstreams("topics", "delete", file, *options, environment=environment, typed=typed)
+
+    write(COUNT)
+    cluster.create(f"{name}.in")
+    with command(tmp_path, "run", file, "--slot", 0, "--create-topics", "--leave", environment=environment) as started:
+        cluster.write(f"{name}.in", [b"a", b"a"])
+        cluster.await_committed(f"{name}.count", f"{name}.in", {0: 2})
+        write(OTHER)
+        refused = delete("--yes")
+        started.send(signal.SIGTERM)
+        assert started.wait() == 0, started.text
+    head = f"{changelog}: 1 partitions, at most "
+    assert (refused.status, refused.out.startswith(head)) == (2, True), refused
+    assert refused.error_lines[0].startswith(f"error: UserMistake: members are in the group: {name}.count.0 on ")
+    assert changelog in metadata(cluster.admin).topics
+    no, yes = delete(typed="n\n"), delete(typed="y\n")
+    asked = "delete these topics, with their records? [y/N]: "
+    assert (no.status, no.out.splitlines()[-1]) == (1, f"{asked}nothing was changed")
+    assert (yes.status, yes.out.splitlines()[-1]) == (0, f"{asked}deleted {changelog}")
+    assert delete("--yes").out == "nothing to delete\n"
+    assert {changelog, f"{name}.in", f"{name}.out"} & set(metadata(cluster.admin).topics) == {
+        f"{name}.in",
+        f"{name}.out",
+    }
 
 
 @pytest.mark.long  # a race that 15 rounds make likely

@@ -103,7 +103,7 @@ HELP = """\
 │ run            Run a graph until Ctrl-C. A second Ctrl-C ends it at once.    │
 │ send           Send records to a topic: one from --value and --key, or lines │
 │                of JSON from standard input.                                  │
-│ topics         The topics of a graph: create, check and describe them.       │
+│ topics         The topics of a graph: create, check, describe, delete.       │
 │ config         The settings.                                                 │
 │ broker         A real Kafka on this machine's loopback, for first steps and  │
 │                tests.                                                        │

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import ANY
 
 import pytest
 from typer.testing import CliRunner
@@ -36,9 +37,11 @@ from kstreams_py.development.versions import (
 from kstreams_py.embedded import nodes as nodes_module
 from kstreams_py.embedded.nodes import free_ports, open_data_dir, write_settings
 from kstreams_py.errors import BrokerUnavailable, GraphError, MissingSoftware, SchemaError, TopicError
+from kstreams_py.operations.dead_letters.reader import LetterReader
+from kstreams_py.operations.dead_letters.text import Describer
 from kstreams_py.records import TopicPartition
 from kstreams_py.steps.environment import Environment
-from kstreams_py.testing import ManualClock, MemoryCluster, MemoryRegistry
+from kstreams_py.testing import ManualClock, MemoryCluster, MemoryRegistry, TestDriver
 from tests.waiting import wait_until
 
 # Changes.
@@ -300,6 +303,17 @@ def test_code_that_is_wrong_leaves_the_workers_and_the_next_save_tries_again(
     assert "GraphError: 'shop.py' does not import; the workers before it go on, and the next save tries again" in log()
 
 
+def test_line_of_a_syntax_error_follows_the_message(played: Played, log: Callable[[], list[str]]) -> None:
+    played.ready(1)
+    played.changed()
+    played.ended(2, 2, "GraphError: 'shop.py' does not import: correct it\n    retrun 1\n           ^")
+    assert log()[-1].split("\n") == [
+        "GraphError: 'shop.py' does not import: correct it; the workers before it go on, and the next save tries again",
+        "    retrun 1",
+        "           ^",
+    ]
+
+
 def test_first_code_that_is_wrong_runs_nothing_until_the_next_save(
     played: Played, log: Callable[[], list[str]]
 ) -> None:
@@ -474,6 +488,18 @@ def test_version_passes_on_what_its_process_says_and_writes_and_at_last_its_end(
     ]
 
 
+def test_version_whose_code_has_a_syntax_error_ends_with_its_line_and_no_traceback(tmp_path: Path) -> None:
+    file = tmp_path / "shop.py"
+    file.write_text("import kstreams_py as ks\n\ndef price(order):\n    retrun order\n")
+    running = Running("", tmp_path, version_command(str(file), 1, None))
+    running.await_end()
+    error = f"GraphError: '{file}' does not import: SyntaxError: invalid syntax ({file}, line 4): correct it"
+    assert running.lines == []
+    assert running.reports == [
+        VersionEnded(running.version, 2, f"{error}\n    retrun order\n           ^^^^^")
+    ]  # fmt: skip
+
+
 def test_version_that_has_ended_is_neither_told_to_run_nor_stopped(tmp_path: Path) -> None:
     running = Running("sys.exit(3)", tmp_path)
     running.await_end()
@@ -553,7 +579,7 @@ class Shop:
         self.graph = ks.Graph("shop", errors="shop.errors")
         self.graph.topic("shop.orders", value=ks.Json())
         self.graph.topic("shop.priced", key=ks.String(), value=ks.Json())
-        self.graph.map("shop.orders", to="shop.priced", id="price")(lambda order: order)
+        self.graph.map("shop.orders", to="shop.priced", id="price")(lambda order: order["total"])
         self.cluster.create_topics([(name, 2, -1, {}) for name in self.graph.topics])
         self.lines: list[tuple[str, Any]] = []
 
@@ -561,7 +587,7 @@ class Shop:
         environment = Environment(self.cluster, MemoryRegistry(), ks.Settings(), self.clock)
         found = self.cluster.topics(list(self.graph.topics))
         return Following(
-            environment, self.graph, found, lambda topic, line: self.lines.append((topic, json.loads(line)))
+            environment, self.graph, found, lambda topic, lines: self.lines.append((topic, json.loads(*lines)))
         )
 
     def write(self, *values: bytes, topic: str = "shop.priced", partition: int = 0, key: bytes | None = None) -> None:
@@ -590,6 +616,32 @@ def test_records_that_come_are_shown_once_decoded_and_those_before_are_not(shop:
     assert (following.look(), following.look()) == (True, False)
     assert shop.shown() == [("shop.priced", 1, {"a": 1}), ("shop.priced", 2, "no JSON")]
     assert "undecoded" in shop.lines[1][1]
+
+
+def test_dead_letter_is_shown_as_the_command_shows_it_and_what_is_none_as_a_line() -> None:
+    shop = Shop()
+    registry = MemoryRegistry()
+    with TestDriver(shop.graph, partitions=1, registry=registry) as driver:
+        environment = Environment(driver.cluster, registry, ks.Settings(), driver.clock)
+        found = driver.cluster.topics(list(shop.graph.topics))
+        shown: dict[bool, list[tuple[str, list[str]]]] = {False: [], True: []}
+        following = [
+            Following(environment, shop.graph, found, lambda *each, to=to: to.append(each), as_json=as_json)
+            for as_json, to in shown.items()
+        ]
+        driver.send("shop.orders", {"quantity": 1})
+        driver.run()
+        driver.cluster.append("shop.errors", b"foreign")
+        for each in following:
+            each.look()
+        (letter,) = LetterReader(shop.graph, environment).letters()
+        text = Describer(shop.graph, registry).as_text(letter)
+    assert text.startswith("shop.errors[0]@0  shop.price  2023-11-14T22:13:20Z\n  error      builtins.KeyError: ")
+    (letter_lines, foreign_lines), (letter_json, foreign_json) = shown.values()
+    assert letter_lines == ("shop.errors", text.split("\n"))
+    assert foreign_lines == foreign_json == ("shop.errors", [ANY])
+    assert json.loads(*foreign_json[1])["undecoded"]["value"].startswith("shop.errors[0]@2 is no dead letter")
+    assert json.loads(*letter_json[1])["value"]["error"] == "builtins.KeyError"
 
 
 def test_records_between_two_versions_are_shown_once(shop: Shop) -> None:

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import ast
 import operator
 import re
 import shutil
 from pathlib import Path
+from typing import Any
+from zlib import crc32
 
-from kstreams_py import embedded, testing
+from kstreams_py import Settings, embedded, testing
 from kstreams_py.embedded import EmbeddedKafka
+from kstreams_py.operations.dead_letters.reader import LetterReader
+from kstreams_py.operations.dead_letters.text import Describer, groups_as_text
+from kstreams_py.processing.dead_letters.letters import group
 from kstreams_py.processing.journal.records import RecordType
-from kstreams_py.testing import History, Kind, MemoryCluster, TestDriver
+from kstreams_py.steps.environment import Environment
+from kstreams_py.testing import History, Kind, MemoryCluster, MemoryRegistry, TestDriver
 from tests.unit.users_tests import run_tests
 
 ROOT = Path(__file__).parents[2]
@@ -47,6 +54,70 @@ def test_examples_pass_at_each_branch_and_more_than_50_crash_points(tmp_path: Pa
     for name, text in blocks.items():
         (tmp_path / name).write_text(text, encoding="utf-8")
     assert run_tests(tmp_path) > 50 + 8
+
+
+def strings_of_the_code() -> set[str]:
+    """The strings of the code that messages are made of, in pieces between what is filled in."""
+    nodes = (node for path in (ROOT / "kstreams_py").rglob("*.py") for node in ast.walk(ast.parse(path.read_text())))
+    strings = (node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str))
+    return {piece for text in strings for piece in re.split(r"%(?:\.\d+)?[a-z]|\n", text) if len(piece) >= 8}
+
+
+def test_messages_that_pages_print_are_those_of_the_code() -> None:
+    """What is filled in has no four words in a row; a message whose words were changed in the code has."""
+    printed = {
+        f"{path.name}: {message}": " ".join(message.split())
+        for path in sorted((ROOT / "docs").glob("*.md"))
+        if path.name != "tutorial.md"  # see below
+        for block in re.findall(
+            r"^ *```text\n(.*?)^ *```", path.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL
+        )
+        for message in re.split(
+            r"\n(?= *(?:error|INFO|WARNING|[a-z]+: [a-z]+\.[a-z]+\[|the outputs |set these))", block
+        )
+    }
+    assert sum(text.startswith(("error: ", "WARNING ")) for text in printed.values()) == 10
+    pieces = strings_of_the_code()
+    unknown = dict[str, list[str]]()
+    for name, text in printed.items():
+        left = [False] * len(text)
+        for piece in pieces:
+            for found in re.finditer(re.escape(piece), text):
+                left[found.start() : found.end()] = [True] * len(piece)
+        rest = "".join("\0" if is_known else char for is_known, char in zip(left, text, strict=True))
+        if words := re.findall(r"[a-z`-]+(?: [a-z`-]+){3,}", rest):
+            unknown[name] = words
+    assert unknown == {}
+
+
+def tutorial_outputs() -> dict[str, str]:
+    """What the tutorial prints, by the last command before it."""
+    text = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```sh\n([^`]*)\n```\n\n```text\n(.*?)```", text, flags=re.DOTALL)
+    return {commands.split("\n")[-1]: without_times(output) for commands, output in blocks}
+
+
+def without_times(text: str) -> str:
+    """Text without times, delivery hashes and the calls of a traceback."""
+    text = re.sub(r"(?<=last\):\n).*(?=\n  \| KeyError)", "  ...", text, flags=re.DOTALL)
+    return re.sub(r"\d{4}-\d\d-\d\dT[\d:]{8}Z|\b[0-9a-f]{32}\b", "-", text)
+
+
+def test_dead_letter_of_the_tutorial_is_printed_as_its_commands_print_it() -> None:
+    names: dict[str, Any] = {}
+    exec(named_blocks((ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8"))["weather.py"], names)
+    registry = MemoryRegistry()
+    with TestDriver(names["graph"], partitions=4, registry=registry) as driver:
+        # the client of send.py chooses the partition by the CRC of the key
+        driver.send("weather.readings", {"kelvin": 293.15}, key="turku", partition=crc32(b"turku") % 4)
+        driver.run()
+        environment = Environment(driver.cluster, registry, Settings(), driver.clock)
+        (letter,) = LetterReader(names["graph"], environment).letters()
+    listed = groups_as_text(group([(letter, None)]))
+    shown = Describer(names["graph"], registry).as_text(letter)
+    printed = tutorial_outputs()
+    assert printed["kstreams dead-letters list weather.py"] == without_times(listed) + "\n"
+    assert printed["kstreams dead-letters show weather.py"] == without_times(shown) + "\n"
 
 
 def test_document_names_each_record_of_a_journal() -> None:

@@ -159,7 +159,7 @@ def path_of(target: str, page: str) -> PurePosixPath:
 
 def test_links_of_all_pages_lead_to_pages_anchors_and_files_that_exist() -> None:
     known = {page: anchors(text) for page, text in PAGES.items()}
-    for page, whole in PAGES.items():
+    for page, whole in [*PAGES.items(), *WRITTEN.items()]:
         text = re.sub(r"```.*?```", "", whole, flags=re.DOTALL)
         for link in re.findall(r"\]\((?!https?:)([^)\s]+)\)", text):
             target, _, anchor = link.partition("#")
@@ -172,11 +172,25 @@ def test_links_of_all_pages_lead_to_pages_anchors_and_files_that_exist() -> None
             assert not anchor or anchor in known[name], (page, link)
 
 
-def test_examples_page_includes_each_recipe_and_its_tests() -> None:
-    included = re.findall(r'^--8<-- "(.+)"$', WRITTEN["examples.md"], flags=re.MULTILINE)
-    files = [path.relative_to(ROOT).as_posix() for path in RECIPES.rglob("*.py")]
-    assert sorted(included) == sorted(files)
-    assert len(files) == 16
+def test_examples_page_has_each_recipe_and_its_tests_as_code() -> None:
+    shown = re.findall(
+        r"^<!-- (\w+\.py) -->\n```python\n(.*?)^```", WRITTEN["examples.md"], flags=re.MULTILINE | re.DOTALL
+    )
+    files = [*sorted(RECIPES.glob("*.py")), *sorted((RECIPES / "tests").glob("*.py"))]
+    assert len(shown) == len(files) == 16
+    # without the docstring of a graph: the page says in its own words what it is for
+    assert dict(shown) == {path.name: path.read_text(encoding="utf-8").split('"""\n\n', 1)[-1] for path in files}
+
+
+def test_pages_are_readable_where_no_site_is_built_of_them() -> None:
+    """A plain Git host knows no directives of mkdocs, and shows the pages of reference/ that are in the repository."""
+    directives = re.compile(r"^(?:-+8<-+|::: |!!! |\?\?\? )|^``` ?\{", flags=re.MULTILINE)
+    assert {page: found for page, text in WRITTEN.items() if (found := directives.findall(text))} == {}
+    assert {page for page in WRITTEN if page.startswith("reference/")} == reference.PAGES.keys()
+    made = "is made from the code: `scripts/docs` builds it in `build/docs-site`."
+    assert [page for page in reference.PAGES if made not in WRITTEN[page]] == []
+    titles = {page: PAGES[page].removeprefix(reference.WIDE).split("\n")[0] for page in reference.PAGES}
+    assert {page: WRITTEN[page].split("\n")[0] for page in reference.PAGES} == titles
 
 
 def test_tests_of_the_recipes_pass(tmp_path: Path) -> None:

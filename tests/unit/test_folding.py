@@ -232,6 +232,24 @@ def test_lines_of_workers_have_their_slot_and_lines_of_json_are_unchanged(monkey
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("source", "level", "message", "processor", "text"),
+    [
+        ("dev", logging.INFO, "changed: a.py", None, "[dev] changed: a.py"),
+        ("dev", logging.ERROR, "no:\n    retrun 1\x1b", None, "[dev] ERROR no:\n[dev]         retrun 1\\u001b"),
+        ("", logging.INFO, "price: holds a[0]", "price", "price: holds a[0]"),
+        ("", logging.WARNING, "a broker is away", "price", "WARNING price: a broker is away"),
+        ("", logging.WARNING, "shop.price.0: taken", "price", "WARNING shop.price.0: taken"),
+    ],
+)
+def test_each_line_of_the_short_format_begins_with_its_source_and_has_no_time(
+    source: str, level: int, message: str, processor: str | None, text: str
+) -> None:
+    record = logging.LogRecord("kstreams_py.development", level, "", 0, "%s", (message,), None)
+    vars(record).update(graph="shop", processor=processor, slot=0, partition=3)
+    assert logs._Short(source).format(record) == text
+
+
 # What folds.
 
 PACKAGE = Path(kstreams_py.__file__).parent

@@ -6,7 +6,7 @@ import logging
 import re
 import tomllib
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,10 +21,11 @@ from kstreams_py.errors import (
     RecordRefused,
     RecordTooLarge,
     Retriable,
+    TopicError,
 )
 from kstreams_py.graph.guarantees import Durability, Guarantee
 from kstreams_py.kafka import cluster as kafka
-from kstreams_py.kafka import reader
+from kstreams_py.kafka import reader, topic_admin
 from kstreams_py.kafka.administration import GroupAdmin
 from kstreams_py.kafka.cluster import KafkaCluster
 from kstreams_py.kafka.contracts import TopicInfo
@@ -457,6 +458,57 @@ def test_offsets_retention_is_the_setting_of_a_broker_or_none(
     assert cluster_with(brokers, monkeypatch).offsets_retention_minutes() == minutes
     assert brokers.requests == [("BROKER", "2", 15.0)]
     assert ("cannot read offsets.retention.minutes: " in caplog.text) is (minutes is None)
+
+
+def failed(code: int) -> ck.KafkaException:
+    return ck.KafkaException(ck.KafkaError(code))
+
+
+@pytest.mark.parametrize(
+    ("answers", "error", "message"),
+    [
+        ({"a": None, "none": failed(E.UNKNOWN_TOPIC_OR_PART)}, None, ""),
+        (
+            {"a": failed(E.TOPIC_DELETION_DISABLED), "none": None},
+            TopicError,
+            r"topic 'a' cannot be deleted: the brokers have delete\.topic\.enable=false: set it to true",
+        ),
+        (
+            {"a": failed(E.TOPIC_AUTHORIZATION_FAILED), "none": None},
+            NotAuthorized,
+            r"asking the broker at 127\.0\.0\.1:1 \(topic 'a'\): the broker refuses it",
+        ),
+        ({"a": None, "old": None}, TopicError, "topics old were deleted and are still seen: see the broker's log"),
+    ],
+    ids=["missing", "disabled", "no right", "still seen"],
+)
+def test_topics_that_cannot_be_deleted_are_named_with_the_remedy(
+    answers: dict[str, Exception | None],
+    error: type[Exception] | None,
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[tuple[list[str], float]] = []
+
+    class Deleting(Admin):
+        def delete_topics(self, topics: list[str], request_timeout: float) -> dict[str, Any]:
+            asked.append((topics, request_timeout))
+            return {name: Answer(answers[name]) for name in topics}
+
+        def describe_topics(self, topics: Any, request_timeout: float) -> dict[str, Any]:
+            found = super().describe_topics(topics, request_timeout)
+            return {name: each for name, each in found.items() if name in answers}
+
+        def poll(self, timeout: float) -> None:
+            """Reports nothing."""
+
+    monkeypatch.setattr(TopicAdmin, "client", Deleting())
+    clock = SimpleNamespace(monotonic=iter(range(0, 1_000, 10)).__next__, sleep=lambda _: None)
+    monkeypatch.setattr(topic_admin, "time", clock)
+    cluster = open_cluster(Settings(bootstrap_servers="127.0.0.1:1", request_timeout_ms=15_000))
+    with pytest.raises(error, match=message) if error is not None else nullcontext():
+        cluster.delete_topics(answers)
+    assert asked == [(sorted(answers), 15.0)]
 
 
 def test_grow_requests_the_total_number_of_partitions(

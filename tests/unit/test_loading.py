@@ -125,6 +125,35 @@ def test_load_failure_names_the_target_and_the_cause(source: str, target: str, m
 
 
 @pytest.mark.parametrize(
+    ("sources", "message"),
+    [
+        (
+            {"place_d.py": "graph = 1\nif graph:\n    retrun graph\n"},
+            "SyntaxError: invalid syntax ({here}/place_d.py, line 3): correct it\n    retrun graph\n           ^^^^^",
+        ),
+        (
+            {"place_d.py": "import beside\n", "beside.py": "x = 1\n  y = 2\n"},
+            "IndentationError: unexpected indent ({here}/beside.py, line 2): correct it\n    y = 2",
+        ),
+        (
+            {"place_d.py": "import json\n\nexec('1 +')\n"},
+            "SyntaxError: invalid syntax (<string>, line 1) ({here}/place_d.py, line 3): {remedy}",
+        ),
+    ],
+    ids=["of the file", "of a module that it imports", "of no file"],
+)
+def test_syntax_error_is_shown_with_its_file_its_line_and_the_source(
+    sources: dict[str, str], message: str, directory: Path
+) -> None:
+    for name, source in sources.items():
+        (directory / name).write_text(source)
+    with pytest.raises(GraphError) as caught:
+        load("place_d.py")
+    remedy = "correct it, or start from the directory it is in"
+    assert str(caught.value) == f"'place_d.py' does not import: {message.format(here=directory, remedy=remedy)}"
+
+
+@pytest.mark.parametrize(
     ("target", "message"),
     [
         ("shpo.py", "there is no file 'shpo.py': did you mean shop.py?"),

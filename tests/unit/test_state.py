@@ -897,8 +897,9 @@ def turn(driver: TestDriver, seconds: int) -> None:
 def of_another_changelog(ids: tuple[str, str]) -> str:
     return (
         f"count: state 'counts' is of another changelog: {CHANGELOG!r} had the id {ids[0]}, and has {ids[1]} now: it "
-        f"was deleted and created again, and its contents are lost: stop all workers, delete {CHANGELOG!r}, and set "
-        "the group to the start (`kstreams recover reset`), so that the state is made again"
+        f"was deleted and created again, and its contents are lost: stop all workers, delete {CHANGELOG!r} (`kstreams "
+        "topics delete --processor`), and set the group to the start (`kstreams recover reset`), so that the state is "
+        "made again"
     )
 
 
@@ -1033,8 +1034,8 @@ def test_changelog_whose_oldest_records_are_deleted_is_refused_unless_on_disk(on
             driver.run()
         assert str(raised.value) == (
             f"count: state 'counts': the records of its changelog {CHANGELOG}[{partition}] before offset 2 were "
-            f"deleted, and their contents are lost: stop all workers, delete {CHANGELOG!r}, and set the group to the "
-            "start (`kstreams recover reset`), so that the state is made again"
+            f"deleted, and their contents are lost: stop all workers, delete {CHANGELOG!r} (`kstreams topics delete "
+            "--processor`), and set the group to the start (`kstreams recover reset`), so that the state is made again"
         )
 
 

@@ -125,7 +125,7 @@ class Lines:
             "offset": m.offset(),
             "timestamp": None if kind == NO_TIMESTAMP else show_instant(milliseconds),
             "key": self._key.decode(m.key(), undecoded),
-            "value": self._show_letter(m, undecoded),
+            "value": self._show_value(m, undecoded),
             "headers": [(name, _show_header(name, data)) for name, data in headers],
         }
         if fate is not None:
@@ -141,7 +141,16 @@ class Lines:
             return json.dumps(content)
         return text
 
-    def _show_letter(self, m: Message, undecoded: dict[str, str]) -> Any:
+    def show_letter(self, m: Message) -> str | None:
+        """Returns a dead letter as `kstreams dead-letters show` prints it; None for a record that is none."""
+        if self._letters is None:
+            return None
+        try:
+            return self._letters.as_text(parse(m, self._value.bound.deserialize))
+        except DecodeError:
+            return None
+
+    def _show_value(self, m: Message, undecoded: dict[str, str]) -> Any:
         if self._letters is not None:
             try:
                 return self._letters.content(parse(m, self._value.bound.deserialize))

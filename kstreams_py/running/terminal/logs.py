@@ -187,6 +187,9 @@ def named(message: str, fields: dict[str, object]) -> str:
     return f"[{' '.join(words)}] {message}" if words else message
 
 
+SHORT: Final = "short"
+"""The format of `kstreams dev` and of the processes that it starts: no time, and no name of a module."""
+
 LEVELS: Final = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 FORMATS: Final = ("text", "json")
@@ -216,7 +219,7 @@ def set_context(**fields: object) -> None:
 
 def log_format() -> str:
     """Returns the format of KSTREAMS_LOG_FORMAT, text by default. Raises SettingsError."""
-    return _chosen(FORMAT_VARIABLE, "text", FORMATS, str.lower)
+    return SHORT if os.environ.get(FORMAT_VARIABLE) == SHORT else _chosen(FORMAT_VARIABLE, "text", FORMATS, str.lower)
 
 
 def _chosen(variable: str, default: str, among: tuple[str, ...], case: Callable[[str], str]) -> str:
@@ -227,8 +230,11 @@ def _chosen(variable: str, default: str, among: tuple[str, ...], case: Callable[
     return case(value)
 
 
-def configure() -> None:
+def configure(source: str = "") -> None:
     """Configures the log on standard error from the two variables; may be called again.
+
+    - `source`: stands in brackets before each line in the short format; "" for a worker, whose supervisor writes its
+      slot there.
 
     Raises SettingsError for an invalid value, MissingSoftware for json without its library.
     """
@@ -238,6 +244,9 @@ def configure() -> None:
     if log_format() == "json":
         target = logging.StreamHandler()
         target.setFormatter(_json_formatter())
+    elif log_format() == SHORT:
+        target = logging.StreamHandler()
+        target.setFormatter(_Short(source))
     elif is_terminal:
         # imported here: Rich takes an eighth of the start of a process, and workers have no terminal
         from rich.logging import RichHandler  # noqa: PLC0415
@@ -311,6 +320,25 @@ class _Named(logging.Formatter):
         wanted = [name for name in FIELDS if name != "slot" or REPORT_FD not in os.environ]
         fields = {name: value for name in wanted if (value := getattr(record, name, None)) is not None}
         record.message = named(record.message, fields)
+        return super().formatMessage(record)
+
+
+class _Short(logging.Formatter):
+    """Formats text as the message with its processor, and a level from WARNING on; each line begins with the source."""
+
+    def __init__(self, source: str) -> None:
+        super().__init__("%(message)s")
+        self._source = f"[{source}] " if source else ""
+
+    def format(self, record: logging.LogRecord) -> str:
+        lines = indent_rest(super().format(record)).split("\n")
+        return "\n".join(self._source + line for line in lines)
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802, of logging
+        graph, processor = (getattr(record, name, None) for name in ("graph", "processor"))
+        is_named = processor is None or record.message.startswith((f"{processor}:", f"{graph}.{processor}"))
+        level = f"{record.levelname} " if record.levelno >= logging.WARNING else ""
+        record.message = level + (record.message if is_named else f"{processor}: {record.message}")
         return super().formatMessage(record)
 
 
