@@ -274,8 +274,8 @@ def test_slots_list_without_a_broker_prints_one_message(tmp_path: Path) -> None:
     environment = {"KSTREAMS_BOOTSTRAP_SERVERS": "127.0.0.1:1", "KSTREAMS_REQUEST_TIMEOUT_MS": "3000"}
     message = (
         "error: BrokerUnavailable: no Kafka broker answers at 127.0.0.1:1: start one (`kstreams broker start`), "
-        "correct --bootstrap-servers / KSTREAMS_BOOTSTRAP_SERVERS, or, if it wants credentials, set security.protocol and "
-        "sasl.* under [kafka] or in KSTREAMS_KAFKA__*; within 3 s, there was no answer to: describing groups "
+        "correct --bootstrap-servers / KSTREAMS_BOOTSTRAP_SERVERS, or, if it wants credentials, set security.protocol "
+        "and sasl.* under [kafka] or in KSTREAMS_KAFKA__*; within 3 s, there was no answer to: describing groups "
         "'two.first', 'two.second' (KafkaTimeoutError: Unable to bootstrap from ['127.0.0.1:1'])\n"
     )
     done = kstreams("slots", "list", file, environment=environment)
