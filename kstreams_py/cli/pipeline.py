@@ -77,8 +77,8 @@ def run(
     def show(pipeline: Pipeline, found: PipelineRun | None) -> None:
         echo(json.dumps(_fields(pipeline, found)) if as_json else _text(pipeline, found), flush=True)
 
-    check_inputs(pipelines, settings)  # Spark takes seconds to start
     with _opening(graph, master, conf, verbose=verbose) as open_session:
+        check_inputs(pipelines, settings)  # first: Spark takes seconds to start
         if not follows:
             run_all(pipelines, graph, open_session(), settings, show, given)
             return

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from kstreams_py import spark
 from kstreams_py.cli import pipeline
-from kstreams_py.errors import BrokerUnavailable, TopicError
+from kstreams_py.errors import BrokerUnavailable, SettingsError, TopicError
 from kstreams_py.kafka.cluster import KafkaCluster
 from kstreams_py.spark import sessions
 
@@ -87,6 +87,11 @@ def test_missing_input_is_named_before_spark_starts(command: Command) -> None:
     assert isinstance(error, TopicError)
     assert (str(error), command.sessions) == ("topic 'clicks' does not exist: run `kstreams topics create`", [])
     assert isinstance(command.run("run", "totals"), Started)
+
+
+def test_wrong_option_is_named_before_the_brokers_are_asked(command: Command) -> None:
+    assert isinstance(command.run("run", "--conf", "executor"), SettingsError)
+    assert (command.looked, command.sessions) == ([], [])
 
 
 @pytest.mark.parametrize("words", [("run",), ("run", "--follow"), ("sql", "SELECT 1")])
