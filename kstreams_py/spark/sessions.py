@@ -82,26 +82,10 @@ def session(
     require_pyspark()
     _check_scala()
     _choose_java(java)
-    ours = {
-        **_PAGES,
-        "spark.ui.showConsoleProgress": str(_is_watched()).lower(),
-        # by default Spark keeps fetched records for 5 minutes, separately for each run
-        "spark.kafka.consumer.fetchedData.cache.timeout": "30s",
-        "spark.kafka.consumer.fetchedData.cache.evictorThreadRunInterval": "10s",
-        "spark.sql.session.timeZone": "UTC",
-        "spark.sql.globalTempDatabase": "kstreams",
-        "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",  # INT96, the default, loses the time zone
-        "spark.sql.shuffle.partitions": "4",
-        # the time for Python to fetch Spark's rows: 15 s, the default, is too short on a busy machine
-        "spark.python.authenticate.socketTimeout": "120s",
-        "spark.redaction.regex": r"(?i)secret|password|token|access[.]?key|jaas|keystore[.]key",
-        **_packages(jars),
-    }
-    if hides := quiet and not _is_submitted():
-        ours["spark.log.level"] = "ERROR"
-        logging.getLogger("py4j").setLevel(logging.WARNING)  # it logs each connection that ends
-        if PACKAGES in ours:
-            logger.info("Spark's jars for Kafka are not cached: Spark fetches them; `kstreams jars` caches them")
+    hides = quiet and not _is_submitted()
+    ours = _defaults() | _packages(jars) | (_hide_log() if hides else {})
+    if hides and PACKAGES in ours:
+        logger.info("Spark's jars for Kafka are not cached: Spark fetches them; `kstreams jars` caches them")
     if not _has_master(conf):
         here = "127.0.0.1"
         ours |= {"spark.master": "local[2]", "spark.driver.host": here, "spark.driver.bindAddress": here}
@@ -181,6 +165,30 @@ def delta_conf() -> dict[str, str]:
         "spark.databricks.delta.snapshotPartitions": "4",  # 50, the default, is for logs of millions of files
     }
     return conf if cached(delta_artifacts()) else {**conf, PACKAGES: ",".join(map(str, delta_artifacts())), **_IVY}
+
+
+def _defaults() -> dict[str, str]:
+    """Returns the configuration of each session."""
+    return {
+        **_PAGES,
+        "spark.ui.showConsoleProgress": str(_is_watched()).lower(),
+        # by default Spark keeps fetched records for 5 minutes, separately for each run
+        "spark.kafka.consumer.fetchedData.cache.timeout": "30s",
+        "spark.kafka.consumer.fetchedData.cache.evictorThreadRunInterval": "10s",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.globalTempDatabase": "kstreams",
+        "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",  # INT96, the default, loses the time zone
+        "spark.sql.shuffle.partitions": "4",
+        # the time for Python to fetch Spark's rows: 15 s, the default, is too short on a busy machine
+        "spark.python.authenticate.socketTimeout": "120s",
+        "spark.redaction.regex": r"(?i)secret|password|token|access[.]?key|jaas|keystore[.]key",
+    }
+
+
+def _hide_log() -> dict[str, str]:
+    """Hides the log of the connection to Spark's Java process; returns the configuration that hides its own."""
+    logging.getLogger("py4j").setLevel(logging.WARNING)  # it logs each connection that ends
+    return {"spark.log.level": "ERROR"}
 
 
 def _packages(jars: Sequence[Path] | None) -> dict[str, str]:

@@ -110,7 +110,7 @@ def test_reason_is_logged_once_however_many_requests_wait(caplog: pytest.LogCapt
     assert caplog.messages == [f"waiting for a Kafka broker at {closed}, for up to 15 s: Connection refused"]
 
 
-def test_reason_is_not_looked_for_where_a_request_is_answered_in_time_has_a_short_limit_or_follows_an_answer(
+def test_reason_is_not_looked_for_after_an_answer_or_within_a_short_limit(
     monkeypatch: pytest.MonkeyPatch, closed: str
 ) -> None:
     looked: list[str] = []

@@ -105,7 +105,7 @@ def test_spark_prints_only_where_it_is_asked_to(
 
 @pytest.mark.parametrize("submitted", [True, False])
 @pytest.mark.parametrize("quiet", [True, False])
-def test_quiet_session_hides_its_start_and_logs_errors_only_unless_spark_submit_has_started_the_process(
+def test_quiet_session_hides_its_start_and_logs_errors_only_unless_submitted(
     monkeypatch: pytest.MonkeyPatch, quiet: bool, submitted: bool
 ) -> None:
     done: list[str] = []

@@ -100,7 +100,7 @@ def descriptors() -> set[tuple[str, str]]:
     return {(each.name, str(each.readlink())) for each in Path("/proc/self/fd").iterdir() if each.exists()}
 
 
-def test_standard_error_is_this_processs_own_again_after_a_start_and_no_descriptor_is_left(
+def test_start_leaves_standard_error_as_it_was_and_no_descriptor_open(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     before = descriptors()
