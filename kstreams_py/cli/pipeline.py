@@ -41,6 +41,7 @@ Conf = Annotated[
     typer.Option("--conf", metavar="NAME=VALUE", help="a setting of Spark, such as the executors' image; repeatable"),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="a JSON object a line")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="also print what Spark prints, and what it logs")]
 
 
 @app.command()
@@ -57,6 +58,7 @@ def run(
     master: Master = None,
     conf: Conf = None,
     as_json: AsJson = False,
+    verbose: Verbose = False,
     bootstrap_servers: Bootstrap = None,
     config: Config = None,
 ) -> None:
@@ -65,7 +67,7 @@ def run(
     A process that is killed at any moment loses and doubles nothing: the next run continues from the cut in the target.
     """
     from kstreams_py.spark.cut_files import read_cut  # noqa: PLC0415
-    from kstreams_py.spark.pipelines.driver import follow_all, run_all  # noqa: PLC0415
+    from kstreams_py.spark.pipelines.driver import check_inputs, follow_all, run_all  # noqa: PLC0415
 
     if follows and (once or cut_file is not None):
         raise SettingsError(f"--follow makes a new cut for each run: leave out {'--once' if once else '--cut'}")
@@ -75,7 +77,8 @@ def run(
     def show(pipeline: Pipeline, found: PipelineRun | None) -> None:
         echo(json.dumps(_fields(pipeline, found)) if as_json else _text(pipeline, found), flush=True)
 
-    with _opening(graph, master, conf) as open_session:
+    with _opening(graph, master, conf, verbose=verbose) as open_session:
+        check_inputs(pipelines, settings)  # first: Spark takes seconds to start
         if not follows:
             run_all(pipelines, graph, open_session(), settings, show, given)
             return
@@ -115,6 +118,7 @@ def status(
     html: Annotated[
         Path | None, typer.Option("--html", help="write a page with plots of lag and duration, the cuts and the plans")
     ] = None,
+    verbose: Verbose = False,
     bootstrap_servers: Bootstrap = None,
     config: Config = None,
 ) -> None:
@@ -129,7 +133,7 @@ def status(
     if html is not None and as_json:
         raise SettingsError("--html writes a page: leave out --json")
     graph, pipelines, settings = _chosen(target, names, bootstrap_servers, config)
-    with _opening(graph) as open_session:
+    with _opening(graph, verbose=verbose) as open_session:
         histories = [(pipeline, read_published(pipeline, settings, open_session)) for pipeline in pipelines]
     if html is not None:
         _write_page(html, graph, histories)
@@ -157,6 +161,7 @@ def reset(
     target: Target,
     name: Annotated[str, typer.Argument(help="the pipeline")],
     yes: Yes = False,
+    verbose: Verbose = False,
     bootstrap_servers: Bootstrap = None,
     config: Config = None,
 ) -> None:
@@ -167,7 +172,10 @@ def reset(
     if not yes and not is_confirmed(f"remove {pipeline.target} with all its rows?"):
         echo("nothing was changed")
         raise typer.Exit(1)
-    with _opening(graph) as open_session, closing(open_target(pipeline, settings, open_session)) as table:
+    with (
+        _opening(graph, verbose=verbose) as open_session,
+        closing(open_target(pipeline, settings, open_session)) as table,
+    ):
         table.reset()
     echo(f"{pipeline.id}: {pipeline.target} was removed")
 
@@ -179,6 +187,7 @@ def sql(
     limit: Annotated[int, typer.Option("--limit", help="rows to print", min=1)] = 100,
     master: Master = None,
     conf: Conf = None,
+    verbose: Verbose = False,
     bootstrap_servers: Bootstrap = None,
     config: Config = None,
 ) -> None:
@@ -188,7 +197,7 @@ def sql(
     from kstreams_py.spark.pipelines.targets import open_target  # noqa: PLC0415
 
     graph, pipelines, settings = _chosen(target, None, bootstrap_servers, config)
-    with _opening(graph, master, conf) as open_session:
+    with _opening(graph, master, conf, verbose=verbose) as open_session:
         session = open_session()
         for pipeline in pipelines:
             if read_published(pipeline, settings, open_session) is not None:
@@ -245,7 +254,9 @@ def _chosen(
 
 
 @contextmanager
-def _opening(graph: Graph, master: str | None = None, conf: Sequence[str] | None = None) -> Iterator[Callable[[], Any]]:
+def _opening(
+    graph: Graph, master: str | None = None, conf: Sequence[str] | None = None, *, verbose: bool
+) -> Iterator[Callable[[], Any]]:
     """Gives a function that opens the session for the graph's pipelines at its first call; ends it afterwards."""
     from kstreams_py import spark  # noqa: PLC0415
     from kstreams_py.spark.pipelines.targets import conf_of  # noqa: PLC0415
@@ -257,7 +268,7 @@ def _opening(graph: Graph, master: str | None = None, conf: Sequence[str] | None
         if not opened:
             chosen: dict[str, Any] = {} if master is None else {"spark.master": master}
             chosen |= conf_of(graph.pipelines) | of_spark
-            opened.append(spark.session(f"kstreams pipeline {graph.name}", **chosen))
+            opened.append(spark.session(f"kstreams pipeline {graph.name}", quiet=not verbose, **chosen))
         return opened[0]
 
     try:

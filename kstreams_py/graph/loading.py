@@ -145,12 +145,20 @@ def _import_file(path: Path) -> ModuleType:
 def target_of(graph: Graph) -> str:
     """Returns the target by which another process loads this graph: its module, and the global that holds it.
 
-    Raises GraphError if no module has the graph as a global.
+    Raises GraphError if no module that another process can import has the graph as a global.
     """
-    for module_name, module, name in _homes(graph):
-        place = getattr(module, "__file__", None) if module_name == "__main__" else module_name
+    homes = [*_homes(graph)]
+    for module_name, module, name in homes:
+        place = _file_of(module) if module_name == "__main__" else module_name
         if place is not None:
             return f"{place}:{name}"
+    if homes:
+        file = f"{graph.name}.py"
+        raise GraphError(
+            f"graph {graph.name!r} is in a program without a file (standard input, python -c, an interactive session, "
+            f"a notebook), which the processes of several workers cannot import: write it to a file, such as {file}, "
+            f"and run `kstreams run {file} --workers 2`, or run one slot, which needs no other process"
+        )
     raise GraphError(
         f"graph {graph.name!r} is not a global of any module: several workers could not find it: assign it "
         "at the top level of its module, or run one slot"
@@ -161,12 +169,18 @@ def show_target(graph: Graph) -> str:
     """Returns the target of a graph for a command that a person types; "GRAPH" if no module has it as a global."""
     for module_name, module, name in _homes(graph):
         is_file = module_name == "__main__" or module_name.startswith(FILE_MODULE)
-        place = getattr(module, "__file__", None) if is_file else module_name
+        place = _file_of(module) if is_file else module_name
         if place is not None:
             near = os.path.relpath(place) if is_file else place
             graphs = {id(value) for value in vars(module).values() if isinstance(value, Graph)}
             return shlex.quote(near if len(graphs) == 1 else f"{near}:{name}")
     return "GRAPH"
+
+
+def _file_of(module: ModuleType) -> str | None:
+    """Returns the file of a module. None for a program without one, whose "file" Python may call <stdin>."""
+    place: str | None = getattr(module, "__file__", None)
+    return None if place is None or place.startswith("<") else place
 
 
 def _homes(graph: Graph) -> Iterator[tuple[str, ModuleType, str]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from enum import StrEnum
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from kstreams_py.records import Positions, TopicPartition
 
@@ -80,4 +80,16 @@ class Sink(Protocol):
         """Opens the connection of one worker. `consumer`: `graph.processor`, the owner of the stored offsets.
 
         Raises SinkUnavailable, and SettingsError if the table exists with other columns.
+        """
+
+
+@runtime_checkable
+class RowRules(Protocol):
+    """What a Sink may have as well: it knows without its target which rows that refuses. TestDriver asks it."""
+
+    def check(self, rows: Sequence[Row]) -> None:
+        """Raises RowRefused, as `SinkConnection.write` does, for the first row that the table refuses.
+
+        The table is the one that the sink creates. What only an existing table has is not known: other types,
+        constraints, triggers.
         """

@@ -14,6 +14,7 @@ groups             rule     consumer groups as an operator sees them
 described_cluster  rule     a cluster as its brokers describe it
 partitioner        rule     the partition of a key, as Java's clients compute it
 errors             adapter  maps librdkafka's error codes to the exceptions of errors.py, and watches its log
+contact            adapter  says early that no broker answers, and why
 clients            adapter  makes clients, makes calls that may not return, and ends clients
 topics             adapter  looks topics up through a client
 silence            adapter  warns of a member that reads nothing, with the reason

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final, TypeVar
 
 from kstreams_py.errors import BrokerUnavailable, Fatal, KStreamsError
+from kstreams_py.kafka.contact import contacting, no_answer
 from kstreams_py.kafka.credentials.sign_in import SignIn
 from kstreams_py.kafka.credentials.tokens import ASK_SECONDS, TokenSource
 from kstreams_py.kafka.groups import POSITIONS_TOPIC, GroupInfo, GroupOffsets, Member, Pending, positions_partition
@@ -85,12 +86,13 @@ class Requests:
                 failures.append(error)
 
         thread = threading.Thread(target=run, name=doing, daemon=True)
-        thread.start()
-        thread.join(self._limit)
-        for error in failures:
-            raise self._explain(error, doing, needs) if isinstance(error, errors.KafkaError) else error from None
-        if not answers:
-            raise self._unanswered(doing)
+        with contacting(self._address, self._limit):
+            thread.start()
+            thread.join(self._limit)
+            for error in failures:
+                raise self._explain(error, doing, needs) if isinstance(error, errors.KafkaError) else error from None
+            if not answers:
+                raise self._unanswered(doing)
         return answers[0]
 
     def _attempt(self, call: Callable[[Any], T], deadline: float) -> T:
@@ -131,8 +133,7 @@ class Requests:
 
     def _unanswered(self, doing: str) -> BrokerUnavailable:
         return BrokerUnavailable(
-            f"{doing}: no broker at {self._address} answers within {self._limit:g} s: start one, correct "
-            "--bootstrap-servers / KSTREAMS_BOOTSTRAP_SERVERS, or correct the credentials (sasl.*, ssl.*)"
+            f"{no_answer(self._address)}; within {self._limit:g} s, there was no answer to: {doing}"
         )
 
 

@@ -102,6 +102,7 @@ class KafkaConsumer:
         self._membership = StaticMembership(
             self.group, self.instance_id, settings["client.id"], settings["session.timeout.ms"] / 1000, holder
         )
+        self._silence = Silence(self.instance_id, self.group, limit)
         self._topics: list[str] = []
         self._assigned: Callable[[set[TopicPartition]], None]
         self._revoked: Callable[[], None]
@@ -122,7 +123,7 @@ class KafkaConsumer:
         self._committed_since = False
         self._rebalances = 0
         self._looked_at = 0.0
-        self._silence = Silence(self.instance_id, self.group, self._limit)
+        self._silence.joining()
 
     def subscribe(
         self,
@@ -292,7 +293,7 @@ class KafkaConsumer:
             raise SettingsError(f"the group {self._settings['group.id']!r} takes no members ({error.name()}): {remedy}")
         if error.code() in MISSING and (missing := self._missing_topic()) is not None:
             raise missing
-        self._silence.last_error = f": {error.str()} ({error.name()})"
+        self._silence.failed(error)
         # all clients of the process report the same absent broker: their lines are counted together
         whose = "clients retry" if error.code() in UNREACHABLE else f"the client of {self.instance_id} retries"
         logger.info(

@@ -12,6 +12,7 @@ from confluent_kafka import admin as ck_admin
 
 from kstreams_py.errors import BrokerUnavailable, KStreamsError, NotAuthorized, Retriable, TopicError
 from kstreams_py.kafka.clients import LazyClient, new_client
+from kstreams_py.kafka.contact import OPTIONS, SETTING, contacting, no_answer
 from kstreams_py.kafka.contracts import TopicInfo
 from kstreams_py.kafka.errors import (
     STALE,
@@ -48,11 +49,9 @@ class TopicAdmin:
         self._configuration, self._limit, self._log = configuration, limit, log
         self._address = configuration["bootstrap.servers"]
         self._cluster = f"cluster {name!r}: " if name else ""
-        table = f"clusters.{name}." if name else ""
-        self._options = f"[{table}kafka] or in KSTREAMS_{table.upper().replace('.', '__')}KAFKA__*"
-        self._setting = (
-            f"bootstrap_servers under [clusters.{name}]" if name else "--bootstrap-servers / KSTREAMS_BOOTSTRAP_SERVERS"
-        )
+        own = f"[clusters.{name}.kafka] or in KSTREAMS_CLUSTERS__{name.upper()}__KAFKA__*"
+        self._options = own if name else OPTIONS
+        self._setting = f"bootstrap_servers under [clusters.{name}]" if name else SETTING
         self._client = LazyClient(self._make_client)
 
     def close(self) -> None:
@@ -87,13 +86,14 @@ class TopicAdmin:
     def _ask(self, request: Callable[[float], Mapping[str, Any]]) -> dict[str, Any]:
         """Makes a request, which gets its limit; asks a second broker if the first is frozen. Returns as _known()."""
         first = min(FIRST_SECONDS, self._limit / 2)
-        try:
-            return self._known(request(first), first)
-        except (BrokerUnavailable, Retriable) as error:
-            if isinstance(error, BrokerUnavailable) and not error.may_return:
-                raise
-            logger.info("no answer from %s within %g s: another broker is asked", self._address, first)
-            return self._known(request(self._limit - first), self._limit - first)
+        with contacting(self._address, self._limit):
+            try:
+                return self._known(request(first), first)
+            except (BrokerUnavailable, Retriable) as error:
+                if isinstance(error, BrokerUnavailable) and not error.may_return:
+                    raise
+                logger.debug("no answer from %s within %g s: another broker is asked", self._address, first)
+                return self._known(request(self._limit - first), self._limit - first)
 
     def _known(self, futures: Mapping[str, Any], limit: float) -> dict[str, Any]:
         """Returns the results, without topics unknown to this broker: a new topic reaches brokers one by one."""
@@ -210,11 +210,7 @@ class TopicAdmin:
             if error.code() != E._DESTROY:  # else another thread has ended the client meanwhile
                 self._client.end()  # it asks a controller that is down for minutes, until it reads the metadata again
             newest = f"; newest error of a connection: {self._log.connection}" if self._log.connection else ""
-            return BrokerUnavailable(
-                f"{self._cluster}no Kafka broker answers at {self._address}: start one (`kstreams broker start`), "
-                f"correct {self._setting}, or, if it wants credentials, set security.protocol and sasl.* under "
-                f"{self._options}{newest}"
-            )
+            return BrokerUnavailable(f"{self._cluster}{no_answer(self._address, self._setting, self._options)}{newest}")
         return classify(error, name_object(f"asking the broker at {self._address}", error, topics=topics, group=group))
 
     @property

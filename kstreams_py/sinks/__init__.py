@@ -13,7 +13,7 @@ parquet       adapter  Parquet files
 delta         adapter  a table of Delta Lake, for pipelines
 """
 
-from kstreams_py.graph.sink import Evidence, Row, Sink, SinkConnection
+from kstreams_py.graph.sink import Evidence, Row, RowRules, Sink, SinkConnection
 from kstreams_py.sinks.delta import Delta
 from kstreams_py.sinks.parquet import Parquet
 from kstreams_py.sinks.postgresql import PostgreSQL
@@ -27,6 +27,7 @@ __all__ = [
     "PostgreSQL",
     "Redis",
     "Row",
+    "RowRules",
     "SQLite",
     "Sink",
     "SinkConnection",

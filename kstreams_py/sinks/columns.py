@@ -16,6 +16,9 @@ from kstreams_py.records import Positions
 
 HASH_COLUMN: Final = "delivery_hash"
 
+_HALF: Final = re.compile("[\ud800-\udfff]")
+"""A half of a surrogate pair alone: in Python's text, a whole pair is one character."""
+
 Columns = Sequence[str] | Mapping[str, type]
 """Names, or the Python type of each name: `{"carrier": str, "month": int}`."""
 
@@ -89,6 +92,8 @@ class TakenValues(NamedTuple):
     - `infinity`: whether it stores infinity.
     - `aware`: True if a time must have a time zone, False if it must have none; None for other types.
     - `converted`: the texts that it turns into numbers; None for none.
+    - `bits`: of the integers that it stores, with their sign; None for any number.
+    - `nul`: whether it stores text with NUL.
     """
 
     types: frozenset[type] | None
@@ -96,6 +101,8 @@ class TakenValues(NamedTuple):
     infinity: bool = True
     aware: bool | None = None
     converted: re.Pattern[str] | None = None
+    bits: int | None = None
+    nul: bool = True
 
 
 def check_rows(rows: Sequence[Row], names: Sequence[str], accepted: Sequence[TakenValues]) -> None:
@@ -106,41 +113,49 @@ def check_rows(rows: Sequence[Row], names: Sequence[str], accepted: Sequence[Tak
         raise RowRefused(f"the row has {len(values[index])} values, and the columns are {format_columns(names)}", index)
     refused: list[tuple[int, str]] = []
     for number, (name, taken) in enumerate(zip(names, accepted, strict=True)):
-        if taken.types is not None:
-            found = _refused(list(map(itemgetter(number), values)), taken.types, taken)
-            refused += [(index, f"column {name!r} takes {reason}") for index, reason in found]
+        found = _refused(list(map(itemgetter(number), values)), taken)
+        refused += [(index, f"column {name!r} takes {reason}") for index, reason in found]
     if refused:
         index, reason = min(refused)
         raise RowRefused(f"{reason}: return a value that it takes", index)
 
 
-def _refused(column: list[Any], types: frozenset[type], taken: TakenValues) -> Iterator[tuple[int, str]]:
+def _refused(column: list[Any], taken: TakenValues) -> Iterator[tuple[int, str]]:
     """Yields the indices of values that a column does not take, the first for each reason, with the reason."""
-    kinds = set(map(type, column)) - {type(None)}
-    if kinds - types:
-        index = next(index for index, value in enumerate(column) if type(value) in kinds - types)
+    types, kinds = taken.types, set(map(type, column)) - {type(None)}
+    if types is not None and (foreign := kinds - types):
+        index = next(index for index, value in enumerate(column) if type(value) in foreign)
         yield index, f"{_listed(types)}, and the value is of type {name_type(type(column[index]))}"
     if float in kinds and not (taken.nan and taken.infinity):
         floats = [(i, value) for i, value in enumerate(column) if type(value) is float]
         yield from ((i, "no NaN") for i, value in floats if isnan(value) and not taken.nan)
         yield from ((i, "no infinity") for i, value in floats if isinf(value) and not taken.infinity)
+    if int in kinds and taken.bits is not None:
+        limit = 2 ** (taken.bits - 1)
+        large = (i for i, value in enumerate(column) if type(value) is int and not -limit <= value < limit)
+        yield from ((i, f"integers of {taken.bits} bits") for i in large)
     if int in kinds and types == FLOATS:
         large = (i for i, value in enumerate(column) if type(value) is int and not -(2**53) <= value <= 2**53)
         yield from ((i, "float, which does not hold an integer beyond 2**53") for i in large)
     if Decimal in kinds:
         yield from ((i, "no sNaN") for i, value in enumerate(column) if type(value) is Decimal and value.is_snan())
-    if str in kinds and (converted := taken.converted) is not None:
-        texts = ((i, value) for i, value in enumerate(column) if type(value) is str)
-        yield from (
-            (i, "no text that looks like a number, which it would convert to a number")
-            for i, value in texts
-            if converted.fullmatch(value)
-        )
-    if taken.aware is not None:
+    if str in kinds:
+        yield from _refused_texts([(i, value) for i, value in enumerate(column) if type(value) is str], taken)
+    if types is not None and taken.aware is not None:
         offsets = [(i, value.utcoffset()) for i, value in enumerate(column) if type(value) in types]
         reason = f"times {'with' if taken.aware else 'without'} a time zone"
         yield from ((i, reason) for i, offset in offsets if (offset is not None) != taken.aware)
         yield from ((i, "time zones of whole seconds") for i, offset in offsets if offset and offset.microseconds)
+
+
+def _refused_texts(texts: list[tuple[int, str]], taken: TakenValues) -> Iterator[tuple[int, str]]:
+    half = "no text with half of a surrogate pair, which UTF-8 does not have"
+    yield from ((i, half) for i, value in texts if not value.isascii() and _HALF.search(value))
+    if not taken.nul:
+        yield from ((i, "no text with NUL") for i, value in texts if "\0" in value)
+    if (converted := taken.converted) is not None:
+        number = "no text that looks like a number, which it would convert to a number"
+        yield from ((i, number) for i, value in texts if converted.fullmatch(value))
 
 
 def _listed(types: Iterable[type]) -> str:

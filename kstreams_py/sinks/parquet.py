@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import uuid
 from collections.abc import Collection, Mapping, Sequence
@@ -33,7 +34,7 @@ _DICTIONARY_ROWS: Final = 50_000
 
 _TYPES: Final[dict[type, TakenValues]] = {
     str: TakenValues(frozenset({str})),
-    int: TakenValues(frozenset({int})),
+    int: TakenValues(frozenset({int}), bits=64),
     float: TakenValues(FLOATS),
     bool: TakenValues(frozenset({bool})),
     bytes: TakenValues(frozenset({bytes})),
@@ -102,6 +103,14 @@ class Parquet:
             manifest = directory.read()
             return [directory.data / file.name for file in manifest.files] if manifest is not None else []
 
+    def check(self, rows: Sequence[Row]) -> None:
+        """See RowRules. Without pyarrow, it does not know how many digits a Decimal may have."""
+        _check_types(self, rows)
+        with contextlib.suppress(ImportError):
+            import pyarrow as pa  # noqa: PLC0415 an extra
+
+            _to_table(pa, self, rows)
+
     def open(self, consumer: str) -> ParquetConnection:
         """Creates the directory if it is missing. `consumer`: the owner of the stored offsets.
 
@@ -127,11 +136,7 @@ class ParquetConnection:
         self._pa, self._parquet, self._disk = pa, parquet, fs.LocalFileSystem()
         self._sink = sink
         self._consumer = consumer
-        self._accepted = [_TYPES[kind] for kind in sink.types]
-        self._schema = pa.schema(
-            [(name, _arrow_type(pa, kind)) for name, kind in zip(sink.columns, sink.types, strict=True)]
-        )
-        self._table(())  # pyarrow imports pandas with its first array, which must not delay a write
+        _to_table(pa, sink, ())  # pyarrow imports pandas with its first array, which must not delay a write
         self._directory = Directory(sink.directory)
         self._data = self._directory.data
         with reported(sink):
@@ -146,8 +151,8 @@ class ParquetConnection:
 
     def write(self, rows: Sequence[Row], positions: Positions, expected: Positions) -> int:
         """Publishes rows and positions by one manifest; returns how many rows are new, which is all of them."""
-        check_rows(rows, self._sink.columns, self._accepted)
-        table = self._table(rows)
+        _check_types(self._sink, rows)
+        table = _to_table(self._pa, self._sink, rows)
         with reported(self._sink):
             staged = self._stage(table) if rows else None
             try:
@@ -198,26 +203,6 @@ class ParquetConnection:
         self._parquet.write_table(table, self._data / name, filesystem=self._disk, use_dictionary=uses_dictionary)
         return DataFile(name, table.num_rows, digest_end(self._data / name))
 
-    def _table(self, rows: Sequence[Row]) -> pa.Table:
-        """Returns the rows as columns. Raises RowRefused for a value that its type does not hold."""
-        columns = zip(*(row.values for row in rows), strict=True) if rows else ((),) * len(self._schema)
-        arrays = [self._array(list(values), field) for values, field in zip(columns, self._schema, strict=True)]
-        return self._pa.table(arrays, schema=self._schema)
-
-    def _array(self, values: list[Any], field: pa.Field) -> pa.Array:
-        refusals = (self._pa.ArrowException, OverflowError, UnicodeEncodeError)
-        try:
-            return self._pa.array(values, field.type)
-        except refusals as error:
-            for index, value in enumerate(values):
-                try:
-                    self._pa.array([value], field.type)
-                except refusals as refusal:
-                    raise RowRefused(
-                        f"{self._sink}: column {field.name!r} does not take the value: {refusal}", index
-                    ) from error
-            raise
-
     def _read(self) -> Manifest:
         """Returns the published manifest. Raises SettingsError if it has other columns."""
         declared = _typed(self._sink)
@@ -258,3 +243,27 @@ def _arrow_type(pa: Any, kind: type) -> Any:
         datetime.date: pa.date32(),
     }
     return types[kind]
+
+
+def _check_types(sink: Parquet, rows: Sequence[Row]) -> None:
+    check_rows(rows, sink.columns, [_TYPES[kind] for kind in sink.types])
+
+
+def _to_table(pa: Any, sink: Parquet, rows: Sequence[Row]) -> pa.Table:
+    """Returns the rows as columns. Raises RowRefused for a value that its type does not hold."""
+    schema = pa.schema([(name, _arrow_type(pa, kind)) for name, kind in zip(sink.columns, sink.types, strict=True)])
+    columns = zip(*(row.values for row in rows), strict=True) if rows else ((),) * len(schema)
+    arrays = [_to_array(pa, sink, list(values), field) for values, field in zip(columns, schema, strict=True)]
+    return pa.table(arrays, schema=schema)
+
+
+def _to_array(pa: Any, sink: Parquet, values: list[Any], field: pa.Field) -> pa.Array:
+    try:
+        return pa.array(values, field.type)
+    except pa.ArrowException as error:
+        for index, value in enumerate(values):
+            try:
+                pa.array([value], field.type)
+            except pa.ArrowException as refusal:
+                raise RowRefused(f"{sink}: column {field.name!r} does not take the value: {refusal}", index) from error
+        raise

@@ -35,6 +35,7 @@ from kstreams_py.sinks.columns import (
 )
 from kstreams_py.sinks.postgresql_columns import (
     DESCRIBE,
+    UNKNOWN,
     Column,
     check_names,
     check_values,
@@ -77,8 +78,8 @@ _TYPES: Final[dict[type, str]] = {
 }
 """PostgreSQL's types for the columns of a created table, by Python's."""
 
-_TEXT: Final = TakenValues(frozenset({str}))
-_INTEGERS: Final = TakenValues(frozenset({int}))
+_TEXT: Final = TakenValues(frozenset({str}), nul=False)
+_INTEGERS: Final = TakenValues(frozenset({int}), bits=64)
 _DECIMALS: Final = TakenValues(frozenset({Decimal, int}))
 
 _TAKEN: Final[dict[str, tuple[TakenValues, str]]] = {
@@ -89,8 +90,8 @@ _TAKEN: Final[dict[str, tuple[TakenValues, str]]] = {
     '"char"': (_TEXT, "text"),
     '"bit"': (_TEXT, "text"),
     "bit varying": (_TEXT, "text"),
-    "smallint": (_INTEGERS, "bigint"),
-    "integer": (_INTEGERS, "bigint"),
+    "smallint": (_INTEGERS._replace(bits=16), "bigint"),
+    "integer": (_INTEGERS._replace(bits=32), "bigint"),
     "bigint": (_INTEGERS, "bigint"),
     "oid": (_INTEGERS, "bigint"),
     "numeric": (_DECIMALS, "numeric"),
@@ -99,7 +100,7 @@ _TAKEN: Final[dict[str, tuple[TakenValues, str]]] = {
     "double precision": (TakenValues(FLOATS), "double precision"),
     "boolean": (TakenValues(frozenset({bool})), "boolean"),
     "bytea": (TakenValues(frozenset({bytes})), "bytea"),
-    "uuid": (TakenValues(frozenset({UUID, str})), "uuid"),
+    "uuid": (TakenValues(frozenset({UUID, str}), nul=False), "uuid"),
     "date": (TakenValues(frozenset({datetime.date})), "date"),
     "timestamp with time zone": (TakenValues(frozenset({datetime.datetime}), aware=True), "timestamp with time zone"),
     "timestamp without time zone": (
@@ -169,6 +170,10 @@ class PostgreSQL:
 
     def __str__(self) -> str:
         return f"{self.name}: table {self.table}"
+
+    def check(self, rows: Sequence[Row]) -> None:
+        """See RowRules. Of columns without types, it knows only that none takes NUL in text."""
+        check_rows(rows, self.columns, [_TAKEN[_TYPES[kind]][0] if kind else UNKNOWN for kind in self.types])
 
     def open(self, consumer: str) -> PostgreSQLConnection:
         """Connects, and creates the table if it is missing. `consumer`: the owner of the stored offsets.

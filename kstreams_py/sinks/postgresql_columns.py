@@ -29,6 +29,9 @@ FROM bases JOIN pg_type ON oid = type WHERE typtype <> 'd' ORDER BY attnum
 """
 """Selects the columns of a table; for a domain, its underlying type."""
 
+UNKNOWN: Final = TakenValues(None, nul=False)
+"""The values of a column of another type: PostgreSQL decides, and no type takes NUL in text."""
+
 _NARROW: Final = {"name", '"char"', "money", "oid", "real"}
 """Types that change values of the type `given`, even without a limit in their declaration."""
 
@@ -64,7 +67,7 @@ def describe(
     """
     if base.endswith("[]"):
         raise SettingsError(f"column {name!r} is {kind}: a sink stores no arrays: choose another column")
-    taken, given = known.get(base, (TakenValues(None), base))
+    taken, given = known.get(base, (UNKNOWN, base))
     return Column(name, kind, base, taken, given, is_exact=not is_limited and base not in _NARROW)
 
 

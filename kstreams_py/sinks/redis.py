@@ -127,6 +127,37 @@ class Redis:
     def __str__(self) -> str:
         return f"{self.name}: keys {self.key}:*"
 
+    def encode(self, rows: Sequence[Row], row_bytes: int = _BULK_BYTES) -> list[bytes]:
+        """Returns the rows as they are stored. Raises RowRefused. `row_bytes`: how many bytes of one are taken."""
+        check_rows(
+            rows,
+            self.columns,
+            [
+                TakenValues(
+                    FLOATS if kind is float else frozenset({kind} if kind else _TYPES), nan=False, infinity=False
+                )
+                for kind in self.types
+            ],
+        )
+        encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+        encoded: list[bytes] = []
+        try:
+            encoded.extend(encode(dict(zip(self.columns, row.values, strict=True))).encode() for row in rows)
+        except ValueError as error:  # an integer of more digits than Python writes
+            raise RowRefused(f"the row has a value that JSON does not hold: {error}", len(encoded)) from error
+        if max(map(len, encoded), default=0) > row_bytes:
+            index = next(index for index, row in enumerate(encoded) if len(row) > row_bytes)
+            raise RowRefused(
+                f"{self}: the row has {len(encoded[index]):,} bytes, and the server takes {row_bytes:,}: return a "
+                "smaller one, or raise its proto-max-bulk-len",
+                index,
+            )
+        return encoded
+
+    def check(self, rows: Sequence[Row]) -> None:
+        """See RowRules. A server takes rows of 512 MB, unless its proto-max-bulk-len is another one."""
+        self.encode(rows)
+
     def open(self, consumer: str) -> RedisConnection:  # noqa: ARG002 offsets are not stored
         """Connects, and warns of a server that may lose rows.
 
@@ -146,10 +177,6 @@ class RedisConnection:
             raise MissingSoftware("a Redis sink needs redis-py: pip install 'kstreams_py[redis]'") from None
         self._redis = redis
         self._sink = sink
-        self._accepted = [
-            TakenValues(FLOATS if kind is float else frozenset({kind} if kind else _TYPES), nan=False, infinity=False)
-            for kind in sink.types
-        ]
         self._row_bytes = _BULK_BYTES
         self._client: redis.Redis | None = None
         with self._usable():
@@ -161,15 +188,7 @@ class RedisConnection:
 
     def write(self, rows: Sequence[Row], positions: Positions, expected: Positions) -> int:  # noqa: ARG002
         """Stores rows in one transaction; returns how many are new."""
-        check_rows(rows, self._sink.columns, self._accepted)
-        encoded = encode_rows(rows, self._sink.columns)
-        if max(map(len, encoded), default=0) > self._row_bytes:
-            index = next(index for index, row in enumerate(encoded) if len(row) > self._row_bytes)
-            raise RowRefused(
-                f"{self._sink}: the row has {len(encoded[index]):,} bytes, and the server takes {self._row_bytes:,}: "
-                "return a smaller one, or raise its proto-max-bulk-len",
-                index,
-            )
+        encoded = self._sink.encode(rows, self._row_bytes)
         with self._usable() as client:
             keys = [f"{self._sink.key}:{row.delivery_hash.hex()}" for row in rows]
             return int(client.register_script(_STORE)(keys=keys, args=encoded))
@@ -242,16 +261,3 @@ class RedisConnection:
                 "or give another key="
             )
         return columns
-
-
-def encode_rows(rows: Sequence[Row], columns: Sequence[str]) -> list[bytes]:
-    """Returns the rows as JSON objects in UTF-8. Raises RowRefused for other values, such as a lone surrogate."""
-    encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
-    encoded: list[bytes] = []
-    try:
-        encoded.extend(encode(dict(zip(columns, row.values, strict=True))).encode() for row in rows)
-    except UnicodeEncodeError as error:
-        raise RowRefused(f"the row has text that is not Unicode: {error.reason}", len(encoded)) from error
-    except ValueError as error:  # an integer of more digits than Python writes
-        raise RowRefused(f"the row has a value that JSON does not hold: {error}", len(encoded)) from error
-    return encoded

@@ -165,6 +165,13 @@ class SQLite:
     def __str__(self) -> str:
         return f"{self.path}: table {self.table}"
 
+    def check(self, rows: Sequence[Row]) -> None:
+        """See RowRules."""
+        created = zip((_TYPES[kind] if kind else "" for kind in self.types), self.types, strict=True)
+        check_rows(
+            rows, self.columns, [_accepted(_taken(declared, is_strict=False), kind) for declared, kind in created]
+        )
+
     def open(self, consumer: str) -> SQLiteConnection:
         """Opens the file, and creates the table if it is missing. `consumer`: the owner of the stored offsets.
 
@@ -231,7 +238,7 @@ class SQLiteConnection:
         remaining = iter(rows)
         try:
             return connection.executemany(self._insert, remaining).rowcount
-        except (sqlite3.Error, OverflowError, ValueError) as error:
+        except (sqlite3.Error, OverflowError) as error:  # OverflowError: a text or bytes of 2 GiB
             if isinstance(error, sqlite3.Error):
                 if is_of_file(error):
                     raise
@@ -275,11 +282,8 @@ class SQLiteConnection:
         )
         is_strict = _is_strict(connection, self.sink.table)
         taken = {name: _taken(declared, is_strict=is_strict) for name, declared, _ in found}
-        self._accepted = [
-            taken[name]._replace(types=types & (FLOATS if kind is float else {kind} if kind else {*_TYPES}))
-            for name, kind in zip(self.sink.columns, self.sink.types, strict=True)
-            if (types := taken[name].types) is not None
-        ]
+        declared = zip(self.sink.columns, self.sink.types, strict=True)
+        self._accepted = [_accepted(taken[name], kind) for name, kind in declared]
         try:
             self._explain(connection)
         except sqlite3.OperationalError as error:
@@ -386,6 +390,13 @@ def _is_strict(connection: sqlite3.Connection, table: str) -> bool:
     return connection.execute("SELECT 1 FROM pragma_table_list(?) WHERE strict", (table,)).fetchone() is not None
 
 
+def _accepted(taken: TakenValues, kind: type | None) -> TakenValues:
+    """Returns which of the values that a column takes have its declared type; all if there is none."""
+    if kind is None or taken.types is None:
+        return taken
+    return taken._replace(types=taken.types & (FLOATS if kind is float else {kind}))
+
+
 def _taken(declared: str, *, is_strict: bool) -> TakenValues:
     """Returns the values that a column of a declared type returns unchanged.
 
@@ -393,14 +404,14 @@ def _taken(declared: str, *, is_strict: bool) -> TakenValues:
     """
     kind = declared.upper()
     if "INT" in kind:
-        return TakenValues(frozenset({int, bool, float, bytes}), nan=False)
+        return TakenValues(frozenset({int, bool, float, bytes}), nan=False, bits=64)
     if any(part in kind for part in ("CHAR", "CLOB", "TEXT")):
         return TakenValues(frozenset({str, bytes}))
     if not kind or "BLOB" in kind or (is_strict and kind == "ANY"):
-        return TakenValues(frozenset(_TYPES), nan=False)
+        return TakenValues(frozenset(_TYPES), nan=False, bits=64)
     if any(part in kind for part in ("REAL", "FLOA", "DOUB")):
         return TakenValues(FLOATS, nan=False)
-    return TakenValues(frozenset(_TYPES), nan=False, converted=_NUMBERS)
+    return TakenValues(frozenset(_TYPES), nan=False, converted=_NUMBERS, bits=64)
 
 
 def _quoted(name: str) -> str:

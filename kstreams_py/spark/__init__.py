@@ -2,6 +2,7 @@
 
 In reading order:
 
+start_output    acts     hides what Spark prints while it starts, unless it fails
 sessions        adapter  session(): a SparkSession with Kafka and Avro
 reader_options  adapter  options(): where a reader of a topic starts and ends, and how it connects to the brokers
 cuts            rule     Cut: offsets of several topics that show each transaction whole

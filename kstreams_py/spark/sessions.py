@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import shutil
 import sys
@@ -24,6 +25,7 @@ from kstreams_py.embedded.jars import (
 )
 from kstreams_py.embedded.java import PREFERRED, SPARK_REMEDY, find_java, major_version
 from kstreams_py.errors import MissingSoftware
+from kstreams_py.spark.start_output import hidden_start
 
 try:
     from pyspark.sql import SparkSession
@@ -31,6 +33,8 @@ except ImportError:
     _HAS_PYSPARK = False
 else:
     _HAS_PYSPARK = True
+
+logger = logging.getLogger(__name__)
 
 JARS: Final = "spark.jars"
 PACKAGES: Final = "spark.jars.packages"
@@ -55,7 +59,12 @@ _INSTALL_AGAIN: Final = "run pip install --force-reinstall pyspark"
 
 
 def session(
-    app: str = "kstreams_py", *, jars: Sequence[Path] | None = None, java: Path | None = None, **conf: str
+    app: str = "kstreams_py",
+    *,
+    jars: Sequence[Path] | None = None,
+    java: Path | None = None,
+    quiet: bool = False,
+    **conf: str,
 ) -> SparkSession:
     """Returns a SparkSession that can read Kafka and Avro; the running one if there is one.
 
@@ -63,6 +72,8 @@ def session(
       the jars that `kstreams jars` has cached, with the archived classes; if there are none, Spark fetches them into
       the cache.
     - `java`: used if JAVA_HOME is not set. By default the one on PATH, otherwise found by `embedded.java.find_java`.
+    - `quiet`: hide what Spark prints while it starts, unless it fails, and then all but errors. Not for a driver that
+      spark-submit has started.
     - `conf`: further configuration, as in `session(**{"spark.driver.memory": "4g"})`, or that of `delta_conf()`.
 
     Runs in two local threads if neither `conf` nor spark-submit sets a master. Raises MissingSoftware without PySpark,
@@ -71,21 +82,10 @@ def session(
     require_pyspark()
     _check_scala()
     _choose_java(java)
-    ours = {
-        **_PAGES,
-        "spark.ui.showConsoleProgress": str(_is_watched()).lower(),
-        # by default Spark keeps fetched records for 5 minutes, separately for each run
-        "spark.kafka.consumer.fetchedData.cache.timeout": "30s",
-        "spark.kafka.consumer.fetchedData.cache.evictorThreadRunInterval": "10s",
-        "spark.sql.session.timeZone": "UTC",
-        "spark.sql.globalTempDatabase": "kstreams",
-        "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",  # INT96, the default, loses the time zone
-        "spark.sql.shuffle.partitions": "4",
-        # the time for Python to fetch Spark's rows: 15 s, the default, is too short on a busy machine
-        "spark.python.authenticate.socketTimeout": "120s",
-        "spark.redaction.regex": r"(?i)secret|password|token|access[.]?key|jaas|keystore[.]key",
-        **_packages(jars),
-    }
+    hides = quiet and not _is_submitted()
+    ours = _defaults() | _packages(jars) | (_hide_log() if hides else {})
+    if hides and PACKAGES in ours:
+        logger.info("Spark's jars for Kafka are not cached: Spark fetches them; `kstreams jars` caches them")
     if not _has_master(conf):
         here = "127.0.0.1"
         ours |= {"spark.master": "local[2]", "spark.driver.host": here, "spark.driver.bindAddress": here}
@@ -100,7 +100,8 @@ def session(
     for name, value in (ours | conf).items():
         builder = builder.config(name, value)
     try:
-        return builder.getOrCreate()
+        with hidden_start() if hides else contextlib.nullcontext():
+            return builder.getOrCreate()
     except Exception as error:
         _check_java(error)
         if PACKAGES in ours:
@@ -166,6 +167,30 @@ def delta_conf() -> dict[str, str]:
     return conf if cached(delta_artifacts()) else {**conf, PACKAGES: ",".join(map(str, delta_artifacts())), **_IVY}
 
 
+def _defaults() -> dict[str, str]:
+    """Returns the configuration of each session."""
+    return {
+        **_PAGES,
+        "spark.ui.showConsoleProgress": str(_is_watched()).lower(),
+        # by default Spark keeps fetched records for 5 minutes, separately for each run
+        "spark.kafka.consumer.fetchedData.cache.timeout": "30s",
+        "spark.kafka.consumer.fetchedData.cache.evictorThreadRunInterval": "10s",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.globalTempDatabase": "kstreams",
+        "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",  # INT96, the default, loses the time zone
+        "spark.sql.shuffle.partitions": "4",
+        # the time for Python to fetch Spark's rows: 15 s, the default, is too short on a busy machine
+        "spark.python.authenticate.socketTimeout": "120s",
+        "spark.redaction.regex": r"(?i)secret|password|token|access[.]?key|jaas|keystore[.]key",
+    }
+
+
+def _hide_log() -> dict[str, str]:
+    """Hides the log of the connection to Spark's Java process; returns the configuration that hides its own."""
+    logging.getLogger("py4j").setLevel(logging.WARNING)  # it logs each connection that ends
+    return {"spark.log.level": "ERROR"}
+
+
 def _packages(jars: Sequence[Path] | None) -> dict[str, str]:
     """Returns Spark's configuration for its jars; Spark fetches jars that are neither given nor cached.
 
@@ -179,8 +204,13 @@ def _packages(jars: Sequence[Path] | None) -> dict[str, str]:
 
 def _has_master(conf: Mapping[str, str]) -> bool:
     """Whether a master is set: in `conf`, by spark-submit, or by its environment variables."""
-    submitted = "PYSPARK_GATEWAY_PORT" in os.environ or "--master" in os.environ.get("PYSPARK_SUBMIT_ARGS", "")
+    submitted = _is_submitted() or "--master" in os.environ.get("PYSPARK_SUBMIT_ARGS", "")
     return submitted or "spark.master" in conf or "SPARK_REMOTE" in os.environ
+
+
+def _is_submitted() -> bool:
+    """Whether spark-submit has started this process: its Java process runs already, with a log of its own."""
+    return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
 def _check_scala() -> None:

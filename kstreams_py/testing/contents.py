@@ -11,7 +11,7 @@ from kstreams_py.formats.registry import Registry
 from kstreams_py.formats.serdes import Serde, bind
 from kstreams_py.graph.declarations import Processor, Topic
 from kstreams_py.graph.names import group_of
-from kstreams_py.graph.sink import Sink, SinkConnection
+from kstreams_py.graph.sink import RowRules, Sink, SinkConnection
 from kstreams_py.graph.topology import Graph
 from kstreams_py.records import HASH_HEADER, PLACE_HEADER, Headers, Message, Positions, readable_headers
 from kstreams_py.state.reading import read_state
@@ -102,7 +102,9 @@ class Contents:
     def rows(self, processor: str) -> list[tuple[Any, ...]]:
         """Returns the rows that a sink has stored, in the order of storing, each with a value per column.
 
-        A target in memory takes the place of the sink's target (`to=`), with its columns and its evidence.
+        A target in memory takes the place of the sink's target (`to=`), with its columns and its evidence. It refuses
+        the rows that the table which the sink creates would refuse by their values. It does not know what only an
+        existing table has: other types, constraints, triggers.
         """
         found = self._processor(processor)
         if found.target is None:
@@ -129,7 +131,10 @@ class Contents:
         return group_of(self._graph.name, processor.id)
 
     def _open_sink(self, sink: Sink, consumer: str) -> SinkConnection:
-        return self._targets.setdefault(consumer, self.cluster.target(sink.evidence)).connect(consumer)
+        if consumer not in self._targets:
+            check = sink.check if isinstance(sink, RowRules) else lambda _: None
+            self._targets[consumer] = self.cluster.target(sink.evidence, check=check)
+        return self._targets[consumer].connect(consumer)
 
     def _topic(self, topic: Topic | str) -> Topic:
         found = self._graph.topics.get(str(topic))

@@ -24,7 +24,7 @@ from itertools import islice
 from random import Random
 from typing import Any
 
-from kstreams_py.graph.sink import Evidence
+from kstreams_py.graph.sink import Evidence, Row
 from kstreams_py.kafka.contracts import Consumer, ProducerMode, TopicInfo
 from kstreams_py.kafka.groups import POSITIONS_TOPIC, GroupOffsets, Pending, positions_partition
 from kstreams_py.kafka.transactions import OpenTransaction
@@ -349,10 +349,13 @@ class MemoryCluster(_Transactions):
     # For tests.
 
     def target(
-        self, evidence: Evidence | str = Evidence.HASH, refuses: Callable[[tuple[Any, ...]], str] = lambda _: ""
+        self,
+        evidence: Evidence | str = Evidence.HASH,
+        refuses: Callable[[tuple[Any, ...]], str] = lambda _: "",
+        check: Callable[[Sequence[Row]], None] = lambda _: None,
     ) -> MemoryTarget:
         """Makes a sink's target whose requests have the faults of this cluster; see MemoryTarget."""
-        return MemoryTarget(self._network, Evidence(evidence), refuses)
+        return MemoryTarget(self._network, Evidence(evidence), refuses, check)
 
     def append(
         self,

@@ -26,8 +26,18 @@ class MemoryTarget:
     MemoryCluster.target() makes one. Its requests are "connect_sink", "store" and "stored_positions".
     """
 
-    def __init__(self, network: Network, evidence: Evidence, refuses: Callable[[tuple[Any, ...]], str]) -> None:
-        """Creates a target. `refuses`: returns why the target never takes a row with these values; "" if it does."""
+    def __init__(
+        self,
+        network: Network,
+        evidence: Evidence,
+        refuses: Callable[[tuple[Any, ...]], str],
+        check: Callable[[Sequence[Row]], None] = lambda _: None,
+    ) -> None:
+        """Creates a target.
+
+        - `refuses`: returns why the target never takes a row with these values; "" if it does.
+        - `check`: raises RowRefused for rows that the client of the target refuses before any request.
+        """
         self.rows: list[Row] = []
         """The rows, in the order in which they were stored."""
         self.positions: dict[str, Positions] = {}
@@ -35,6 +45,7 @@ class MemoryTarget:
         self.evidence = evidence
         self._hashes: set[bytes] = set()
         self._refuses = refuses
+        self.check = check
         self._network = network
 
     def connect(self, consumer: str) -> SinkConnection:
@@ -86,6 +97,7 @@ class _Connection:
         return found
 
     def write(self, rows: Sequence[Row], positions: Positions, expected: Positions) -> int:
+        self._target.check(rows)
         rows, positions, expected = list(rows), dict(positions), dict(expected)  # a late request must not see changes
         new: int = self._target.request(STORE, lambda: self._target.write(self._consumer, rows, positions, expected))
         return new

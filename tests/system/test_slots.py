@@ -273,10 +273,10 @@ def test_slots_list_without_a_broker_prints_one_message(tmp_path: Path) -> None:
     file.write_text(GRAPH.format(name="two"))
     environment = {"KSTREAMS_BOOTSTRAP_SERVERS": "127.0.0.1:1", "KSTREAMS_REQUEST_TIMEOUT_MS": "3000"}
     message = (
-        "error: BrokerUnavailable: describing groups 'two.first', 'two.second' "
-        "(KafkaTimeoutError: Unable to bootstrap from ['127.0.0.1:1']): no broker at 127.0.0.1:1 answers within 3 s: "
-        "start one, correct --bootstrap-servers / KSTREAMS_BOOTSTRAP_SERVERS, or correct the credentials (sasl.*, "
-        "ssl.*)\n"
+        "error: BrokerUnavailable: no Kafka broker answers at 127.0.0.1:1: start one (`kstreams broker start`), "
+        "correct --bootstrap-servers / KSTREAMS_BOOTSTRAP_SERVERS, or, if it wants credentials, set security.protocol "
+        "and sasl.* under [kafka] or in KSTREAMS_KAFKA__*; within 3 s, there was no answer to: describing groups "
+        "'two.first', 'two.second' (KafkaTimeoutError: Unable to bootstrap from ['127.0.0.1:1'])\n"
     )
     done = kstreams("slots", "list", file, environment=environment)
     assert (done.status, done.out, done.err) == (3, "", message)
@@ -286,6 +286,8 @@ def test_group_admin_request_without_an_answer_ends_after_its_time_limit(setting
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         started = time.monotonic()
-        with pytest.raises(BrokerUnavailable, match=f"^describing groups 'any' .*: no broker at {address} answers"):
+        with pytest.raises(
+            BrokerUnavailable, match=f"^no Kafka broker answers at {address}: .*: describing groups 'any' "
+        ):
             GroupAdmin(settings(bootstrap_servers=address), 1.2).members("any")
         assert time.monotonic() - started < 10.0

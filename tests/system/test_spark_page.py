@@ -240,6 +240,7 @@ def test_command_without_java_names_it_and_the_remedy(cluster: Cluster, name: st
         f'@graph.pipeline(graph.topic("{name}.orders"), to=ks.Parquet("table"))\ndef table(df):\n    return df\n',
         encoding="utf-8",
     )
+    cluster.create(f"{name}.orders")
     environment = {"KSTREAMS_BOOTSTRAP_SERVERS": cluster.bootstrap_servers, "JAVA_HOME": str(tmp_path)}
     done = kstreams("pipeline", "run", "shop.py", environment=environment, cwd=tmp_path)
     assert (done.status, len(done.error_lines)) == (2, 1)

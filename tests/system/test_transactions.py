@@ -425,7 +425,7 @@ def test_mistakes_of_an_operator_are_one_message_each(operator: Operator, cluste
     )
     away = Operator("127.0.0.1:1", KSTREAMS_REQUEST_TIMEOUT_MS="1000").run("find-hanging", "--topic", name)
     assert (away.status, away.out, len(away.error_lines)) == (3, "", 1)
-    assert "no broker at 127.0.0.1:1 answers" in away.err
+    assert "no Kafka broker answers at 127.0.0.1:1" in away.err
 
 
 # Committed offsets that a hanging transaction pins (docs/exactly-once.md): cause, transaction, remedy.

@@ -13,7 +13,7 @@ import pytest
 import kstreams_py
 from kstreams_py.log_fields import answers, away, repeated
 from kstreams_py.running.terminal import logs
-from kstreams_py.running.terminal.logs import NEW_WRITTEN, TEXTS, WRITTEN, Folded, FoldedOutage, Repeats, named
+from kstreams_py.running.terminal.logs import MINUTE, NEW_WRITTEN, TEXTS, WRITTEN, Folded, FoldedOutage, Repeats, named
 from kstreams_py.testing import ManualClock
 
 INFO, WARNING = logging.INFO, logging.WARNING
@@ -206,6 +206,37 @@ def test_handler_folds_what_says_how_and_passes_the_rest_on(monkeypatch: pytest.
         "INFO p: no answer",
         "WARNING p: 2 more bad ones in 12 s, last KeyError 6",
         "INFO None: answers again: a broker was away for 12 s, 3 attempts",
+    ]
+
+
+def test_outage_ends_where_only_warnings_are_written_though_its_end_is_no_warning(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As with `kstreams run -q`: without its end, the log would say each minute that the broker is away."""
+    monkeypatch.setattr(logs, "TICK", 3_600.0)
+    monkeypatch.setenv(logs.LEVEL_VARIABLE, "WARNING")
+    logs.configure()
+    (folding,), clock = logging.getLogger().handlers, ManualClock()
+    assert isinstance(folding, logs.Folding)
+    monkeypatch.setattr(folding, "_clock", clock)
+    logger = logging.getLogger("kstreams_py.test")
+    logger.info("plain")
+    for number in range(WRITTEN):
+        logger.info("bad %d", number, extra=repeated("bad ones"))
+    logger.info("no answer", extra=away("ends"))
+    logger.warning("nothing is read", extra=away("p"))
+    clock.advance(MINUTE)
+    folding.write_due()
+    for who in ("ends", "p"):
+        logger.info("again", extra=answers(who))
+    for number in range(WRITTEN):
+        logger.warning("worse %d", number, extra=repeated("bad ones"))
+    clock.advance(10 * MINUTE)
+    folding.write_due()
+    assert [line.partition("WARNING kstreams_py.test: ")[2] for line in capsys.readouterr().err.splitlines()] == [
+        "nothing is read",
+        f"broker away for {MINUTE:.0f} s, 2 attempts; nothing is read",
+        *(f"worse {number}" for number in range(WRITTEN)),
     ]
 
 

@@ -17,6 +17,7 @@ from kstreams_py.kafka.consumer import HIGHS_SECONDS, JOIN_AGAIN_SECONDS, KafkaC
 from kstreams_py.kafka.errors import RIGHTS
 from kstreams_py.kafka.membership import Holder, Membership, Owner
 from kstreams_py.kafka.silence import STILL_SECONDS
+from kstreams_py.log_fields import FOLD
 from kstreams_py.records import TopicPartition
 from tests.unit.fakes import client_error, metadata, raise_error
 
@@ -378,10 +379,71 @@ def test_partitions_with_unread_records_are_logged_every_30_seconds(
     member.consumer.pause([])
     member.client.at = {B0: 9}
     assert warnings_after(STILL_SECONDS, member, caplog) == []
-    member.client.ends = client_error(CODES._TIMED_OUT)
+    member.client.ends = client_error(CODES.TOPIC_AUTHORIZATION_FAILED)
+    why = "the ends of the partitions are unknown: Broker: Topic authorization failed"
+    assert warnings_after(STILL_SECONDS, member, caplog) == [f"g.0: nothing has been read for 30 s, and {why}"]
+
+
+def folds(caplog: pytest.LogCaptureFixture) -> list[Any]:
+    """How the lines of kafka/silence.py are folded."""
+    return [getattr(r, FOLD) for r in caplog.records if r.name.endswith("silence")]
+
+
+@pytest.mark.parametrize("code", [CODES._TIMED_OUT, CODES._UNKNOWN_PARTITION, CODES._TRANSPORT])
+def test_member_that_no_broker_answers_is_a_part_of_the_outage_until_it_reads_again(
+    member: Member, caplog: pytest.LogCaptureFixture, code: int
+) -> None:
+    """While no broker answers, a client calls each partition unknown, in each member."""
+    caplog.set_level("INFO")
+    member.client.answers = [lambda: member.assign(A0)]
+    member.consumer.consume(10, 0.1)
+    member.consumer.assign({A0: 5})
+    member.client.answers = [lambda: [event("", 0, CODES._TRANSPORT)]]
+    member.consumer.consume(10, 0.1)
+    ends, member.client.ends = {A0: 5}, client_error(code)
+    failure = "Local: Broker transport failure (_TRANSPORT)"
     assert warnings_after(STILL_SECONDS, member, caplog) == [
-        "g.0: nothing has been read for 30 s, and the ends of the partitions are unknown: Local: Timed out"
+        f"g.0: nothing has been read for 30 s: the brokers of its partitions do not answer: {failure}"
     ]
+    assert folds(caplog) == [("away", "reading of g.0")]
+    member.client.ends = ends
+    assert warnings_after(STILL_SECONDS, member, caplog) == []
+    assert folds(caplog) == [("answers", "reading of g.0")]
+    assert (warnings_after(STILL_SECONDS, member, caplog), folds(caplog)) == ([], [])
+
+
+def read_a_record(member: Member) -> None:
+    member.client.answers = [answer_with(event("a", 5))]
+    member.consumer.consume(10, 0.1)
+
+
+def get_an_assignment(member: Member) -> None:
+    member.consumer.rejoin()
+    member.client.answers = [lambda: member.assign(A0)]
+    member.consumer.consume(10, 0.1)
+
+
+@pytest.mark.parametrize("recover", [read_a_record, get_an_assignment])
+def test_outage_of_a_member_ends_with_a_record_or_an_assignment(
+    member: Member, caplog: pytest.LogCaptureFixture, recover: Callable[[Member], None]
+) -> None:
+    caplog.set_level("INFO")
+    member.client.answers = [lambda: member.assign(A0)]
+    member.consumer.consume(10, 0.1)
+    member.consumer.assign({A0: 5})
+    member.client.ends = client_error(CODES._UNKNOWN_PARTITION)
+    assert len(warnings_after(STILL_SECONDS, member, caplog)) == 1
+    recover(member)
+    assert folds(caplog) == [("away", "reading of g.0"), ("answers", "reading of g.0")]
+
+
+def test_missing_assignment_is_a_part_of_the_outage_if_no_broker_answers(
+    member: Member, caplog: pytest.LogCaptureFixture
+) -> None:
+    for code, fold in ((CODES._ALL_BROKERS_DOWN, "away"), (CODES.COORDINATOR_NOT_AVAILABLE, "repeated")):
+        member.client.answers = [answer_with(event("", 0, code))]
+        assert len(warnings_after(STILL_SECONDS, member, caplog)) == 1
+        assert [kind for kind, *_ in folds(caplog)] == [fold]
 
 
 def test_high_watermarks_of_partitions_read_to_their_ends_are_asked_for_each_second(member: Member) -> None:

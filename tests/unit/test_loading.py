@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
 import tomllib
 from importlib.metadata import packages_distributions
@@ -14,6 +15,7 @@ import pytest
 from kstreams_py.errors import GraphError, SchemaError
 from kstreams_py.graph.loading import EXTRAS, load, show_target, target_of
 from kstreams_py.graph.topology import Graph
+from tests.waiting import WAIT
 
 RESERVED = "topic name '__a' is reserved: names that start with __ are the system's own: choose another one"
 
@@ -197,8 +199,16 @@ def test_target_names_the_module_global_that_holds_the_graph(directory: Path) ->
     held, main = ModuleType("held.by"), ModuleType("__main__")
     main.__dict__["graph"] = graph
     sys.modules["__main__"] = main
-    with pytest.raises(GraphError):
-        target_of(graph)  # in an interactive session, which no process can import
+    for file in (None, "<stdin>"):  # python -c, an interactive session and a notebook have none
+        main.__file__ = file
+        with pytest.raises(GraphError) as caught:
+            target_of(graph)
+        assert str(caught.value) == (
+            "graph 'sought' is in a program without a file (standard input, python -c, an interactive session, a "
+            "notebook), which the processes of several workers cannot import: write it to a file, such as sought.py, "
+            "and run `kstreams run sought.py --workers 2`, or run one slot, which needs no other process"
+        )
+        assert show_target(graph) == "GRAPH"
     main.__file__ = "/somewhere/app.py"
     assert target_of(graph) == "/somewhere/app.py:graph"
     del main.__dict__["graph"]
@@ -230,3 +240,35 @@ def test_extra_that_is_named_for_a_module_installs_it() -> None:
         if installed[extra].isdisjoint(name.lower().replace("_", "-") for name in brought_by[module])
     }
     assert left_out == {}
+
+
+PROGRAM = """
+import kstreams_py as ks
+
+graph = ks.Graph("shop", errors="dead")
+graph.map(graph.topic("orders"), to=graph.topic("prices"), id="price")(lambda value: value)
+if __name__ == "__main__":
+    ks.{function}(graph, workers={workers}, settings=ks.Settings(bootstrap_servers="nowhere.invalid:1", {limit}=500))
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "function"),
+    [(("-",), "run"), (("-",), "start"), (("-i", "-"), "run"), (("-c",), "run")],
+    ids=["standard input", "started", "interactive", "-c"],
+)
+def test_program_without_a_file_runs_one_slot_and_says_where_several_need_a_file(
+    options: tuple[str, ...], function: str
+) -> None:
+    said = []
+    for workers in (1, 2):
+        program = PROGRAM.format(function=function, workers=workers, limit="request_timeout_ms")
+        words, typed = ([*options, program], "") if options == ("-c",) else (options, f"{program}\n")
+        done = subprocess.run(
+            [sys.executable, *words], input=typed, capture_output=True, text=True, timeout=WAIT, check=False
+        )
+        (line,) = (each for each in done.stderr.splitlines() if each.startswith("kstreams_py.errors."))
+        said.append(line.partition(": ")[::2])
+    (one, _), (several, why) = said
+    assert (one, several) == ("kstreams_py.errors.BrokerUnavailable", "kstreams_py.errors.GraphError")
+    assert why.startswith("graph 'shop' is in a program without a file (standard input, python -c, an interactive ")

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import ModuleType
 from typing import Any
+
+import pytest
 
 import kstreams_py as ks
 from kstreams_py.graph.loading import load
@@ -65,6 +69,15 @@ def in_thread() -> object:
     return f"{type(raised[0]).__name__}: {raised[0]}"
 
 
+def without_file() -> object:
+    """Starts two workers from a program on standard input."""
+    program = ModuleType("__main__")
+    program.__file__, vars(program)["graph"] = "<stdin>", ks.Graph("rt")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "__main__", program)
+        return ks.start(vars(program)["graph"], workers=2)
+
+
 def with_file(line: str) -> Callable[[], object]:
     """Returns what loads a file with this line; its directory is not in the message."""
 
@@ -106,6 +119,7 @@ MISTAKES: list[Callable[[], object]] = [
     lambda: ks.JSON,  # type: ignore[attr-defined]
     lambda: ks.start("shop.py"),  # type: ignore[arg-type]
     in_thread,
+    without_file,
     lambda: load(r"C:\shop\shop.py:graph"),
     with_file("import pyspark.missing"),
     with_file("import missing_module"),

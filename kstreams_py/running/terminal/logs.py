@@ -258,10 +258,12 @@ def configure(source: str = "") -> None:
     else:
         target = logging.StreamHandler()
         target.setFormatter(_Named("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    target.setLevel(level)
     handler = target if level == "DEBUG" else Folding(target)
     handler.addFilter(_add_context)
     handler.addFilter(tame)
-    logging.basicConfig(level=level, handlers=[handler], force=True)
+    # a line at INFO ends an outage, also where only warnings are written
+    logging.basicConfig(level=min(level, "INFO", key=LEVELS.index), handlers=[handler], force=True)
     # at DEBUG kafka-python logs the bytes of each request, with the SASL password; its errors are raised as well
     logging.getLogger("kafka").setLevel(logging.INFO if level == "DEBUG" else logging.CRITICAL)
 
@@ -343,7 +345,7 @@ class _Short(logging.Formatter):
 
 
 class Folding(logging.Handler):
-    """Passes records on to another handler, and folds those that have a FOLD field (log_fields)."""
+    """Passes records of another handler's level on to it, and folds those that have a FOLD field (log_fields)."""
 
     def __init__(self, target: logging.Handler, clock: Callable[[], float] = time.monotonic) -> None:
         """`clock` is in monotonic seconds."""
@@ -359,8 +361,8 @@ class Folding(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         fold: tuple[Any, ...] | None = getattr(record, FOLD, None)
-        if fold is None:
-            self._target.handle(record)
+        if fold is None or (fold[0] == "repeated" and record.levelno < self._target.level):
+            self._pass(record)
             return
         now = self._clock()
         match fold:
@@ -376,7 +378,7 @@ class Folding(logging.Handler):
             case _:
                 is_written = True
         if is_written:
-            self._target.handle(record)
+            self._pass(record)
         if self._ticker is None:
             self._ticker = threading.Thread(target=self._tick, name="log", daemon=True)
             self._ticker.start()
@@ -400,7 +402,11 @@ class Folding(logging.Handler):
                 record.levelname, record.created = logging.getLevelName(line.level), time.time()
                 if not line.what:  # an outage concerns all processors
                     record.processor = None
-                self._target.handle(record)
+                self._pass(record)
+
+    def _pass(self, record: logging.LogRecord) -> None:
+        if record.levelno >= self._target.level:
+            self._target.handle(record)
 
     def close(self) -> None:
         """Ends the thread that writes the lines that are due."""

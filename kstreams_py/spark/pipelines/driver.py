@@ -12,6 +12,8 @@ from typing import Any, Final
 from kstreams_py.errors import BrokerUnavailable, Retriable, SettingsError, SinkUnavailable
 from kstreams_py.graph.pipelines import Pipeline
 from kstreams_py.graph.topology import Graph
+from kstreams_py.kafka.cluster import KafkaCluster
+from kstreams_py.kafka.topics import no_such_topic
 from kstreams_py.settings import Settings
 from kstreams_py.spark import private_api
 from kstreams_py.spark.cuts import Cut
@@ -26,6 +28,20 @@ AWAY: Final = (BrokerUnavailable, Retriable, SinkUnavailable)
 
 Show = Callable[[Pipeline, PipelineRun | None], None]
 """Gets each published run; None for a pipeline that has found nothing new. Several threads may call it."""
+
+
+def check_inputs(pipelines: Sequence[Pipeline], settings: Settings) -> None:
+    """Looks for the inputs of pipelines, before Spark is started for them.
+
+    Raises BrokerUnavailable, and TopicError for a topic that does not exist.
+    """
+    cluster = KafkaCluster(settings)
+    try:
+        names = {topic.name for each in pipelines for topic in each.inputs}
+        if missing := sorted(names - cluster.topics(names).keys()):
+            raise no_such_topic(missing[0])
+    finally:
+        cluster.close()
 
 
 def run_all(

@@ -1,0 +1,104 @@
+"""Says early that no broker has answered yet: a request reports that only after its whole limit."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+from urllib.parse import urlsplit
+
+logger = logging.getLogger(__name__)
+
+LOOK_SECONDS: Final = 1.5
+"""Seconds without an answer after which the reason is looked for."""
+
+CONNECT_SECONDS: Final = 0.8
+"""Seconds within which all addresses are connected to; the look-up of a name may take longer."""
+
+SOON_SECONDS: Final = 3.0
+"""Seconds within which the log has the reason; a request with a limit up to this one reports its failure by itself."""
+
+SETTING: Final = "--bootstrap-servers / KSTREAMS_BOOTSTRAP_SERVERS"
+OPTIONS: Final = "[kafka] or in KSTREAMS_KAFKA__*"
+
+TAKEN: Final = "it takes connections, and answers no request yet"
+"""The reason of an address that something listens at: a broker that is frozen or overloaded, or no broker."""
+
+PORT: Final = 9092
+"""The port of an address without one, as in librdkafka."""
+
+_answered: Final = set[str]()
+"""The addresses at which a broker has answered a request of this process; a later outage is logged elsewhere."""
+
+_said: Final = dict[str, object]()
+"""The addresses of which the log has the reason; an attempt that follows does not repeat it."""
+
+
+@contextmanager
+def contacting(address: str, limit: float) -> Iterator[None]:
+    """Waits in its block for the answer to a request, and logs once why no broker has answered this process yet.
+
+    - `address`: the addresses of the brokers, as in bootstrap_servers.
+    - `limit`: seconds that the request may take.
+
+    The block raises nothing if a broker answers.
+    """
+    if address in _answered or limit <= SOON_SECONDS:
+        yield
+        return
+    done = threading.Event()
+    threading.Thread(target=_watch, args=[address, limit, done], name="first contact", daemon=True).start()
+    try:
+        yield
+        _answered.add(address)
+    finally:
+        done.set()
+
+
+def _watch(address: str, limit: float, done: threading.Event) -> None:
+    if done.wait(LOOK_SECONDS) or address in _said:
+        return
+    why = reasons(address)
+    if TAKEN in why:  # the broker may be slow
+        done.wait(SOON_SECONDS - LOOK_SECONDS - CONNECT_SECONDS)
+    if not done.is_set() and _said.setdefault(address, done) is done:
+        logger.warning("waiting for a Kafka broker at %s, for up to %g s: %s", address, limit, why)
+
+
+def no_answer(address: str, setting: str = SETTING, options: str = OPTIONS) -> str:
+    """Returns the message for a request without an answer: the same from each client.
+
+    - `setting`: what sets the address.
+    - `options`: what sets the client's security.
+    """
+    return (
+        f"no Kafka broker answers at {address}: start one (`kstreams broker start`), correct {setting}, or, if it "
+        f"wants credentials, set security.protocol and sasl.* under {options}"
+    )
+
+
+def reasons(address: str) -> str:
+    """Returns for each broker's address why it does not answer; for one address, only the reason."""
+    addresses = [each.strip() for each in address.split(",")]
+    found: dict[str, str] = {}
+    threads = [threading.Thread(target=_connect, args=[each, found], daemon=True) for each in addresses]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(CONNECT_SECONDS / len(threads))
+    named = {each: found.get(each, f"no connection within {CONNECT_SECONDS:g} s") for each in addresses}
+    return "; ".join(named.values() if len(named) == 1 else (f"{each}: {why}" for each, why in named.items()))
+
+
+def _connect(address: str, found: dict[str, str]) -> None:
+    try:
+        place = urlsplit(f"//{address.rpartition('://')[2]}")
+        socket.create_connection((place.hostname or "", place.port or PORT), CONNECT_SECONDS).close()
+        found[address] = TAKEN
+    except TimeoutError:
+        pass
+    except (OSError, ValueError) as error:  # ValueError: a port that is no number
+        found[address] = getattr(error, "strerror", None) or str(error)
