@@ -59,6 +59,7 @@ def test_bench_of_spark_measures_views_cuts_and_pipelines() -> None:
     assert [name for name, _ in rows] == [
         "read and count",
         "Avro decoded",
+        "transactions beside cuts",
         "cut, median",
         "cut, longest",
         "run with 1 % new",
