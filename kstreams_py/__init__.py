@@ -50,7 +50,7 @@ from kstreams_py.errors import (
 from kstreams_py.errors import did_you_mean as _did_you_mean
 from kstreams_py.formats.avro import Avro
 from kstreams_py.formats.serdes import Bytes, Json, Serde, String
-from kstreams_py.graph.declarations import Journal, State, Topic, dead_letters
+from kstreams_py.graph.declarations import Journal, KeyedStore, State, Topic, dead_letters
 from kstreams_py.graph.guarantees import Durability, Guarantee
 from kstreams_py.graph.retry import Retry
 from kstreams_py.graph.topology import Graph
@@ -58,7 +58,6 @@ from kstreams_py.records import Out, Step
 from kstreams_py.running.start import Running, run, start
 from kstreams_py.settings import Settings
 from kstreams_py.sinks import Delta, Parquet, PostgreSQL
-from kstreams_py.state.keyed import KeyedStore
 
 __version__ = "0.1.0"
 

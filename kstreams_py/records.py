@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, Generic, NamedTuple, Protocol
+
+from typing_extensions import TypeVar
 
 from kstreams_py.errors import DecodeError
 
@@ -188,8 +190,12 @@ class _Keep:
 KEEP: Final[Any] = _Keep()
 
 
-@dataclass(frozen=True, slots=True)
-class Out:
+OutValue_co = TypeVar("OutValue_co", default=Any, covariant=True)
+OutKey_co = TypeVar("OutKey_co", default=Any, covariant=True)
+
+
+@dataclass(frozen=True)  # with slots, Out[str](...) fails in Python 3.11
+class Out(Generic[OutValue_co, OutKey_co]):
     """An output with its own key, headers or timestamp; by default each is the input's.
 
     - `value`: None writes a tombstone, where a function that returns a plain `None` writes nothing.
@@ -197,13 +203,16 @@ class Out:
     - `timestamp`: milliseconds since 1970.
     """
 
-    value: Any
-    key: Any = KEEP
+    value: OutValue_co | None
+    key: OutKey_co | None = KEEP
     headers: Headers = KEEP
     timestamp: int = KEEP
 
 
-class Step:
+KeyRead_co = TypeVar("KeyRead_co", default=Any, covariant=True)
+
+
+class Step(Generic[KeyRead_co]):
     """The delivery to which a call of a processor's function belongs; functions take it as the argument `step`.
 
     For a join, topic, key and headers come from the first input, and the timestamp is the latest of all inputs.
@@ -225,10 +234,10 @@ class Step:
         return self._messages[0].topic()
 
     @property
-    def key(self) -> Any:
-        """The decoded key; None if the record has none."""
-        key = self._messages[0].key()
-        return key if key is None or self._decode_key is None else self._decode_key(key)
+    def key(self) -> KeyRead_co:
+        """The decoded key; None if the record has none, which only `Step[K | None]` tells a type checker."""
+        key: Any = self._messages[0].key()
+        return key if key is None or self._decode_key is None else self._decode_key(key)  # type: ignore[no-any-return]
 
     @property
     def headers(self) -> Headers:

@@ -11,6 +11,8 @@ declarations  rule     topics, processors, states, journals, orders of events: w
 pipelines     rule     Pipeline: a function of Spark DataFrames over topics, whose rows a target keeps
 hashes        rule     the delivery hash of a step, and its place
 limits        rule     what commands cannot do with a processor, and why
+signatures    rule     the types of processors' functions, for type checkers
+decorators    rule     the decorators of Graph: their options, and the functions that they take
 topology      rule     Graph: takes declarations, and validates them as a whole
 checks        rule     refuses wrong declarations
 functions     rule     checks the signature of a processor's function

@@ -13,6 +13,7 @@ from typing import Any, Final, TypeVar
 from typing_extensions import TypeIs
 
 from kstreams_py.errors import GraphError, did_you_mean
+from kstreams_py.formats.serdes import Serde
 from kstreams_py.graph.declarations import (
     Classes,
     Journal,
@@ -62,14 +63,18 @@ _SERDES: Final[dict[Any, str]] = {
 _ANY_SERDE: Final = "ks.Json(), ks.String(), ks.Bytes() or ks.Avro(...), a serde that makes bytes of the values"
 
 
-def check_topic(topic: Topic) -> None:
-    for role, serde in (("key", topic.key), ("value", topic.value)):
+def check_serdes(what: str, key: Serde, value: Serde) -> None:
+    for role, serde in (("key", key), ("value", value)):
         if isinstance(serde, type):
             write = f"{serde.__name__}()" if hasattr(serde, "serialize") else _SERDES.get(serde, _ANY_SERDE)
-            raise GraphError(f"topic {topic.name!r}: {role} is the class {serde.__name__}: write {role}={write}")
+            raise GraphError(f"{what}: {role} is the class {serde.__name__}: write {role}={write}")
         if not callable(getattr(serde, "serialize", None)) or not callable(getattr(serde, "deserialize", None)):
             write = next((each for each in _SERDES.values() if each.lower() == f"ks.{serde}()".lower()), _ANY_SERDE)
-            raise GraphError(f"topic {topic.name!r}: {role}={serde!r} is no serde: write {role}={write}")
+            raise GraphError(f"{what}: {role}={serde!r} is no serde: write {role}={write}")
+
+
+def check_topic(topic: Topic) -> None:
+    check_serdes(f"topic {topic.name!r}", topic.key, topic.value)
     for role, number in (("partitions", topic.partitions), ("replication", topic.replication)):
         if number is not None and number < 1:
             raise GraphError(f"topic {topic.name!r}: {role} is {number}: give 1 or more, or leave it out")
@@ -270,11 +275,16 @@ def name_processor(function: Callable[..., Any], options: Options, kind: str = "
             f"{kind} {name!r}: this name is not usable: give it an id= of 1 to 100 of a-z A-Z 0-9 _ - "
             "(a dot would run into the graph's name)"
         )
-    known = Options.__annotations__
-    if unknown := sorted(options.keys() - known.keys()):
-        close = did_you_mean(unknown[0], known) or f"choose from {', '.join(known)}"
-        raise GraphError(f"processor {name!r} has no option {unknown[0]!r}: {close}")
+    check_options(f"processor {name!r}", options, Options)
     return name
+
+
+def check_options(what: str, options: Mapping[str, object], known: type) -> None:
+    """Refuses options that do not exist. `known`: the TypedDict of those that do."""
+    names = known.__annotations__
+    if unknown := sorted(options.keys() - names.keys()):
+        close = did_you_mean(unknown[0], names) or f"choose from {', '.join(names)}"
+        raise GraphError(f"{what} has no option {unknown[0]!r}: {close}")
 
 
 def check_ends(what: str, reads: Sequence[Topic], writes: Sequence[Topic] | None, least: int) -> None:

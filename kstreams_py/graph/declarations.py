@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache
-from typing import Any, Concatenate, Final, Generic, ParamSpec, Protocol, TypedDict
+from typing import Any, Final, Generic, Protocol, TypedDict, overload
 
 from typing_extensions import TypeVar
 
@@ -63,8 +63,8 @@ class State(Generic[StateKey, V]):
     """A keyed store for the function of a processor: `state=ks.State("totals", value=ks.Json())`.
 
     Each task, a processor on one partition number, has a store of its own. The function takes it as its last argument,
-    `state` (kstreams_py.state.KeyedStore). Its changes are written to a compacted changelog topic, in the transaction
-    of the outputs and offsets. The next worker of the task restores the store from that topic.
+    `state`, a KeyedStore. Its changes are written to a compacted changelog topic, in the transaction of the outputs and
+    offsets. The next worker of the task restores the store from that topic.
 
     - `name`: the name of the store, unique in its graph.
     - `key`, `value`: the serdes of its keys (text by default) and values (JSON by default).
@@ -75,6 +75,46 @@ class State(Generic[StateKey, V]):
     key: Serde[StateKey] = field(default_factory=_text)
     value: Serde[V] = field(default_factory=Json)
     on_disk: bool = False
+
+
+Default = TypeVar("Default")
+
+
+class KeyedStore(Protocol[StateKey, V]):
+    """The state of a function: a mapping of keys to values, which has the keys of one task.
+
+    Values are kept as bytes: to change a value that `get` returned, `put` it again.
+    """
+
+    __slots__ = ()
+
+    @overload
+    def get(self, key: StateKey, default: None = None) -> V | None: ...
+    @overload
+    def get(self, key: StateKey, default: Default) -> V | Default: ...
+    def get(self, key: StateKey, default: Any = None) -> Any:
+        """Returns the value of a key; `default` if it has none. Raises as the serdes do."""
+
+    def __contains__(self, key: StateKey) -> bool:
+        """Returns whether the key has a value."""
+
+    def put(self, key: StateKey, value: V) -> None:
+        """Sets the value of a key.
+
+        Raises as the serdes do, and ValueError for a value or key that its serde turns into None.
+        """
+
+    def delete(self, key: StateKey) -> None:
+        """Deletes a key, if it is there."""
+
+    def range(self, first: StateKey | None = None, last: StateKey | None = None) -> Iterator[tuple[StateKey, V]]:
+        """Yields the keys from `first` on and before `last`, with their values, in the order of the keys' bytes.
+
+        - `first`: None for the least key.
+        - `last`: None for no end.
+
+        Keys that are put meanwhile may be missing.
+        """
 
 
 BATCH_MAX: Final = 10_000
@@ -102,9 +142,6 @@ class Journal:
 
 
 K = TypeVar("K", default=Any)
-Value = TypeVar("Value")
-Rest = ParamSpec("Rest")
-Result = TypeVar("Result")
 Classes = type[BaseException] | Iterable[type[BaseException]]
 
 
@@ -255,7 +292,31 @@ End = Topic | str
 Many = Sequence[End]
 
 
-class OptionsOfAll(TypedDict, total=False):
+class TopicOptions(TypedDict, total=False):
+    """The options of a topic that do not change its type: see `Graph.topic`."""
+
+    partitions: int | None
+    replication: int | None
+    config: Mapping[str, object] | None
+    cluster: str
+
+
+class Defaults(TypedDict, total=False):
+    """The options of a processor for which its graph has the defaults."""
+
+    guarantee: Guarantee | str
+    durability: Durability | str
+    errors: End | None
+    stop_on: Classes
+    hash_header: bool
+    retry: Retry | None
+
+
+KeyOfState = TypeVar("KeyOfState", default=Any)
+ValueOfState = TypeVar("ValueOfState", default=Any)
+
+
+class OptionsOfAll(Defaults, Generic[KeyOfState, ValueOfState], total=False):
     """The options of a processor.
 
     - `id` (str): its name, unique in the graph; by default the function's name.
@@ -277,19 +338,13 @@ class OptionsOfAll(TypedDict, total=False):
     """
 
     id: str
-    guarantee: Guarantee | str
-    durability: Durability | str
-    errors: End | None
-    stop_on: Classes
-    hash_header: bool
-    retry: Retry | None
     persistence: Journal | str
     concurrency: int
     order: Order | str
-    state: State[Any, Any] | None
+    state: State[KeyOfState, ValueOfState] | None
 
 
-class Options(OptionsOfAll, total=False):
+class Options(OptionsOfAll[Any, Any], total=False):
     """The options of a processor, with one more.
 
     - `batch` (bool): the function takes a list of values of each input, and returns a list with a result for each
@@ -297,14 +352,6 @@ class Options(OptionsOfAll, total=False):
     """
 
     batch: bool
-
-
-class OfOne(Protocol[Value]):
-    """Decorates a function of one value (and the step), and returns it unchanged."""
-
-    def __call__(
-        self, function: Callable[Concatenate[Value, Rest], Result], /
-    ) -> Callable[Concatenate[Value, Rest], Result]: ...
 
 
 @cache

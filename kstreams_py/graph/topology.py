@@ -6,10 +6,9 @@ Each declaration is checked at once, and refused with a GraphError that names th
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import fields
-from typing import Any, Literal, Unpack, overload
+from typing import Any, Final, Generic, Unpack, overload
 
 from typing_extensions import TypeVar
 
@@ -22,9 +21,10 @@ from kstreams_py.graph.checks import (
     check_dead_letters,
     check_ends,
     check_graph_name,
-    check_join,
     check_journal,
+    check_options,
     check_retry,
+    check_serdes,
     check_state,
     check_stores,
     check_target,
@@ -38,62 +38,80 @@ from kstreams_py.graph.checks import (
 )
 from kstreams_py.graph.declarations import (
     DEFAULT_PARTITIONS,
-    HELD_BYTES_MAX,
-    HELD_MAX,
-    Classes,
+    Defaults,
     End,
     Many,
-    OfOne,
     Options,
-    OptionsOfAll,
     Order,
     Ordered,
     Processor,
     ProcessorKind,
-    Start,
     State,
     Topic,
-    Value,
+    TopicOptions,
     changelog_of,
     dead_letters,
     show_serde,
 )
+from kstreams_py.graph.decorators import Decorators
 from kstreams_py.graph.functions import is_asynchronous, is_generator, wants_step
 from kstreams_py.graph.guarantees import RULES, Durability, Guarantee
 from kstreams_py.graph.names import beginnings_topic, delivered_topic, journal_topic, replayed_topic
 from kstreams_py.graph.pipelines import Pipeline, PipelineOptions, Table, make_pipeline
-from kstreams_py.graph.retry import Retry
-from kstreams_py.graph.sink import Sink
+from kstreams_py.graph.signatures import Function, K, V
 
-OwnKey = TypeVar("OwnKey", default=bytes)
-OwnValue = TypeVar("OwnValue", default=bytes)
-Function = TypeVar("Function", bound=Callable[..., Any])
+GraphKey = TypeVar("GraphKey", default=Any)
+GraphValue = TypeVar("GraphValue", default=Any)
+
+DEFAULTS: Final = Defaults(
+    guarantee=Guarantee.EXACTLY_ONCE,
+    durability=Durability.COMMITTED,
+    errors=None,
+    stop_on=(),
+    hash_header=True,
+    retry=None,
+)
+"""The defaults of a graph that names none."""
 
 
-class Graph:
+class Graph(Decorators, Generic[GraphKey, GraphValue]):
     """Topics and the processors between them. Raises GraphError.
 
-    These are the defaults of its processors:
+    - `key`, `value` (Serde): the serdes of its topics that declare none; Bytes() by default.
 
-    - `errors`: the dead-letter topic, or its name; None for none.
-    - `guarantee`, `durability`: see guarantees.py.
-    - `stop_on`: exception classes that stop the worker instead of making a dead letter.
-    - `hash_header`: outputs have the delivery hash as a header; dead letters always do.
-    - `retry`: when a step that raised is run again; None for never.
+    The other options are the defaults of its processors:
+
+    - `errors` (Topic, str or None): the dead-letter topic; None (the default) for none.
+    - `guarantee` (Guarantee or str): "exactly_once" (the default), "at_least_once" or "at_most_once".
+    - `durability` (Durability or str): "committed" (the default), "leader" or "none".
+    - `stop_on` (exception class, or several): exceptions that stop the worker, instead of making a dead letter; none
+      by default.
+    - `hash_header` (bool): outputs have the delivery hash as a header, as dead letters always do; True by default.
+    - `retry` (Retry or None): when a step that raised is run again; None (the default) for never.
     """
 
+    @overload
     def __init__(
-        self,
-        name: str,
-        *,
-        errors: End | None = None,
-        guarantee: Guarantee | str = Guarantee.EXACTLY_ONCE,
-        durability: Durability | str = Durability.COMMITTED,
-        stop_on: Classes = (),
-        hash_header: bool = True,
-        retry: Retry | None = None,
+        self: Graph[bytes, bytes], name: str, *, key: None = ..., value: None = ..., **defaults: Unpack[Defaults]
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: Graph[K, bytes], name: str, *, key: Serde[K], value: None = ..., **defaults: Unpack[Defaults]
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: Graph[bytes, V], name: str, *, key: None = ..., value: Serde[V], **defaults: Unpack[Defaults]
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: Graph[K, V], name: str, *, key: Serde[K], value: Serde[V], **defaults: Unpack[Defaults]
+    ) -> None: ...
+    def __init__(
+        self, name: str, *, key: Serde | None = None, value: Serde | None = None, **defaults: Unpack[Defaults]
     ) -> None:
         self.name = name
+        self._key: Serde = Bytes() if key is None else key
+        self._value: Serde = Bytes() if value is None else value
         self.beginnings = beginnings_topic(name)
         """The topic that records which partitions the processors have begun to read."""
         self.replayed = replayed_topic(name)
@@ -104,39 +122,51 @@ class Graph:
         self._processors: dict[str, Processor] = {}
         self.pipelines: tuple[Pipeline, ...] = ()
         """All pipelines, in the order of their declaration."""
-        self._options = Options(
-            guarantee=guarantee,
-            durability=durability,
-            errors=None if errors is None else str(errors),
-            stop_on=stop_on,
-            hash_header=hash_header,
-            retry=check_retry(f"graph {name!r}", retry),
-        )
         what = f"graph {name!r}"
         check_graph_name(what, name)
-        choose(what, Guarantee, "guarantee", guarantee)
-        choose(what, Durability, "durability", durability)
-        list_exceptions(what, stop_on)
+        check_options(what, defaults, Defaults)
+        check_serdes(what, self._key, self._value)
+        self._options = Defaults(**{**DEFAULTS, **defaults})
+        choose(what, Guarantee, "guarantee", self._options["guarantee"])
+        choose(what, Durability, "durability", self._options["durability"])
+        list_exceptions(what, self._options["stop_on"])
+        check_retry(what, self._options["retry"])
+        errors = self._options["errors"]
+        self._options["errors"] = None if errors is None else str(errors)
         if isinstance(errors, Topic):  # another graph's: it gets the dead letters of both
             check_dead_letters(errors)
             self._dead_letters[errors.name] = errors
         else:
             self._reserve_for_dead_letters(errors, "")
 
+    @overload
+    def topic(
+        self, name: str, *, key: None = ..., value: None = ..., **options: Unpack[TopicOptions]
+    ) -> Topic[GraphKey, GraphValue]: ...
+    @overload
+    def topic(
+        self, name: str, *, key: Serde[K], value: None = ..., **options: Unpack[TopicOptions]
+    ) -> Topic[K, GraphValue]: ...
+    @overload
+    def topic(
+        self, name: str, *, key: None = ..., value: Serde[V], **options: Unpack[TopicOptions]
+    ) -> Topic[GraphKey, V]: ...
+    @overload
+    def topic(self, name: str, *, key: Serde[K], value: Serde[V], **options: Unpack[TopicOptions]) -> Topic[K, V]: ...
     def topic(
         self,
         name: str,
         *,
-        key: Serde[OwnKey] | None = None,
-        value: Serde[OwnValue] | None = None,
+        key: Serde | None = None,
+        value: Serde | None = None,
         partitions: int | None = None,
         replication: int | None = None,
         config: Mapping[str, object] | None = None,
         cluster: str = "",
-    ) -> Topic[OwnKey, OwnValue]:
+    ) -> Topic:
         """Declares a topic. A second declaration with the same settings returns the same Topic. Raises GraphError.
 
-        - `key`, `value`: serdes; None for Bytes(), or for that of dead letters.
+        - `key`, `value`: serdes; None for those of the graph, or for those of dead letters.
         - `partitions`: None for any number. A missing topic is then created with as many partitions as the topics that
           are read together with it, or else the inputs of its writers; with 4 if none of these exists.
         - `replication`: of a topic that is created; None for the broker's default.
@@ -151,8 +181,8 @@ class Graph:
         reserved = self._dead_letters.get(name, "")
         topic: Topic = Topic(
             name,
-            key=Bytes() if key is None else key,
-            value=value if value is not None else dead_letters() if of_dead_letters else Bytes(),
+            key=key if key is not None else Bytes() if of_dead_letters else self._key,
+            value=value if value is not None else dead_letters() if of_dead_letters else self._value,
             partitions=partitions,
             replication=replication,
             config={k: str(v).lower() if isinstance(v, bool) else str(v) for k, v in (config or {}).items()},
@@ -175,139 +205,6 @@ class Graph:
                 "and use the Topic that graph.topic returned"
             )
         return known
-
-    # For type checkers: a function takes the values of its topic, in lists with batch=True. No two overloads match the
-    # same topic, or mypy makes the function Any where the value is Any, as with Json() and Avro().
-
-    @overload
-    def map(
-        self,
-        topic: Topic[Any, Value],
-        *,
-        to: End | Many,
-        batch: Literal[False] = ...,
-        **options: Unpack[OptionsOfAll],
-    ) -> OfOne[Value]: ...
-    @overload
-    def map(
-        self, topic: Topic[Any, Value], *, to: End | Many, batch: Literal[True], **options: Unpack[OptionsOfAll]
-    ) -> OfOne[list[Value]]: ...
-    @overload
-    def map(self, topic: str, *, to: End | Many, **options: Unpack[Options]) -> Callable[[Function], Function]: ...
-    def map(self, topic: End, *, to: End | Many, **options: Unpack[Options]) -> Callable[[Any], Any]:
-        """Declares a processor that reads one record and writes the function's result.
-
-        With several topics in `to` it is a fork, whose function returns a dict of topic to value. Raises GraphError.
-        """
-        return self._declare((topic,), _listed(to), options)
-
-    @overload
-    def join(
-        self, topic: Topic, /, *more: End, by: Literal["order"], to: End | Many, **options: Unpack[Options]
-    ) -> Callable[[Function], Function]: ...
-    @overload
-    def join(
-        self, topic: str, /, *more: End, by: Literal["order"], to: End | Many, **options: Unpack[Options]
-    ) -> Callable[[Function], Function]: ...
-    def join(
-        self, *topics: End, to: End | Many, by: str | None = None, **options: Unpack[Options]
-    ) -> Callable[[Function], Function]:
-        """Declares a processor whose step reads one record of each input, and writes the function's result.
-
-        - `by`: "order": the n-th record of a partition is joined with the n-th record of the same partition of each
-          other input, whatever their keys.
-
-        Raises GraphError.
-        """
-        check_join(by)
-        return self._declare(topics, _listed(to), options, least=2)
-
-    def alts(self, *topics: End, to: End | Many, **options: Unpack[Options]) -> Callable[[Function], Function]:
-        """Declares a processor that reads one record of an input that is ready, and writes the function's result."""
-        return self._declare(topics, _listed(to), options, least=2, alts=True)
-
-    def ordered(
-        self,
-        topic: End,
-        *,
-        to: End | Many,
-        start: Start | str = Start.FROM_START,
-        held_max: int = HELD_MAX,
-        held_bytes_max: int = HELD_BYTES_MAX,
-        **options: Unpack[Options],
-    ) -> Callable[[Function], Function]:
-        """Declares a processor that applies the events of `kstreams order`: each once, in the order of its object.
-
-        The function is called with each event after the event's predecessor. A copy is dropped, and an event that
-        comes before its predecessor is held. An event that contradicts the order becomes a dead letter and stops its
-        object: later events of the object become dead letters too, until `kstreams order resume` (docs/ordering.md).
-
-        - `start`: "from_start" holds an object's events until its first one has come; "accept_first" begins with any.
-        - `held_max`, `held_bytes_max`: how many events of a partition may be held, and the bytes of their keys and
-          values. One more ends the worker.
-
-        Raises GraphError.
-        """
-
-        def declare(function: Function) -> Function:
-            what = f"processor {name_processor(function, options)!r}"
-            for name, limit in (("held_max", held_max), ("held_bytes_max", held_bytes_max)):
-                if limit < 1:
-                    raise GraphError(f"{what}: {name} is {limit}: give 1 or more")
-            takes_state = options.get("state") is not None
-            chosen = Ordered(choose(what, Start, "start", start), held_max, held_bytes_max, takes_state)
-            return self._declare((topic,), _listed(to), options, ordered=chosen)(function)
-
-        return declare
-
-    @overload
-    def sink(
-        self,
-        topic: Topic[Any, Value],
-        /,
-        *,
-        to: Sink | None = ...,
-        batch: Literal[False] = ...,
-        **options: Unpack[OptionsOfAll],
-    ) -> OfOne[Value]: ...
-    @overload
-    def sink(
-        self,
-        topic: Topic[Any, Value],
-        /,
-        *,
-        to: Sink | None = ...,
-        batch: Literal[True],
-        **options: Unpack[OptionsOfAll],
-    ) -> OfOne[list[Value]]: ...
-    @overload
-    def sink(
-        self,
-        topic: Topic,
-        second: End,
-        /,
-        *more: End,
-        to: Sink | None = ...,
-        alts: bool = ...,
-        **options: Unpack[Options],
-    ) -> Callable[[Function], Function]: ...
-    @overload
-    def sink(
-        self, topic: str, /, *more: End, to: Sink | None = ..., alts: bool = ..., **options: Unpack[Options]
-    ) -> Callable[[Function], Function]: ...
-    def sink(
-        self, *topics: End, to: Sink | None = None, alts: bool = False, **options: Unpack[Options]
-    ) -> Callable[[Any], Any]:
-        """Declares a processor whose step reads one record of each input, and writes to no topic.
-
-        - `to`: the target that stores each returned row once, such as `sinks.SQLite(...)`. A row is a tuple with a
-          value for each column, or a dict of column to value. The function returns a row, a list of rows, or None for
-          no row; or it yields rows. Without `to`, results are ignored.
-        - `alts`: each step reads one record of any input that is ready.
-
-        Raises GraphError.
-        """
-        return self._declare(topics, None, options, least=2 if alts else 1, alts=alts, target=to)
 
     def pipeline(
         self,
@@ -364,8 +261,6 @@ class Graph:
         target: object = None,
         ordered: Ordered | None = None,
     ) -> Callable[[Function], Function]:
-        """Returns a decorator that declares a processor and returns its function unchanged."""
-
         def declare(function: Function) -> Function:
             chosen = Options(**{**self._options, **options})
             what = f"processor {(name := name_processor(function, options))!r}"
@@ -586,19 +481,3 @@ def _describe_state(state: State[Any, Any]) -> str:
 
 def _declared_partitions(topics: Mapping[str, Topic]) -> dict[str, int]:
     return {topic.name: topic.partitions for topic in topics.values() if topic.partitions is not None}
-
-
-def _listed(to: End | Many) -> Many:
-    return to if isinstance(to, Sequence) and not isinstance(to, str) else (to,)
-
-
-def _document_options() -> None:
-    """Adds the options to the docstrings of the decorators, where `help()` and the API page show them."""
-    listed = [inspect.getdoc(each) or "" for each in (OptionsOfAll, Options)]
-    options = "\n".join(text.partition("\n\n")[2] for text in listed)
-    decorators: tuple[Any, ...] = (Graph.map, Graph.join, Graph.alts, Graph.ordered, Graph.sink)
-    for each in decorators:
-        each.__doc__ = f"{inspect.getdoc(each)}\n\nThe options:\n\n{options}"
-
-
-_document_options()

@@ -11,7 +11,7 @@ from kstreams_py.errors import DecodeError
 from kstreams_py.kafka.foreign_records import is_offset, parse_json
 from kstreams_py.ordering.chain import HeldEvent, ObjectState, decode_state, encode_state
 from kstreams_py.records import KeptRecord, Message
-from kstreams_py.state.keyed import RESERVED, KeyedStore
+from kstreams_py.state.keyed import RESERVED, TaskStore
 
 _STATE: Final = RESERVED + b"object."
 """Prefix of the key of an object's state."""
@@ -57,7 +57,7 @@ class TaskObjects(NamedTuple):
 class States:
     """The states of the objects of one task, in its store."""
 
-    def __init__(self, store: KeyedStore) -> None:
+    def __init__(self, store: TaskStore) -> None:
         self._store = store
 
     def get(self, name: bytes, default: Any = None) -> Any:
@@ -69,7 +69,7 @@ class States:
         self._store.write(_STATE + name, encode_state(state))
 
 
-def hold(store: KeyedStore, event: HeldEvent) -> None:
+def hold(store: TaskStore, event: HeldEvent) -> None:
     """Stores a held event."""
     m: Message = event.record
     kept = {
@@ -84,28 +84,28 @@ def hold(store: KeyedStore, event: HeldEvent) -> None:
     store.write(_key(event), json.dumps(kept).encode() + _VALUE + (m.value() or b""))
 
 
-def release(store: KeyedStore, event: HeldEvent) -> None:
+def release(store: TaskStore, event: HeldEvent) -> None:
     """Removes an event that is no longer held."""
     store.write(_key(event), None)
 
 
-def note_stop(store: KeyedStore, name: bytes, stop: ObjectStop) -> None:
+def note_stop(store: TaskStore, name: bytes, stop: ObjectStop) -> None:
     """Stores why an object is stopped."""
     store.write(_STOP + name, json.dumps(stop).encode())
 
 
-def remove_stop(store: KeyedStore, name: bytes) -> None:
+def remove_stop(store: TaskStore, name: bytes) -> None:
     """Removes the stop of an object that an operator lets go on."""
     store.write(_STOP + name, None)
 
 
-def stop_offset(store: KeyedStore, name: bytes) -> int:
+def stop_offset(store: TaskStore, name: bytes) -> int:
     """Returns the offset of the record that has stopped an object; -1 if it is not stopped. Raises DecodeError."""
     found = store.read(_STOP + name)
     return -1 if found is None else _stop(_STOP + name, found).offset
 
 
-def stopped(store: KeyedStore) -> set[bytes]:
+def stopped(store: TaskStore) -> set[bytes]:
     """Returns the objects that are stopped."""
     return {key.removeprefix(_STOP) for key, _ in store.entries(_STOP, _STOP_END)}
 
@@ -118,7 +118,7 @@ def read_task(entries: Mapping[bytes, bytes], partition: int) -> TaskObjects:
     return TaskObjects(states, list(_load(events, partition)), stops)
 
 
-def load(store: KeyedStore, partition: int) -> Iterator[HeldEvent]:
+def load(store: TaskStore, partition: int) -> Iterator[HeldEvent]:
     """Yields the held events of a task. Raises DecodeError."""
     return _load(store.entries(_HELD, _HELD_END), partition)
 

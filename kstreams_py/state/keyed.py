@@ -5,12 +5,13 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
-from typing import Any, Final, Generic, Protocol
+from typing import Any, Final, Protocol
 
 from typing_extensions import TypeVar
 
 from kstreams_py.errors import DecodeError, EncodeError
 from kstreams_py.formats.serdes import Bytes, Serde, String, show
+from kstreams_py.graph.declarations import KeyedStore
 
 K = TypeVar("K", default=Any)
 V = TypeVar("V", default=Any)
@@ -67,11 +68,8 @@ class Base(Protocol):
         """Frees its resources."""
 
 
-class KeyedStore(Generic[K, V]):
-    """A mapping of keys to values for the function of a processor; it has the keys of one task.
-
-    Values are kept as bytes: to change a value that `get` returned, `put` it again.
-    """
+class TaskStore(KeyedStore[K, V]):
+    """The state of one task, for its function, and for the worker that commits its changes."""
 
     __slots__ = (
         *("_before", "_changes", "_deserialize", "_key", "_to_bytes", "_value", "_varies"),
@@ -96,8 +94,7 @@ class KeyedStore(Generic[K, V]):
 
     # For functions.
 
-    def get(self, key: K, default: Any = None) -> V | Any:
-        """Returns the value of a key; `default` if it has none. Raises as the serdes do."""
+    def get(self, key: K, default: Any = None) -> Any:
         found = self.read(self._serialize(key))
         if found is None and self._varies:
             found = self._read_earlier(key)
@@ -110,10 +107,6 @@ class KeyedStore(Generic[K, V]):
         return self.read(self._serialize(key)) is not None or (self._varies and self._read_earlier(key) is not None)
 
     def put(self, key: K, value: V) -> None:
-        """Sets the value of a key.
-
-        Raises as the serdes do, and ValueError for a value or key that its serde turns into None.
-        """
         data = self._value.serialize(value)
         if data is None:
             raise ValueError(
@@ -122,17 +115,9 @@ class KeyedStore(Generic[K, V]):
         self._write(key, data)
 
     def delete(self, key: K) -> None:
-        """Deletes a key, if it is there."""
         self._write(key, None)
 
     def range(self, first: K | None = None, last: K | None = None) -> Iterator[tuple[K, V]]:
-        """Yields the keys from `first` on and before `last`, with their values, in the order of the keys' bytes.
-
-        - `first`: None for the least key.
-        - `last`: None for no end.
-
-        Keys that are put meanwhile may be missing.
-        """
         start = b"" if first is None else self._serialize(first)
         end = None if last is None else self._serialize(last)
         above = sorted((k, v) for k, v in self._changes.items() if k >= start and (end is None or k < end))

@@ -40,7 +40,7 @@ from kstreams_py.state.changelog import (
     start_over,
     write_positions,
 )
-from kstreams_py.state.keyed import CHECKPOINT_SECONDS, POSITIONS_KEY, Changes, KeyedStore
+from kstreams_py.state.keyed import CHECKPOINT_SECONDS, POSITIONS_KEY, Changes, TaskStore
 
 logger = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ class Stores:
         changelog: Changelog,
         topic_ids: Mapping[str, str],
         cluster: Cluster,
-        open_store: Callable[[int, str], KeyedStore],
+        open_store: Callable[[int, str], TaskStore],
         clock: Callable[[], float],
         find_command: str,
     ) -> None:
@@ -100,7 +100,7 @@ class Stores:
         - `clock`: returns seconds.
         - `find_command`: the command that finds hanging transactions.
         """
-        self.by_partition: dict[int, KeyedStore] = {}
+        self.by_partition: dict[int, TaskStore] = {}
         self._name, self._changelog, self._topic_ids = name, changelog, topic_ids
         self._cluster, self._open_store, self._clock = cluster, open_store, clock
         self._find_command = find_command

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.browser
 
 GRAPH = Graph("flights", errors="flights.errors")
 GRAPH.alts(*(GRAPH.topic(f"flights.{code}") for code in ("ewr", "jfk", "lga")), to=GRAPH.topic("flights"), id="merge")(
-    max
+    bytes.upper
 )
 GRAPH.map("flights", to=[GRAPH.topic("departed"), GRAPH.topic("cancelled")], id="split")(max)
 

@@ -41,7 +41,7 @@ from kstreams_py.records import Headers, Message, TopicPartition, Unreadable, un
 from kstreams_py.spark.pipelines.kafka import KafkaTable
 from kstreams_py.spark.pipelines.runs import PipelineRun, Published
 from kstreams_py.state.changelog import Changelog, Position, write_positions
-from kstreams_py.state.keyed import POSITIONS_KEY, RESERVED, KeyedStore, MemoryBase
+from kstreams_py.state.keyed import POSITIONS_KEY, RESERVED, MemoryBase, TaskStore
 from kstreams_py.state.reading import read_state
 from kstreams_py.state.stores import Stores
 from kstreams_py.steps.environment import Environment
@@ -323,8 +323,8 @@ def enter_changelog(junk: Junk, _: pytest.FixtureRequest) -> tuple[Outcome, str,
     known = Changelog(CHANGELOG, cluster.topics([CHANGELOG])[CHANGELOG].topic_id)
     at = write(cluster, CHANGELOG, junk)
 
-    def open_store(*_: object) -> KeyedStore:
-        return KeyedStore(MemoryBase(), ks.String(), ks.Json())
+    def open_store(*_: object) -> TaskStore:
+        return TaskStore(MemoryBase(), ks.String(), ks.Json())
 
     stores = Stores("p: state 's'", known, {"in": "id"}, cluster, open_store, cluster.clock, "find")
     tp = TopicPartition("in", 0)

@@ -25,7 +25,7 @@ from kstreams_py.kafka.cluster import KafkaCluster
 from kstreams_py.kafka.contracts import TopicInfo
 from kstreams_py.records import TopicPartition
 from kstreams_py.state.changelog import Changelog, Position, positions_record
-from kstreams_py.state.keyed import KeyedStore, MemoryBase
+from kstreams_py.state.keyed import MemoryBase, TaskStore
 from kstreams_py.state.stores import Stores
 from tests.mock.cluster import Api, MockCluster
 from tests.mock.plain import settings_of
@@ -107,7 +107,7 @@ def run(api: Api, code: int, outcome: type[KStreamsError], *, forever: bool) -> 
                 Changelog(CHANGELOG, ""),
                 {INPUT.topic: "id"},
                 cluster,
-                lambda *_: KeyedStore(MemoryBase(), String(), Json()),
+                lambda *_: TaskStore(MemoryBase(), String(), Json()),
                 lambda: next(seconds) / 1000,
                 "find",
             )

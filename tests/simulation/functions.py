@@ -101,7 +101,8 @@ class Functions:
                 case Kind.ALTS:
                     graph.alts(*stage.inputs, to=stage.outputs, **options)(function)
                 case _:
-                    graph.map(*stage.inputs, to=stage.outputs, batch=stage.kind is Kind.BATCH, **options)(function)
+                    options["batch"] = stage.kind is Kind.BATCH
+                    graph.map(*stage.inputs, to=stage.outputs, **options)(function)
         return graph
 
     def _function(self, stage: Stage) -> Callable[..., Any]:

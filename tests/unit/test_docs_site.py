@@ -20,6 +20,7 @@ from kstreams_py import testing
 from kstreams_py.cli.main import app
 from kstreams_py.errors import EXIT_STATUSES
 from kstreams_py.graph.declarations import OptionsOfAll
+from kstreams_py.graph.decorators import Decorators
 from kstreams_py.metrics import RENEWALS, WorkerState
 from kstreams_py.running.http.series import meanings
 from kstreams_py.settings import OWNED, Settings
@@ -32,6 +33,7 @@ PAGES = {**WRITTEN, **{path: make() for path, make in reference.PAGES.items()}}
 TUTORIAL = WRITTEN["tutorial.md"]
 RUNBOOK = WRITTEN["runbook.md"]
 RECIPES = ROOT / "examples" / "recipes"
+SITE = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
 
 
 def rows(page: str) -> dict[str, list[str]]:
@@ -101,12 +103,17 @@ def test_each_exit_status_is_on_its_page_and_has_a_section_of_the_runbook() -> N
 
 def test_page_of_the_api_has_every_public_name() -> None:
     named = set(re.findall(r"^::: (\S+)$", PAGES["reference/api.md"], flags=re.MULTILINE))
-    assert re.findall(r"^\| `(\w+)` \|", PAGES["reference/api.md"], flags=re.MULTILINE) == [
-        *OptionsOfAll.__annotations__, "batch",
-    ]  # fmt: skip
+    options = re.findall(r"^\| `(\w+)` \|", PAGES["reference/api.md"], flags=re.MULTILINE)
+    assert sorted(options) == sorted([*OptionsOfAll.__annotations__, "batch"])
     assert {f"kstreams_py.{name}" for name in kstreams_py.__all__} <= named
     assert {f"kstreams_py.testing.{name}" for name in testing.__all__} <= named
     assert {"kstreams_py.spark.view", "kstreams_py.sinks.SqliteTable", "kstreams_py.embedded.EmbeddedKafka"} <= named
+
+
+def test_page_of_the_api_has_the_decorators_that_graph_inherits() -> None:
+    (plugin,) = (each["mkdocstrings"] for each in SITE["plugins"] if "mkdocstrings" in each)
+    inherited = plugin["handlers"]["python"]["options"]["inherited_members"]
+    assert inherited == [name for name in vars(Decorators) if not name.startswith("_")]
 
 
 def test_each_section_of_the_runbook_says_what_happened_how_to_see_it_and_what_to_do() -> None:
@@ -145,8 +152,7 @@ def test_navigation_has_every_page_once() -> None:
         values = entries.values() if isinstance(entries, dict) else entries
         return [path for each in values for path in paths(each)]
 
-    config = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
-    assert sorted(paths(config["nav"])) == sorted(PAGES)
+    assert sorted(paths(SITE["nav"])) == sorted(PAGES)
 
 
 def path_of(target: str, page: str) -> PurePosixPath:

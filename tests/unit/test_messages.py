@@ -116,6 +116,9 @@ MISTAKES: list[Callable[[], object]] = [
     topic(value=str),
     topic(key=ks.Json),
     topic(value=Order),
+    lambda: ks.Graph("rt", value=ks.Json),  # type: ignore[call-overload]
+    lambda: ks.Graph("rt", key="string"),  # type: ignore[call-overload]
+    lambda: ks.Graph("rt", error="rt.errors"),  # type: ignore[call-overload]
     lambda: ks.JSON,  # type: ignore[attr-defined]
     lambda: ks.start("shop.py"),  # type: ignore[arg-type]
     in_thread,

@@ -52,16 +52,16 @@ def topics_only() -> Graph:
 
 def one_map() -> Graph:
     graph = Graph("shop")
-    graph.map(graph.topic("orders"), to=graph.topic("priced"), id="price")(max)
+    graph.map(graph.topic("orders"), to=graph.topic("priced"), id="price")(bytes.upper)
     return graph
 
 
 def flights() -> Graph:
     graph = Graph("flights", errors="flights.errors")
     airports = [graph.topic(name) for name in ("ewr", "jfk", "lga")]
-    merged, departed, cancelled = (graph.topic(name) for name in ("flights", "departed", "cancelled"))
-    graph.alts(*airports, to=merged, id="merge")(max)
-    graph.map(merged, to=[departed, cancelled], id="split")(max)
+    merged, departed, _ = (graph.topic(name) for name in ("flights", "departed", "cancelled"))
+    graph.alts(*airports, to=merged, id="merge")(bytes.upper)
+    graph.map("flights", to=["departed", "cancelled"], id="split")(max)
     graph.sink(departed, id="store", guarantee="at_least_once")(max)
     return graph
 

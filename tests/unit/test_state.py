@@ -43,7 +43,7 @@ from kstreams_py.processing.topics import check_topics, create_own_topics
 from kstreams_py.records import TopicPartition
 from kstreams_py.state import rocks, stores
 from kstreams_py.state.changelog import Changelog, Position, change_records, positions_record
-from kstreams_py.state.keyed import CHANGES_BYTES, CHECKPOINT_SECONDS, POSITIONS_KEY, Base, KeyedStore, MemoryBase
+from kstreams_py.state.keyed import CHANGES_BYTES, CHECKPOINT_SECONDS, POSITIONS_KEY, Base, MemoryBase, TaskStore
 from kstreams_py.state.rocks import RocksBase
 from kstreams_py.state.stores import Stores
 from kstreams_py.testing import CrashPoint, MemoryCluster, TestDriver
@@ -60,7 +60,7 @@ def counting(on_disk: bool = False, partitions: int = 2, **options: Any) -> ks.G
     counts = graph.topic("g.counts", key=String(), value=Json(), partitions=partitions)
 
     @graph.map(words, to=counts, state=ks.State("counts", on_disk=on_disk), **options)
-    def count(word: str, state: KeyedStore[str, int]) -> int:
+    def count(word: str, state: ks.KeyedStore[str, int]) -> int:
         seen: int = state.get(word, 0) + 1
         state.put(word, seen)
         if word == "bad":
@@ -136,7 +136,7 @@ def base(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Base]:
 
 @pytest.mark.parametrize("seed", [*range(5), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(5, 20))])
 def test_store_is_a_mapping_whose_changes_are_kept_undone_dropped_or_committed(seed: int, base: Base) -> None:
-    chance, store = random.Random(seed), KeyedStore(base, String(), Json())
+    chance, store = random.Random(seed), TaskStore(base, String(), Json())
     committed: dict[str, int] = {}
     kept: dict[str, int] = {}
     for step in range(300):
@@ -172,17 +172,17 @@ def test_keys_and_values_that_cannot_be_stored_are_refused() -> None:
         def serialize(self, value: Any, /) -> Any:
             return None
 
-    store = KeyedStore(MemoryBase(), Bytes(), Nothing())
+    store = TaskStore(MemoryBase(), Bytes(), Nothing())
     with pytest.raises(ValueError, match="is None in bytes: delete the key"):
         store.put(b"a", b"b")
     with pytest.raises(ValueError, match="cannot be a key"):
         store.get(POSITIONS_KEY)
     with pytest.raises(TypeError, match="is not a str"):
-        KeyedStore(MemoryBase(), String(), Json()).get(1)  # type: ignore[arg-type]
+        TaskStore(MemoryBase(), String(), Json()).get(1)  # type: ignore[arg-type]
 
 
 def test_value_that_does_not_decode_is_named_with_its_key() -> None:
-    store = KeyedStore(base := MemoryBase(), String(), Json())
+    store = TaskStore(base := MemoryBase(), String(), Json())
     base.apply({b"a": b"\xff"})
     with pytest.raises(DecodeError) as raised:
         store.get("a")
@@ -202,7 +202,7 @@ def test_value_that_does_not_decode_is_named_with_its_key() -> None:
 def test_state_keys_that_are_equal_are_one_key_also_as_earlier_versions_wrote_them(
     key: Serde, one: Any, other: Any
 ) -> None:
-    store: KeyedStore[Any, Any] = KeyedStore(MemoryBase(), key, Json())
+    store: TaskStore[Any, Any] = TaskStore(MemoryBase(), key, Json())
     store.put(one, 1)
     store.put(other, 2)
     assert ([*store.range()], store.get(one), other in store) == ([(one, 2)], 2, True)
@@ -221,7 +221,7 @@ def test_state_keys_that_are_equal_are_one_key_also_as_earlier_versions_wrote_th
 
 
 def test_state_keys_that_json_tells_apart_stay_apart() -> None:
-    store: KeyedStore[Any, Any] = KeyedStore(MemoryBase(), Json(), Json())
+    store: TaskStore[Any, Any] = TaskStore(MemoryBase(), Json(), Json())
     for key in (1, 1.0, True, "1", [1], None):
         store.put(key, repr(key))
     assert sorted(store.get(key) for key in (1, 1.0, True, "1", [1], None)) == sorted(v for _, v in store.range())
@@ -496,8 +496,8 @@ class OneTask:
         self._known = Changelog("g.changelog", self._cluster.topics(["g.changelog"])["g.changelog"].topic_id)
 
     def open(self) -> Stores:
-        def open_store(number: int, changelog_id: str) -> KeyedStore:
-            return KeyedStore(RocksBase(self._directory / str(number), changelog_id), String(), Json())
+        def open_store(number: int, changelog_id: str) -> TaskStore:
+            return TaskStore(RocksBase(self._directory / str(number), changelog_id), String(), Json())
 
         inputs = {self.words.topic: "id"}
         return Stores("p: state 's'", self._known, inputs, self._cluster, open_store, lambda: self.seconds, "find")

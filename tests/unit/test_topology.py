@@ -53,6 +53,25 @@ def test_topic_without_settings_is_bytes_and_leaves_creation_to_the_broker() -> 
     assert str(topic) == "a"
 
 
+def test_topics_that_declare_no_serdes_have_those_of_their_graph() -> None:
+    graph = Graph("app", key=String(), value=Json(), errors="dead")
+    topics: list[Topic] = [
+        graph.topic("a"),
+        graph.topic("b", key=Bytes()),
+        graph.topic("c", value=String()),
+        graph.topic("dead"),
+        graph.topics["dead"],
+    ]
+    assert [(topic.key, topic.value) for topic in topics] == [
+        (String(), Json()),
+        (Bytes(), Json()),
+        (String(), String()),
+        (Bytes(), dead_letters()),
+        (Bytes(), dead_letters()),
+    ]
+    assert graph.topic("a", key=String(), value=Json()) is topics[0]
+
+
 def test_topic_settings_are_text_as_the_broker_returns_them() -> None:
     topic = Graph("app").topic("a", config={"retention.ms": 1000, "preallocate": True, "cleanup.policy": "compact"})
     assert topic.config == {"retention.ms": "1000", "preallocate": "true", "cleanup.policy": "compact"}
@@ -308,7 +327,7 @@ DEAD_LETTERS = (
 )
 ONCE = "declare it once, and use the Topic that graph.topic returned"
 OPTIONS = (
-    "id, guarantee, durability, errors, stop_on, hash_header, retry, persistence, concurrency, order, state, batch"
+    "guarantee, durability, errors, stop_on, hash_header, retry, id, persistence, concurrency, order, state, batch"
 )
 REPLICAS = (
     "transactions need the acknowledgement of all in-sync replicas: choose durability committed, or another guarantee"

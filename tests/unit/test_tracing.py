@@ -637,10 +637,10 @@ def test_commit_without_an_answer_is_asked_again_for_the_same_steps(spans: Spans
 # Traces that are not sampled.
 
 
-@pytest.mark.parametrize("batch", [False, True])
-def test_trace_that_is_not_sampled_stays_so_and_its_context_is_carried_on(batch: bool, spans: Spans) -> None:
+@pytest.mark.parametrize("options", [{}, {"batch": True}], ids=["records", "batch"])
+def test_trace_that_is_not_sampled_stays_so_and_its_context_is_carried_on(options: Any, spans: Spans) -> None:
     graph = new_graph()
-    graph.map("a", to="x", id="p", batch=batch)(lambda value: value)
+    graph.map("a", to="x", id="p", **options)(lambda value: value)
     driver = run(graph, *(("a", "1", [traceparent(sampled=False)]) for _ in range(2)))
     assert (spans.steps, spans.commits) == ([], [])
     for record in driver.read("x"):

@@ -1,75 +1,76 @@
-"""What type checkers know of a graph: the values that a function gets, and the functions that they refuse.
+"""What a type checker sees: `typed/` has small programs, right ones and wrong ones, and docs/types.md a right one.
 
-mypy of `scripts/test` checks the types: an `assert_type` of another type is an error, and so is a `type: ignore` that
-ignores nothing (`warn_unused_ignores` of strict mode).
+A wrong program has the errors of `mypy --strict` in comments below the line to which they belong: `# E: message`.
 """
 
 from __future__ import annotations
 
-from typing import Any, assert_type
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
 
 import kstreams_py as ks
 
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "types.md").read_text(encoding="utf-8")
 
-class Celsius:
-    """A serde of one's own: any object with these two methods."""
+# other packages are not followed: it takes seconds, and no type of a graph is theirs
+CONFIG = """
+[mypy]
+strict = true
+follow_imports = skip
+[mypy-kstreams_py.*]
+follow_imports = silent
+"""
 
-    def serialize(self, value: float, /) -> bytes:
-        return str(value).encode()
 
-    def deserialize(self, data: bytes, /) -> float:
-        return float(data)
+@pytest.fixture
+def programs(tmp_path: Path) -> list[Path]:
+    directory = tmp_path / "typed"
+    shutil.copytree(Path(__file__).parent / "typed", directory, ignore=shutil.ignore_patterns("__pycache__"))
+    for name, text in re.findall(r"<!-- (\w+\.py) -->\n```python\n(.*?)```", PAGE, flags=re.DOTALL):
+        (directory / name).write_text(text, encoding="utf-8")
+    found = sorted(directory.iterdir())
+    assert len(found) == 10
+    return found
 
 
-def test_types_of_topics_reach_the_functions_and_others_are_refused() -> None:
-    graph = ks.Graph("typed")
-    names = graph.topic("names", value=ks.String())
-    orders = graph.topic("orders", key=ks.String(), value=ks.Json())
-    raw = graph.topic("raw")
-    measured = graph.topic("measured", value=Celsius())
-    assert_type(names, ks.Topic[bytes, str])
-    assert_type(orders, ks.Topic[str, Any])
-    assert_type(raw, ks.Topic[bytes, bytes])
-    assert_type(measured, ks.Topic[bytes, float])
+def expected_errors(program: Path) -> list[tuple[str, int, str]]:
+    """The errors in the comments of a program: its name, the number of the line, the message."""
+    found, line = [], 0
+    for number, text in enumerate(program.read_text(encoding="utf-8").splitlines(), 1):
+        if comment := re.fullmatch(r" *# E: (.+)", text):
+            found.append((program.name, line, comment[1]))
+        else:
+            line = number
+    return found
 
-    @graph.map(names, to=raw)
-    def encode(value: str) -> bytes:
-        return value.encode()
 
-    @graph.map(orders, to=raw)
-    def price(order: dict[str, int], step: ks.Step) -> bytes:
-        return step.delivery_hash
+def test_mypy_takes_right_programs_and_refuses_wrong_ones_with_their_errors(
+    programs: list[Path], tmp_path: Path
+) -> None:
+    config = tmp_path / "mypy.ini"
+    config.write_text(CONFIG, encoding="utf-8")
+    options = ("--config-file", config, "--cache-dir", tmp_path / "cache", "--no-error-summary")
+    command = [sys.executable, "-m", "mypy", *map(str, (*options, *programs))]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stderr
+    errors = re.findall(r"^(.+):(\d+): error: (.+)$", done.stdout, flags=re.MULTILINE)
+    found = [(Path(path).name, int(line), message) for path, line, message in errors]
+    expected = [error for program in programs for error in expected_errors(program)]
+    assert sorted(found) == sorted(expected)
+    assert len(expected) == 67
 
-    @graph.sink(measured, batch=True)
-    def store(values: list[float], steps: list[ks.Step]) -> None: ...
 
-    @graph.alts("names", raw, to=orders)
-    def either(value: str | bytes) -> dict[str, int]:
-        return {}
-
-    @graph.map(names, to=raw)  # type: ignore[arg-type]
-    def takes_an_int(value: int) -> int:
-        return value
-
-    @graph.map(measured, to=raw, batch=True)  # type: ignore[arg-type]
-    def takes_no_list(value: float) -> float:
-        return value
-
-    @graph.sink(raw)  # type: ignore[arg-type]
-    def takes_text(value: str) -> None: ...
-
-    def check_the_functions(step: ks.Step) -> None:
-        assert_type(encode("a"), bytes)
-        assert_type(price({}, step=step), bytes)
-        store([1.0], steps=[step])
-        assert_type(either(b"a"), dict[str, int])
-        encode(5)  # type: ignore[arg-type]
-        price({}, step=5)  # type: ignore[arg-type]
-        store(["a"], steps=[step])  # type: ignore[list-item]
-        either(5)  # type: ignore[arg-type]
-        graph.topic("other", value=5)  # type: ignore[arg-type]
-        graph.map(names, to=raw, stop_on=5)  # type: ignore[call-overload]
-
-    ids = [processor.id for processor in graph.processors]
-    assert ids == ["encode", "price", "store", "either", "takes_an_int", "takes_no_list", "takes_text"]
-    assert check_the_functions.__annotations__  # for the type checker: it is not called
+def test_programs_are_graphs_that_declare_their_processors(programs: list[Path]) -> None:
+    for program in programs:
+        names = runpy.run_path(str(program))
+        graph = names["graph"]
+        assert isinstance(graph, ks.Graph)
+        graph.validate()
+        assert len(graph.processors) >= len(re.findall(r"^@graph\.", program.read_text(), re.MULTILINE)) > 0

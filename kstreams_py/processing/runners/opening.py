@@ -15,7 +15,7 @@ from kstreams_py.processing.runners.overlapping import OverlappingRunner
 from kstreams_py.processing.runners.runner import Runner
 from kstreams_py.processing.tasks.tasks import Tasks
 from kstreams_py.state.changelog import Changelog
-from kstreams_py.state.keyed import Base, KeyedStore, MemoryBase
+from kstreams_py.state.keyed import Base, MemoryBase, TaskStore
 from kstreams_py.state.reading import bind_state
 from kstreams_py.state.rocks import RocksBase
 from kstreams_py.state.stores import Stores
@@ -33,7 +33,7 @@ def make_runner(
     tracing: Tracing | None = None,
     *,
     traces_outputs: bool = False,
-    stores: Mapping[int, KeyedStore] | None = None,
+    stores: Mapping[int, TaskStore] | None = None,
 ) -> Runner:
     """Makes the runner of a processor: with overlapping calls, if it declares them.
 
@@ -103,8 +103,8 @@ def open_stores(
     key, value = bind_state(graph, processor, environment.registry)
     known = Changelog(changelog, topics[changelog].topic_id if changelog in topics else "")
 
-    def open_store(number: int, changelog_id: str) -> KeyedStore:
-        return KeyedStore(open_base(number, changelog_id), key, value)
+    def open_store(number: int, changelog_id: str) -> TaskStore:
+        return TaskStore(open_base(number, changelog_id), key, value)
 
     name = f"{processor.id}: state {processor.state.name!r}"
     find = find_command_at(environment.settings.bootstrap_servers, [changelog])

@@ -28,7 +28,7 @@ from kstreams_py.processing.runners.runner import Read, Runner
 from kstreams_py.processing.tasks.tasks import Tasks
 from kstreams_py.records import PLACE_HEADER, Inputs, KeptRecord, Message, TopicPartition
 from kstreams_py.state.changelog import unreadable_value
-from kstreams_py.state.keyed import KeyedStore
+from kstreams_py.state.keyed import TaskStore
 from kstreams_py.steps.dead_letters import DeadLetters, Failure
 from kstreams_py.steps.failures import Refusal, next_refusal
 from kstreams_py.steps.outputs import delivery_hash_of
@@ -49,7 +49,7 @@ class _Chains(NamedTuple):
     """
 
     rule: EventChains
-    store: KeyedStore
+    store: TaskStore
     rollbacks: int
     stopped: set[bytes]
 
@@ -73,7 +73,7 @@ class OrderedRunner(Runner):
         dead_letters: DeadLetters | None,
         *,
         tracing: Tracing | None = None,
-        stores: Mapping[int, KeyedStore],
+        stores: Mapping[int, TaskStore],
     ) -> None:
         """Same as `Runner.__init__`; `stores` is required."""
         super().__init__(processor, tasks, registry, dead_letters, tracing=tracing, stores=stores)
@@ -225,7 +225,7 @@ class OrderedRunner(Runner):
             self._refuse(event.record, fault, plan)
         return True
 
-    def _apply(self, m: Message, store: KeyedStore, plan: Plan) -> bool:
+    def _apply(self, m: Message, store: TaskStore, plan: Plan) -> bool:
         """Calls the function for an event; returns False if its exception stops the worker."""
         inputs, mark = (m,), store.mark()
         tried, result = False, None
@@ -319,7 +319,7 @@ class OrderedRunner(Runner):
             chains = self._chains[partition] = _Chains(rule, store, store.rollbacks, held.stopped(store))
         return chains
 
-    def _load(self, store: KeyedStore, partition: int) -> list[HeldEvent]:
+    def _load(self, store: TaskStore, partition: int) -> list[HeldEvent]:
         """Returns the held events. Raises TopicError for values that the workers have not stored."""
         changelog = changelog_of(self._tasks.name.removesuffix(f".{self._processor.id}"), self._processor)
         try:

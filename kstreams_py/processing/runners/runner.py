@@ -17,7 +17,7 @@ from kstreams_py.metrics import EventCounts
 from kstreams_py.processing.tasks.intake import Taken
 from kstreams_py.processing.tasks.tasks import Tasks
 from kstreams_py.records import Inputs, Message, Out, Positions, Step, TopicPartition
-from kstreams_py.state.keyed import KeyedStore
+from kstreams_py.state.keyed import TaskStore
 from kstreams_py.steps.dead_letters import DeadLetters, Failure
 from kstreams_py.steps.failures import Failures, Refusal, next_refusal
 from kstreams_py.steps.outputs import Outputs, are_many, decoder, delivery_hash_of, is_same, value_bytes
@@ -47,7 +47,7 @@ class Runner:
         *,
         traces_outputs: bool = False,
         tracing: Tracing | None = None,
-        stores: Mapping[int, KeyedStore] | None = None,
+        stores: Mapping[int, TaskStore] | None = None,
     ) -> None:
         """Makes the runner of one processor.
 
@@ -277,7 +277,7 @@ class Runner:
             with suppress(BaseException):
                 result.close()
 
-    def _arguments(self, inputs: Inputs, digest: bytes, store: KeyedStore | None) -> list[Any]:
+    def _arguments(self, inputs: Inputs, digest: bytes, store: TaskStore | None) -> list[Any]:
         """Returns the function's arguments: the values, the step if it wants that, and the state if it has one."""
         values = [self._value(m) for m in inputs]
         if self._processor.wants_step:

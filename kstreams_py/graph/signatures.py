@@ -1,0 +1,120 @@
+"""What a type checker knows of a processor's function: the arguments that it gets, and the results that it may return.
+
+A decorator of Graph has the type Declare, which takes only functions that fit; at run time it takes any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Never, Protocol, TypeAlias, overload
+
+from typing_extensions import ParamSpec, TypeVar, TypeVarTuple
+
+from kstreams_py.graph.declarations import Topic
+from kstreams_py.records import Out
+
+K = TypeVar("K", default=Any)
+V = TypeVar("V", default=Any)
+ToKey = TypeVar("ToKey", default=Any)
+ToValue = TypeVar("ToValue", default=Any)
+SK = TypeVar("SK", default=Any)
+SV = TypeVar("SV", default=Any)
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+# of each input of a join or an alts; Never where there is none, or only a name: a function may take it as anything
+K1 = TypeVar("K1", default=Never)
+V1 = TypeVar("V1", default=Never)
+K2 = TypeVar("K2", default=Never)
+V2 = TypeVar("V2", default=Never)
+K3 = TypeVar("K3", default=Never)
+V3 = TypeVar("V3", default=Never)
+K4 = TypeVar("K4", default=Never)
+V4 = TypeVar("V4", default=Never)
+
+KeyGiven_co = TypeVar("KeyGiven_co", default=Any, covariant=True)
+ValueGiven_co = TypeVar("ValueGiven_co", default=Any, covariant=True)
+
+
+class Gives(Protocol[ValueGiven_co]):
+    """A serde, by what it returns."""
+
+    def deserialize(self, data: bytes, /) -> ValueGiven_co: ...
+
+
+class TopicOf(Protocol[KeyGiven_co, ValueGiven_co]):
+    """A topic, by what it has: topics of different types in one list are topics of what any of them has."""
+
+    @property
+    def key(self) -> Gives[KeyGiven_co]: ...
+    @property
+    def value(self) -> Gives[ValueGiven_co]: ...
+
+
+class ByTopic(Protocol[ValueGiven_co]):
+    """A mapping of topic to value. The key of a Mapping is invariant: it would refuse a dict of Topic[str, str]."""
+
+    def items(self) -> Iterable[tuple[Topic | str, ValueGiven_co]]: ...
+
+
+Single: TypeAlias = Topic[K, V] | str
+Several: TypeAlias = Sequence[TopicOf[K, V] | str]
+
+One = TypeVar("One")
+ForOne: TypeAlias = ToValue | Out[ToValue, ToKey] | None
+ForSeveral: TypeAlias = ByTopic[ForOne[ToValue, ToKey]] | None
+TableRow: TypeAlias = tuple[Any, ...] | Mapping[str, Any]
+
+Result: TypeAlias = One | Iterator[One] | Awaitable[One] | AsyncIterator[One]
+"""What a function returns, yields, or does so as a coroutine function. An Iterable is no result: text is one, too."""
+
+Results: TypeAlias = Sequence[One | BaseException] | None
+Batch: TypeAlias = Results[One] | Awaitable[Results[One]]
+"""What a function of lists returns: a result for each record, or the exception that makes its dead letter."""
+
+ToOne: TypeAlias = Result[ForOne[ToValue, ToKey]]
+ToSeveral: TypeAlias = Result[ForSeveral[ToValue, ToKey]]
+BatchToOne: TypeAlias = Batch[ForOne[ToValue, ToKey]]
+BatchToSeveral: TypeAlias = Batch[ForSeveral[ToValue, ToKey]]
+ToTable: TypeAlias = Result[TableRow | Sequence[TableRow | None] | None]
+BatchToTable: TypeAlias = Batch[TableRow | Sequence[TableRow | None] | None]
+
+
+Parameters = ParamSpec("Parameters")
+Returned_co = TypeVar("Returned_co", covariant=True)
+Expected_co = TypeVar("Expected_co", covariant=True)
+Values = TypeVarTuple("Values")
+
+
+class FunctionOf(Protocol[Parameters, Returned_co, Expected_co, *Values]):
+    """A function that has these parameters and returns `Returned`, and that takes `Values` and returns `Expected`.
+
+    To be of both types is to fit an overload of both: a decorator checks the second, and returns the first.
+    """
+
+    @overload
+    def __call__(self, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Returned_co: ...
+    @overload
+    def __call__(self, *args: *Values) -> Expected_co: ...
+
+
+# the defaults are for mypy, which infers no parameters of a function whose parameters have no names
+P = ParamSpec("P", default=...)
+T = TypeVar("T", default=Any)
+Result_contra = TypeVar("Result_contra", contravariant=True)
+Step_contra = TypeVar("Step_contra", contravariant=True)
+Store_contra = TypeVar("Store_contra", contravariant=True)
+
+
+class Declare(Protocol[Result_contra, Step_contra, Store_contra, *Values]):
+    """Declares a function of these values, and returns it unchanged. It may take the step, the state, or both."""
+
+    @overload
+    def __call__(self, function: FunctionOf[P, T, Result_contra, *Values], /) -> Callable[P, T]: ...
+    @overload
+    def __call__(self, function: FunctionOf[P, T, Result_contra, *Values, Step_contra], /) -> Callable[P, T]: ...
+    @overload
+    def __call__(self, function: FunctionOf[P, T, Result_contra, *Values, Store_contra], /) -> Callable[P, T]: ...
+    @overload
+    def __call__(
+        self, function: FunctionOf[P, T, Result_contra, *Values, Step_contra, Store_contra], /
+    ) -> Callable[P, T]: ...
