@@ -520,6 +520,19 @@ def find_members(facts: Facts, examined: Examined) -> Iterator[Finding]:
             )
 
 
+def find_dropping(facts: Facts, examined: Examined) -> Iterator[Finding]:  # noqa: ARG001
+    """Finds processors without a dead-letter topic."""
+    for processor in examined.graph.processors:
+        if processor.errors is None:
+            yield Finding(
+                Severity.NOTE,
+                "dropped",
+                processor.id,
+                "a record for which its function raises is dropped with a warning: it has no dead-letter topic",
+                f'declare errors="{examined.graph.name}.errors" for it or its graph, and the record is kept there',
+            )
+
+
 OF_CLUSTER: Final[tuple[Callable[[Facts], Iterator[Finding]], ...]] = (
     find_transactions,
     find_replication,
@@ -538,6 +551,7 @@ OF_GRAPH: Final[tuple[Callable[[Facts, Examined], Iterator[Finding]], ...]] = (
     find_timeouts,
     find_sizes,
     find_members,
+    find_dropping,
 )
 
 OF_OTHER_CLUSTER: Final[tuple[Callable[[Facts], Iterator[Finding]], ...]] = (
