@@ -66,8 +66,9 @@ CONTRAST = """() => {
 def worker(processor: str, *, is_well: bool) -> Report:
     topic = "flights" if processor == "split" else "flights.ewr"
     lag = 0 if is_well else 50_000
-    counts = {"records_in": 1_000, "records_out": 900, "dead_letters": 0 if is_well else 7, "commits": 9, "aborts": 0}
-    counts |= {"retries": 0, "bytes_in": 0, "bytes_out": 0, "rebalances": 1}
+    failed = 0 if is_well else 7
+    counts = {"records_in": 1_000, "records_out": 900, "dead_letters": failed, "dropped": 0, "rolled_back": 5 * failed}
+    counts |= {"commits": 9, "aborts": 0, "retries": 0, "bytes_in": 0, "bytes_out": 0, "rebalances": 1}
     report = Report(processor, 0, counts, lag, lags={TopicPartition(topic, 0): lag}, open_seconds=0.1)
     if is_well:
         return report

@@ -102,8 +102,8 @@ def make_status(graph: Graph = GRAPH, *, taken: str = "", **changed: Any) -> dic
     observed = ObservedRun(clock=lambda: 0.0, wall=lambda: 1_000_000.0)
     for second in range(61):
         counters = {
-            "records_in": 100 * second, "records_out": 90 * second, "dead_letters": 0, "commits": 10 * second,
-            "aborts": 0, "retries": 0, "bytes_in": 0, "bytes_out": 0, "rebalances": 1,
+            "records_in": 100 * second, "records_out": 90 * second, "dead_letters": 0, "dropped": 0, "rolled_back": 0,
+            "commits": 10 * second, "aborts": 0, "retries": 0, "bytes_in": 0, "bytes_out": 0, "rebalances": 1,
         }  # fmt: skip
         report = Report(
             "price", 1, counters, 5, open_seconds=0.05, lags={TopicPartition("orders", 0): 5},
@@ -181,7 +181,7 @@ def test_healthy_run_is_drawn_with_rates_and_lags_and_no_remedy() -> None:
     ]  # fmt: skip
     assert browser.picture("reader", "price") == ["lag 5"]
     cells = 'find("processors").querySelectorAll("[data-label]").map(each => each.textContent)'
-    assert browser.ask(cells) == ["● running \N{MULTIPLICATION SIGN} 1", "100", "90", "5", "25 %", "0", "0", "0", "10"]
+    assert browser.ask(cells) == ["● running \N{MULTIPLICATION SIGN} 1", "100", "90", "5", "25 %", *["0"] * 5, "10"]
     assert "process 4711, reported 0.5 s ago, restarted 1 times" in browser.text("slots")
     assert "killed by SIGKILL" in browser.text("slots")
     assert "orders[0] 5" in browser.text("slots")
