@@ -131,7 +131,7 @@ class Bench:
     @contextmanager
     def session(self) -> Iterator[SparkSession]:
         quiet = {"spark.log.level": "ERROR", "spark.ui.showConsoleProgress": "false"}
-        spark = session("bench", jars=spark_jars(), java=find_java(for_spark=True), **quiet)
+        spark = session("bench", jars=spark_jars(), java=find_java(for_spark=True), quiet=False, **quiet)
         try:
             yield spark
         finally:

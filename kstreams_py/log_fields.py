@@ -21,7 +21,7 @@ def answers(who: str, **fields: object) -> dict[str, Any]:
 def repeated(what: str, newest: str = "", **fields: object) -> dict[str, Any]:
     """Returns the fields for an event that may occur many times a second.
 
-    - `what`: the kind of the event, in the plural and with its owner, as in "dead letters of processor price". Each
+    - `what`: the kind of the event, in the plural and with its owner, as in "failed steps of processor price". Each
       kind is folded on its own.
     - `newest`: what is shown of the latest event, in a few words; "" if all are the same.
     """

@@ -80,29 +80,75 @@ MEASURED_ALL: Final = 64
 """Up to this many records, each size is measured. To measure all of many takes 8 % of a fast loop (measured)."""
 
 COUNTS: Final[Mapping[str, str]] = {
-    "records_in": "steps that were run; of a map each is a record",
-    "records_out": "outputs written, without dead letters",
-    "dead_letters": "steps that failed; each has a dead letter if the processor has a topic for them",
+    "records_in": "steps that are committed; of a map each is a record",
+    "records_out": "outputs that are committed, without dead letters",
+    "dead_letters": "dead letters that are committed; each is a failed step",
+    "dropped": "failed steps that are committed without a dead letter, as their processor has no topic for them",
+    "rolled_back": "steps of attempts that were not committed; they are run again, here or by another worker",
     "commits": "commits",
-    "aborts": "attempts that failed; what they processed is run again",
+    "aborts": "attempts that failed",
     "retries": "steps, or batches, that failed and are run again",
-    "bytes_in": "bytes of the values of records fetched; of a large fetch, estimated by some",
-    "bytes_out": "bytes of the values of outputs and dead letters; of many at once, estimated by some",
+    "bytes_in": "bytes of the values of records fetched, each time; of a large fetch, estimated by some",
+    "bytes_out": "bytes of the values of outputs and dead letters, committed; of many at once, estimated by some",
     "rebalances": "assignments and losses of partitions",
 }
-"""The counts of `Counters`, each with its meaning. A step that is run again is counted again."""
+"""The counts of `Counters`, each with its meaning."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepCounts:
+    """Counts of steps that were run; the names are those of COUNTS."""
+
+    records_in: int = 0
+    records_out: int = 0
+    dead_letters: int = 0
+    dropped: int = 0
+    bytes_out: int = 0
+
+    def __add__(self, other: StepCounts) -> StepCounts:
+        return StepCounts(
+            self.records_in + other.records_in,
+            self.records_out + other.records_out,
+            self.dead_letters + other.dead_letters,
+            self.dropped + other.dropped,
+            self.bytes_out + other.bytes_out,
+        )
+
+    def __sub__(self, other: StepCounts) -> StepCounts:
+        return StepCounts(
+            self.records_in - other.records_in,
+            self.records_out - other.records_out,
+            self.dead_letters - other.dead_letters,
+            self.dropped - other.dropped,
+            self.bytes_out - other.bytes_out,
+        )
+
+    def without(self, lost: int, letters: int) -> StepCounts:
+        """Returns the counts without lost outputs and dead letters, and without their share of the bytes.
+
+        - `lost`: how many; if there are more than outputs, the others are dead letters.
+        - `letters`: how many more are known to be dead letters.
+        """
+        outputs = min(lost, self.records_out)
+        letters = min(lost - outputs + letters, self.dead_letters)
+        written = self.records_out + self.dead_letters
+        size = self.bytes_out * (outputs + letters) // written if written else 0
+        return self - StepCounts(records_out=outputs, dead_letters=letters, bytes_out=size)
 
 
 @dataclass(slots=True)
 class Counters:
     """Counts of one processor in one worker since it started; only that worker's thread writes them.
 
-    `step_seconds` counts the mean of an intake for each of its steps, as no clock is read for each record.
+    `step_seconds` counts the mean of an intake for each of its steps, as no clock is read for each record. It counts
+    each run of a step, also those that were rolled back.
     """
 
     records_in: int = 0
     records_out: int = 0
     dead_letters: int = 0
+    dropped: int = 0
+    rolled_back: int = 0
     commits: int = 0
     aborts: int = 0
     retries: int = 0
@@ -113,18 +159,17 @@ class Counters:
     step_seconds: Histogram = field(default_factory=lambda: Histogram(STEP_BOUNDS))
     commit_seconds: Histogram = field(default_factory=lambda: Histogram(COMMIT_BOUNDS))
 
-    def stepped(self, *, read: int, written: int, failed: int, size: int = 0) -> None:
-        """Counts steps that were run and are not committed yet.
+    def settled(self, counts: StepCounts) -> None:
+        """Counts steps that are committed."""
+        self.records_in += counts.records_in
+        self.records_out += counts.records_out
+        self.dead_letters += counts.dead_letters
+        self.dropped += counts.dropped
+        self.bytes_out += counts.bytes_out
 
-        - `read`: records that the steps read.
-        - `written`: outputs, without dead letters.
-        - `failed`: steps that failed; each has a dead letter if the processor has a topic for them.
-        - `size`: bytes of the values of all outputs.
-        """
-        self.records_in += read
-        self.records_out += written
-        self.dead_letters += failed
-        self.bytes_out += size
+    def undone(self, counts: StepCounts) -> None:
+        """Counts steps that are not committed, and will be run again."""
+        self.rolled_back += counts.records_in
 
     def ran(self, steps: int, seconds: float) -> None:
         """Counts the time that an intake took."""
@@ -137,7 +182,7 @@ class Counters:
         self.commit_seconds.observe(seconds)
 
     def aborted(self) -> None:
-        """Counts an abort; its steps will be run again."""
+        """Counts an attempt that failed."""
         self.aborts += 1
 
     def retried(self) -> None:

@@ -42,7 +42,7 @@ def shared_session() -> Iterator[SparkSession]:
             typed.__getattr__ = functools.cache(typed.__getattr__)
     delta_jars()
     conf = {**OF_TESTS, **delta_conf(), **ONE_PARTITION}
-    made = session("tests", jars=spark_jars(), java=find_java(for_spark=True), **conf)
+    made = session("tests", jars=spark_jars(), java=find_java(for_spark=True), quiet=False, **conf)
     yield made
     if is_first:
         made.stop()

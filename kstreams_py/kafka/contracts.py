@@ -115,6 +115,14 @@ class Producer(Protocol):
     """Writes records; with a transactional id, in transactions."""
 
     @property
+    def lost(self) -> Mapping[str, int]:
+        """How many records it has given up, by topic ("" if that is not known); they may be written or not.
+
+        Records in the `outputs` of an error are not among them; after `drop`, all others without acknowledgement are.
+        Only a producer that does not write a record again needs to count them.
+        """
+
+    @property
     def tainted(self) -> bool:
         """Whether a request timed out or lost its connection, and may still reach the broker (KAFKA-17754)."""
 

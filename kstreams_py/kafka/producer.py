@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from functools import partial
@@ -95,6 +96,7 @@ class KafkaProducer:
         self._failed: list[tuple[ck.KafkaError, str, contracts.Output | None]] = []
         self._has_failed = False
         """Whether a delivery of this transaction has failed."""
+        self.lost = Counter[str]()
         self._transactional = "transactional.id" in settings
         self._id = settings.get("transactional.id", "")
         self._written = set[str]()
@@ -122,6 +124,7 @@ class KafkaProducer:
         # the message of a delivery report has neither headers nor timestamp (measured)
         if error is not None:
             self._failed.append((error, output[TOPIC], output))
+            self.lost[output[TOPIC]] += 1  # until it is returned
 
     def _reported(self, report: contracts.Report, error: ck.KafkaError | None, message: Any) -> None:
         self._delivered(error, message)
@@ -363,9 +366,12 @@ class KafkaProducer:
             error, topic, _ = next(
                 (each for each in refused if each[0].code() != E._INVALID_DIFFERENT_RECORD), refused[0]
             )
-            return Refused(record_refused(error, topic), [output for *_, output in refused if output is not None])
+            returned = [output for *_, output in refused if output is not None]
+            self.lost.subtract(output[TOPIC] for output in returned)
+            return Refused(record_refused(error, topic), returned)
         if failed:
             kept = [each for each in failed if each[2] is not None and not may_be_written(each[0])]
+            self.lost.subtract(each[1] for each in kept)
             if kept:
                 self._failed = [each for each in failed if each not in kept]
             error, topic, _ = (kept or failed)[0]
@@ -380,6 +386,7 @@ class KafkaProducer:
         return f"{text}: no answer from {self._place}{cause}" if self._place else text
 
     def drop(self) -> None:
+        self.lost[""] += len(self._producer)
         self._producer.purge(blocking=False)
         self._end()
 

@@ -365,6 +365,7 @@ class Worker:
         self._beginning.record_missing(positions.keys(), self.committer)
         self.runner.abandon()
         delivered, choices = self._journal.recover(positions) if self._journal else (positions, {})
+        self.committer.tally.decide(delivered)
         starts = self._start_at(positions, owed) if owed else delivered
         for reason in self.tasks.assign(starts, choices):
             logger.warning("%s: %s", self.processor.id, reason)
@@ -437,6 +438,7 @@ class Worker:
                 self.ledger.advance(under_way)
         owed = self._owed.over_rejoin | self._owed.unprocessed()
         self.committer.lost()
+        self.committer.tally.give_up()
         self._let_go()
         self._owed.over_rejoin = owed
 

@@ -361,11 +361,6 @@ class Slot:
                 minutes,
             )
         for processor in self._graph.processors:
-            if processor.errors is None:
-                logger.warning(
-                    "%s: no dead-letter topic: a record whose function raises is logged and counts as delivered",
-                    processor.id,
-                )
             if processor.target is not None:
                 logger.info("%s: stores rows in %s, by %s", processor.id, processor.target, processor.target.evidence)
             if processor.guarantee.is_transactional and processor.ignores_results:

@@ -138,6 +138,7 @@ class SlotRun:
         return tracing(graph, processor, slot)
 
     def _run_alone(self, on_start: Callable[[], None], observe: Observe | None) -> None:
+        note_dropping(self._graph)
         timeout, began_at = self._settings.stuck_timeout_ms, time.monotonic()
         watch = Watch(self._number, timeout)
         with open_progress(background=self._background) as progress:
@@ -235,6 +236,7 @@ class SupervisedRun:
         graph.validate()
         with observing(graph, self._settings) as observe:
             self._check(graph)
+            note_dropping(graph)
             self._started = True
             on_start()
             with open_progress(background=self._background) as progress:
@@ -257,6 +259,15 @@ class SupervisedRun:
             cluster.close()
         if idle := describe_idle_slots(graph, found, self._slots):
             logger.warning("%s", idle)
+
+
+def note_dropping(graph: Graph) -> None:
+    """Logs which processors have no dead-letter topic; once for a run, as each of its slots would say the same."""
+    if names := [each.id for each in graph.processors if each.errors is None]:
+        logger.info(
+            "without a dead-letter topic: %s: a record for which a function raises is dropped with a warning: "
+            'errors="%s.errors" keeps it', ", ".join(names), graph.name,
+        )  # fmt: skip
 
 
 def open_progress(*, background: bool) -> Progress:

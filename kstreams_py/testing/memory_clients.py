@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from functools import partial
@@ -35,8 +36,6 @@ SENDS_MAX: Final = 3
 """How often a producer sends a batch in a row before it reports that there is no answer."""
 
 T = TypeVar("T")
-
-
 Client = Union["MemoryProducer", "MemoryConsumer", None]
 
 
@@ -144,8 +143,7 @@ class MemoryProducer:
         self._retries = mode.may_repeat or mode.idempotent
         self._answered = mode.acks != 0
         self._id = transactional_id if mode.transactional else None
-        idempotent = mode.idempotent
-        self._producer_id = network.broker.next_id() if idempotent else None
+        self._producer_id = network.broker.next_id() if mode.idempotent else None
         self._epoch = 0 if self._id is None else -1
         self._sequences: dict[TopicPartition, int] = {}
         self._own_ids: dict[TopicPartition, int] = {}
@@ -155,20 +153,17 @@ class MemoryProducer:
         self._unanswered: dict[TopicPartition, list[list[Content]]] = {}
         """Batches without an answer, and the batches behind them. They are sent again unchanged."""
         self._failed: list[KStreamsError] = []
+        self.lost = Counter[str]()
         self._reports: list[tuple[Content, Report]] = []
         """Records whose writers want to know the offset."""
         self._open = False
         self._enlisted: set[TopicPartition | None] = set()
         self._ending_needed = False
-        self._tainted = False
-
-    @property
-    def tainted(self) -> bool:
-        return self._tainted
+        self.tainted = False
 
     def taint(self) -> None:
         """Marks that a request of this producer may reach the broker late."""
-        self._tainted = True
+        self.tainted = True
 
     def write(self, outputs: list[Output]) -> None:
         self._require_open()
@@ -252,6 +247,7 @@ class MemoryProducer:
             raise Retriable(f"batches to {', '.join(map(str, self._unanswered))} wait for their acknowledgement")
 
     def drop(self) -> None:
+        self.lost[""] += self._unacknowledged
         self._purge()
         self._unanswered = {}
 
@@ -281,7 +277,7 @@ class MemoryProducer:
                 tp = TopicPartition(name, topic.partition_for(content.key) if number < 0 else number)
                 batches.setdefault(self._network.broker.partition(tp).name, []).append(content)
             except TopicError as error:
-                self._failed.append(error)
+                self._fail(error, name, 1)
         self._purge()
         for tp, batch in batches.items():
             self._unanswered.setdefault(tp, []).append(batch)
@@ -320,13 +316,17 @@ class MemoryProducer:
             except KStreamsError as error:
                 failure = error
             if self._answered:
-                self._failed.append(failure)
+                self._fail(failure, tp.topic, len(batch))
             if self._id is None and self._producer_id is not None:
                 # it is not known whether a failed batch was written (KIP-360): the next one begins a new sequence
                 self._own_ids[tp] = self._network.broker.next_id()
                 self._sequences.pop(tp, None)
             return True
         return False
+
+    def _fail(self, error: KStreamsError, topic: str, records: int) -> None:
+        self._failed.append(error)
+        self.lost[topic] += 0 if isinstance(error, Refused | Abortable) and error.outputs else records
 
     def _report(self, tp: TopicPartition, batch: list[Content], first: int) -> None:
         """Tells the writers of a batch where it was written."""

@@ -32,7 +32,7 @@ GRAPH = Graph("flights", errors="flights.errors")
 GRAPH.alts(*(GRAPH.topic(f"flights.{code}") for code in ("ewr", "jfk", "lga")), to=GRAPH.topic("flights"), id="merge")(
     bytes.upper
 )
-GRAPH.map("flights", to=[GRAPH.topic("departed"), GRAPH.topic("cancelled")], id="split")(max)
+GRAPH.map("flights", to=[GRAPH.topic("departed"), GRAPH.topic("cancelled")], id="split")(lambda value: value)
 
 SHOP = Graph("shop", errors="shop.errors")
 """A chain of four processors, the last of which applies events, with a pipeline beside it."""
@@ -40,7 +40,7 @@ SHOP = Graph("shop", errors="shop.errors")
 for number, name in enumerate(("validate_orders", "price", "count_by_customer", "ship")):
     declare = SHOP.ordered if name == "ship" else SHOP.map
     source, target = (SHOP.topic(f"eu.shop.orders.step-{i}") for i in (number, number + 1))
-    declare(source, to=target, id=name)(max)
+    declare(source, to=target, id=name)(lambda value: value)
 SHOP.pipeline("eu.shop.orders.step-1", to=Parquet("tables/valid"), id="valid")(lambda df: df)
 
 LOOK = 0.2
@@ -88,8 +88,9 @@ OUTSIDE = """() => [...document.querySelectorAll("svg g")].filter(each => each.g
 def worker(processor: str, *, is_well: bool) -> Report:
     topic = "flights" if processor == "split" else "flights.ewr"
     lag = 0 if is_well else 50_000
-    counts = {"records_in": 1_000, "records_out": 900, "dead_letters": 0 if is_well else 7, "commits": 9, "aborts": 0}
-    counts |= {"retries": 0, "bytes_in": 0, "bytes_out": 0, "rebalances": 1}
+    failed = 0 if is_well else 7
+    counts = {"records_in": 1_000, "records_out": 900, "dead_letters": failed, "dropped": 0, "rolled_back": 5 * failed}
+    counts |= {"commits": 9, "aborts": 0, "retries": 0, "bytes_in": 0, "bytes_out": 0, "rebalances": 1}
     report = Report(processor, 0, counts, lag, lags={TopicPartition(topic, 0): lag}, open_seconds=0.1)
     if is_well:
         return report

@@ -22,6 +22,10 @@ class Bounds:
         """Records whose outputs may be lost, at most once."""
         self.delayed: dict[str, set[Place]] = defaultdict(set)
         """Records whose outputs may come late, after those of later records."""
+        self.uncounted: Counter[str] = Counter()
+        """The number of steps that may be committed and are not counted: of workers that could not hear whether."""
+        self.counted_twice: set[str] = set()
+        """The processors of zombies that had no answer to a commit: their successors may have run its steps."""
         self.fencings: Counter[int] = Counter()
         """By slot, the number of late producers of earlier processes that may still fence the current one."""
 

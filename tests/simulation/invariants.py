@@ -23,6 +23,7 @@ position too late             at most once: an output is written whose offset is
 choices                       an alts read records in another order than in an earlier attempt
 calls                         calls that overlap were made in another order than their processor asks for
 hash                          a step has several delivery hashes, or a hash several steps
+counts                        the workers count other steps, outputs or dead letters than those that are committed
 positions                     the offsets of a group, or in a target, are not the ends of the inputs after the run
 positions lost                the committed offsets of a group were deleted, and no worker reported it
 ended                         a process ended without a fault
@@ -57,8 +58,8 @@ if TYPE_CHECKING:
 
 
 OWN_NAMES: Final = {
-    "position too early", "position too late", "choices", "calls", "hash", "positions", "positions lost", "ended",
-    "undecidable", "replaced without a holder", "replaced by an older process", "stuck", "broken",
+    "position too early", "position too late", "choices", "calls", "hash", "counts", "positions", "positions lost",
+    "ended", "undecidable", "replaced without a holder", "replaced by an older process", "stuck", "broken",
 }  # fmt: skip
 """Violations that are not anomalies of the checker."""
 
@@ -279,6 +280,30 @@ def not_at_the_ends(case: Case) -> Violations:
         yield "positions", f"the target has {short(kept)}, and the ends are {short(ends)}"
 
 
+def wrong_counts(case: Case) -> Violations:
+    """Checks that the counts of all workers are those of the topics, without the copies that are there.
+
+    Less is counted if a worker could not hear that its commit was carried out, and if a weaker guarantee repeats or
+    loses records; more only if a zombie decides by the offsets of its successor.
+    """
+    world, stage, rows, must, _ = case
+    if any(fault.stops_all for fault in world.strikes.fired):
+        return
+    of_workers = [each.worker.counters for each in world.workers if each.stage is stage and each.worker is not None]
+    names = ("records_in", "records_out", "dead_letters")
+    counted = [sum(getattr(counters, name) for counters in of_workers) for name in names]
+    topics = Counter(row.topic for row in {row for row, _ in rows})
+    stored = len(world.targets[stage.group].rows) if stage.stores else 0
+    found = [len(must), topics.total() - topics["dead"] + stored, topics["dead"]]
+    uncounted = world.bounds.uncounted[stage.id]
+    is_more = any(more > there for more, there in zip(counted, found, strict=True))
+    is_exact = stage.guarantee is EO and not uncounted
+    if stage.id not in world.bounds.counted_twice and (is_more or (is_exact and counted != found)):
+        yield "counts", f"{dict(zip(names, counted, strict=True))}, and {found} are committed"
+    if stage.guarantee is EO and counted[0] + uncounted < found[0]:
+        yield "counts", f"{counted[0]} of {found[0]} steps, and {uncounted} were in flight"
+
+
 CHECKS: Final[Sequence[Callable[[Case], Violations]]] = (
     miscounted,
     wrong_steps,
@@ -286,6 +311,7 @@ CHECKS: Final[Sequence[Callable[[Case], Violations]]] = (
     rechosen,
     overtaken_calls,
     not_at_the_ends,
+    wrong_counts,
 )
 
 

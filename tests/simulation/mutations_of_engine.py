@@ -12,11 +12,13 @@ from kstreams_py.graph.guarantees import Durability
 from kstreams_py.graph.hashes import hash_prefix
 from kstreams_py.kafka.leftovers import Leftovers
 from kstreams_py.kafka.membership import Membership, Owner
+from kstreams_py.metrics import StepCounts
 from kstreams_py.processing.commits import states
 from kstreams_py.processing.commits.committer import Committer
 from kstreams_py.processing.commits.guarantees import AtMostOnce, ExactlyOnce, producer_mode
 from kstreams_py.processing.commits.session import Session
 from kstreams_py.processing.commits.states import SessionState
+from kstreams_py.processing.commits.tally import Tally
 from kstreams_py.processing.tasks import tasks
 from kstreams_py.processing.tasks.intake import Taken
 from kstreams_py.processing.tasks.tasks import Tasks
@@ -67,7 +69,7 @@ def abort_on_unknown(patch: pytest.MonkeyPatch) -> None:
 
 @MUTATIONS.add("torn transaction", "duplicate", struck=[(Fault.DOUBLED, "commit_transaction")])
 def no_new_producer_after_a_timed_out_request(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(MemoryProducer, "tainted", False)
+    patch.setattr(MemoryProducer, "taint", lambda self: None)
 
 
 @MUTATIONS.add("torn transaction", "lost")
@@ -174,7 +176,7 @@ def no_fencing_before_recovery(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Leftovers, "require_none", lambda _: None)
 
 
-@MUTATIONS.add("torn transaction", "duplicate")
+@MUTATIONS.add("torn transaction", "duplicate", "counts")
 def commit_of_partitions_that_were_taken_away(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ExactlyOnce, "lost", lambda self: None)
 
@@ -233,6 +235,35 @@ def choices_journaled_without_asking_the_group(patch: pytest.MonkeyPatch) -> Non
     """A zombie that has lost its partitions can then overwrite the choices of their new owner."""
     starts = Taken.starts
     patch.setattr(Taken, "starts", lambda self: {} if self.choices else starts(self))
+
+
+# What is counted.
+
+
+@MUTATIONS.add("counts")
+def steps_counted_before_their_commit(patch: pytest.MonkeyPatch) -> None:
+    def count(self: Tally, counts: StepCounts) -> None:
+        self._counters.settled(counts)
+
+    patch.setattr(Tally, "ran", count)
+
+
+@MUTATIONS.add("counts", struck=[(Fault.UNANSWERED, "commit_transaction")])
+def commits_without_an_answer_counted_as_rolled_back(patch: pytest.MonkeyPatch) -> None:
+    decide = Tally.decide
+    patch.setattr(Tally, "decide", lambda self, _: decide(self, {}))
+
+
+@MUTATIONS.add("counts", struck=[(Fault.LOST, "commit_transaction")])
+def commits_without_an_answer_counted_as_committed(patch: pytest.MonkeyPatch) -> None:
+    rolled_back = Tally.rolled_back
+
+    def commit(self: Tally) -> None:
+        if self._asked:
+            self.committed()
+        rolled_back(self)
+
+    patch.setattr(Tally, "rolled_back", commit)
 
 
 # The other guarantees.

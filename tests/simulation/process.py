@@ -36,6 +36,7 @@ class Process:
         self.number = 0
         """Of several processes in one slot, the one with the highest number joined last."""
         self.workers = [WatchedWorker(world, stage, slot) for stage in world.stages]
+        world.workers += self.workers
         self._world = world
         self._stopping = Event()
 
@@ -61,6 +62,7 @@ class Process:
             watched.worker = open_worker(
                 world.graph, processors[watched.stage.id], self.slot, environment, self._stopping
             )
+            watched.watch_tally(watched.worker.committer.tally)
         self.number = next(world.numbers)
         for watched in self.workers:
             watched.number = self.number

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from kstreams_py.errors import ClientError, Refused
 from kstreams_py.graph.sink import Evidence
 from kstreams_py.processing.commits.guarantees import AtMostOnce
+from kstreams_py.processing.commits.tally import Tally
 from kstreams_py.processing.worker import Worker
 from kstreams_py.records import Message, Positions, TopicPartition
 from kstreams_py.testing import MemoryCluster
@@ -116,6 +117,22 @@ class WatchedWorker:
         """The records that were fetched and are not committed."""
         saved = self._saved()
         return self._places({tp: (saved.get(tp, 0), end) for tp, end in self._fetched.items()})
+
+    def watch_tally(self, tally: Tally) -> None:
+        """Watches what becomes of steps whose commit got no answer."""
+        give_up, decide, bounds = tally.give_up, tally.decide, self._world.bounds
+
+        def watch_giving_up() -> None:
+            bounds.uncounted[self.stage.id] += sum(counts.records_in for counts, _ in tally._undecided)
+            give_up()
+
+        def watch_decision(positions: Positions) -> None:
+            if self.is_zombie and tally._undecided:
+                bounds.counted_twice.add(self.stage.id)
+            decide(positions)
+
+        tally.give_up = watch_giving_up  # type: ignore[method-assign]
+        tally.decide = watch_decision  # type: ignore[method-assign]
 
     def heartbeat(self) -> None:
         if self._consumer is not None:

@@ -34,6 +34,7 @@ from tests.simulation.process import Process
 from tests.simulation.restarts import Restarts
 from tests.simulation.strikes import COORDINATORS, LEADERS, SESSION_TIMEOUT, TRANSACTION_TIMEOUT, Crash, Strikes
 from tests.simulation.watch import Watch
+from tests.simulation.watched_worker import WatchedWorker
 
 TURNS_MAX: Final = 3_000
 """Turns within which all input must be processed."""
@@ -113,6 +114,8 @@ class World:
         self.is_feeding = not latest
         """Inputs are written; with `latest`, only after all groups have begun."""
         self._ending = False
+        self.workers: list[WatchedWorker] = []
+        """All workers that the run has had."""
         self._watch = Watch(self)
         for stage in self.stages:
             self._watch_joins(stage)
@@ -331,6 +334,10 @@ class World:
         for watched in process.workers:
             self.bounds.may_repeat(watched)
             self.bounds.may_lose(watched, watched.in_flight)
+            if watched.worker is not None:  # it may have committed what it has not counted
+                tally = watched.worker.committer.tally
+                self.bounds.uncounted[watched.stage.id] += tally.open.records_in
+                tally.give_up()
         process.kill()
         self.remove(process)
 

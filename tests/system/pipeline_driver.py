@@ -124,7 +124,7 @@ def main() -> None:
     options["spark.executor.defaultJavaOptions"] = " ".join(class_archive.to_use(path_of_archive()))
     if any(isinstance(each.target, Delta) for each in graph.pipelines):
         options |= delta_conf() | ONE_PARTITION
-    spark = session("driver", jars=spark_jars(), java=find_java(for_spark=True), **options, **OF_TESTS)
+    spark = session("driver", jars=spark_jars(), java=find_java(for_spark=True), quiet=False, **options, **OF_TESTS)
     tell({"master": master})
 
     def run_one(pipeline_id: str) -> list[int | None]:

@@ -180,7 +180,7 @@ def failure_lines(site: Site) -> list[str]:
 
 def count_failures(lines: Sequence[str]) -> int:
     """How many failures lines write or count."""
-    counted = [re.search(r"([\d,]+) more dead letters of processor odd in \d+ s, last ", line) for line in lines]
+    counted = [re.search(r"([\d,]+) more failed steps of processor odd in \d+ s, last ", line) for line in lines]
     return sum(int(found[1].replace(",", "")) if found else 1 for found in counted)
 
 

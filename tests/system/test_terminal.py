@@ -79,7 +79,7 @@ def test_prints_of_two_workers_one_of_them_killed_are_whole_lines_with_their_slo
 def count_letters(text: str) -> int:
     """How many dead letters the complete lines of a log write or count."""
     messages: list[str] = [json.loads(line)["message"] for line in text.split("\n")[:-1]]
-    counted = [re.match(r"([\d,]+) more dead letters of processor copy in", message) for message in messages]
+    counted = [re.match(r"([\d,]+) more failed steps of processor copy in", message) for message in messages]
     written = sum(message.startswith("copy: dead letter: ") for message in messages)
     return written + sum(int(found[1].replace(",", "")) for found in counted if found)
 

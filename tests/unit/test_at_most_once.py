@@ -421,18 +421,19 @@ def test_refused_output_without_dead_letters_is_raised_after_any_outage() -> Non
 # outputs.
 
 
-def stall(plant: Plant, has_other: bool, *later: str) -> None:
+def stall(plant: Plant, has_other: bool, *later: str) -> Worker:
     """Lets the session of the worker pass; another one runs the records that come meanwhile."""
     plant.feed("a", *later)
     plant.clock.advance(plant.cluster._broker.session_timeout + 1)
+    other = plant.worker(1)
     if has_other:
-        other = plant.worker(1)
         other.start()
         for _ in range(5):
             other.run_turn()
         other.finish()
         other.close()
         plant.cluster.leave(other.consumer)
+    return other
 
 
 def go_on(plant: Plant, worker: Worker) -> list[str]:
@@ -484,6 +485,7 @@ def test_outputs_queued_in_the_client_when_the_membership_is_lost_are_dropped(
     plant, worker = queue_outputs("1", "2", linger=1e6)
     stall(plant, has_other, "3", "4")
     assert go_on(plant, worker) == ["3", "4"]
+    assert (worker.counters.records_in, worker.counters.records_out) == ((2, 0) if has_other else (4, 2))
     assert "p: at most once: the partitions are lost: outputs may be lost" in caplog.text
 
 
@@ -496,6 +498,7 @@ def test_outputs_set_apart_at_a_lost_membership_never_come_behind_a_successor(ha
     worker.committer.recover(Refused(RecordRefused("x refuses"), returned))
     stall(plant, has_other, "3", "4")
     assert sorted(go_on(plant, worker)) == (["3", "4"] if has_other else ["1", "2", "3", "4"])
+    assert (worker.counters.records_in, worker.counters.records_out) == ((2, 0) if has_other else (4, 4))
 
 
 def test_worker_that_ends_without_its_partitions_writes_nothing(caplog: pytest.LogCaptureFixture) -> None:
@@ -506,7 +509,7 @@ def test_worker_that_ends_without_its_partitions_writes_nothing(caplog: pytest.L
     stall(plant, has_other=True)
     worker.run_turn()
     worker.close()
-    assert plant.out() == []
+    assert (plant.out(), worker.counters.records_in, worker.counters.records_out) == ([], 2, 0)
     assert "outputs are lost: the worker ends, and another one may have their partitions" in caplog.text
 
 

@@ -18,7 +18,7 @@ from kstreams_py.operations.doctor.of_graphs import OF_GRAPH, find_positions
 from kstreams_py.operations.transactions.hanging import CommitDecision, FoundTransaction
 from kstreams_py.records import TopicPartition
 
-A, B, OUT = "in.a", "in.b", "out"
+A, B, OUT, DEAD = "in.a", "in.b", "out", "dead"
 A0 = TopicPartition(A, 0)
 SETTINGS = {
     "cleanup.policy": "delete",
@@ -39,12 +39,12 @@ def topic(name: str, count: int = 1, partition: PartitionInfo | None = None, **c
 
 def cluster(*topics: TopicDescription, brokers: int = 1, **changed: Any) -> ClusterDescription:
     """A cluster with the topics of the graph, some of them replaced."""
-    found = {name: topic(name) for name in (A, B, OUT)} | {each.name: each for each in topics}
+    found = {name: topic(name) for name in (A, B, OUT, DEAD)} | {each.name: each for each in topics}
     return ClusterDescription(dict.fromkeys(range(brokers), BROKER), found, **changed)
 
 
 def examined(**options: Any) -> Examined:
-    graph = ks.Graph("g")
+    graph = ks.Graph("g", errors=DEAD)
     graph.join(graph.topic(A), graph.topic(B), by="order", to=graph.topic(OUT), id="p", **options)(lambda a, b: a + b)
     return Examined(graph, "app.py:graph", 60_000)
 
@@ -172,8 +172,8 @@ def test_broker_to_which_no_connection_can_be_made_is_found_with_its_address() -
 
 
 def test_one_replica_on_several_brokers_is_found_for_each_topic() -> None:
-    (first, *others) = shown(Facts(cluster(brokers=3), now=100))
-    assert first == (
+    (_, second, *others) = shown(Facts(cluster(brokers=3), now=100))
+    assert second == (
         f"warning: {A}: it has one replica in a cluster of 3 brokers: its broker's disk holds the only copy\n"
         "  kafka-reassign-partitions.sh with 3 replicas, or replication=3 of a topic that is created again"
     )
@@ -253,6 +253,7 @@ def test_findings_of_a_graph_are_sorted_by_severity() -> None:
             A: topic(A, 2, max_message_bytes="5000"),
             B: topic(B, 1),
             OUT: topic(OUT),
+            DEAD: topic(DEAD),
             JOURNAL: topic(JOURNAL, cleanup_policy="compact,delete", retention_ms="-1"),
         },
     )
@@ -279,7 +280,7 @@ def test_findings_of_a_graph_are_sorted_by_severity() -> None:
 
 
 def test_missing_topics_are_errors_unless_they_are_hidden() -> None:
-    described = ClusterDescription({0: BROKER}, {A: topic(A)}, hidden=(B,))
+    described = ClusterDescription({0: BROKER}, {A: topic(A), DEAD: topic(DEAD)}, hidden=(B,))
     (missing, hidden) = diagnose(Facts(described, now=1), examined())
     create = "kstreams topics create app.py:graph"
     assert (missing.subject, missing.severity, missing.remedy) == (OUT, Severity.ERROR, create)
@@ -312,6 +313,15 @@ def test_group_that_is_stopped_is_a_note_that_says_how_long_it_may_be() -> None:
         (
             "note: g.p: it has no members: its positions are kept for 7 days after it has stopped\n"
             "  start it before, or kstreams recover export app.py:graph > FILE"
+        )
+    ]
+
+
+def test_processor_without_a_dead_letter_topic_is_a_note_with_a_remedy() -> None:
+    assert shown(Facts(cluster(), now=1), examined(errors=None)) == [
+        (
+            "note: p: a record for which its function raises is dropped with a warning: it has no dead-letter topic\n"
+            '  declare errors="g.errors" for it or its graph, and the record is kept there'
         )
     ]
 

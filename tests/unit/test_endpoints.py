@@ -21,13 +21,13 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from kstreams_py import Graph, Settings
 from kstreams_py.errors import MissingSoftware, SettingsError
-from kstreams_py.metrics import RENEWALS, Counters, WorkerState
+from kstreams_py.metrics import RENEWALS, Counters, StepCounts, WorkerState
 from kstreams_py.processing.dead_letters.waiting import WaitingCount
 from kstreams_py.records import TopicPartition
 from kstreams_py.running import wiring
 from kstreams_py.running.http import server as server_module
 from kstreams_py.running.http.endpoints import Answer, Endpoints
-from kstreams_py.running.http.observed import FAILURES_KEPT, Failed, ObservedRun
+from kstreams_py.running.http.observed import FAILURES_KEPT, RATES, Failed, ObservedRun
 from kstreams_py.running.http.page import build_page
 from kstreams_py.running.http.remedies import REMEDIES, RUNBOOK
 from kstreams_py.running.http.runbook import build_runbook
@@ -46,7 +46,8 @@ GRAPH.map(GRAPH.topic("orders"), to=GRAPH.topic("prices"), id="price")(lambda va
 
 def make_report(**changed: Any) -> Report:
     counters = Counters()
-    counters.stepped(read=7, written=5, failed=1, size=50)
+    counters.settled(StepCounts(7, 5, 1, 0, 50))
+    counters.undone(StepCounts(3))
     counters.ran(7, 0.014)
     counters.committed(0.02)
     counters.committed(7.0)
@@ -96,6 +97,8 @@ TEXT = f"""\
 kstreams_records_in_total{{{WORKER}}} 7.0
 kstreams_records_out_total{{{WORKER}}} 5.0
 kstreams_dead_letters_total{{{WORKER}}} 1.0
+kstreams_dropped_total{{{WORKER}}} 0.0
+kstreams_rolled_back_total{{{WORKER}}} 3.0
 kstreams_commits_total{{{WORKER}}} 2.0
 kstreams_aborts_total{{{WORKER}}} 0.0
 kstreams_retries_total{{{WORKER}}} 0.0
@@ -192,8 +195,9 @@ def test_rates_are_the_growth_of_counts_by_worker() -> None:
 
 def test_time_since_the_last_failed_step_begins_again_with_each() -> None:
     observed, seen = ObservedRun(clock=lambda: 0.0), []
-    for at, failed in ((10.0, 0), (11.0, 2), (15.0, 2), (16.0, 3)):
-        observed.note(replace(make_status(make_report(counters={"dead_letters": failed})), looked_at=at))
+    for at, *failed in ((10.0, 0, 0), (11.0, 2, 0), (15.0, 2, 0), (16.0, 2, 1)):
+        counters = dict(zip(("dead_letters", "dropped"), map(int, failed), strict=True))
+        observed.note(replace(make_status(make_report(counters=counters)), looked_at=at))
         view = observed.read()
         assert view is not None
         seen.append(view.failing)
@@ -329,10 +333,9 @@ def test_status_has_all_that_the_page_needs() -> None:
         }
         for level, kind, what in letters
     ]
-    names = ("records_in", "records_out", "bytes_in", "bytes_out", "dead_letters", "commits", "step_seconds", "lag")
-    rates = dict.fromkeys(names, 0.0)
+    rates = dict.fromkeys((*RATES, "step_seconds", "lag"), 0.0)
     counts = {
-        "records_in": 7, "records_out": 5, "dead_letters": 1, "commits": 2, "aborts": 0,
+        "records_in": 7, "records_out": 5, "dead_letters": 1, "dropped": 0, "rolled_back": 3, "commits": 2, "aborts": 0,
         "retries": 0, "bytes_in": 70, "bytes_out": 50, "rebalances": 1,
     }  # fmt: skip
     assert json.loads(site.get("/status")[1]) == {

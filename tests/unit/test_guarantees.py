@@ -308,8 +308,8 @@ def test_counters_count_records_commits_and_aborts() -> None:
     bench.write()
     bench.recover(Abortable("refused"))
     assert bench.counters.as_dict() == {
-        "records_in": 2, "records_out": 2, "dead_letters": 0, "commits": 1, "aborts": 1,
-        "retries": 0, "bytes_in": 0, "bytes_out": 2, "rebalances": 0,
+        "records_in": 1, "records_out": 1, "dead_letters": 0, "dropped": 0, "rolled_back": 1, "commits": 1,
+        "aborts": 1, "retries": 0, "bytes_in": 0, "bytes_out": 1, "rebalances": 0,
     }  # fmt: skip
 
 

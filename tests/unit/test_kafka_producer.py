@@ -701,11 +701,12 @@ def test_topic_that_lacks_a_right_is_named_where_its_records_are_purged(
 def test_call_that_exceeds_its_own_limit_raises_outcome_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     """librdkafka's send_offsets_to_transaction may wait for a coordinator without limit."""
     released = threading.Event()
-    stuck = SimpleNamespace(
-        send_offsets_to_transaction=lambda *_: released.wait(),
-        flush=lambda _: 1,
-        purge=lambda **_: None,
-    )
+
+    class Stuck(Queue):
+        send_offsets_to_transaction = staticmethod(lambda *_: released.wait())
+        purge = staticmethod(lambda **_: None)
+
+    stuck = Stuck()
     monkeypatch.setattr(module, "CALL_GRACE_SECONDS", 0.05)
     producer = producer_of(stuck, monkeypatch, limit=0.05)
     with pytest.raises(OutcomeUnknown, match=r"adding offsets .*: the client did not return within its own limit of"):

@@ -14,6 +14,7 @@ from kstreams_py.metrics import (
     STEP_BOUNDS,
     Counters,
     Histogram,
+    StepCounts,
     WorkerState,
     estimate,
     lag,
@@ -29,19 +30,37 @@ def output(topic: str) -> Output:
     return (topic, b"", None, -1, None, None, 0, None)
 
 
-def test_counters_count_outputs_and_dead_letters_apart() -> None:
+def test_counters_count_outputs_dead_letters_and_dropped_steps_apart() -> None:
     counters = Counters()
-    counters.stepped(read=7, written=2, failed=2, size=30)
-    counters.stepped(read=1, written=0, failed=0)
+    counters.settled(StepCounts(7, 2, 2, 1, 30))
+    counters.settled(StepCounts(records_in=1))
+    counters.undone(StepCounts(4, 4, 4, 4, 4))
     counters.committed()
     counters.committed()
     counters.aborted()
     counters.retried()
     counters.rebalanced()
     assert counters.as_dict() == {
-        "records_in": 8, "records_out": 2, "dead_letters": 2, "commits": 2, "aborts": 1,
-        "retries": 1, "bytes_in": 0, "bytes_out": 30, "rebalances": 1,
+        "records_in": 8, "records_out": 2, "dead_letters": 2, "dropped": 1, "rolled_back": 4, "commits": 2,
+        "aborts": 1, "retries": 1, "bytes_in": 0, "bytes_out": 30, "rebalances": 1,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("lost", "letters", "left"),
+    [
+        (0, 0, (5, 6, 2, 1, 80)),
+        (3, 0, (5, 3, 2, 1, 50)),
+        (3, 1, (5, 3, 1, 1, 40)),
+        (7, 0, (5, 0, 1, 1, 10)),
+        (9, 9, (5, 0, 0, 1, 0)),
+    ],
+)
+def test_counts_without_lost_outputs_leave_out_dead_letters_last(
+    lost: int, letters: int, left: tuple[int, ...]
+) -> None:
+    assert StepCounts(5, 6, 2, 1, 80).without(lost, letters) == StepCounts(*left)
+    assert StepCounts(5).without(lost, letters) == StepCounts(5)
 
 
 def test_names_of_the_counts_are_the_integers_of_the_counters() -> None:

@@ -113,8 +113,8 @@ def make_status(
     observed = ObservedRun(clock=lambda: 0.0, wall=lambda: 1_000_000.0)
     for second in range(61):
         counters = {
-            "records_in": 100 * second, "records_out": 90 * second, "dead_letters": 0, "commits": 10 * second,
-            "aborts": 0, "retries": 0, "bytes_in": 0, "bytes_out": 0, "rebalances": 1,
+            "records_in": 100 * second, "records_out": 90 * second, "dead_letters": 0, "dropped": 0, "rolled_back": 0,
+            "commits": 10 * second, "aborts": 0, "retries": 0, "bytes_in": 0, "bytes_out": 0, "rebalances": 1,
         }  # fmt: skip
         report = Report(
             "price", 1, counters, 5, open_seconds=0.05, lags={TopicPartition("orders", 0): 5},
@@ -190,7 +190,7 @@ def test_healthy_run_is_drawn_with_rates_and_lags_and_no_remedy() -> None:
         "map, exactly once", "price", "● running", "1 worker", "100/s in", "90/s out", "lag 5",
     ]  # fmt: skip
     cells = 'find("processors").querySelectorAll("[data-label]").map(each => each.textContent)'
-    assert browser.ask(cells) == ["● running \N{MULTIPLICATION SIGN} 1", "100", "90", "5", "25 %", "0", "0", "0", "10"]
+    assert browser.ask(cells) == ["● running \N{MULTIPLICATION SIGN} 1", "100", "90", "5", "25 %", *["0"] * 5, "10"]
     assert "process 4711, reported 0.5 s ago, restarted 1 times" in browser.text("slots")
     assert "killed by SIGKILL" in browser.text("slots")
     assert "orders[0] 5" in browser.text("slots")
@@ -277,9 +277,9 @@ def test_each_kind_of_finding_links_to_its_section_of_the_runbook() -> None:
 
 def test_broker_that_is_away_is_one_line_and_marks_each_processor_that_it_affects() -> None:
     graph = Graph("shop")
-    graph.map(graph.topic("orders"), to=graph.topic("prices"), id="price")(max)
-    graph.map("prices", to=graph.topic("counts"), id="count")(max)
-    graph.map("counts", to=graph.topic("sums"), id="sum")(max)
+    graph.map(graph.topic("orders"), to=graph.topic("prices"), id="price")(lambda value: value)
+    graph.map("prices", to=graph.topic("counts"), id="count")(lambda value: value)
+    graph.map("counts", to=graph.topic("sums"), id="sum")(lambda value: value)
     observed, browser = ObservedRun(clock=lambda: 0.0), Browser(graph)
     why = "h:9092/2: Connect to ipv4#10.0.0.7:9092 failed: Connection refused"
     away = {"state": WorkerState.BROKER_AWAY, "why": why}
@@ -339,7 +339,7 @@ def test_state_of_a_worker_is_written_with_a_sign_of_its_own(changed: dict[str, 
 
 def test_ordered_processor_has_its_held_events_and_stopped_objects() -> None:
     graph = Graph("shop")
-    graph.ordered(graph.topic("orders"), to=graph.topic("prices"), id="price")(max)
+    graph.ordered(graph.topic("orders"), to=graph.topic("prices"), id="price")(lambda value: value)
     browser = Browser(graph)
     browser.show(make_status(graph))
     cells = 'find("ordered").querySelectorAll("[data-label]").map(each => [each.textContent, each.className])'
@@ -357,7 +357,7 @@ def test_ordered_processor_has_its_held_events_and_stopped_objects() -> None:
 
 def test_pipelines_are_drawn_and_listed_with_their_inputs_and_targets() -> None:
     graph = Graph("shop")
-    graph.map(graph.topic("orders"), to=graph.topic("prices"), id="price")(max)
+    graph.map(graph.topic("orders"), to=graph.topic("prices"), id="price")(lambda value: value)
     graph.pipeline("orders", "prices", to=Parquet("tables/sums"), id="sums", every="2 minutes")(lambda df_1, df_2: df_1)
     browser = Browser(graph)
     browser.show(make_status(graph))
@@ -423,7 +423,7 @@ def chain(*topics: str, ids: tuple[str, ...] = ("validate", "price", "count", "s
     for topic in topics:
         graph.topic(topic)
     for name, source, target in zip(ids, topics, topics[1:], strict=False):
-        graph.map(source, to=target, id=name)(max)
+        graph.map(source, to=target, id=name)(lambda value: value)
     return graph
 
 
@@ -483,10 +483,10 @@ def test_lag_of_each_input_is_shown_where_the_reader_has_several() -> None:
     graph = Graph("shop")
     prices, payments = graph.topic("prices"), graph.topic("payments")
     graph.join(prices, payments, by="order", to=graph.topic("paid"), id="match")(lambda price, payment: price)
-    graph.map("paid", to=graph.topic("sent"), id="send")(max)
+    graph.map("paid", to=graph.topic("sent"), id="send")(lambda value: value)
     assert lags_of(graph) == {("prices", "match"): True, ("payments", "match"): True, ("paid", "send"): False}
     near = draw_live(graph, upright=False).width
-    graph.map("prices", to=graph.topic("sums"), id="sum")(max)
+    graph.map("prices", to=graph.topic("sums"), id="sum")(lambda value: value)
     assert lags_of(graph) == {
         ("prices", "match"): True, ("payments", "match"): True, ("paid", "send"): False, ("prices", "sum"): False,
     }  # fmt: skip

@@ -30,10 +30,10 @@ from kstreams_py.testing import ManualClock
 
 def report(
     records_in: int, *, records_out: int = 0, dead_letters: int = 0, commits: int = 0, lag: int | None = 0,
-    processor: str = "p", held: int = 0, state: WorkerState = WorkerState.RUNNING,
+    processor: str = "p", held: int = 0, state: WorkerState = WorkerState.RUNNING, **rare: int,
 ) -> Report:  # fmt: skip
     counters = {"records_in": records_in, "records_out": records_out, "dead_letters": dead_letters, "commits": commits,
-                "aborts": 0}  # fmt: skip
+                "aborts": 0, "dropped": 0, "rolled_back": 0, **rare}  # fmt: skip
     lags = {TopicPartition("a", number): None for number in range(held)}
     return Report(processor, 0, counters, lag, lags=lags, state=state)
 
@@ -59,7 +59,8 @@ SLOTS_OF_FOUR = RunStatus(
     (
         SlotStatus(0, 7, (report(1_000, records_out=2_000, dead_letters=30, lag=5_000, held=3),
                           report(1, processor="q", state=WorkerState.RETRYING, held=1)), began_at=40.0),
-        SlotStatus(1, 8, (report(234, records_out=345, dead_letters=4, lag=678, held=2),), began_at=90.0, restarts=2),
+        SlotStatus(1, 8, (report(234, records_out=345, dead_letters=4, rolled_back=56, lag=678, held=2),),
+                   began_at=90.0, restarts=2),
         SlotStatus(2, None, (report(5, lag=9, held=2),), restarts=1, ends=(End(0.0, "SIGKILL"),), taken="by m7"),
         SlotStatus(3, 9, (), has_reported=False, began_at=99.0),
     ),
@@ -70,8 +71,8 @@ SLOTS_OF_FOUR = RunStatus(
 def test_rows_of_processors_are_sums_over_slots_with_their_states() -> None:
     rows = processor_rows(SLOTS_OF_FOUR, {"p": (1234.4, 9.96)})
     assert rows == {
-        "p": ("1 joining, 2 running, 1 replaced", "5", "1,239", "2,345", "34", "5,678", "1,234", "10.0"),
-        "q": ("2 joining, 1 retrying, 1 replaced", "1", "1", "0", "0", "0", "0", "0.0"),
+        "p": ("1 joining, 2 running, 1 replaced", "5", "1,239", "2,345", "34", "0", "56", "5,678", "1,234", "10.0"),
+        "q": ("2 joining, 1 retrying, 1 replaced", "1", "1", "0", "0", "0", "0", "0", "0", "0.0"),
     }
     assert {len(row) for row in rows.values()} == {len(PROCESSORS)}
 
@@ -90,7 +91,7 @@ def test_rows_of_slots_have_state_partitions_uptime_and_restarts() -> None:
 def test_lag_is_unknown_while_a_slot_restarts_and_where_a_worker_does_not_know_it() -> None:
     ended = SlotStatus(0, None, (report(5, lag=9),), ends=(End(0.0, "SIGKILL"),))
     found = [processor_rows(status, {})["p"] for status in (RunStatus((ended,), 1.0), run_of(report(1, lag=None)))]
-    assert [(row[0], row[5]) for row in found] == [("restarting", "?"), ("running", "?")]
+    assert [(row[0], row[7]) for row in found] == [("restarting", "?"), ("running", "?")]
 
 
 @pytest.mark.parametrize(
@@ -101,15 +102,30 @@ def test_duration_has_its_two_largest_units(seconds: float, text: str) -> None:
     assert duration(seconds) == text
 
 
+def columns_shown(*reports: Report) -> dict[int, list[str]]:
+    """The columns of processors by the width of the terminal."""
+    rows = processor_rows(run_of(*reports), {})
+    return {width: shown(PROCESSORS, rows, "processor", width) for width in (200, 60, 40, 10)}
+
+
 def test_narrow_terminal_leaves_columns_out_and_keeps_the_state() -> None:
-    rows = processor_rows(run_of(report(1_000, lag=3)), {})
-    kept = {width: shown(PROCESSORS, rows, "processor", width) for width in (200, 60, 40, 10)}
-    assert kept == {
-        200: list(PROCESSORS),
+    assert columns_shown(report(1_000, lag=3)) == {
+        200: ["state", "partitions", "in", "out", "dead letters", "lag", "records/s", "commits/s"],
         60: ["state", "partitions", "in", "dead letters", "lag"],
         40: ["state", "dead letters", "lag"],
         10: ["state"],
     }
+
+
+def test_steps_that_are_dropped_or_rolled_back_have_columns_once_there_are_some() -> None:
+    rare = columns_shown(report(1_000, rolled_back=2), report(1, processor="q", dropped=3))
+    assert rare == {
+        200: list(PROCESSORS),
+        60: ["state", "partitions", "dead letters", "dropped", "lag"],
+        40: ["state", "dead letters", "lag"],
+        10: ["state"],
+    }
+    assert columns_shown(report(1, rolled_back=2))[200] == [each for each in PROCESSORS if each != "dropped"]
 
 
 def test_rates_are_measured_over_a_second_or_more_and_kept_until_the_next() -> None:
@@ -164,6 +180,16 @@ def test_line_of_a_processor_ends_with_its_partitions_and_state(caplog: pytest.L
     assert [record.getMessage() for record in caplog.records] == [text]
 
 
+def test_line_names_dropped_and_rolled_back_steps_if_there_are_some(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    clock = ManualClock()
+    with make_plain_progress(clock) as progress:
+        clock.advance(5.0)
+        progress.show(run_of(report(15, records_out=3, dead_letters=11, dropped=1, rolled_back=35)))
+    text = "p: 15 in, 3 out, 11 dead letters, 1 dropped, 35 rolled back, 0 lag, 0 records/s, 0.0 commits/s"
+    assert [record.getMessage() for record in caplog.records] == [f"{text}, 0 partitions, running"]
+
+
 def test_without_a_terminal_no_table_is_drawn() -> None:
     console = Console(file=StringIO())
     with Progress(console, ManualClock()) as progress:
@@ -200,7 +226,9 @@ def test_terminal_cursor_is_restored_after_a_failure() -> None:
 
 def test_names_in_brackets_are_no_styles() -> None:
     console = Console(file=StringIO(), width=100)
-    console.print(tables({"[p]": ("running", "1", "2", "3", "4", "5", "6", "7.0")}, {"0": ("spare", "1", "2s", "0")}))
+    console.print(
+        tables({"[p]": ("running", "1", "2", "3", "4", "0", "0", "5", "6", "7.0")}, {"0": ("spare", "1", "2s", "0")})
+    )
     assert [line.split()[:2] for line in read_output(console).splitlines()] == [
         ["processor", "state"],
         ["[p]", "running"],

@@ -241,9 +241,9 @@ def test_failures_of_some_time_ago_are_a_note() -> None:
 def test_failed_steps_without_a_topic_for_them_ask_for_one() -> None:
     graph = Graph("bare")
     graph.map(graph.topic("orders"), to=graph.topic("prices"), id="price")(lambda value: value)
-    status = RunStatus((slot(report(counters={"dead_letters": 2})),), NOW)
-    found = find(graph.processors, Seen(status, {(0, "price"): {"dead_letters": 1.5}}, {}, {}, NOW, 0.0, LIMIT))
-    what = "price: 2 failed steps since the run started, 1.5 more each second"
+    status = RunStatus((slot(report(counters={"dropped": 2})),), NOW)
+    found = find(graph.processors, Seen(status, {(0, "price"): {"dropped": 1.5}}, {}, {}, NOW, 0.0, LIMIT))
+    what = "price: 2 dropped steps since the run started, 1.5 more each second"
     assert found == [Problem("bad", "dropped", None, "price", what)]
 
 

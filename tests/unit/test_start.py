@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import os
 import re
 import signal
@@ -308,6 +309,37 @@ def test_several_slots_are_checked_once_and_stopped_by_signals(
         "standby": standby_command("m:graph"), "stuck_timeout_ms": 60_000,
     }  # fmt: skip
     assert (FakeSupervisor.calls, list(wired.topics(["a"]))) == (["stop", "kill"], ["a"])
+
+
+@pytest.mark.parametrize("how", ["alone", "supervised", "several slots"])
+def test_run_names_the_processors_without_a_dead_letter_topic_once(
+    how: str,
+    wired: MemoryCluster,
+    pipe: tuple[int, int],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The slots of a supervisor, which says it for them, do not say it again."""
+    caplog.set_level(logging.INFO, "kstreams_py")
+    graph = Graph("shop", errors="shop.errors")
+    for name in ("price", "store", "kept"):
+        errors = "shop.errors" if name == "kept" else None
+        errors = "shop.errors" if name == "kept" else None
+        graph.sink(graph.topic(f"of.{name}"), id=name, errors=errors)(lambda value: None)
+    if how == "alone":
+        monkeypatch.delenv(REPORT_FD)
+    if how == "several slots":
+        monkeypatch.setattr(wiring, "Supervisor", FakeSupervisor)
+        monkeypatch.setattr(wiring, "load", lambda target: graph)
+        run_in_foreground(SupervisedRun("m:graph", [4, 5], Settings(), create=True))
+    else:
+        run_in_foreground(SlotRun(graph, 3, Settings()))
+    text = (
+        "without a dead-letter topic: price, store: a record for which a function raises is dropped with a warning: "
+        'errors="shop.errors" keeps it'
+    )
+    found = [(r.levelno, r.getMessage()) for r in caplog.records if "dead-letter" in r.getMessage()]
+    assert found == ([] if how == "supervised" else [(logging.INFO, text)])
 
 
 # run() and start().

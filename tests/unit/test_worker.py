@@ -699,7 +699,7 @@ def test_rebalance_in_mid_transaction_moves_the_work_to_the_other_worker_once() 
 
     plant.run(first, hook=hook, idle=5)
     assert (sorted(plant.out()), first.counters.aborts) == (sorted(expected), 1)
-    assert (first.counters.records_in, second.counters.records_in) == (15, 5)
+    assert (first.counters.records_in, first.counters.rolled_back, second.counters.records_in) == (5, 10, 5)
     assert plant.saved == {A0: 5, A1: 5}
 
 
@@ -1515,8 +1515,8 @@ def test_counters_of_a_worker_count_records_dead_letters_and_commits() -> None:
     plant.run(worker)
     (letter,) = plant.cluster.records("dead")
     assert worker.counters.as_dict() == {
-        "records_in": 5, "records_out": 3, "dead_letters": 1, "commits": 1, "aborts": 0,
-        "retries": 0, "bytes_in": 5, "bytes_out": 3 + len(letter.value() or b""), "rebalances": 1,
+        "records_in": 5, "records_out": 3, "dead_letters": 1, "dropped": 0, "rolled_back": 0, "commits": 1,
+        "aborts": 0, "retries": 0, "bytes_in": 5, "bytes_out": 3 + len(letter.value() or b""), "rebalances": 1,
     }  # fmt: skip
     steps, commits = worker.counters.step_seconds, worker.counters.commit_seconds
     assert (sum(steps.counts), sum(commits.counts), worker.counters.renewals) == (5, 1, {})

@@ -291,6 +291,19 @@ def find_letters(facts: Facts, examined: Examined) -> Iterator[Finding]:
             )
 
 
+def find_dropping(facts: Facts, examined: Examined) -> Iterator[Finding]:  # noqa: ARG001, as all rules of a graph
+    """Finds processors without a dead-letter topic."""
+    for processor in examined.graph.processors:
+        if processor.errors is None:
+            yield Finding(
+                Severity.NOTE,
+                "dropped",
+                processor.id,
+                "a record for which its function raises is dropped with a warning: it has no dead-letter topic",
+                f'declare errors="{examined.graph.name}.errors" for it or its graph, and the record is kept there',
+            )
+
+
 OF_GRAPH: Final[tuple[Callable[[Facts, Examined], Iterator[Finding]], ...]] = (
     find_missing,
     find_partitions,
@@ -304,6 +317,7 @@ OF_GRAPH: Final[tuple[Callable[[Facts, Examined], Iterator[Finding]], ...]] = (
     find_sizes,
     find_members,
     find_letters,
+    find_dropping,
 )
 
 OF_OUTPUTS: Final[tuple[Callable[[Facts, Examined], Iterator[Finding]], ...]] = (

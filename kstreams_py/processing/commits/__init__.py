@@ -5,6 +5,7 @@ In reading order:
 states           rule  the states of a session, and its transitions
 attempts         acts  attempts at a request: how many, how long to wait between them, when the worker gives up
 session          acts  one producer at a time, as the states allow
+tally            rule  counts steps once it is known whether they are committed
 refused_outputs  rule  outputs that the broker refused, whose steps are not run again
 committer        acts  the base of the guarantees: uncommitted steps, and failed attempts
 guarantees       acts  exactly once, at least once, at most once, side by side

@@ -25,11 +25,12 @@ from kstreams_py.graph.guarantees import Durability
 from kstreams_py.kafka.contracts import Consumer, Output, Producer, ProducerMode
 from kstreams_py.kafka.leftovers import Leftovers
 from kstreams_py.log_fields import repeated
-from kstreams_py.metrics import Counters, estimate
+from kstreams_py.metrics import Counters, StepCounts, estimate
 from kstreams_py.processing.commits.attempts import Attempts
 from kstreams_py.processing.commits.refused_outputs import Replacement
 from kstreams_py.processing.commits.session import Session
 from kstreams_py.processing.commits.states import SessionState
+from kstreams_py.processing.commits.tally import Tally
 from kstreams_py.processing.journal.choices_journal import ChoicesJournal
 from kstreams_py.processing.journal.deliveries import DeliveryJournal
 from kstreams_py.processing.tasks.intake import Taken
@@ -112,6 +113,8 @@ class Committer(ABC):
         )
         self.must_repeat_commit = False
         """Whether a flush or an offset commit got no answer: nothing is lost, and `commit` is called again first."""
+        self.tally = Tally(context.counters)
+        """Counts the steps once it is known whether they are committed."""
         self.newest_failure = ""
         """The newest step that failed, as text."""
         self.leftovers: list[Leftovers] = []
@@ -132,7 +135,6 @@ class Committer(ABC):
         self._outputs: list[Output] = []
         self.uncommitted_steps = 0
         """How many steps are processed and not committed."""
-        self._written = 0
         self._tracing = context.tracing
         self._since: float | None = None
         """Clock time of the oldest uncommitted step."""
@@ -208,13 +210,12 @@ class Committer(ABC):
         With a target, all of them wait: rows are stored first, then dead letters are written.
         """
         what = "dead letter" if self._processor.errors else "dropped, as no dead-letter topic is declared (errors=)"
-        many = "dead letters" if self._processor.errors else "dropped steps"
         shown = f"; `kstreams dead-letters list {self._graph}` shows all" if self._processor.errors else ""
         for failure in plan.failures:
             logger.warning(
                 "%s: %s: %s%s", self._processor.id, what, failure, shown,
                 extra=repeated(
-                    f"{many} of processor {self._processor.id}",
+                    f"failed steps of processor {self._processor.id}",
                     f"{type(failure.error).__name__}: {format_error(failure.error)}{shown}",
                     partition=failure.inputs[0].partition(),
                 ),
@@ -222,7 +223,6 @@ class Committer(ABC):
         if self._since is None:
             self._since = self._clock()
         self.uncommitted_steps += plan.steps
-        self._written += len(plan.outputs)
         size = estimate(value_bytes, plan.outputs)
         if self.target is None:
             self._outputs += plan.outputs
@@ -230,9 +230,8 @@ class Committer(ABC):
             rows, others = split(plan.outputs)
             self._outputs += others
             self.target.hold(rows, size)
-        self._counters.stepped(
-            read=plan.steps, written=len(plan.outputs) - plan.dead_letters, failed=len(plan.failures), size=size
-        )
+        letters = plan.dead_letters
+        self.tally.ran(StepCounts(plan.steps, len(plan.outputs) - letters, letters, len(plan.failures) - letters, size))
         if plan.failures:
             self.newest_failure = str(plan.failures[-1])
 
@@ -241,9 +240,10 @@ class Committer(ABC):
         self.check()
         if self.busy or self._ledger.uncommitted:
             started = self._clock()
-            steps, outputs = self.uncommitted_steps, self._written
+            steps, outputs = self.uncommitted_steps, self.tally.open.records_out + self.tally.open.dead_letters
             with nullcontext() if self._tracing is None else self._tracing.commit(steps, outputs):
                 self._commit()
+            self.tally.committed()
             self._counters.committed(self._clock() - started)
             self.attempts.committed()
             self._forget()
@@ -326,8 +326,19 @@ class Committer(ABC):
         self.session.end()
         if self.target is not None:
             self.target.close()
+        self.tally.rolled_back()
+        self.tally.give_up()
 
     # For the guarantees.
+
+    def _ask(self, positions: Positions, commit: Callable[[], None], counts: StepCounts | None = None) -> None:
+        """Requests the commit that decides, for the tally; `counts` are those of its steps, None for all."""
+        self.tally.ask(positions, counts)
+        try:
+            commit()
+        except (Abortable, Refused):
+            self.tally.refused()
+            raise
 
     def _store_rows(self, positions: Positions, expected: Positions) -> None:
         """Stores the rows and these next offsets; keeps the rows for the next commit while the target is away."""
@@ -355,8 +366,13 @@ class Committer(ABC):
 
     def _forget(self) -> None:
         """Forgets the uncommitted steps: they are committed, or will be run again."""
+        self.tally.rolled_back()
+        self._clear()
+
+    def _clear(self) -> None:
+        """Empties what waits for a commit."""
         self._outputs = []
-        self.uncommitted_steps = self._written = 0
+        self.uncommitted_steps = 0
         self._since = None
         if self.target is not None:
             self.target.forget()

@@ -8,6 +8,7 @@ member may have them already.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
@@ -24,14 +25,16 @@ from kstreams_py.errors import (
     Retriable,
 )
 from kstreams_py.graph.guarantees import Durability, Guarantee
-from kstreams_py.kafka.contracts import Output, Producer, ProducerMode
+from kstreams_py.kafka.contracts import TOPIC, Output, Producer, ProducerMode
 from kstreams_py.kafka.leftovers import Leftovers
 from kstreams_py.kafka.transactions import place_options
 from kstreams_py.log_fields import repeated
+from kstreams_py.metrics import StepCounts
 from kstreams_py.processing.commits.committer import HELD_BYTES, Committer, Context, mode_of
 from kstreams_py.processing.commits.refused_outputs import RefusedOutputs
 from kstreams_py.processing.commits.session import Session
 from kstreams_py.processing.commits.states import SessionState
+from kstreams_py.processing.commits.tally import NOTHING
 from kstreams_py.processing.journal.choices_journal import ChoicesJournal
 from kstreams_py.processing.tasks.intake import Taken
 from kstreams_py.records import Positions, TopicPartition
@@ -130,7 +133,7 @@ class ExactlyOnce(Committer):
         if stores is not None:
             records = stores.records(positions)
             self._call(lambda producer: producer.write(records))
-        self._call(lambda producer: producer.commit_transaction())
+        self._ask(positions, self._commit_transaction)
         self._ledger.commit(positions)
         if stores is not None:
             stores.committed(positions)
@@ -170,6 +173,9 @@ class ExactlyOnce(Committer):
         super()._forget()
         if self.stores is not None:
             self.stores.roll_back()
+
+    def _commit_transaction(self) -> None:
+        self._call(lambda producer: producer.commit_transaction())
 
     def _transact(self, positions: Positions, records: list[Output]) -> None:
         """Commits offsets and records in a transaction of their own."""
@@ -215,7 +221,7 @@ class _WithoutTransactions(Committer):
         self._send()
         self._flush()
         if positions := self._ledger.uncommitted:
-            self._save(positions)
+            self._ask(positions, lambda: self._save(positions))
 
     def _flush(self) -> None:
         self._call(lambda producer: producer.flush())
@@ -300,9 +306,11 @@ class AtMostOnce(_WithoutTransactions):
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
-        self._refused = RefusedOutputs(context.replacement)
+        self._refused = RefusedOutputs(context.replacement, self._replaced)
         self._lost_at: Positions | None = None
         """The committed offsets of partitions that were lost with outputs on their way; None if none were."""
+        self._lost_outputs = Counter[str]()
+        """The outputs that the producers had lost when they were last counted."""
         self._heard = self._clock()
         """Clock time of the last request that the group answered: it had this member then."""
         self._heard_for = context.environment.settings.session_timeout_ms / 1000 * HEARD_SHARE
@@ -334,6 +342,10 @@ class AtMostOnce(_WithoutTransactions):
             self._deliver_one_apart()
         super().commit()
         self._refused.committed()
+
+    def _commit(self) -> None:
+        super()._commit()
+        self._count_lost()
 
     def _save(self, positions: Positions, unanswered: Callable[[], None] = lambda: None) -> None:
         asked = self._clock()
@@ -381,10 +393,14 @@ class AtMostOnce(_WithoutTransactions):
         """Replaces the producer, and keeps the outputs that the old one has not taken."""
         if self.busy:
             logger.error("%s: at most once: outputs may be lost: %s", self._processor.id, error)
-        untouched = self._outputs
-        self._forget()
-        self.session.renew("failure")
+        untouched, waiting = self._outputs, self._count(self._outputs)
+        self.tally.ran(NOTHING - waiting)
+        try:
+            self.session.renew("failure")
+        finally:
+            self._forget()
         self._outputs, self._since = untouched, self._clock() if untouched else None
+        self.tally.ran(waiting)
 
     def lost(self) -> None:
         """Drops the client's queue; other outputs wait until `resume` knows whether another worker is past them.
@@ -411,6 +427,10 @@ class AtMostOnce(_WithoutTransactions):
     def _give_up(self, why: str) -> None:
         """Drops the outputs that no client has taken."""
         logger.error("%s: at most once: outputs are lost: %s", self._processor.id, why)
+        self._drop_outputs()
+
+    def _drop_outputs(self) -> None:
+        self.tally.ran(NOTHING - self._count([*self._outputs, *self._refused.apart]))
         self._refused.apart.clear()
         self._refused.committed()
         self._forget()
@@ -432,6 +452,8 @@ class AtMostOnce(_WithoutTransactions):
                 except KStreamsError as error:
                     logger.error("%s: at most once: outputs are lost: %s", self._processor.id, error)
                     break
+        self.session.end()  # shows how many outputs have no acknowledgement
+        self._drop_outputs()
         super().end()
 
     def _deliver_at_end(self) -> None:
@@ -452,6 +474,30 @@ class AtMostOnce(_WithoutTransactions):
                     logger.error("%s: at most once: outputs are lost: %s", self._processor.id, error)
                     return
                 self._sleep(0.1)
+
+    # Counts: steps are not run again, so they are committed, and their outputs once they are acknowledged.
+
+    def _forget(self) -> None:
+        self._count_lost()
+        self.tally.committed(self.tally.open - self._count(self._refused.apart))
+        self._clear()
+
+    def _count_lost(self) -> None:
+        """Leaves out the outputs that the producers have lost since the last count."""
+        session, before = self.session, self._lost_outputs
+        self._lost_outputs = session.lost + Counter(session.producer.lost if session.has_producer else {})
+        lost = self._lost_outputs - before
+        letters = sum(number for topic, number in lost.items() if topic == self._processor.errors)
+        outputs = sum(lost[topic] for topic in ("", *(topic.name for topic in self._processor.outputs)))
+        self.tally.open = self.tally.open.without(outputs, letters)
+
+    def _replaced(self, output: Output, letter: Output | None) -> None:
+        """Counts the dead letter that replaces an output; with None, only leaves the output out."""
+        self.tally.ran(self._count([] if letter is None else [letter]) - self._count([output]))
+
+    def _count(self, outputs: Collection[Output]) -> StepCounts:
+        letters = sum(output[TOPIC] == self._processor.errors for output in outputs)
+        return StepCounts(0, len(outputs) - letters, letters, 0, value_bytes([*outputs]))
 
     # Outputs that a topic refuses.
 

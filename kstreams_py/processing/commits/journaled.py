@@ -17,6 +17,7 @@ holds the tasks, and a new holder waits until they are decided before it reads t
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Collection, Mapping
 from functools import partial
 
@@ -25,6 +26,7 @@ from kstreams_py.graph.guarantees import Durability
 from kstreams_py.kafka.contracts import TOPIC, Output, ProducerMode
 from kstreams_py.kafka.leftovers import Leftovers
 from kstreams_py.kafka.transactions import place_options
+from kstreams_py.metrics import StepCounts
 from kstreams_py.processing.commits.committer import Context
 from kstreams_py.processing.commits.guarantees import ExactlyOnce
 from kstreams_py.processing.commits.session import Session
@@ -77,6 +79,8 @@ class Journaled(ExactlyOnce):
         self._parts: list[Part] = []
         self._places: dict[int, dict[str, OutputPlace]] = {}
         """By partition number and topic, the place of the last output that was written."""
+        self._dropped = Counter[int]()
+        """By partition number, the failed steps without a dead letter."""
 
     @classmethod
     def _producer_mode(cls, durability: Durability) -> ProducerMode:
@@ -125,6 +129,8 @@ class Journaled(ExactlyOnce):
             self._ask_for_places(part.partition, plan.outputs, range(begin, begin + part.outputs))
             begin += part.outputs
         self._parts += plan.parts
+        if self._processor.errors is None:
+            self._dropped.update(failure.inputs[0].partition() for failure in plan.failures)
         super().write(plan)
 
     def _commit(self) -> None:
@@ -146,13 +152,13 @@ class Journaled(ExactlyOnce):
         if writing:
             # the attempt's offsets are those before the delivery: a late copy of them would set the group back
             self._recorder.renew_if_tainted()
+            positions = self._uncommitted(writing)
             if self._deliveries.delivered is None:
-                positions = self._uncommitted(writing)
                 self._call(lambda producer: producer.send_offsets(positions, self._consumer))
-                self._call(lambda producer: producer.commit_transaction())
+                self._ask(positions, self._commit_transaction)
                 self._ledger.commit(positions)
             else:  # the next snapshot commits the offsets, or a turn without records
-                self._call(lambda producer: producer.commit_transaction())
+                self._ask(positions, self._commit_transaction)
             self._deliveries.deliver(writing)
 
     def _confirm(self, topic: str, attempts: Mapping[int, Attempt]) -> None:
@@ -165,9 +171,16 @@ class Journaled(ExactlyOnce):
         records = [attempt_record(self._deliveries.topic, number, each) for number, each in attempts.items()]
         silent = attempts.keys() - set(writing)
         moves = self._uncommitted(silent)
-        self._transact(self._committed(writing) | moves, records)
+        counts = self._count_silent(silent)
+        self._ask(moves, lambda: self._transact(self._committed(writing) | moves, records), counts)
+        self.tally.committed(counts)
         self._ledger.commit(moves)
         self._deliveries.deliver(silent)
+
+    def _count_silent(self, silent: Collection[int]) -> StepCounts:
+        """Counts the steps of tasks that write nothing."""
+        steps = sum(part.steps for part in self._parts if part.partition in silent)
+        return StepCounts(records_in=steps, dropped=sum(self._dropped[number] for number in silent))
 
     def _describe(self, part: Part) -> Attempt:
         """Returns the attempt of a task's delivery."""
@@ -210,6 +223,7 @@ class Journaled(ExactlyOnce):
     def _forget(self) -> None:
         super()._forget()
         self._parts, self._places = [], {}
+        self._dropped.clear()
 
     def _unrecorded(self, choices: Mapping[int, Choices], numbers: Collection[int]) -> dict[int, Choices]:
         """Returns the choices of an alts that are not recorded for the snapshots in force."""

@@ -17,12 +17,14 @@ Replacement = Callable[[Output, Plan, RecordRefused], Output | None]
 class RefusedOutputs:
     """Refused outputs: written one at a time; the one that is refused again is replaced by a dead letter."""
 
-    def __init__(self, replacement: Replacement) -> None:
+    def __init__(self, replacement: Replacement, note: Callable[[Output, Output | None], None]) -> None:
+        """`note` is told of each output that will not be written, and of the dead letter in its place, if any."""
         self.apart: deque[Output] = deque()
         """Outputs to be written one by one, because one of them is refused."""
         self.mistake: RecordRefused | None = None
         """The refusal of an output that no dead letter replaces: to be raised once all others are delivered."""
         self._replacement = replacement
+        self._note = note
         self._plans: list[Plan] = []
         """The plans written since the last commit, to find the step of a refused output."""
         self._replaced: set[bytes | None] = set()
@@ -63,7 +65,11 @@ class RefusedOutputs:
                 if step not in replaced:
                     replaced.add(step)
                     self.apart.append(dead)
-                elif replaced is self._least:
+                    self._note(output, dead)
+                    return
+                if replaced is self._least:
                     break
-                return  # several outputs of one step may be refused: one dead letter says so
+                self._note(output, None)  # several outputs of one step may be refused: one dead letter says so
+                return
+        self._note(output, None)
         self.mistake = self.mistake or mistake  # there are no dead letters, or the least one is refused, too

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
@@ -79,6 +80,8 @@ class Session:
         self._counters = counters
         self._producer: Producer | None = None
         self._opened_at: float | None = None
+        self.lost = Counter[str]()
+        """The records that its earlier producers have lost; see Producer.lost."""
 
     # Without errors.
 
@@ -243,6 +246,7 @@ class Session:
         """Drops the producer at once."""
         if self._producer is not None:
             self._producer.drop()
+            self.lost.update(self._producer.lost)
             self._producer = None
 
     def _abort(self) -> bool:

@@ -49,7 +49,9 @@ class StoredOffsets(ExactlyOnce):
         if left := [output for output in self._outputs if delivery_hash_of(output) not in self._delivered]:
             self._transact({}, left)
         self._delivered |= letters
-        self._store_rows(positions, {tp: self._stored[tp] for tp in positions if tp in self._stored})
+        expected = {tp: self._stored[tp] for tp in positions if tp in self._stored}
+        self._ask(positions, lambda: self._store_rows(positions, expected))
+        self.tally.committed()  # whatever becomes of the group's offsets
         self._stored |= positions
         self._delivered -= letters
         self._transact(positions, [])

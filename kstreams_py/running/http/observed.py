@@ -19,7 +19,7 @@ FAILURES_KEPT: Final = 20
 FRESH_SECONDS: Final = 1.0
 """Seconds that a reader waits for a new status if the newest is old: this process may have been stopped itself."""
 
-RATES: Final = ("records_in", "records_out", "bytes_in", "bytes_out", "dead_letters", "commits")
+RATES: Final = ("records_in", "records_out", "bytes_in", "bytes_out", "dead_letters", "dropped", "commits")
 """The counts whose growth per second is computed, besides `step_seconds` (of all steps) and `lag`."""
 
 
@@ -74,7 +74,7 @@ class ObservedRun:
         )
         self._lagging: dict[tuple[int, str], float] = {}
         self._failed: dict[tuple[int, str], tuple[int, float]] = {}
-        """By worker: the number of its dead letters, and when that number was reached."""
+        """By worker: the number of its failed steps, and when that number was reached."""
         self._failures = deque[Failed](maxlen=FAILURES_KEPT)
         self._texts: dict[tuple[int, str], str] = {}
 
@@ -98,7 +98,7 @@ class ObservedRun:
                     self._lagging.setdefault(worker, status.looked_at)
                 else:
                     self._lagging.pop(worker, None)
-                failed = report.counters.get("dead_letters", 0)
+                failed = report.counters.get("dead_letters", 0) + report.counters.get("dropped", 0)
                 if failed != self._failed.get(worker, (0,))[0]:
                     self._failed[worker] = failed, status.looked_at
                 if report.failure and self._texts.get(worker) != report.failure:

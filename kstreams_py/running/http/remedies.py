@@ -34,7 +34,7 @@ REMEDIES: Final[Mapping[str, str]] = {
     "dead_letters": "See `kstreams dead-letters list`, fix the cause, then run `kstreams dead-letters replay`.",
     "waiting": "Run `kstreams dead-letters list`; `replay` what can succeed now, and `discard` the rest with a reason.",
     "waiting_unknown": "Fix what it names: a topic, or a right to read dead letters and their marks (`kstreams acls`).",
-    "dropped": "Declare a dead-letter topic (errors=): without one, failed steps are only in the log.",
+    "dropped": "Declare a dead-letter topic (`errors=`): without one, the records of failed steps are only in the log.",
     "lag_unknown": "Check that the brokers answer and that the worker may read the topic: its lag is unknown.",
     "behind_state": "Fix that first: the lag shrinks once its workers run again.",
     "behind_function": "Make the function faster, or start more workers (`--slots`), up to the number of partitions.",
@@ -69,7 +69,7 @@ RUNBOOK: Final[Mapping[str, str]] = {
     "dead_letters": "KstreamsDeadLetters",
     "waiting": "KstreamsDeadLettersWait",
     "waiting_unknown": "KstreamsDeadLettersWait",
-    "dropped": "KstreamsDeadLetters",
+    "dropped": "KstreamsDropped",
     "lag_unknown": "KstreamsLagUnknown",
     "behind_state": "KstreamsBehind",
     "behind_function": "KstreamsBehindByItsFunction",
@@ -266,17 +266,21 @@ def _waiting(slot: SlotStatus, report: Report) -> Iterator[Problem]:
 
 Workers = Sequence[tuple[SlotStatus, Report]]
 
+_FAILED: Final = {"dead_letters": "failed step", "dropped": "dropped step"}
+
 
 def _failed(processor: Processor, workers: Workers, seen: Seen) -> Iterator[Problem]:
-    failed = sum(report.counters.get("dead_letters", 0) for _, report in workers)
-    if failed:
-        growth = _growth("dead_letters", processor.id, workers, seen)
+    for kind in ("dead_letters", "dropped"):
+        failed = sum(report.counters.get(kind, 0) for _, report in workers)
+        if not failed:
+            continue
+        growth = _growth(kind, processor.id, workers, seen)
         ages = [seen.failing.get((slot.number, processor.id)) for slot, _ in workers]
         last = min((age for age in ages if age is not None), default=0.0)
-        what = f"{processor.id}: {_count(failed, 'failed step')} since the run started"
+        what = f"{processor.id}: {_count(failed, _FAILED[kind])} since the run started"
         what += f", {growth:.1f} more each second" if growth else f", the last {_time(last)} ago"
         level: Level = "bad" if growth else "warning" if last <= FAILED_SECONDS else "note"
-        yield Problem(level, "dead_letters" if processor.errors else "dropped", None, processor.id, what)
+        yield Problem(level, kind, None, processor.id, what)
 
 
 def _letters(status: RunStatus) -> Iterator[Problem]:

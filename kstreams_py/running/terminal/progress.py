@@ -28,14 +28,25 @@ from kstreams_py.running.terminal.lines import prefixed
 Rows = dict[str, tuple[str, ...]]
 """Cells by the name of their row."""
 
-PROCESSORS: Final = ("state", "partitions", "in", "out", "dead letters", "lag", "records/s", "commits/s")
-"""The columns of the processors."""
+PROCESSORS: Final = (
+    "state", "partitions", "in", "out", "dead letters", "dropped", "rolled back", "lag", "records/s", "commits/s",
+)  # fmt: skip
+"""The columns of the processors: counts are of committed steps, except those rolled back."""
+
+RARE: Final = ("dropped", "rolled back")
+"""The columns that are shown only if one of the processors has a number there."""
 
 SLOTS: Final = ("state", "partitions", "up", "restarts")
 """The columns of the slots."""
 
-DROPPED: Final = ("commits/s", "out", "records/s", "in", "partitions", "restarts", "up", "dead letters", "lag")
+DROPPED: Final = (
+    "commits/s", "rolled back", "out", "records/s", "in", "partitions", "restarts", "up", "dropped", "dead letters",
+    "lag",
+)  # fmt: skip
 """The columns that a narrow terminal leaves out, in this order."""
+
+COUNTED: Final = ("records_in", "records_out", "dead_letters", "dropped", "rolled_back")
+"""The counts in these columns, in their order."""
 
 GAP: Final = 2
 """Characters between two columns."""
@@ -53,7 +64,7 @@ def processor_rows(status: RunStatus, rates: Mapping[str, tuple[float, float]]) 
         found[processor] = (
             summary(states),
             f"{held:,}",
-            *(f"{total.counters[name]:,}" for name in ("records_in", "records_out", "dead_letters")),
+            *(f"{total.counters.get(name, 0):,}" for name in COUNTED),
             "?" if total.lag is None else f"{total.lag:,}",
             f"{records:,.0f}",
             f"{commits:,.1f}",
@@ -118,13 +129,17 @@ def duration(seconds: float) -> str:
 
 def shown(columns: Sequence[str], rows: Rows, name: str, width: int) -> list[str]:
     """Returns the columns that fit into `width` characters. `name`: the head of the first column, always shown."""
-    kept = list(columns)
+    kept = [column for column in columns if column not in RARE or _has_number(columns.index(column), rows)]
     for dropped in DROPPED:
         if _width(columns, kept, rows, name) <= width:
             break
         if dropped in kept:
             kept.remove(dropped)
     return kept
+
+
+def _has_number(at: int, rows: Rows) -> bool:
+    return any(cells[at] != "0" for cells in rows.values())
 
 
 def _width(columns: Sequence[str], kept: Sequence[str], rows: Rows, name: str) -> int:
@@ -312,7 +327,8 @@ class Progress(Display):
                 continue
             self._logged[processor] = (now, total.counters)
             state, held, *values = rows[processor]
-            counted = ", ".join(f"{v} {c}" for c, v in zip(PROCESSORS[2:], values, strict=True))
+            columns = zip(PROCESSORS[2:], values, strict=True)
+            counted = ", ".join(f"{value} {column}" for column, value in columns if column not in RARE or value != "0")
             logger.info("%s: %s, %s partitions, %s", processor, counted, held, state, extra={"processor": processor})
 
 
