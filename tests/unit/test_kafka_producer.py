@@ -453,6 +453,7 @@ def test_records_without_an_acknowledgement_are_counted_as_lost_unless_an_error_
     for _ in range(3):
         with pytest.raises((Refused, Abortable)) as caught:
             producer.flush()
+        assert isinstance(caught.value, Refused | Abortable)
         returned.append([each[1] for each in caught.value.outputs])
     assert (returned, +producer.lost) == ([[b"1"], [b"2"], []], {"x": 1, "y": 1})
     producer.drop()
