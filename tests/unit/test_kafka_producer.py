@@ -433,6 +433,33 @@ def test_refused_outputs_are_returned_as_written_if_the_producer_keeps_them(
     assert caught.value.outputs == written[:2]
 
 
+def test_records_without_an_acknowledgement_are_counted_as_lost_unless_an_error_returns_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Purged(Queue):
+        purge = staticmethod(lambda **_: None)
+
+    client = Purged(sends=0)
+    monkeypatch.setattr(module, "new_client", lambda *_: client)
+    monkeypatch.setattr(module, "time", client)
+    producer = KafkaProducer(IDEMPOTENT, 10.0, keeps_failed=True)
+    codes = (None, CODES.INVALID_RECORD, CODES.NOT_ENOUGH_REPLICAS, CODES.REQUEST_TIMED_OUT, CODES.REQUEST_TIMED_OUT)
+    producer.write([output(b"%d" % number, "y" if number == 4 else "x") for number in range(7)])
+    callbacks: list[Any] = [queued[4] for queued in client.queue]
+    for report, code in zip(callbacks[:5], codes, strict=True):
+        report(None if code is None else ck.KafkaError(code), failed("x", b"?"))
+    del client.queue[:5]
+    returned = list[list[bytes]]()
+    for _ in range(3):
+        with pytest.raises((Refused, Abortable)) as caught:
+            producer.flush()
+        assert isinstance(caught.value, Refused | Abortable)
+        returned.append([each[1] for each in caught.value.outputs])
+    assert (returned, +producer.lost) == ([[b"1"], [b"2"], []], {"x": 1, "y": 1})
+    producer.drop()
+    assert producer.lost == {"x": 1, "y": 1, "": 2}
+
+
 def test_failed_delivery_of_an_output_with_its_own_callback_fails_the_transaction(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
