@@ -84,6 +84,7 @@ def test_exactly_once_process_killed_between_two_clusters_delivers_once(run: Run
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1_800)  # up to 150 processes and as many starts of two clusters' clients
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("journal", "cluster_of_outputs"),
