@@ -51,7 +51,7 @@ def no_pin(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(DeliveryJournal, "recover", recover_without_choices)
 
 
-@MUTATIONS.add("choices", batch=2, kinds=[Kind.ALTS])
+@MUTATIONS.add("choices", batch=2, kinds=[Kind.ALTS], seeds=800)
 def intake_kept_that_another_has_delivered(patch: pytest.MonkeyPatch) -> None:
     """As at most once."""
 

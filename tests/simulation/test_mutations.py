@@ -18,7 +18,7 @@ from tests.simulation import (
     mutations_of_sinks,
     world,
 )
-from tests.simulation.mutation import SEEDS_MAX, Mutation, find
+from tests.simulation.mutation import Mutation, find
 from tests.simulation.plan import Plan
 from tests.simulation.recorded_plans import PLANS
 from tests.simulation.suite import run
@@ -64,7 +64,7 @@ def test_recorded_runs_that_detect_mutations_are_clean_without_them() -> None:
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_mutation_is_seen_by_an_invariant_in_the_recorded_run_first(name: str) -> None:
     seen, _ = find(MUTATIONS[name])
-    assert seen is not None, f"no invariant detects {name} in {SEEDS_MAX} runs"
+    assert seen is not None, f"no invariant detects {name} in {MUTATIONS[name].seeds} runs"
     check_seen(MUTATIONS[name], seen)
     assert str(seen.plan) == PLANS[name], "python -m tests.simulation.recorded_plans"
 

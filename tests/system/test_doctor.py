@@ -39,7 +39,7 @@ def site(cluster: Cluster, name: str, tmp_path: Path) -> Callable[..., Site]:
 
 
 def test_healthy_graph_has_no_finding(site: Callable[..., Site]) -> None:
-    here = site(JOURNALED, "in")
+    here = site(JOURNALED.replace("id='work'", "id='work', errors=topic('errors')"), "in", "errors")
     here.write("in", b"0", b"1")
     with here.worker():
         wait_until(lambda: len(here.outputs) == 2, "the outputs")
@@ -66,7 +66,10 @@ def test_positions_that_a_start_refuses_are_found_before_it(site: Callable[..., 
         f"{source}:0:{end + 1}\n"
     )
     cluster.delete_group(here.group)
-    assert findings(here) == {("position_expired", f"work: {here.topic('in')}[0]"): "error"}
+    assert findings(here) == {
+        ("position_expired", f"work: {here.topic('in')}[0]"): "error",
+        ("dropped", "work"): "note",
+    }
 
 
 COUNTING = """
@@ -92,7 +95,11 @@ def test_state_that_a_start_refuses_is_named_by_status_and_doctor_before_it(
     )
     assert (status.status, status.err) == (1, "")
     assert f"work: not declared, committed {here.topic('in')}[0]@" in status.out
-    assert findings(here) == {("refused_start", "total[0]"): "error", ("undeclared", here.group): "note"}
+    assert findings(here) == {
+        ("refused_start", "total[0]"): "error",
+        ("undeclared", here.group): "note",
+        ("dropped", "total"): "note",
+    }
     assert f"error: total[0]: the next start {plan}\n" in doctor(here).out
     worker = WorkerProcess(here.file, 0, here.environment)
     assert worker.wait() == 5, worker.text

@@ -433,7 +433,7 @@ def test_refused_outputs_are_returned_as_written_if_the_producer_keeps_them(
     assert caught.value.outputs == written[:2]
 
 
-def test_records_without_an_acknowledgement_are_counted_as_lost_unless_an_error_returns_them(
+def test_records_without_an_acknowledgement_count_as_lost_unless_they_are_returned(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Purged(Queue):
