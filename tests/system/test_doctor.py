@@ -39,7 +39,7 @@ def site(cluster: Cluster, name: str, tmp_path: Path) -> Callable[..., Site]:
 
 
 def test_healthy_graph_has_no_finding(site: Callable[..., Site]) -> None:
-    here = site(JOURNALED.replace("id='work'", "id='work', errors=topic('errors')"), "in", "errors")
+    here = site(JOURNALED.replace("id='work'", "id='work', errors=graph.name + '.errors'"), "in", "errors")
     here.write("in", b"0", b"1")
     with here.worker():
         wait_until(lambda: len(here.outputs) == 2, "the outputs")
