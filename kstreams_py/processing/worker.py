@@ -99,7 +99,7 @@ class Worker:
         )  # fmt: skip
         self.committer = guarantee(context)
         self._committed = CommittedOffsets(name, instance_id, self.consumer, environment)
-        self._owed = Owed(processor.id, self.tasks, self.committer, self.consumer, self._committed)
+        self._owed = Owed(processor, self.tasks, self.committer, self.consumer, self._committed)
         self.intakes = Intakes(context, self.tasks, self.runner, self.committer, self._owed, stopping)
         inputs = {topic.name: topics[topic.name] for topic in processor.inputs}
         self._beginning = Beginning(environment, graph, processor, inputs)

@@ -37,3 +37,8 @@ def test_at_most_once_fault_at_every_point_doubles_nothing(kind: Kind, attempt: 
 def test_at_most_once_group_that_dies_as_it_begins_is_recorded_before_offsets_expire(plan: str) -> None:
     """Offsets were committed and steps were run before the group was recorded: it began again without a word."""
     run(Plan.parse(plan))
+
+
+def test_at_most_once_join_gives_back_a_step_in_all_of_its_inputs_or_in_none() -> None:
+    """A worker was frozen while a step waited; another had advanced one input past a marker: the records parted."""
+    run(Plan.parse("join:at_most_once:1/1~:frozen@35"))

@@ -7,6 +7,7 @@ from collections.abc import Collection
 from functools import partial
 
 from kstreams_py.errors import ClientError
+from kstreams_py.graph.declarations import Processor
 from kstreams_py.kafka.contracts import Consumer
 from kstreams_py.processing.commits.committer import Committer
 from kstreams_py.processing.tasks.committed import CommittedOffsets
@@ -28,10 +29,10 @@ class Owed:
     """
 
     def __init__(
-        self, processor: str, tasks: Tasks, committer: Committer, consumer: Consumer, committed: CommittedOffsets
+        self, processor: Processor, tasks: Tasks, committer: Committer, consumer: Consumer, committed: CommittedOffsets
     ) -> None:
-        """`processor` is its id."""
-        self._processor = processor
+        self._processor = processor.id
+        self._joins = processor.joins
         self._tasks = tasks
         self._ledger = tasks.ledger
         self._committer = committer
@@ -86,10 +87,17 @@ class Owed:
             self._consumer.commit(back)
 
     def starts(self, positions: Positions, owed: Debts) -> Positions:
-        """Returns the next offsets of debts whose committed offset is still the group's; logs which steps are lost."""
+        """Returns the next offsets of debts whose committed offset is still the group's; logs which steps are lost.
+
+        A join goes back in all inputs of a task or in none: otherwise its n-th records would no longer meet.
+        """
         if lost := [tp for tp, (at, committed) in owed.items() if positions.get(tp, committed + 1) > committed]:
             logger.error(
                 "%s: at most once: steps that waited are lost: another worker has %s, or had it meanwhile",
                 self._processor, ", ".join(map(str, sorted(lost))),
             )  # fmt: skip
-        return {tp: at for tp, (at, committed) in owed.items() if positions.get(tp) == committed}
+        moved = {tp for tp, (_, committed) in owed.items() if positions.get(tp) != committed}
+        if self._joins:
+            tasks = {tp.partition for tp in moved}
+            moved = {tp for tp in owed if tp.partition in tasks}
+        return {tp: at for tp, (at, _) in owed.items() if tp not in moved}
