@@ -123,14 +123,13 @@ class StepCounts:
             self.bytes_out - other.bytes_out,
         )
 
-    def without(self, lost: int, letters: int) -> StepCounts:
+    def without(self, outputs: int, letters: int, unknown: int) -> StepCounts:
         """Returns the counts without lost outputs and dead letters, and without their share of the bytes.
 
-        - `lost`: how many; if there are more than outputs, the others are dead letters.
-        - `letters`: how many more are known to be dead letters.
+        - `unknown`: how many more are lost. They may be of either kind, so both are counted without them.
         """
-        outputs = min(lost, self.records_out)
-        letters = min(lost - outputs + letters, self.dead_letters)
+        outputs = min(outputs + unknown, self.records_out)
+        letters = min(letters + unknown, self.dead_letters)
         written = self.records_out + self.dead_letters
         size = self.bytes_out * (outputs + letters) // written if written else 0
         return self - StepCounts(records_out=outputs, dead_letters=letters, bytes_out=size)

@@ -61,6 +61,9 @@ REFUSED_SECONDS: Final = 1.0
 FAILURES_KEPT: Final = 100
 """Failed deliveries of a transaction that are kept; it is aborted whatever the others are."""
 
+PURGED_SECONDS: Final = 0.2
+"""Seconds for which a dropped producer waits for the reports of its records (measured: 58 ms for 20,000)."""
+
 CHUNK_RECORDS: Final = 1_000
 CHUNK_BYTES: Final = 500_000
 """Limits for a producer without idempotence: it has no more than one batch of a partition in flight."""
@@ -386,8 +389,12 @@ class KafkaProducer:
         return f"{text}: no answer from {self._place}{cause}" if self._place else text
 
     def drop(self) -> None:
-        self.lost[""] += len(self._producer)
         self._producer.purge(blocking=False)
+        deadline = time.monotonic() + (PURGED_SECONDS if self._keeps_failed else 0.0)
+        while len(self._producer) and time.monotonic() < deadline:
+            with suppress(KStreamsError):  # of a client that has failed for good
+                self._poll(0.01)  # a flush would send what a thread of the client has not purged yet
+        self.lost[""] += len(self._producer)
         self._end()
 
     def _end(self) -> None:

@@ -20,7 +20,7 @@ from kstreams_py.errors import (
     TopicError,
     Unavailable,
 )
-from kstreams_py.kafka.contracts import Consumer, Output, ProducerMode, Report
+from kstreams_py.kafka.contracts import TOPIC, Consumer, Output, ProducerMode, Report
 from kstreams_py.kafka.membership import Holder, Membership, Owner, StaticMembership, replaced
 from kstreams_py.kafka.transactions import OpenTransaction
 from kstreams_py.records import Message, Positions, TopicPartition
@@ -156,10 +156,8 @@ class MemoryProducer:
         self.lost = Counter[str]()
         self._reports: list[tuple[Content, Report]] = []
         """Records whose writers want to know the offset."""
-        self._open = False
         self._enlisted: set[TopicPartition | None] = set()
-        self._ending_needed = False
-        self.tainted = False
+        self._open = self._ending_needed = self.tainted = False
 
     def taint(self) -> None:
         """Marks that a request of this producer may reach the broker late."""
@@ -198,8 +196,7 @@ class MemoryProducer:
             raise OutcomeUnknown(f"{self._id}: not started, or a transaction is open already")
         self._failed.clear()
         self._enlisted.clear()
-        self._ending_needed = False
-        self._open = True
+        self._ending_needed, self._open = False, True
 
     def send_offsets(self, positions: Positions, consumer: Consumer) -> None:
         assert isinstance(consumer, MemoryConsumer)
@@ -240,14 +237,16 @@ class MemoryProducer:
         failed, self._failed = self._failed, []
         if refused := [error for error in failed if isinstance(error, Refused)]:
             self._failed = [error for error in failed if not isinstance(error, Refused)]
-            raise Refused(refused[0].mistake, [output for error in refused for output in error.outputs])
+            outputs = [output for error in refused for output in error.outputs]
+            self.lost.subtract(output[TOPIC] for output in outputs)
+            raise Refused(refused[0].mistake, outputs)
         if failed:
             raise failed[0]
         if self._unanswered:
             raise Retriable(f"batches to {', '.join(map(str, self._unanswered))} wait for their acknowledgement")
 
     def drop(self) -> None:
-        self.lost[""] += self._unacknowledged
+        self.lost.update(self._unacknowledged)
         self._purge()
         self._unanswered = {}
 
@@ -258,15 +257,16 @@ class MemoryProducer:
 
     def _await_space(self) -> None:
         """Sends the queue if it is full. Raises if it stays full because there is no answer."""
-        if not self._unanswered or self._unacknowledged < self._network.queue_records:
+        if not self._unanswered or len(self._unacknowledged) < self._network.queue_records:
             return
         self._send()
-        if self._unacknowledged >= self._network.queue_records:
+        if len(self._unacknowledged) >= self._network.queue_records:
             raise (Abortable if self._id is not None else Retriable)("the producer's queue stayed full")
 
     @property
-    def _unacknowledged(self) -> int:
-        return len(self._queue) + sum(len(batch) for batches in self._unanswered.values() for batch in batches)
+    def _unacknowledged(self) -> list[str]:
+        sent = (tp.topic for tp, batches in self._unanswered.items() for batch in batches for _ in batch)
+        return [*(topic for topic, *_ in self._queue), *sent]
 
     def _send(self) -> None:
         """Sends the queue, a batch to each partition. Keeps errors for the next call that can raise them."""
@@ -326,7 +326,7 @@ class MemoryProducer:
 
     def _fail(self, error: KStreamsError, topic: str, records: int) -> None:
         self._failed.append(error)
-        self.lost[topic] += 0 if isinstance(error, Refused | Abortable) and error.outputs else records
+        self.lost[topic] += records  # until they are returned
 
     def _report(self, tp: TopicPartition, batch: list[Content], first: int) -> None:
         """Tells the writers of a batch where it was written."""

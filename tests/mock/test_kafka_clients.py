@@ -228,6 +228,31 @@ def test_ends_while_all_brokers_are_down_are_refused_as_without_an_answer(mock: 
     kafka.close()
 
 
+@pytest.mark.parametrize("durability", [Durability.COMMITTED, Durability.LEADER])
+def test_dropped_producer_that_writes_nothing_again_knows_the_topics_of_what_is_lost(
+    durability: Durability, mock: MockCluster
+) -> None:
+    """Records of an unknown topic count as lost outputs and as lost dead letters."""
+    mock.create("a", leader=1)
+    mock.create("b", leader=2)
+    producer = open_mock(mock, batch_num_messages=3).producer(producer_mode(Guarantee.AT_MOST_ONCE, durability), "id")
+    producer.write(outputs(range(3)) + outputs(range(1), "b"))
+    producer.flush()  # connects to both brokers
+    mock.track()
+    for broker in (1, 2):
+        mock.answer_from(broker, Api.Produce, (0, 3_000))
+    producer.write(outputs(range(3, 6)))
+
+    def is_in_flight() -> bool:
+        producer._poll(0.01)
+        return len(mock.requests(Api.Produce)) > 0
+
+    wait_until(is_in_flight, "a batch is in flight")
+    producer._queue(outputs(range(6, 400)) + outputs(range(1, 200), "b"))
+    producer.drop()
+    assert +producer.lost == {"a": 397, "b": 199}
+
+
 @pytest.mark.parametrize("mode", [producer_mode(g, Durability.COMMITTED) for g in Guarantee], ids=[*Guarantee])
 def test_exception_that_is_kept_keeps_no_client_that_was_dropped(mock: MockCluster, mode: ProducerMode) -> None:
     mock.create("a")

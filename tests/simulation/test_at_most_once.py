@@ -42,3 +42,15 @@ def test_at_most_once_group_that_dies_as_it_begins_is_recorded_before_offsets_ex
 def test_at_most_once_join_gives_back_a_step_in_all_of_its_inputs_or_in_none() -> None:
     """A worker was frozen while a step waited; another had advanced one input past a marker: the records parted."""
     run(Plan.parse("join:at_most_once:1/1~:frozen@35"))
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        "fork:at_most_once:5779:frozen@37:joined@32",  # dead letters were lost, and later outputs were not counted
+        "fork:at_most_once:100520:late@35:frozen@3:joined@5:dies_after@16",  # refused outputs were lost
+        "generator:at_most_once:101944:joined@36:frozen@30:replaced@38",
+    ],
+)
+def test_at_most_once_outputs_lost_with_their_partitions_are_not_counted(plan: str) -> None:
+    run(Plan.parse(plan))

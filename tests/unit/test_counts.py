@@ -21,6 +21,7 @@ from kstreams_py.processing.worker import Worker
 from kstreams_py.records import HASH_HEADER, Positions
 from kstreams_py.testing import CrashPoint, TestDriver
 from kstreams_py.testing import driver as driver_module
+from kstreams_py.testing.memory_clients import MemoryProducer
 from tests.unit.plant import A0, A1, ALO, AMO, EO, Plant, leave_commits_unanswered, numbers
 from tests.unit.test_at_most_once import go_on, stall
 from tests.unit.test_stored_rows import Table
@@ -273,3 +274,36 @@ def test_at_most_once_dead_letters_are_counted_in_place_of_refused_outputs() -> 
     assert (counts_of(worker), worker.counters.dead_letters) == ((5, len(plant.out()), 0), plant.dead_letter_count)
     assert (len(plant.out()), plant.dead_letter_count) == (3, 2)
     assert worker.counters.bytes_out == 3 + sum(len(m.value() or b"") for m in plant.cluster.records("dead"))
+
+
+@pytest.mark.parametrize("knows", [True, False], ids=["topics are known", "topics are not known"])
+@pytest.mark.parametrize("waits", [True, False], ids=["one output waits", "none waits"])
+def test_at_most_once_lost_dead_letters_are_not_counted_in_place_of_later_outputs(
+    waits: bool, knows: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The queue is dropped with the partitions; later outputs are written before the next commit."""
+    drop = MemoryProducer.drop
+
+    def drop_in_silence(producer: MemoryProducer) -> None:
+        drop(producer)
+        producer.lost = Counter({"": producer.lost.total()})
+
+    if not knows:
+        monkeypatch.setattr(MemoryProducer, "drop", drop_in_silence)
+    plant = Plant(function=mixed, guarantee=AMO, linger=60.0)
+    plant.feed("a", "2", "3", "13")
+    worker = plant.started()
+    worker.run_turn()
+    if waits:
+        plant.feed("a", "5")
+        with monkeypatch.context() as patch:
+            patch.setattr(MemoryProducer, "write", raise_full)
+            worker.run_turn()
+    stall(plant, False, "10", "11")
+    assert go_on(plant, worker) == ["5", "10", "11"][not waits :]
+    assert counts_of(worker) == (5 + waits, 2 + waits, 0)
+    assert worker.counters.dead_letters == plant.dead_letter_count == 0
+
+
+def raise_full(producer: MemoryProducer, outputs: object) -> None:
+    raise Retriable("the producer's queue stayed full")

@@ -456,8 +456,10 @@ def test_records_without_an_acknowledgement_count_as_lost_unless_they_are_return
         assert isinstance(caught.value, Refused | Abortable)
         returned.append([each[1] for each in caught.value.outputs])
     assert (returned, +producer.lost) == ([[b"1"], [b"2"], []], {"x": 1, "y": 1})
+    before = client.now
     producer.drop()
-    assert producer.lost == {"x": 1, "y": 1, "": 2}
+    assert producer.lost == {"x": 1, "y": 1, "": 2}, "the client has not reported them in time"
+    assert client.now - before == pytest.approx(module.PURGED_SECONDS, abs=0.011)
 
 
 def test_failed_delivery_of_an_output_with_its_own_callback_fails_the_transaction(

@@ -47,20 +47,22 @@ def test_counters_count_outputs_dead_letters_and_dropped_steps_apart() -> None:
 
 
 @pytest.mark.parametrize(
-    ("lost", "letters", "left"),
+    ("lost", "left"),
     [
-        (0, 0, (5, 6, 2, 1, 80)),
-        (3, 0, (5, 3, 2, 1, 50)),
-        (3, 1, (5, 3, 1, 1, 40)),
-        (7, 0, (5, 0, 1, 1, 10)),
-        (9, 9, (5, 0, 0, 1, 0)),
+        ((0, 0, 0), (5, 6, 2, 1, 80)),
+        ((3, 0, 0), (5, 3, 2, 1, 50)),
+        ((3, 1, 0), (5, 3, 1, 1, 40)),
+        ((3, 0, 1), (5, 2, 1, 1, 30)),
+        ((7, 0, 0), (5, 0, 2, 1, 20)),
+        ((9, 9, 9), (5, 0, 0, 1, 0)),
     ],
 )
-def test_counts_without_lost_outputs_leave_out_dead_letters_last(
-    lost: int, letters: int, left: tuple[int, ...]
+def test_counts_without_lost_outputs_are_the_least_that_the_topics_have(
+    lost: tuple[int, int, int], left: tuple[int, ...]
 ) -> None:
-    assert StepCounts(5, 6, 2, 1, 80).without(lost, letters) == StepCounts(*left)
-    assert StepCounts(5).without(lost, letters) == StepCounts(5)
+    """The outputs, the dead letters and the records of unknown topics that are lost."""
+    assert StepCounts(5, 6, 2, 1, 80).without(*lost) == StepCounts(*left)
+    assert StepCounts(5).without(*lost) == StepCounts(5)
 
 
 def test_names_of_the_counts_are_the_integers_of_the_counters() -> None:

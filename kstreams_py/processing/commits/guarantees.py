@@ -393,7 +393,8 @@ class AtMostOnce(_WithoutTransactions):
         """Replaces the producer, and keeps the outputs that the old one has not taken."""
         if self.busy:
             logger.error("%s: at most once: outputs may be lost: %s", self._processor.id, error)
-        untouched, waiting = self._outputs, self._count(self._outputs)
+        untouched, self._outputs = self._outputs, []
+        waiting = self._count(untouched)
         self.tally.ran(NOTHING - waiting)
         try:
             self.session.renew("failure")
@@ -412,6 +413,7 @@ class AtMostOnce(_WithoutTransactions):
             logger.error("%s: at most once: the partitions are lost: outputs may be lost", self._processor.id)
             self._lost_at = self._ledger.committed
             self.session.end()
+            self._count_lost()  # now: what is written later is not among them
         self._ledger.reset()
 
     def resume(self, positions: Positions, partitions: Collection[TopicPartition]) -> Positions:  # noqa: ARG002
@@ -431,6 +433,7 @@ class AtMostOnce(_WithoutTransactions):
 
     def _drop_outputs(self) -> None:
         self.tally.ran(NOTHING - self._count([*self._outputs, *self._refused.apart]))
+        self._outputs = []
         self._refused.apart.clear()
         self._refused.committed()
         self._forget()
@@ -483,13 +486,14 @@ class AtMostOnce(_WithoutTransactions):
         self._clear()
 
     def _count_lost(self) -> None:
-        """Leaves out the outputs that the producers have lost since the last count."""
+        """Leaves out the outputs that the producers have lost since the last count; those that wait are not lost."""
         session, before = self.session, self._lost_outputs
         self._lost_outputs = session.lost + Counter(session.producer.lost if session.has_producer else {})
-        lost = self._lost_outputs - before
-        letters = sum(number for topic, number in lost.items() if topic == self._processor.errors)
-        outputs = sum(lost[topic] for topic in ("", *(topic.name for topic in self._processor.outputs)))
-        self.tally.open = self.tally.open.without(outputs, letters)
+        if lost := self._lost_outputs - before:
+            waiting = self._count([*self._outputs, *self._refused.apart])
+            letters = sum(number for topic, number in lost.items() if topic == self._processor.errors)
+            outputs = sum(lost[topic.name] for topic in self._processor.outputs)
+            self.tally.open = (self.tally.open - waiting).without(outputs, letters, lost[""]) + waiting
 
     def _replaced(self, output: Output, letter: Output | None) -> None:
         """Counts the dead letter that replaces an output; with None, only leaves the output out."""
