@@ -143,13 +143,14 @@ def replay(
     _warn_unreadable(summary.unreadable)
     if summary.stopped:
         echo(f"stopped at {summary.stopped}")
-    counts = [f"{count:,} {outcome}" for outcome, count in summary.counts.items() if count]
+    names = {each: str(each) for each in ReplayOutcome}
     if dry_run:
-        counts = [each.replace(f" {ReplayOutcome.REPLAYED}", " would be replayed") for each in counts]
+        names[ReplayOutcome.REPLAYED] = "would be replayed"
+    counts = [f"{count:,} {names[outcome]}" for outcome, count in summary.counts.items() if count]
     nothing = "nothing was replayed" if summary.stopped else "no dead letters to replay"
     left_out = f"; {summary.discarded:,} discarded are left out" if summary.discarded else ""
     echo((", ".join(counts) or nothing) + left_out)
-    if not summary.is_complete and not dry_run:
+    if not summary.is_complete:
         raise typer.Exit(1)
 
 

@@ -12,6 +12,7 @@ from typer.testing import CliRunner, Result
 import kstreams_py as ks
 from kstreams_py.cli import dead_letters, options
 from kstreams_py.errors import SettingsError, UserMistake
+from kstreams_py.operations.dead_letters.replay import ReplayOutcome, Summary
 from tests.unit.test_operations import Shop, declare_map
 
 
@@ -93,6 +94,18 @@ def test_dry_run_prints_what_would_be_replayed_and_runs_nothing(terminal: Termin
         + ["2 would be replayed"],
     )
     assert terminal.shop.calls == []
+
+
+def test_dry_run_says_which_letters_cannot_be_replayed_and_ends_with_status_1(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    summary = Summary({ReplayOutcome.REPLAYED: 2, ReplayOutcome.FAILED: 0, ReplayOutcome.STAYS: 4}, discarded=1)
+    monkeypatch.setattr(dead_letters, "plan_replay", lambda *_, **__: summary)
+    done = terminal.run("replay", "--dry-run")
+    assert (done.exit_code, done.stdout) == (
+        1,
+        "2 would be replayed, 4 cannot be replayed; 1 discarded are left out\n",
+    )
 
 
 def test_replay_that_a_function_stops_says_where_and_ends_with_status_1(
