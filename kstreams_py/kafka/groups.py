@@ -22,6 +22,14 @@ class Member:
     host: str
     partitions: tuple[TopicPartition, ...]
 
+    @property
+    def name(self) -> str:
+        """The instance, or what else tells a person who it is."""
+        return self.instance or self.client_id
+
+    def __str__(self) -> str:
+        return f"{self.name} on {self.host}"
+
 
 @dataclass(frozen=True, slots=True)
 class GroupInfo:
@@ -46,7 +54,7 @@ def _describe(group: str, info: GroupInfo) -> Iterator[str]:
     yield f"{group}: " + ("there is no such group yet" if info.state == "Dead" else info.state)
     by_slot = sorted(((slot_of(group, member.instance), member) for member in info.members), key=_order)
     for slot, member in by_slot:
-        who = f"not a slot ({member.instance or member.client_id})" if slot is None else f"slot {slot}"
+        who = f"not a slot ({member.name})" if slot is None else f"slot {slot}"
         held = ", ".join(map(str, member.partitions)) or "no partition"
         yield f"  {who} on {member.host}: {held}; member {member.member_id}"
 

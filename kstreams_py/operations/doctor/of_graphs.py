@@ -110,8 +110,7 @@ def find_undeclared(facts: Facts, examined: Examined) -> Iterator[Finding]:  # n
             "undeclared",
             each.group,
             f"the graph no longer declares {each.processor!r}, which has read its inputs{held}",
-            f"if it has a new name, give it the id {each.processor!r} back; if it is gone: kafka-consumer-groups.sh "
-            f"--delete --group {each.group}",
+            each.remedy,
         )
 
 
@@ -121,11 +120,11 @@ def find_retention(facts: Facts, examined: Examined) -> Iterator[Finding]:
         settings = facts.cluster.topics[tp.topic].settings
         if not log.start <= position < log.stable or "delete" not in settings.get("cleanup.policy", ""):
             continue
-        yield from _ofshow_duration(processor, tp, position, log, int(settings["retention.ms"]))
+        yield from _of_time(processor, tp, position, log, int(settings["retention.ms"]))
         yield from _of_bytes(processor, tp, position, log, int(settings["retention.bytes"]))
 
 
-def _ofshow_duration(
+def _of_time(
     processor: Processor, tp: TopicPartition, position: int, log: LogInfo, retention: int
 ) -> Iterator[Finding]:
     """Compares the next record with retention.ms. `log.since` has the first offsets within all and half of it."""
@@ -253,7 +252,7 @@ def find_members(facts: Facts, examined: Examined) -> Iterator[Finding]:
         group = examined.group(processor)
         others = [each for each in _members(facts, examined, processor) if slot_of(group, each.instance) is None]
         if others:
-            shown = ", ".join(f"{each.instance or each.client_id} on {each.host}" for each in others)
+            shown = ", ".join(map(str, others))
             yield Finding(
                 Severity.ERROR,
                 "foreign_member",

@@ -99,9 +99,7 @@ def check_targets(
 
 def check_no_members(groups: Mapping[str, GroupInfo], target: str) -> None:
     """Raises UserMistake if one of the groups has members; `target` is the graph's name on the command line."""
-    names = [
-        f"{member.instance or member.client_id} on {member.host}" for info in groups.values() for member in info.members
-    ]
+    names = [str(member) for info in groups.values() for member in info.members]
     if not names:
         return
     slots = {slot_of(group, member.instance) for group, info in groups.items() for member in info.members} - {None}

@@ -9,7 +9,7 @@ from kstreams_py.graph.declarations import Processor, changelog_of
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import TopicInfo
 from kstreams_py.processing.beginning import Beginning
-from kstreams_py.processing.runners.opening import open_stores
+from kstreams_py.processing.runners.opening import name_state, open_stores
 from kstreams_py.records import Positions, TopicPartition
 from kstreams_py.state.changelog import Changelog
 from kstreams_py.state.keyed import POSITIONS_KEY, MemoryBase
@@ -27,7 +27,7 @@ class RestoredStates:
         self._cluster = environment.cluster
         self._processor = processor
         self._changelog = changelog_of(graph.name, processor) or ""
-        self._name = f"{processor.id}: state {processor.state.name!r}" if processor.state is not None else ""
+        self._name = name_state(processor)
         self._stores = open_stores(graph, processor, environment, topics, self._open_base)
 
     def check(

@@ -67,7 +67,7 @@ def find_undeclared(graph: Graph, environment: Environment, admin: GroupAdmin) -
         except KStreamsError as error:  # who may read the groups of the graph need not have the right to this one
             found.append(UndeclaredProcessor(processor, group, {}, (), str(error)))
         else:
-            held = tuple(f"{each.instance or each.client_id} on {each.host}" for each in members)
+            held = tuple(map(str, members))
             found.append(UndeclaredProcessor(processor, group, committed, held))
     return found
 
@@ -184,7 +184,7 @@ class _Tasks:
     def _holder(self, number: int) -> str:
         for member in self._group.members:
             if any(tp.partition == number and tp.topic in self._inputs for tp in member.partitions):
-                return f"{member.instance or member.client_id} on {member.host}"
+                return str(member)
         return ""
 
     def _describe_open(self, partitions: Collection[TopicPartition]) -> Iterator[str]:

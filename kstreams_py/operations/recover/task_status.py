@@ -60,6 +60,12 @@ class UndeclaredProcessor:
     members: tuple[str, ...]
     unseen: str = ""
 
+    @property
+    def remedy(self) -> str:
+        """What to do, as text."""
+        delete = f"kafka-consumer-groups.sh --delete --group {self.group}"
+        return f"if it has a new name, give it the id {self.processor!r} back; if it is gone: {delete}"
+
 
 def plan_of(recovery: Recovery, offsets: Mapping[str, int]) -> str:
     """Returns what a start does after a recovery. `offsets`: where the inputs stand then."""
@@ -87,10 +93,7 @@ def describe_undeclared(found: UndeclaredProcessor) -> str:
     held = ", ".join(found.members) or "no member"
     seen = f"its group cannot be read: {found.unseen}" if found.unseen else f"committed {committed}, held by {held}"
     head = f"{found.processor}: not declared, {seen}"
-    delete = f"kafka-consumer-groups.sh --delete --group {found.group}"
-    return join_lines(
-        [head, f"  if it has a new name, give it the id {found.processor!r} back; if it is gone: {delete}"]
-    )
+    return join_lines([head, f"  {found.remedy}"])
 
 
 def undeclared_as_fields(found: UndeclaredProcessor) -> dict[str, Any]:

@@ -71,6 +71,11 @@ def open_runner(
     return runner, stores
 
 
+def name_state(processor: Processor) -> str:
+    """Returns what messages call a processor's state; "" if it has none."""
+    return "" if processor.state is None else f"{processor.id}: state {processor.state.name!r}"
+
+
 def _open_stores(
     graph: Graph, processor: Processor, slot: int, environment: Environment, topics: Mapping[str, TopicInfo]
 ) -> Stores | None:
@@ -106,6 +111,6 @@ def open_stores(
     def open_store(number: int, changelog_id: str) -> TaskStore:
         return TaskStore(open_base(number, changelog_id), key, value)
 
-    name = f"{processor.id}: state {processor.state.name!r}"
+    name = name_state(processor)
     find = find_command_at(environment.settings.bootstrap_servers, [changelog])
     return Stores(name, known, inputs, environment.cluster, open_store, environment.clock, find)
