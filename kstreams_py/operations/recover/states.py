@@ -23,11 +23,15 @@ class RestoredStates:
     def __init__(
         self, graph: Graph, processor: Processor, environment: Environment, topics: Mapping[str, TopicInfo]
     ) -> None:
-        """Makes no request, but for the schemas of the state. `topics` has the inputs of the processor."""
+        """Makes no request, but for the schemas of the state.
+
+        `topics` has the inputs of the processor, and its changelog if that exists.
+        """
         self._cluster = environment.cluster
         self._processor = processor
         self._changelog = changelog_of(graph.name, processor) or ""
         self._name = name_state(processor)
+        self._exists = self._changelog in topics
         self._stores = open_stores(graph, processor, environment, topics, self._open_base)
 
     def check(
@@ -45,7 +49,7 @@ class RestoredStates:
         if self._stores is None:
             return False
         begun = beginning.states_begun(self._changelog) if beginning is not None else {}
-        if self._changelog not in self._cluster.topics([self._changelog]):  # the start creates it, and finds it empty
+        if not self._exists:  # the start creates it, and finds it empty
             has_read = any(committed.values())
             if has_read and number in begun:
                 raise lost_changelog(self._name, Changelog(self._changelog, ""), begun[number], committed)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping
 
 from kstreams_py.errors import InputLost, KStreamsError, RecoveryUndecidable, Retriable, UserMistake
-from kstreams_py.graph.declarations import Processor
+from kstreams_py.graph.declarations import Processor, changelog_of
 from kstreams_py.graph.names import group_of
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.administration import GroupAdmin
@@ -94,10 +94,11 @@ class _Tasks:
         self._inputs = {topic.name: topics[topic.name] for topic in processor.inputs}
         self._partitions = partitions_of(processor, topics)
         self._beginning = Beginning(environment, graph, processor, self._inputs)
-        self._states = RestoredStates(graph, processor, environment, topics)
         self._journal = open_journal(graph, processor, environment, topics, "")
         self._backing = graph.journal_topic(processor) or ""
-        existing = self._cluster.topics([graph.beginnings, *([self._backing] if self._backing else [])])
+        own = (graph.beginnings, self._backing, changelog_of(graph.name, processor))
+        existing = self._cluster.topics([name for name in own if name])
+        self._states = RestoredStates(graph, processor, environment, {**topics, **existing})
         self._was_started = graph.beginnings in existing
         self._journaled = existing[self._backing].partitions if self._backing in existing else 0
         """The number of tasks that have a journal; the next start creates it and adds partitions."""
