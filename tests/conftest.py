@@ -50,6 +50,7 @@ OF_SPARK: Final = {
 LONGEST_FIRST: Final = (
     SPARK,
     *CLUSTERS,
+    "system/test_pipeline_deaths",
     "system/test_verifier",
     "system/test_grid",
     "system/test_transactions",
@@ -188,15 +189,20 @@ def topic_name() -> str:
     return f"test-{uuid.uuid4().hex[:12]}"
 
 
-def scope_of(nodeid: str, *, quick: bool) -> str:
-    """What runs in one xdist worker: a file, without its ending, all files that share something, or a single test.
+def file_of(nodeid: str) -> str:
+    """The file of a test, below tests/ and without its ending."""
+    return nodeid.split("::", 1)[0].removeprefix("tests/").removesuffix(".py")
 
-    In the long tier, a file of simulations or the grid takes more than half an hour, and its tests share nothing.
+
+def scope_of(nodeid: str, *, quick: bool) -> str:
+    """What runs in one xdist worker: a file, all files that share something, or a single test.
+
+    In the long tier, these files would take most of their part's half an hour, and their tests share nothing.
     """
-    file = nodeid.split("::", 1)[0].removeprefix("tests/").removesuffix(".py")
+    file = file_of(nodeid)
     if quick and file in OF_SPARK:
         return SPARK
-    if not quick and (file.startswith("simulation/") or file == "system/test_grid"):
+    if not quick and file.startswith(("simulation/", "system/test_grid", "system/test_pipeline_deaths")):
         return nodeid
     return next((directory for directory in CLUSTERS if file.startswith(directory)), file)
 
@@ -286,7 +292,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     places = {name: place for place, name in enumerate(LONGEST_FIRST)}
 
     def place(item: pytest.Item) -> int:
-        return places.get(scope_of(item.nodeid, quick=is_quick(config)), len(places))
+        scope = scope_of(item.nodeid, quick=is_quick(config))
+        return places.get(scope, places.get(file_of(item.nodeid), len(places)))
 
     items.sort(key=place)
 

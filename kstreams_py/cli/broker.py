@@ -11,6 +11,7 @@ import typer
 from kstreams_py.cli.streams import echo
 from kstreams_py.embedded import detached, jars
 from kstreams_py.embedded.java import find_java
+from kstreams_py.settings import Settings
 
 app = typer.Typer(help="A real Kafka on this machine's loopback, for first steps and tests.", no_args_is_help=True)
 
@@ -30,6 +31,8 @@ def start(
     java = find_java()
     classpath = jars.kafka_classpath(lambda line: echo(line, file=sys.stderr))
     started = detached.start(classpath, java, brokers=brokers, data_dir=data_dir, port=port)
+    if started.bootstrap_servers != Settings.model_fields["bootstrap_servers"].default:
+        echo(f"commands find it by: export KSTREAMS_BOOTSTRAP_SERVERS={started.bootstrap_servers}", file=sys.stderr)
     echo(started.bootstrap_servers)
 
 

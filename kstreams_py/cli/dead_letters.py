@@ -16,7 +16,7 @@ from kstreams_py.operations.dead_letters.discard import Discard, check_reason
 from kstreams_py.operations.dead_letters.reader import LetterReader
 from kstreams_py.operations.dead_letters.replay import ReplayOutcome, plan_replay
 from kstreams_py.operations.dead_letters.replay import replay as replay_letters
-from kstreams_py.operations.dead_letters.text import Describer, group_as_json, groups_as_text
+from kstreams_py.operations.dead_letters.text import Describer, group_as_json, groups_as_text, show_class
 from kstreams_py.processing.dead_letters.letters import Letter, LetterSelection, group
 
 app = typer.Typer(help="Dead letters of a graph: list, show, replay and discard.", no_args_is_help=True)
@@ -32,6 +32,9 @@ OfProcessor = Annotated[str | None, typer.Option("--processor", help="only this 
 OfTopic = Annotated[str | None, typer.Option("--topic", help="only from this topic of dead letters")]
 OfPartition = Annotated[int | None, typer.Option("--partition", help="only from this partition", min=0)]
 AtOffset = Annotated[int | None, typer.Option("--offset", help="only the dead letter at this offset", min=0)]
+SHOWN = 10
+"""How many dead letters a discard shows before it asks."""
+
 AsJson = Annotated[bool, typer.Option("--json", help="a JSON object a line")]
 
 
@@ -78,8 +81,8 @@ def show(
     partition: OfPartition = None,
     offset: AtOffset = None,
     count: Annotated[int, typer.Option("-n", help="how many of each partition, the newest ones", min=1)] = 10,
-    replayed: Annotated[bool, typer.Option("--replayed", help="also those that are replayed")] = False,
-    discarded: Annotated[bool, typer.Option("--discarded", help="also those that are discarded")] = False,
+    replayed: Annotated[bool, typer.Option("--replayed", help="those that are replayed, too")] = False,
+    discarded: Annotated[bool, typer.Option("--discarded", help="those that are discarded, too")] = False,
     as_json: AsJson = False,
     bootstrap_servers: Bootstrap = None,
     config: Config = None,
@@ -135,7 +138,7 @@ def replay(
         if outcome is not ReplayOutcome.REPLAYED:
             echo(f"{letter.place}  {letter.processor}  {outcome}: {why}")
         elif dry_run:
-            echo(f"{letter.place}  {letter.processor}  would be replayed ({letter.error}: {letter.message[:100]})")
+            echo(f"{letter.place}  {letter.processor}  would be replayed {_show_error(letter)}")
 
     with open_graph(target, bootstrap_servers, config) as (graph, environment):
         act = plan_replay if dry_run else replay_letters
@@ -172,22 +175,28 @@ def discard(
     """Mark dead letters that nobody needs as discarded, so that they no longer wait. Exit status 1 if the answer is no.
 
     Nothing is deleted: list counts them with their reasons, show --discarded prints them, and replay --discarded
-    processes them after all. Prints how many are selected, and asks first. After a crash, run the command again. Needs
+    processes them after all. Prints the first ten of them, and asks first. After a crash, run the command again. Needs
     the rights to read the dead letters, to write __ks.GRAPH.replayed, and to use the transactional id
     GRAPH.dead-letters.
     """
     reason = check_reason(reason)
     selection = _select(processor, error, since, topic, partition, offset)
 
+    shown = 0
+
     def report(letter: Letter) -> None:
-        if dry_run:
-            echo(f"{letter.place}  {letter.processor}  would be discarded ({letter.error}: {letter.message[:100]})")
+        nonlocal shown
+        shown += 1
+        if dry_run or (not yes and shown <= SHOWN):
+            echo(f"{letter.place}  {letter.processor}  would be discarded {_show_error(letter)}")
 
     with open_graph(target, bootstrap_servers, config) as (graph, environment):
         found = Discard(graph, environment, selection, reason, report)
         _warn_unreadable(found.unreadable)
         letters = f"{len(found):,} dead letter{'' if len(found) == 1 else 's'}"
         if found and not dry_run:
+            if not yes and len(found) > SHOWN:
+                echo(f"and {len(found) - SHOWN:,} more: --dry-run prints all")
             if not yes and not is_confirmed(f"discard {letters}?"):
                 echo("nothing was discarded")
                 raise typer.Exit(1)
@@ -196,6 +205,10 @@ def discard(
         echo("no dead letters to discard")
     else:
         echo(f"{len(found):,} {'would be discarded' if dry_run else 'discarded'}")
+
+
+def _show_error(letter: Letter) -> str:
+    return f"({show_class(letter.error)}: {letter.message[:100]})"
 
 
 def _select(

@@ -16,7 +16,7 @@ import typer
 from kstreams_py.deployment.slot_number import slot_number
 from kstreams_py.errors import SettingsError
 from kstreams_py.formats.registries import open_registry
-from kstreams_py.graph.loading import load
+from kstreams_py.graph.loading import UNKNOWN, load
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.cluster import KafkaCluster
 from kstreams_py.printable import escape
@@ -96,16 +96,16 @@ def open_graph(
     """Gives the graph and a real cluster, closed at the end. `needs_processors`: see `Graph.validate`."""
     graph = load(target)
     graph.validate(needs_processors=needs_processors)
-    with open_environment(Settings.load(config, bootstrap_servers=bootstrap_servers)) as environment:
+    with open_environment(Settings.load(config, bootstrap_servers=bootstrap_servers), target) as environment:
         yield graph, environment
 
 
 @contextmanager
-def open_environment(settings: Settings) -> Iterator[Environment]:
-    """Gives a real cluster, closed at the end."""
+def open_environment(settings: Settings, target: str = UNKNOWN) -> Iterator[Environment]:
+    """Gives a real cluster, closed at the end. `target`: how the command names the graph."""
     registry = open_registry(settings.schema_registry_url, settings.schema_directory, settings.schema_registry)
     cluster = KafkaCluster(settings)
     try:
-        yield Environment(cluster, registry, settings)
+        yield Environment(cluster, registry, settings, target=target)
     finally:
         cluster.close()

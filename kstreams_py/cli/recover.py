@@ -31,6 +31,7 @@ from kstreams_py.operations.recover.audit import AuditScope as Scope
 from kstreams_py.operations.recover.audit import audit as run_audit
 from kstreams_py.operations.recover.audit_report import as_fields as as_audit_fields
 from kstreams_py.operations.recover.audit_report import describe as describe_audit
+from kstreams_py.operations.recover.forget import ForgottenProcessor
 from kstreams_py.operations.recover.positions import Move, as_fields, describe, parse_targets
 from kstreams_py.operations.recover.reset import BEGINNING, END, GraphPositions
 from kstreams_py.operations.recover.reset import ResetTarget as Goal
@@ -42,7 +43,8 @@ from kstreams_py.operations.transactions.abort import UNCHANGED
 from kstreams_py.printable import join_lines
 
 app = typer.Typer(
-    help="What a graph has processed: show its tasks, audit its outputs, and move, export and restore its positions.",
+    help="What a graph has processed: show its tasks, audit its outputs, and move, export, restore and delete its "
+    "positions.",
     no_args_is_help=True,
 )
 
@@ -133,14 +135,43 @@ def reset(
 ) -> None:
     """Move the positions of a processor and its journal. Exit status 1 if the answer is no.
 
-    Prints the old and the new position of each partition, and asks first. Refused while its group has members. One
-    transaction sets everything. Needs READ on the group and the topics, and WRITE on __ks.* and on the transactional id
-    GRAPH.recover.
+    Prints the old and the new position of each partition and what follows, and asks first. Refused while its group
+    has members. One transaction sets everything. Needs READ on the group and the topics, and WRITE on __ks.* and on the
+    transactional id GRAPH.recover.
     """
     goal = _goal(to_offset, to_time, to_beginning, to_end)
     check_json(dry_run=dry_run, yes=yes, as_json=as_json)
     with _opened(target, bootstrap_servers, config) as positions:
         _move(positions, positions.plan_reset(processor, goal), (dry_run, yes, as_json))
+
+
+@app.command()
+def forget(
+    target: Target,
+    processor: Annotated[str, typer.Argument(help="the processor that the graph no longer declares, by its id")],
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    bootstrap_servers: Bootstrap = None,
+    config: Config = None,
+) -> None:
+    """Delete the group of a processor that is no longer declared, and what is recorded of its beginnings.
+
+    Prints its positions, and asks first. Exit status 1 if the answer is no. Refused while its group has members, and
+    while the framework's topics of it are left. If it is declared again, it begins at auto_offset_reset. Needs DELETE
+    on the group, READ on its topics, and WRITE on __ks.GRAPH.beginnings.
+    """
+    with open_graph(target, bootstrap_servers, config, needs_processors=False) as (graph, environment):
+        forgotten = ForgottenProcessor(graph, target, environment, GroupAdmin(environment.settings), processor)
+        committed = ", ".join(f"{tp}@{at}" for tp, at in sorted(forgotten.found.committed.items()))
+        echo_lines(f"{forgotten.found.group}: committed {committed or 'none'}")
+        if dry_run:
+            echo(f"would be deleted; {UNCHANGED}")
+            return
+        if not yes and not is_confirmed("delete this group, with its positions?"):
+            echo(UNCHANGED)
+            raise typer.Exit(1)
+        forgotten.forget()
+    echo(f"deleted {forgotten.found.group}")
 
 
 @app.command()
@@ -188,7 +219,8 @@ def _goal(to_offset: list[str] | None, to_time: str | None, to_beginning: bool, 
 def _move(positions: GraphPositions, moves: list[Move], options: tuple[bool, bool, bool]) -> None:
     dry_run, yes, as_json = options
     if not as_json:
-        echo_lines(join_lines(describe(moves)) or "the positions are already set")
+        lines = [*describe(moves), *positions.consequences(moves)]
+        echo_lines(join_lines(lines) or "the positions are already set")
     if moves and not dry_run:
         if not yes and not is_confirmed("set these positions?"):
             echo(UNCHANGED)

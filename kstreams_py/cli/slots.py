@@ -38,11 +38,15 @@ def release(
     """Remove the static members of these slots from every group of the graph, so that their partitions move at once.
 
     Use it for slots that no worker takes again. It does not end a worker that still runs: such a worker joins its
-    groups again, or ends if it was in the middle of a commit.
+    groups again, or ends if it was in the middle of a commit. A slot that has no member is free already.
     """
     graph = load(target)
     admin = GroupAdmin(Settings.load(config, bootstrap_servers=bootstrap_servers))
-    for group, members in members_of(graph.name, _groups(graph, admin), slots).items():
+    found = members_of(_groups(graph, admin), slots)
+    held = {slot_of(group, member.instance) for group, members in found.items() for member in members}
+    for slot in sorted({*slots} - held):
+        echo(f"slot {slot} has no member in any group of graph {graph.name!r}: nothing to release")
+    for group, members in found.items():
         removed = admin.remove(group, {member.instance: "" for member in members})
         for member in members:
             done = "released" if removed[member.instance] else "had left already:"

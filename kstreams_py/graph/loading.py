@@ -28,6 +28,9 @@ EXTRAS: Final = {
 }  # fmt: skip
 """The extra of this package that installs a module."""
 
+UNKNOWN: Final = "GRAPH"
+"""The target of a graph that no module has as a global, in commands that are shown."""
+
 _OR_START: Final = ", or start from the directory it is in"
 
 
@@ -166,7 +169,7 @@ def target_of(graph: Graph) -> str:
 
 
 def show_target(graph: Graph) -> str:
-    """Returns the target of a graph for a command that a person types; "GRAPH" if no module has it as a global."""
+    """Returns the target of a graph for a command that a person types; UNKNOWN if no module has it as a global."""
     for module_name, module, name in _homes(graph):
         is_file = module_name == "__main__" or module_name.startswith(FILE_MODULE)
         place = _file_of(module) if is_file else module_name
@@ -174,7 +177,17 @@ def show_target(graph: Graph) -> str:
             near = os.path.relpath(place) if is_file else place
             graphs = {id(value) for value in vars(module).values() if isinstance(value, Graph)}
             return shlex.quote(near if len(graphs) == 1 else f"{near}:{name}")
-    return "GRAPH"
+    return UNKNOWN
+
+
+def show_command(graph: Graph, command: str, *arguments: str) -> str:
+    """Returns a command about a graph as a person types it, such as kstreams recover reset shop.py price.
+
+    If no module has the graph as a global, only the command: kstreams recover reset.
+    """
+    target = show_target(graph)
+    words = (target, *map(shlex.quote, arguments)) if target != UNKNOWN else ()
+    return " ".join(("kstreams", command, *words))
 
 
 def _file_of(module: ModuleType) -> str | None:

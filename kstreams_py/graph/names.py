@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from typing import Final
 
 RESERVED: Final = "__"
@@ -12,6 +13,14 @@ RESERVED: Final = "__"
 def group_of(graph: str, processor: str) -> str:
     """Returns the consumer group of a processor, by its id. Hashes and metrics use the same name."""
     return f"{graph}.{processor}"
+
+
+def id_of(graph: str, name: str, known: Collection[str]) -> str:
+    """Returns the id of a processor that a person has named by its id or, as commands print it, by its group.
+
+    - `known`: the ids of processors.
+    """
+    return name if name in known else name.removeprefix(f"{graph}.")
 
 
 def member_of(group: str, slot: int) -> str:

@@ -177,6 +177,18 @@ class GroupAdmin(Requests):
 
         return self.ask(f"removing members of group {group!r}", "READ on the group", ask) if members else {}
 
+    def delete(self, group: str) -> None:
+        """Deletes a group with its committed offsets; one that does not exist is deleted already."""
+
+        def ask(client: Any) -> None:
+            from kafka import errors  # noqa: PLC0415
+
+            answer = client.delete_groups([group])[group]
+            if answer not in ("OK", errors.GroupIdNotFoundError.__name__):  # kafka-python answers with their names
+                raise getattr(errors, answer, errors.UnknownError)(group)
+
+        self.ask(f"deleting group {group!r}", "DELETE on the group", ask)
+
     def pending(self, group: str, partitions: Collection[TopicPartition]) -> Pending:
         """See contracts.Cluster; if the transactions cannot be listed, `unknown` has the reason."""
         pinned = self.unstable(group, partitions)

@@ -6,7 +6,6 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from kstreams_py.errors import SettingsError
 from kstreams_py.kafka.transactions import OpenTransaction
 from kstreams_py.printable import join_lines
 from kstreams_py.records import Positions, TopicPartition
@@ -64,22 +63,13 @@ def _order(row: tuple[int | None, Member]) -> tuple[bool, int, str]:
     return slot is None, slot or 0, member.member_id
 
 
-def members_of(graph: str, groups: Mapping[str, GroupInfo], slots: Collection[int]) -> dict[str, list[Member]]:
-    """Returns the static members of these slots, by group. Raises SettingsError for a slot without any member."""
+def members_of(groups: Mapping[str, GroupInfo], slots: Collection[int]) -> dict[str, list[Member]]:
+    """Returns the static members of these slots, by group."""
     found: dict[str, list[Member]] = {}
-    known: set[int] = set()
     for group, info in groups.items():
         for member in info.members:
-            if (slot := slot_of(group, member.instance)) is not None:
-                known.add(slot)
-                if slot in slots:
-                    found.setdefault(group, []).append(member)
-    if missing := sorted(set(slots) - known):
-        held = ", ".join(map(str, sorted(known))) or "none"
-        raise SettingsError(
-            f"slot {', '.join(map(str, missing))} has no member in any group of graph {graph!r} (slots that have: "
-            f"{held}): nothing was released; see `kstreams slots list`"
-        )
+            if slot_of(group, member.instance) in slots:
+                found.setdefault(group, []).append(member)
     return found
 
 

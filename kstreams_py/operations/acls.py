@@ -66,7 +66,8 @@ NOTES: Final[Mapping[Role, str]] = {
     Role.WORKER: "CREATE is not needed once `kstreams topics create` has run, ALTER while inputs gain no partitions, "
     "READ on __ks.*.replayed while no page (--http) counts the dead letters that wait",
     Role.OPERATOR: "`kstreams transactions abort` and `commit` need ALTER on the cluster, too: it grants any right, so "
-    "it is left to an administrator; so is DELETE on the topics, for `kstreams topics delete`",
+    "it is left to an administrator; so is DELETE on the topics, for `kstreams topics delete`, and on the groups, for "
+    "`kstreams recover forget`",
     Role.READER: "a reader that is a member of a group needs READ on that group, too",
     Role.PIPELINE: "CREATE is not needed once `kstreams topics create` has run, DELETE without `kstreams pipeline "
     "reset`",

@@ -5,24 +5,22 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
-from kstreams_py.errors import BrokerUnavailable, Retriable, UserMistake
+from kstreams_py.errors import BrokerUnavailable, Retriable
 from kstreams_py.graph.declarations import Processor
 from kstreams_py.graph.names import group_of, recover_id
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import Cluster, Consumer, TopicInfo
 from kstreams_py.processing.commits.attempts import Attempts
-from kstreams_py.processing.topics import find_topics
+from kstreams_py.processing.topics import find_topics, missing_topics
 from kstreams_py.records import Positions, TopicPartition
 from kstreams_py.steps.environment import Environment
 
 
-def find_all_topics(graph: Graph, cluster: Cluster) -> dict[str, TopicInfo]:
-    """Returns the topics of a graph by name. Raises UserMistake if one is missing."""
-    found = find_topics(graph, cluster)
-    if missing := [name for name in graph.topics if name not in found]:
-        raise UserMistake(
-            f"missing topics: {', '.join(missing)}: run `kstreams topics create`, or correct --bootstrap-servers"
-        )
+def find_all_topics(graph: Graph, cluster: Cluster, names: Collection[str] | None = None) -> dict[str, TopicInfo]:
+    """Returns topics of a graph by name; None for all. Raises TopicError if one is missing."""
+    found = find_topics(graph, cluster, names)
+    if missing := [name for name in (graph.topics if names is None else names) if name not in found]:
+        raise missing_topics(graph, missing, "correct --bootstrap-servers")
     return found
 
 

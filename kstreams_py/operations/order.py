@@ -34,7 +34,7 @@ from kstreams_py.ordering.held import ObjectStop, read_task
 from kstreams_py.processing.dead_letters.letters import Letter
 from kstreams_py.records import Message, TopicPartition, Unreadable
 from kstreams_py.state.changelog import unreadable_value
-from kstreams_py.state.reading import read_reserved
+from kstreams_py.state.reading import commands_of, read_reserved
 from kstreams_py.steps.environment import Environment
 
 logger = logging.getLogger(__name__)
@@ -132,7 +132,7 @@ def find_objects(graph: Graph, processor: Processor, environment: Environment) -
             task = read_task(entries, partition)
         except DecodeError as error:
             changelog = TopicPartition(changelog_of(graph.name, processor) or "", partition)
-            raise TopicError(unreadable_value(changelog, error)) from None
+            raise TopicError(unreadable_value(changelog, error, commands_of(graph, processor))) from None
         waiting: dict[bytes, list[HeldEvent]] = {}
         for event in sorted(task.held, key=lambda event: event.prev):
             waiting.setdefault(event.object, []).append(event)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from kstreams_py.errors import UserMistake, did_you_mean
 from kstreams_py.graph.declarations import Processor, changelog_of
-from kstreams_py.graph.names import RESERVED, delivered_topic, group_of, is_own_topic, journal_topic, runs_topic
+from kstreams_py.graph.names import RESERVED, delivered_topic, group_of, id_of, is_own_topic, journal_topic, runs_topic
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.administration import GroupAdmin
 from kstreams_py.kafka.contracts import Cluster, TopicInfo
@@ -80,6 +80,7 @@ class TopicDeletion:
 
     def plan_processor(self, processor: str) -> list[DeletableTopic]:
         """Returns the framework's topics of one processor, whether it is declared or not. Raises UserMistake."""
+        processor = id_of(self._graph.name, processor, self._changelogs)
         if processor in {each.id for each in self._graph.pipelines}:
             raise UserMistake(
                 f"{processor!r} is a pipeline: run `kstreams pipeline reset {self._name} {processor}`, which deletes "

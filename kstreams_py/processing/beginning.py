@@ -18,10 +18,12 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from typing import Final, NamedTuple
 
 from kstreams_py.errors import DecodeError, InputLost
 from kstreams_py.graph.declarations import Processor
+from kstreams_py.graph.loading import show_command
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import Cluster, Output, TopicInfo
 from kstreams_py.kafka.foreign_records import foreign, is_deletion, is_offset, parse_json
@@ -79,6 +81,7 @@ class Beginning:
         self._processor = processor.id
         self._has_state = processor.state is not None
         self._graph = graph.name
+        self._show = partial(show_command, graph)
         self._declared = {each.id for each in graph.processors}
         self._topic = graph.beginnings
         self._inputs = inputs
@@ -122,9 +125,9 @@ class Beginning:
         for other in self.other_names():
             logger.warning(
                 "%s: begins to read %s, which %r has read, a processor that the graph does not declare: if this is its "
-                "new name, stop it, and give it the id %r back, or the positions of group %s.%s (`kstreams recover "
-                "reset`)",
+                "new name, stop it, and give it the id %r back, or the positions of group %s.%s (`%s`)",
                 self._processor, ", ".join(sorted(self._inputs)), other, other, self._graph, other,
+                self._show("recover reset", self._processor),
             )  # fmt: skip
 
     def other_names(self) -> list[str]:
@@ -151,8 +154,8 @@ class Beginning:
             raise InputLost(
                 f"{self._processor}: {', '.join(map(str, lost))} was read before, and its committed offset no longer "
                 f"exists: Kafka keeps the offsets of a stopped group for offsets.retention.minutes "
-                f"({'not known' if minutes is None else minutes}): decide where it goes "
-                "on, and set it once the group has no members (`kstreams recover reset`), then start again"
+                f"({'not known' if minutes is None else minutes}): decide where it goes on, and set it once the group "
+                f"has no members (`{self._show('recover reset', self._processor)}`), then start again"
             )
         return self.first(partitions)
 
@@ -259,6 +262,14 @@ def changelogs_begun(begun: Collection[BegunPartition]) -> dict[str, set[str]]:
 def forgotten_state(topic: str, begun: BegunPartition) -> Output:
     """Returns the tombstone of a record that a state is begun."""
     return (topic, None, json.dumps(begun).encode(), 0, None, None, 0, None)
+
+
+def forgotten_processor(cluster: Cluster, topic: str, processor: str) -> list[Output]:
+    """Returns the tombstones of all that a topic of beginnings has of a processor."""
+    begun, starts = read_begun(cluster, topic)
+    keys: list[Sequence[object]] = [each for each in begun if each.processor in (processor, processor + _HAS_STATE)]
+    keys += [(processor + _NAMES_START, *each[1:]) for each in starts if each.processor == processor]
+    return [(topic, None, json.dumps(key).encode(), 0, None, None, 0, None) for key in keys]
 
 
 def read_begun(cluster: Cluster, topic: str) -> tuple[dict[BegunPartition, int], dict[BegunPartition, tuple[int, str]]]:

@@ -8,11 +8,13 @@ from typing import NamedTuple
 
 from kstreams_py.errors import TopicError
 from kstreams_py.graph.declarations import DEFAULT_PARTITIONS, Processor, Topic, changelog_of
+from kstreams_py.graph.loading import show_command
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import Cluster, TopicInfo
 from kstreams_py.kafka.own_topics import check_own_topics, check_settings, ensure_topics
 from kstreams_py.records import Positions, TopicPartition
 from kstreams_py.state.changelog import CHANGELOG_SETTINGS
+from kstreams_py.state.reading import commands_of
 
 JOURNAL_SETTINGS: Mapping[str, str] = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
 """A journal's newest record must never be lost to time or compaction; the worker deletes older ones."""
@@ -97,6 +99,12 @@ def ask_clusters(
     return found
 
 
+def missing_topics(graph: Graph, missing: Collection[str], other_remedy: str) -> TopicError:
+    """Returns the exception for topics of a graph that do not exist."""
+    create = show_command(graph, "topics create")
+    return TopicError(f"missing topics: {', '.join(missing)}: run `{create}`, or {other_remedy}")
+
+
 def find_topics_of(graph: Graph, processor: Processor, cluster: Cluster) -> dict[str, TopicInfo]:
     """Returns the existing topics of a processor, with its journal and its changelog."""
     found = find_topics(graph, cluster, [*(topic.name for topic in processor.inputs), *processor.written])
@@ -124,9 +132,7 @@ def preview_topics(graph: Graph, cluster: Cluster) -> None:
 def _check_declared(graph: Graph, cluster: Cluster) -> dict[str, TopicInfo]:
     found = find_topics(graph, cluster)
     if missing := [name for name in graph.topics if name not in found]:
-        raise TopicError(
-            f"missing topics: {', '.join(missing)}: run `kstreams topics create`, or start with --create-topics"
-        )
+        raise missing_topics(graph, missing, "start with --create-topics")
     for name, info in found.items():
         declared = graph.topics[name]
         if declared.partitions is not None and declared.partitions != info.partitions:
@@ -173,7 +179,7 @@ def _own_topics(
         if (journal := graph.journal_topic(processor)) is not None:
             wanted[""][journal] = (partitions, JOURNAL_SETTINGS)
         if (changelog := changelog_of(graph.name, processor)) is not None:
-            _check_growth(processor, changelog, partitions, cluster)
+            _check_growth(graph, processor, changelog, partitions, cluster)
             wanted[""][changelog] = (partitions, CHANGELOG_SETTINGS)
         if (delivered := graph.delivered(processor)) is not None:
             wanted.setdefault(processor.cluster, {})[delivered] = (partitions, DELIVERED_SETTINGS)
@@ -182,15 +188,15 @@ def _own_topics(
     return wanted
 
 
-def _check_growth(processor: Processor, changelog: str, partitions: int, cluster: Cluster) -> None:
+def _check_growth(graph: Graph, processor: Processor, changelog: str, partitions: int, cluster: Cluster) -> None:
     """Raises TopicError if the inputs of a processor and its changelog differ in their number of partitions."""
     found = cluster.topics([changelog]).get(changelog)
     if found is not None and found.partitions != partitions:
+        commands = commands_of(graph, processor)
         raise TopicError(
             f"{processor.id}: its inputs have {partitions} partitions, and its changelog {changelog!r} has "
             f"{found.partitions}: keys have moved to other partitions, and their state has not: read topics with "
-            f"{found.partitions} partitions; or stop all workers, delete {changelog!r} (`kstreams topics delete "
-            "--processor`), and set the group to the start (`kstreams recover reset`)"
+            f"{found.partitions} partitions; or {commands.start_over(changelog)}"
         )
 
 

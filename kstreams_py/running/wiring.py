@@ -224,6 +224,7 @@ class SupervisedRun:
                 raise KeyboardInterrupt  # nothing to drain: end the import of the graph, or the wait for a broker
             for each in SIGNALS:
                 signal.signal(each, lambda *_: self._supervisor.kill())
+            logger.info("%s: draining", signal.Signals(signum).name)
             self._supervisor.stop()
 
         for signum in SIGNALS:

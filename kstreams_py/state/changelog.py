@@ -24,17 +24,31 @@ READ_AT_ONCE: Final = 10_000
 """Records of a changelog that are read in one request: more might not arrive within request_timeout_ms."""
 
 
-MAKE_AGAIN: Final = "set the group to the start (`kstreams recover reset`), so that the state is made again"
+class Commands(NamedTuple):
+    """The commands that messages about a state name; those of a known graph name it and the processor, too.
+
+    - `reset`: moves the positions of the processor.
+    - `delete`: deletes the changelog.
+    - `find`: finds transactions that hang in the changelog.
+    """
+
+    reset: str = "kstreams recover reset"
+    delete: str = "kstreams topics delete"
+    find: str = "kstreams transactions find-hanging"
+
+    @property
+    def make_again(self) -> str:
+        """How to make a state again whose changelog is empty."""
+        return f"set the group to the start (`{self.reset}`), so that the state is made again"
+
+    def start_over(self, topic: str) -> str:
+        """Returns how to continue without a changelog that lacks its workers' records, or has others as well."""
+        return f"stop all workers, delete {topic!r} (`{self.delete}`), and {self.make_again}"
 
 
-def start_over(topic: str) -> str:
-    """Returns how to continue without a changelog that lacks its workers' records, or has others as well."""
-    return f"stop all workers, delete {topic!r} (`kstreams topics delete --processor`), and {MAKE_AGAIN}"
-
-
-def unreadable_value(changelog: TopicPartition, why: object) -> str:
+def unreadable_value(changelog: TopicPartition, why: object, commands: Commands) -> str:
     """Returns what to do about an unreadable newest value of a key of the framework's own; `why` names the key."""
-    return f"{changelog}: {why}: {who_wrote(changelog.topic)}: {start_over(changelog.topic)}"
+    return f"{changelog}: {why}: {who_wrote(changelog.topic)}: {commands.start_over(changelog.topic)}"
 
 
 class Changelog(NamedTuple):

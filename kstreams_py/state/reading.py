@@ -9,11 +9,13 @@ from kstreams_py.errors import DecodeError, TopicError
 from kstreams_py.formats.registry import Registry
 from kstreams_py.formats.serdes import Serde, bind
 from kstreams_py.graph.declarations import Processor, changelog_of
+from kstreams_py.graph.loading import show_command
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import Cluster
 from kstreams_py.kafka.foreign_records import foreign
+from kstreams_py.kafka.transactions import find_command_at
 from kstreams_py.records import Message, TopicPartition
-from kstreams_py.state.changelog import READ_AT_ONCE, start_over
+from kstreams_py.state.changelog import READ_AT_ONCE, Commands
 from kstreams_py.state.keyed import RESERVED
 
 
@@ -22,6 +24,13 @@ def bind_state(graph: Graph, processor: Processor, registry: Registry) -> tuple[
     state, changelog = processor.state, changelog_of(graph.name, processor)
     assert state is not None, f"{processor.id} has no state"
     return bind(state.key, registry, f"{changelog}-key"), bind(state.value, registry, f"{changelog}-value")
+
+
+def commands_of(graph: Graph, processor: Processor, bootstrap_servers: str = "") -> Commands:
+    """Returns the commands that messages about a processor's state name."""
+    reset = show_command(graph, "recover reset", processor.id)
+    delete = show_command(graph, "topics delete", "--processor", processor.id)
+    return Commands(reset, delete, find_command_at(bootstrap_servers, [changelog_of(graph.name, processor) or ""]))
 
 
 def read_state(graph: Graph, processor: Processor, cluster: Cluster, registry: Registry) -> dict[Any, Any]:
@@ -57,9 +66,9 @@ def _read_tasks(
             try:
                 data, key = m.value(), m.key()
             except DecodeError as error:
-                raise TopicError(f"{foreign(m, 'change of a state', error)}: {start_over(changelog)}") from None
+                raise _foreign(graph, processor, m, error) from None
             if key is None:
-                raise TopicError(f"{foreign(m, 'change of a state', 'it has no key')}: {start_over(changelog)}")
+                raise _foreign(graph, processor, m, "it has no key")
             if key.startswith(RESERVED) is not reserved:
                 continue
             if data is None:
@@ -67,6 +76,11 @@ def _read_tasks(
             else:
                 task[key] = data
     return found
+
+
+def _foreign(graph: Graph, processor: Processor, m: Message, why: object) -> TopicError:
+    remedy = commands_of(graph, processor).start_over(m.topic())
+    return TopicError(f"{foreign(m, 'change of a state', why)}: {remedy}")
 
 
 def _records(cluster: Cluster, tp: TopicPartition) -> Iterator[Message]:

@@ -30,14 +30,13 @@ from kstreams_py.kafka.foreign_records import foreign
 from kstreams_py.log_fields import repeated
 from kstreams_py.records import Message, Positions, TopicPartition, Unreadable
 from kstreams_py.state.changelog import (
-    MAKE_AGAIN,
     READ_AT_ONCE,
     Changelog,
+    Commands,
     Position,
     change_records,
     positions_record,
     read_positions,
-    start_over,
     write_positions,
 )
 from kstreams_py.state.keyed import CHECKPOINT_SECONDS, POSITIONS_KEY, Changes, TaskStore
@@ -59,22 +58,37 @@ MISSING_SECONDS: Final = 30.0
 """Seconds for which brokers may not know a changelog: a new topic reaches brokers one by one."""
 
 
-def lost_changelog(name: str, changelog: Changelog, before: str, offsets: Positions) -> InputLost:
+def lost_changelog(name: str, changelog: Changelog, before: str, offsets: Positions, commands: Commands) -> InputLost:
     """Returns the error of a state that was begun, and whose changelog has no records.
 
     - `name`: names the processor and its state.
     - `changelog`: has an empty id if the topic does not exist.
     - `before`: the id of the changelog that had the state.
     - `offsets`: the committed offsets of the tasks, of which none has a record in the changelog.
+    - `commands`: the commands that mend it.
     """
-    here = " ".join(f"--to-offset {tp.topic}:{tp.partition}:{at}" for tp, at in offsets.items())
+    here = name_offsets(offsets)
     numbers = sorted({tp.partition for tp in offsets})
     tasks = ", ".join(str(TopicPartition(changelog.topic, number)) for number in numbers)
     now = f"{tasks}, with id {changelog.topic_id}, is empty" if changelog.topic_id else f"{tasks} does not exist"
     return InputLost(
         f"{name}: its changelog {now}, and the state was in the one with id {before}: it was deleted, and its contents "
-        f"are lost: {MAKE_AGAIN}; or set it to where it is (`kstreams recover reset` with {here}, and so for the "
+        f"are lost: {commands.make_again}; or set it to where it is (`{commands.reset} {here}`, and so for the "
         "partitions of other workers), so that the state begins empty there"
+    )
+
+
+def name_offsets(offsets: Positions) -> str:
+    """Returns the options of `kstreams recover reset` that set these offsets."""
+    return " ".join(f"--to-offset {tp.topic}:{tp.partition}:{at}" for tp, at in offsets.items())
+
+
+def begin_empty(commands: Commands, topic: str, group: Positions) -> str:
+    """Returns how a state begins empty where its group is. `topic`: the changelog."""
+    here = name_offsets(group)
+    return (
+        f"delete topic {topic!r} (`{commands.delete}`), and set the group to where it is (`{commands.reset}"
+        f"{here and ' '}{here}`, and so for its other tasks), so that the state begins empty there"
     )
 
 
@@ -89,7 +103,7 @@ class Stores:
         cluster: Cluster,
         open_store: Callable[[int, str], TaskStore],
         clock: Callable[[], float],
-        find_command: str,
+        show_commands: Callable[[], Commands] = Commands,
     ) -> None:
         """Makes no request.
 
@@ -98,12 +112,12 @@ class Stores:
         - `topic_ids`: the broker's id of each input.
         - `open_store`: opens the store of a partition number, with the id of the changelog.
         - `clock`: returns seconds.
-        - `find_command`: the command that finds hanging transactions.
+        - `show_commands`: returns the commands that messages name.
         """
         self.by_partition: dict[int, TaskStore] = {}
         self._name, self._changelog, self._topic_ids = name, changelog, topic_ids
         self._cluster, self._open_store, self._clock = cluster, open_store, clock
-        self._find_command = find_command
+        self._show_commands = show_commands
         self._behind_since: float | None = None
         """Clock time since which a restore waits for a transaction, or of the last warning about it."""
         self._missing_since: float | None = None
@@ -198,7 +212,7 @@ class Stores:
 
     @property
     def _start_over(self) -> str:
-        return start_over(self._changelog.topic)
+        return self._show_commands().start_over(self._changelog.topic)
 
     def _check_changelog(self) -> None:
         """Raises InputLost if the changelog was created again; Retriable, later TopicError, if it does not exist."""
@@ -210,7 +224,7 @@ class Stores:
             why = f"{self._name}: no broker knows its changelog {topic!r}"
             if now - self._missing_since < MISSING_SECONDS:
                 raise Retriable(why)
-            raise TopicError(f"{why}: it was deleted, and its contents are lost: {MAKE_AGAIN}")
+            raise TopicError(f"{why}: it was deleted, and its contents are lost: {self._show_commands().make_again}")
         self._missing_since = None
         if known and found.topic_id and found.topic_id != known:
             raise self._replaced(known, found.topic_id)
@@ -227,8 +241,8 @@ class Stores:
         tp, topic_id = self._changelog_of(number), self._changelog.topic_id
         return InputLost(
             f"{self._name}: its changelog {tp}, with id {topic_id}, is empty, and this worker has {had}: the "
-            f"changelog's contents are lost: delete what this worker has, and {MAKE_AGAIN}, or to where it is, so that "
-            "the state begins empty there"
+            "changelog's contents are lost: delete what this worker has, and "
+            f"{self._show_commands().make_again}, or to where it is, so that the state begins empty there"
         )
 
     def _ask(self, request: Callable[[], T]) -> T:
@@ -278,7 +292,7 @@ class Stores:
             self._behind_since = now
             logger.warning(
                 "%s waits for the end of transactions in %s: `%s` shows those that hang", self._name,
-                ", ".join(map(str, sorted(changelogs))), self._find_command,
+                ", ".join(map(str, sorted(changelogs))), self._show_commands().find,
                 extra=repeated(f"restores of {self._name} that wait for transactions"),
             )  # fmt: skip
 
@@ -324,6 +338,7 @@ class Stores:
     def _check(self, number: int, group: Mapping[str, int]) -> None:
         """Raises InputLost if a restored store does not match its changelog, or the group's offsets."""
         named, topic_id = self._named[number], self._changelog.topic_id
+        at_group = {TopicPartition(topic, number): at for topic, at in group.items()}
         if named and topic_id and named != topic_id:
             raise self._replaced(named, topic_id)
         for topic, (topic_id, at) in self._positions[number].items():
@@ -333,25 +348,21 @@ class Stores:
             if topic_id != self._topic_ids[topic]:
                 raise InputLost(
                     f"{self._name} does not belong to its input: topic {topic!r} was deleted and created again since: "
-                    f"stop all workers, delete topic {self._changelog.topic!r} (`kstreams topics delete --processor`), "
-                    "and set the group to where it is (`kstreams recover reset`), so that the state begins empty there"
+                    f"stop all workers, {begin_empty(self._show_commands(), self._changelog.topic, at_group)}"
                 )
             committed = group.get(topic)
             if committed is None:
-                raise self._mistaken(
-                    number,
-                    f"it is at {tp}@{at}, which has no committed offset (if the processor has a new id, give it the "
-                    "one before)",
-                )
+                why = "which has no committed offset (if the processor has a new id, give it the one before)"
+                raise self._mistaken(number, at_group, f"it is at {tp}@{at}, {why}")
             if committed != at:
-                raise self._mistaken(number, f"it is at {tp}@{at}, and the group is at {committed}")
+                raise self._mistaken(number, at_group, f"it is at {tp}@{at}, and the group is at {committed}")
         self._doubts.pop(number, None)
         if self.by_partition[number].base.get(POSITIONS_KEY) is None:
             self._unplaced.add(number)
         else:
             self._unplaced.discard(number)
 
-    def _mistaken(self, number: int, why: str) -> KStreamsError:
+    def _mistaken(self, number: int, group: Positions, why: str) -> KStreamsError:
         """Returns NotRestored the first time, then InputLost.
 
         In between, the group is polled and asked again: another worker may have committed meanwhile.
@@ -359,10 +370,12 @@ class Stores:
         if self._doubts.get(number) != why:
             self._doubts[number] = why
             return NotRestored(f"{self._name}: {why}: asking again")
+        state = {TopicPartition(topic, number): at.next for topic, at in self._positions[number].items()}
+        commands = self._show_commands()
         return InputLost(
             f"{self._name} does not belong to the committed offsets: {why}: stop all workers, then set the group to "
-            f"where the state is (`kstreams recover reset`), or delete topic {self._changelog.topic!r} (`kstreams "
-            "topics delete --processor`) and set the group to where it is, so that the state begins empty there"
+            f"where the state is (`{commands.reset} {name_offsets(state)}`, and so for its other tasks), or "
+            f"{begin_empty(commands, self._changelog.topic, group)}"
         )
 
     # The first record of positions.
@@ -375,7 +388,7 @@ class Stores:
         first = self.empty
         if lost := sorted(first.keys() & begun.keys()):
             offsets = {tp: at for number in lost for tp, at in first[number].items()}
-            raise lost_changelog(self._name, self._changelog, begun[lost[0]], offsets)
+            raise lost_changelog(self._name, self._changelog, begun[lost[0]], offsets, self._show_commands())
 
     @property
     def empty(self) -> dict[int, Positions]:

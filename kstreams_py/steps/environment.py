@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from kstreams_py.formats.registry import Registry
 from kstreams_py.graph.declarations import Processor
+from kstreams_py.graph.loading import UNKNOWN
 from kstreams_py.graph.names import group_of
 from kstreams_py.graph.sink import Sink, SinkConnection
 from kstreams_py.graph.topology import Graph
@@ -52,7 +53,7 @@ class Environment:
     chance: Callable[[], float] = random.random
     open_calls: OpenCalls = open_calls
     tracing: OpenTracing | None = None
-    target: str = "GRAPH"
+    target: str = UNKNOWN
     open_sink: Callable[[Sink, str], SinkConnection] = lambda sink, consumer: sink.open(consumer)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, Final
 
-from kstreams_py.errors import DecodeError, GraphError
+from kstreams_py.errors import DecodeError, EncodeError, GraphError
 from kstreams_py.formats.avro import Avro
 from kstreams_py.formats.registry import Registry
 from kstreams_py.formats.serdes import Bytes, Json, Serde, String, bind
@@ -91,7 +91,7 @@ class Outputs:
         lead = inputs[0]
         out = value if isinstance(value, Out) else Out(value)
         data = None if out.value is None else self._encode[topic](out.value)
-        key = lead.key() if out.key is KEEP else None if out.key is None else self._encode_key[topic](out.key)
+        key = lead.key() if out.key is KEEP else None if out.key is None else self._encode_own_key(topic, out.key)
         headers = _carry((lead.headers() or []) if out.headers is KEEP else _checked_headers(out.headers))
         if self._processor.hash_header:
             headers.append((HASH_HEADER, digest))
@@ -101,6 +101,12 @@ class Outputs:
         if out.timestamp is not KEEP:
             kind, timestamp = 1, _checked_timestamp(out.timestamp)
         return (topic, data, key, -1, None, None, timestamp if timestamp > 0 else _past(kind, timestamp), headers)
+
+    def _encode_own_key(self, topic: str, key: Any) -> bytes | None:
+        try:
+            return self._encode_key[topic](key)
+        except EncodeError as error:
+            raise EncodeError(f"its key: {error}") from error
 
 
 def _emitter(

@@ -312,7 +312,7 @@ _TYPES: Final = {
 
 CHANGELOG: Final = "__ks.g.s.changelog"
 START_OVER: Final = (
-    f"stop all workers, delete '{CHANGELOG}' (`kstreams topics delete --processor`), and set the group to the start "
+    f"stop all workers, delete '{CHANGELOG}' (`kstreams topics delete`), and set the group to the start "
     "(`kstreams recover reset`), so that the state is made again"
 )
 
@@ -326,7 +326,7 @@ def enter_changelog(junk: Junk, _: pytest.FixtureRequest) -> tuple[Outcome, str,
     def open_store(*_: object) -> TaskStore:
         return TaskStore(MemoryBase(), ks.String(), ks.Json())
 
-    stores = Stores("p: state 's'", known, {"in": "id"}, cluster, open_store, cluster.clock, "find")
+    stores = Stores("p: state 's'", known, {"in": "id"}, cluster, open_store, cluster.clock)
     tp = TopicPartition("in", 0)
     with refused() as messages:
         stores.restore({tp: 1}, [tp])
@@ -566,7 +566,7 @@ PLACES: Final = [
     place(
         "a record in the journal of deliveries",
         f"p: partition 0: journal {JOURNAL}[0]: {JOURNAL}[0]@{{0}} is no record of a journal: {{why}}: "
-        f"{remedy(JOURNAL)}: decide where it goes on, and set it (`kstreams recover reset`), then start again",
+        f"{remedy(JOURNAL)}: decide where it goes on, and set it (`kstreams recover reset GRAPH p`), then start again",
         REFUSED,
         enter_journal,
         _TYPES
@@ -578,7 +578,8 @@ PLACES: Final = [
     place(
         "a record beside outputs on another cluster",
         f"p: partition 0: journal {JOURNAL}[0]: {DELIVERED}[0]@{{0}} is no attempt at a delivery: {{why}}: "
-        f"{remedy(DELIVERED)}: decide where it goes on, and set it (`kstreams recover reset`), then start again",
+        f"{remedy(DELIVERED)}: decide where it goes on, and set it (`kstreams recover reset GRAPH p`), then start "
+        "again",
         REFUSED,
         enter_delivered,
         _TYPES

@@ -109,7 +109,6 @@ def run(api: Api, code: int, outcome: type[KStreamsError], *, forever: bool) -> 
                 cluster,
                 lambda *_: TaskStore(MemoryBase(), String(), Json()),
                 lambda: next(seconds) / 1000,
-                "find",
             )
             inject(mock, api, code, forever=forever)
             for _ in range(ATTEMPTS):

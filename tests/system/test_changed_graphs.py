@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -43,7 +44,7 @@ ALTS = 'alts(one, two, to=out, persistence="journal")', "value"
 
 Declaration = tuple[str, str]
 
-REMEDY = "decide where it goes on, and set it (`kstreams recover reset`), then start again"
+REMEDY = "decide where it goes on, and set it (`kstreams recover reset "
 
 
 class Site:
@@ -200,7 +201,7 @@ def test_processor_of_another_id_is_told_of_the_one_that_has_read_its_input(site
     assert (
         f"copier: begins to read {site.one}, which 'copy' has read, a processor that the graph does not declare: if "
         f"this is its new name, stop it, and give it the id 'copy' back, or the positions of group {site.group} "
-        "(`kstreams recover reset`)"
+        f"(`kstreams recover reset {os.path.relpath(site.file)} copier`)"
     ) in renamed.text
 
 

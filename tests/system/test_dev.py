@@ -174,7 +174,7 @@ def test_worker_that_ends_waits_for_the_next_save_and_wrong_code_is_one_message(
         assert (len(values), set(values)) == (3, {b"0-1", b"1-1", b"2-1"})
 
         cluster.write(f"{name}.in", [b"bad"])
-        letter = [" error      builtins.KeyError: 'price'", "   value    bad", " | KeyError: 'price'"]
+        letter = [" error      KeyError: 'price'", "   value    bad", " | KeyError: 'price'"]
         running.await_text("(?s)" + ".*".join(rf"\[{name}\.errors\]  {re.escape(line)}\n" for line in letter))
         before = len(running.text)
         for number, (change, why) in enumerate(wrong, 1):

@@ -104,6 +104,15 @@ def test_state_that_a_start_refuses_is_named_by_status_and_doctor_before_it(
     worker = WorkerProcess(here.file, 0, here.environment)
     assert worker.wait() == 5, worker.text
     assert plan.removeprefix("ends with ") in worker.text
+    at = here.cluster.committed(here.group, here.topic("in"))[0]
+    forgotten = here.recover("forget", "work", typed="y\n")
+    asked = "delete this group, with its positions? [y/N]: "
+    assert (forgotten.status, forgotten.err) == (0, "")
+    assert forgotten.out == (f"{here.group}: committed {here.topic('in')}[0]@{at}\n{asked}deleted {here.group}\n")
+    assert here.cluster.committed(here.group, here.topic("in")) == {}
+    assert "not declared" not in here.recover("status").out
+    again = here.recover("forget", "work", "--yes")
+    assert (again.status, len(again.error_lines)) == (2, 1), again
 
 
 def test_no_broker_and_a_wrong_graph_are_one_message_each(tmp_path: Path) -> None:

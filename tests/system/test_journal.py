@@ -319,7 +319,7 @@ def test_workers_killed_at_random_under_load_deliver_once_and_in_order(new_app: 
 
 # A journal that contradicts what was committed.
 
-REMEDY = "decide where it goes on, and set it (`kstreams recover reset`), then start again"
+REMEDY = "decide where it goes on, and set it (`kstreams recover reset "
 
 
 @pytest.mark.long  # in the quick tier, the table tests/hostile/own_topics.py

@@ -45,7 +45,7 @@ def test_new_project_runs_and_its_readme_shows_its_records(
         running.process.terminate()
         assert running.wait() == 0, running.text
     assert (json.loads(shown)["key"], json.loads(shown)["value"]["total"]) == ("order-1", 10)
-    assert "  error      builtins.KeyError: 'unit_price'\n" in letter
+    assert "  error      KeyError: 'unit_price'\n" in letter
 
 
 @pytest.mark.long  # it starts a broker of its own

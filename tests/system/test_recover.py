@@ -39,7 +39,8 @@ def test_reset_map_asks_first_and_the_next_run_reads_again_exactly_what_it_said(
     (end,) = before[here.topic("in")].values()
     plan = (
         f"work: {here.topic('in')}[0]: {end} -> 4, at most 6 records again\n"
-        "the outputs of records that are read again are written again, with the same delivery hashes\n"
+        f"work: outputs of records that are read again are written again to {here.topic('out')}, with the same "
+        "delivery hashes: to who reads them they are new records\n"
     )
     assert here.reset(*goal, "--dry-run") == Finished(0, plan + "would be set; nothing was changed\n", "")
     assert here.positions() == before

@@ -394,7 +394,7 @@ def test_a_journal_that_contradicts_what_is_on_another_cluster_is_found() -> Non
     reason = (
         f"far: partition 0: journal {journal}: all its records before offset {end} were deleted, and whether the last "
         "delivery was committed is not known without the newest ones: decide where it goes on, and set it (`kstreams "
-        "recover reset`), then start again"
+        "recover reset GRAPH far`), then start again"
     )
     assert site.audit(processors=["far"]) == [
         (

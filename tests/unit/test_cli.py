@@ -121,7 +121,7 @@ HELP = """\
 ╰──────────────────────────────────────────────────────────────────────────────╯
 ╭─ Repair ─────────────────────────────────────────────────────────────────────╮
 │ recover        What a graph has processed: show its tasks, audit its         │
-│                outputs, and move, export and restore its positions.          │
+│                outputs, and move, export, restore and delete its positions.  │
 │ dead-letters   Dead letters of a graph: list, show, replay and discard.      │
 │ transactions   Transactions: list and describe them, find hanging ones, and  │
 │                end them.                                                     │

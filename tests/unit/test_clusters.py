@@ -408,7 +408,7 @@ def test_journal_that_has_lost_a_delivery_to_the_other_cluster_ends_the_worker(
     assert str(raised.value) == (
         f"p: partition 0: journal {JOURNAL}[0]: {DELIVERED}[0], offset 0, has a delivery to in@5 that was committed "
         f"with its outputs (out[0]@0), and the journal, with {stands}, has lost it: decide where it goes on, and set "
-        "it (`kstreams recover reset`), then start again"
+        "it (`kstreams recover reset GRAPH p`), then start again"
     )
 
 
@@ -474,7 +474,7 @@ def test_delivery_to_outputs_that_were_moved_is_decided_by_offsets_behind_it(
     assert str(raised.value) == (
         f"p: partition 0: journal {JOURNAL}[0]: a delivery from in@3 to in@5 may not be committed, and the processor "
         f"does not write to 'out'{on} now, as it did: start it once with the outputs that it had: decide where it goes "
-        "on, and set it (`kstreams recover reset`), then start again"
+        "on, and set it (`kstreams recover reset GRAPH p`), then start again"
     )
 
 

@@ -90,7 +90,7 @@ def test_dry_run_prints_what_would_be_replayed_and_runs_nothing(terminal: Termin
     done = terminal.run("replay", "--dry-run", "--since", "2020-09-13T12:26:41Z")
     assert (done.exit_code, done.stdout.splitlines()) == (
         0,
-        [f"{place}  shop.price  would be replayed (builtins.KeyError: 'price')" for place in terminal.places[1:]]
+        [f"{place}  shop.price  would be replayed (KeyError: 'price')" for place in terminal.places[1:]]
         + ["2 would be replayed"],
     )
     assert terminal.shop.calls == []
@@ -155,7 +155,7 @@ def test_show_prints_the_newest_that_wait_and_replayed_ones_if_asked(terminal: T
     text = terminal.run("show").stdout.splitlines()
     assert text[:2] == [
         f"{terminal.places[2]}  shop.price  2020-09-13T12:26:42Z",
-        "  error      builtins.KeyError: 'price'",
+        "  error      KeyError: 'price'",
     ]
     assert terminal.run("show", "--error", "ValueError").stdout == "no dead letters\n"
 
@@ -172,7 +172,7 @@ WHY = ("--reason", " a test of ours ")
 def test_discard_marks_with_a_reason_that_list_and_show_print_and_replay_leaves_out(terminal: Terminal) -> None:
     planned = terminal.run("discard", *WHY, "--dry-run", "--since", "2020-09-13T12:26:41Z")
     assert planned.stdout.splitlines() == [
-        *(f"{place}  shop.price  would be discarded (builtins.KeyError: 'price')" for place in terminal.places[1:]),
+        *(f"{place}  shop.price  would be discarded (KeyError: 'price')" for place in terminal.places[1:]),
         "2 would be discarded",
     ]
     last = ("--partition", "0", "--offset", str(terminal.shop.letters()[2].place.offset))
@@ -201,8 +201,12 @@ def test_discard_marks_with_a_reason_that_list_and_show_print_and_replay_leaves_
 def test_discard_asks_first_and_changes_nothing_if_the_answer_is_no(terminal: Terminal, answer: str) -> None:
     done = CliRunner().invoke(dead_letters.app, ["discard", "shop.py", *WHY], input=answer)
     assert (done.exit_code, len(terminal.shop.waiting())) == (1, 3)
-    assert done.stdout.startswith("discard 3 dead letters? [y/N]: ")
-    assert done.stdout.endswith("\nnothing was discarded\n")
+    *shown, asked, last = done.stdout.splitlines()
+    assert shown == [f"{place}  shop.price  would be discarded (KeyError: 'price')" for place in terminal.places[:3]], (
+        shown
+    )
+    assert asked.startswith("discard 3 dead letters? [y/N]: ")
+    assert last == "nothing was discarded"
 
 
 @pytest.mark.parametrize(

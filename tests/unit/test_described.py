@@ -80,7 +80,7 @@ def test_text_of_a_letter_has_place_error_inputs_and_traceback(describer: Descri
     read = Input("orders", 1, 7, -1, None, b'{"quantity": 2}', (("trace", b"1"),))
     assert describer.as_text(make_letter(read)).splitlines() == [
         "dead[0]@5  shop.price  2020-09-13T12:26:40Z",
-        "  error      builtins.KeyError: 'price'",
+        "  error      KeyError: 'price'",
         "  delivery   000102030405060708090a0b0c0d0e0f",
         "  input      orders[1]@7  no time",
         "    key      null",

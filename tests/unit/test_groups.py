@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from kstreams_py.errors import SettingsError
 from kstreams_py.kafka.groups import (
     GroupInfo,
     Member,
@@ -56,25 +55,10 @@ def test_slots_are_listed_by_group_and_number_before_other_members() -> None:
 
 
 def test_members_of_slots_are_found_in_every_group_that_has_them() -> None:
-    assert members_of("shop", GROUPS, [2, 10]) == {
+    assert members_of(GROUPS, [2, 10]) == {
         "shop.price": [member("shop.price.10", 2), member("shop.price.2", 1)],
         "shop.announce": [member("shop.announce.2")],
     }
-
-
-@pytest.mark.parametrize(
-    ("groups", "slots", "slot", "found"),
-    [(GROUPS, [0, 7, 3], "3, 7", "0, 2, 10"), ({"shop.new": GroupInfo("Dead", ())}, [0], "0", "none")],
-)
-def test_slot_without_a_member_is_refused(
-    groups: dict[str, GroupInfo], slots: list[int], slot: str, found: str
-) -> None:
-    with pytest.raises(SettingsError) as refused:
-        members_of("shop", groups, slots)
-    assert str(refused.value) == (
-        f"slot {slot} has no member in any group of graph 'shop' (slots that have: {found}): nothing was released; see "
-        "`kstreams slots list`"
-    )
 
 
 @pytest.mark.parametrize(

@@ -438,7 +438,7 @@ def test_output_that_is_declared_no_more_is_decided_by_offsets_behind_it(
     assert str(raised.value) == (
         f"p: partition 0: journal {JOURNAL}[0]: a delivery from a@3, b@7 to a@3, b@10 may not be committed, and the "
         "processor does not write to 'gone' now, as it did: start it once with the outputs that it had: decide where "
-        "it goes on, and set it (`kstreams recover reset`), then start again"
+        "it goes on, and set it (`kstreams recover reset GRAPH p`), then start again"
     )
 
 
@@ -560,7 +560,7 @@ def test_contradiction_names_processor_partition_journal_and_remedy(
         bench.journal.recover(READS)
     assert str(raised.value) == (
         f"p: partition 0: journal {JOURNAL}[0]: {reason}: decide where it goes on, and set it (`kstreams "
-        "recover reset`), then start again"
+        "recover reset GRAPH p`), then start again"
     )
     assert raised.value.exit_status == 5
 

@@ -46,7 +46,6 @@ def test_moves_are_what_differs_with_what_is_read_again_or_skipped() -> None:
         "p: a[2]: no position -> 3, begins there",
         "p: a[3]: no position -> 0, begins there",
         "q: a[0]: 2 -> 9, at most 7 records are skipped",
-        "the outputs of records that are read again are written again, with the same delivery hashes",
     ]
     assert list(describe(moves[-1:])) == ["q: a[0]: 2 -> 9, at most 7 records are skipped"]
     assert as_fields(moves[0]) == {

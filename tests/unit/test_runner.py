@@ -744,7 +744,7 @@ def test_result_that_does_not_encode_is_a_dead_letter() -> None:
 @pytest.mark.parametrize(
     ("out", "message"),
     [
-        (UNTYPED(b"w", key=3), "returned a value for x: 3 (int) is not bytes"),
+        (UNTYPED(b"w", key=3), "returned a value for x: its key: 3 (int) is not bytes"),
         (UNTYPED(b"w", headers=[("h", "text")]), "TypeError: header ('h', 'text') is not a name and bytes"),
         (UNTYPED(b"w", headers=[(b"h", b"")]), "TypeError: header (b'h', b'') is not a name and bytes"),
         (UNTYPED(b"w", headers=[("h",)]), "ValueError: not enough values to unpack"),

@@ -500,7 +500,7 @@ class OneTask:
             return TaskStore(RocksBase(self._directory / str(number), changelog_id), String(), Json())
 
         inputs = {self.words.topic: "id"}
-        return Stores("p: state 's'", self._known, inputs, self._cluster, open_store, lambda: self.seconds, "find")
+        return Stores("p: state 's'", self._known, inputs, self._cluster, open_store, lambda: self.seconds)
 
     def other_commits(self, key: str, at: int) -> None:
         position = positions_record(self._known, 0, {self.words.topic: Position("id", at)})
@@ -761,7 +761,7 @@ def test_changelog_deleted_while_workers_are_stopped_is_refused_until_it_is_rese
                 f"count: state 'counts': its changelog {CHANGELOG}[0], with id {new}, is empty, and the state was in "
                 f"the one with id {old}: it was deleted, and its contents are lost: set the group to the start "
                 "(`kstreams recover reset`), so that the state is made again; or set it to where it is (`kstreams "
-                "recover reset` with --to-offset g.words:0:2, and so for the partitions of other workers), so that the "
+                "recover reset --to-offset g.words:0:2`, and so for the partitions of other workers), so that the "
                 "state begins empty there"
             )
             driver.restart()
@@ -898,7 +898,7 @@ def of_another_changelog(ids: tuple[str, str]) -> str:
     return (
         f"count: state 'counts' is of another changelog: {CHANGELOG!r} had the id {ids[0]}, and has {ids[1]} now: it "
         f"was deleted and created again, and its contents are lost: stop all workers, delete {CHANGELOG!r} (`kstreams "
-        "topics delete --processor`), and set the group to the start (`kstreams recover reset`), so that the state is "
+        "topics delete`), and set the group to the start (`kstreams recover reset`), so that the state is "
         "made again"
     )
 
@@ -1034,8 +1034,8 @@ def test_changelog_whose_oldest_records_are_deleted_is_refused_unless_on_disk(on
             driver.run()
         assert str(raised.value) == (
             f"count: state 'counts': the records of its changelog {CHANGELOG}[{partition}] before offset 2 were "
-            f"deleted, and their contents are lost: stop all workers, delete {CHANGELOG!r} (`kstreams topics delete "
-            "--processor`), and set the group to the start (`kstreams recover reset`), so that the state is made again"
+            f"deleted, and their contents are lost: stop all workers, delete {CHANGELOG!r} (`kstreams topics delete`"
+            "), and set the group to the start (`kstreams recover reset`), so that the state is made again"
         )
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import kstreams_py as ks
 from kstreams_py import Settings
-from kstreams_py.errors import BrokerUnavailable, Fatal, InputLost, RecoveryUndecidable, UserMistake
+from kstreams_py.errors import BrokerUnavailable, Fatal, InputLost, RecoveryUndecidable
 from kstreams_py.kafka.contracts import TRANSACTIONAL
 from kstreams_py.kafka.groups import GroupInfo, Member
 from kstreams_py.operations.recover.reset import GraphPositions, ResetTarget
@@ -184,7 +184,7 @@ def test_task_whose_journal_was_emptied_is_refused_until_it_is_reset() -> None:
         reason = (
             f"p: partition 0: journal {journal}: all its records before offset {end} were deleted, and whether the "
             "last delivery was committed is not known without the newest ones: decide where it goes on, and set it "
-            "(`kstreams recover reset`), then start again"
+            "(`kstreams recover reset GRAPH p`), then start again"
         )
         with pytest.raises(RecoveryUndecidable) as raised:
             driver.run()
@@ -345,8 +345,12 @@ def test_transaction_on_outputs_is_named_once_with_all_partitions(cluster: str) 
 
 
 def test_missing_topics_are_one_message() -> None:
-    with pytest.raises(UserMistake) as raised:
-        read(copier(), MemoryCluster())
-    assert str(raised.value) == (
-        "missing topics: in, out: run `kstreams topics create`, or correct --bootstrap-servers"
-    )
+    refused = "ends with TopicError: missing topics: {}: run `kstreams topics create`, or start with --create-topics"
+    cluster = MemoryCluster()
+    (found,) = read(copier(), cluster)
+    assert found == TaskStatus("p", 0, {}, None, "", (), refused.format("in, out"), is_refused=True)
+    cluster.create_topics([("in", 2, -1, {})])
+    assert [(each.partition, each.next) for each in read(copier(), cluster)] == [
+        (0, refused.format("out")),
+        (1, refused.format("out")),
+    ]

@@ -9,15 +9,17 @@ from typing import Any, Final, NamedTuple
 from kstreams_py.errors import BrokerUnavailable, DecodeError, GraphError, TopicError, UserMistake
 from kstreams_py.formats.serdes import bind
 from kstreams_py.graph.declarations import dead_letters
+from kstreams_py.graph.names import id_of
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import TopicInfo
 from kstreams_py.kafka.foreign_records import foreign
 from kstreams_py.kafka.transactions import find_command_at
+from kstreams_py.operations.committed import find_all_topics
 from kstreams_py.operations.pages import open_pages
 from kstreams_py.processing.commits.attempts import Attempts
 from kstreams_py.processing.dead_letters.letters import Letter, LetterPlace, LetterSelection, Mark, parse
 from kstreams_py.processing.dead_letters.marks import marked_place, read_mark
-from kstreams_py.processing.topics import ask_clusters, find_topics
+from kstreams_py.processing.topics import ask_clusters
 from kstreams_py.records import TopicPartition
 from kstreams_py.steps.environment import Environment
 
@@ -105,12 +107,7 @@ class LetterReader:
                 f"graph {graph.name!r} has no topic for dead letters: declare one with errors=, of the graph or of a "
                 "processor"
             )
-        found = find_topics(graph, self._cluster, names)
-        if missing := [name for name in names if name not in found]:
-            raise TopicError(
-                f"missing topics: {', '.join(missing)}: no dead letter was ever written there; run "
-                "`kstreams topics create`, or correct --bootstrap-servers"
-            )
+        found = find_all_topics(graph, self._cluster, names)
         self._has_marks = graph.replayed in self._cluster.topics([graph.replayed])
         self.topics: dict[str, TopicInfo] = found
         """The topics of dead letters, by name."""
@@ -217,11 +214,11 @@ class LetterReader:
     def _check(self, selection: LetterSelection, processors: Collection[str], *, named: bool) -> None:
         """Raises UserMistake for a selection with a processor, topic or place that does not exist.
 
-        - `processors`: those that have dead letters; the graph may no longer have them.
+        - `processors`: the ids of those that have dead letters; the graph may no longer have them.
         - `named`: whether a dead letter matches the selection.
         """
         known = sorted({processor.id for processor in self._graph.processors} | set(processors))
-        if selection.processor is not None and selection.processor not in known:
+        if selection.processor is not None and id_of(self._graph.name, selection.processor, known) not in known:
             raise UserMistake(
                 f"graph {self._graph.name!r} has no processor {selection.processor!r}: it has {', '.join(known)}"
             )

@@ -77,7 +77,7 @@ class Describer:
             f"{letter.place}  {letter.processor}  {show_time(letter.timestamp) or 'no time'}"
             + ("  (replayed)" if mark and not mark.is_discard else ""),
             *([f"  discarded  {show_time(mark.timestamp)}: {_brief(mark.reason)}"] if mark and mark.is_discard else []),
-            f"  error      {letter.error}: {letter.message}",
+            f"  error      {show_class(letter.error)}: {letter.message}",
             f"  delivery   {letter.delivery_hash.hex()}",
         ]
         for each in letter.inputs:
@@ -126,6 +126,11 @@ class Describer:
         return _plain(value)
 
 
+def show_class(name: str) -> str:
+    """Returns the name of an exception's class as a person writes it: without the module if that is known."""
+    return name.removeprefix("builtins.").removeprefix("kstreams_py.errors.")
+
+
 def group_as_json(processor: str, error: str, each: LetterGroup) -> str:
     """Returns a group of dead letters as one line of JSON."""
     content = {
@@ -152,7 +157,7 @@ def groups_as_text(groups: Mapping[tuple[str, str], LetterGroup]) -> str:
     rows = [
         (
             processor,
-            error.removeprefix("builtins."),
+            show_class(error),
             f"{each.waiting:,}",
             f"{each.replayed:,}",
             f"{each.discarded:,}",

@@ -81,13 +81,18 @@ def find_positions(facts: Facts, examined: Examined) -> Iterator[Finding]:
 
 def find_refusals(facts: Facts, examined: Examined) -> Iterator[Finding]:
     """Finds tasks whose next start ends with an error, unless another finding says so with a command to type."""
+    if any(find_missing(facts, examined)):
+        return  # that is why, for each task
     known = {each.subject for rule in (find_partitions, find_positions) for each in rule(facts, examined)}
     inputs = {each.id: [topic.name for topic in each.inputs] for each in examined.graph.processors}
-    refused: dict[str, list[TaskStatus]] = {}
+    alike: dict[str, list[TaskStatus]] = {}
     for task in facts.tasks:
         if task.is_refused:
-            refused.setdefault(task.next, []).append(task)
-    for meaning, tasks in refused.items():
+            alike.setdefault(task.next, []).append(task)
+    refused: dict[tuple[str, str], list[TaskStatus]] = {}
+    for meaning, tasks in alike.items():  # those of a processor that differ only in their offsets are one finding
+        refused.setdefault((tasks[0].processor, meaning.partition(":")[0]), []).extend(tasks)
+    for tasks in refused.values():
         subjects = {
             f"{task.processor}: {topic}[{task.partition}]" for task in tasks for topic in inputs[task.processor]
         }
@@ -96,7 +101,7 @@ def find_refusals(facts: Facts, examined: Examined) -> Iterator[Finding]:
                 Severity.ERROR,
                 "refused_start",
                 ", ".join(f"{task.processor}[{task.partition}]" for task in tasks),
-                f"the next start {meaning}",
+                f"the next start {tasks[0].next}",
                 f"kstreams recover status {examined.name} shows all tasks",
             )
 

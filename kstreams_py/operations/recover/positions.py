@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from kstreams_py.errors import UserMistake, did_you_mean
 from kstreams_py.graph.declarations import Processor
+from kstreams_py.graph.names import id_of
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import TopicInfo
 from kstreams_py.kafka.groups import GroupInfo, slot_of
@@ -48,8 +49,9 @@ class Move:
 
 
 def select(graph: Graph, processor: str) -> Processor:
-    """Returns the processor with this id. Raises UserMistake."""
+    """Returns the processor with this id, or with the group of this name. Raises UserMistake."""
     known = {each.id: each for each in graph.processors}
+    processor = id_of(graph.name, processor, known)
     if processor not in known:
         hint = did_you_mean(processor, known) or f"it has {', '.join(known)}"
         raise UserMistake(f"graph {graph.name!r} has no processor {processor!r}: {hint}")
@@ -125,7 +127,7 @@ def moves_of(processor: Processor, old: Positions, new: Positions) -> list[Move]
 
 
 def describe(moves: Collection[Move]) -> Iterator[str]:
-    """Yields a line for each move, then a warning if records are read again.
+    """Yields a line for each move.
 
     The numbers count offsets; markers and aborted records take some of them.
     """
@@ -139,8 +141,6 @@ def describe(moves: Collection[Move]) -> Iterator[str]:
             if move.skipped:
                 change = f", at most {move.skipped:,} records are skipped"
         yield f"{move.processor}: {move.partition}: {old} -> {move.new}{change}"
-    if any(move.again for move in moves):
-        yield "the outputs of records that are read again are written again, with the same delivery hashes"
 
 
 def as_fields(move: Move) -> dict[str, Any]:

@@ -25,8 +25,9 @@ from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.administration import GroupAdmin
 from kstreams_py.kafka.contracts import TRANSACTIONAL, Output, Producer, TopicInfo
 from kstreams_py.kafka.transactions import find_command_at
-from kstreams_py.operations.committed import CommittedReader
+from kstreams_py.operations.committed import CommittedReader, find_all_topics
 from kstreams_py.operations.records.send import IDEMPOTENT
+from kstreams_py.operations.recover.consequences import describe_consequences
 from kstreams_py.operations.recover.positions import (
     Move,
     check_no_members,
@@ -126,6 +127,16 @@ class GraphPositions:
             self._snapshots(processor, topics, old | new, {tp.partition for tp in new})
             moves += moves_of(processor, old, new)
         return moves
+
+    def consequences(self, moves: Sequence[Move]) -> list[str]:
+        """Returns what follows from moves, a line each."""
+        topics = self._topics()
+        committed = {
+            each.id: self._read(each, topics)
+            for each in self._graph.processors
+            if any(move.processor == each.id for move in moves)
+        }
+        return [*describe_consequences(self._graph, self._environment, topics, committed, moves)]
 
     def move(self, moves: Sequence[Move]) -> None:
         """Sets all positions, or none. Raises UserMistake if one has changed since it was read."""
@@ -245,12 +256,9 @@ class GraphPositions:
         return self._committed.read(processor, partitions)
 
     def _topics(self) -> dict[str, TopicInfo]:
-        """Returns the inputs of the graph. Raises UserMistake if one is missing."""
+        """Returns the inputs of the graph. Raises TopicError if one is missing."""
         names = {topic.name for processor in self._graph.processors for topic in processor.inputs}
-        found = self._cluster.topics(names)
-        if missing := sorted(names - found.keys()):
-            raise UserMistake(f"topic {missing[0]!r} does not exist: correct --bootstrap-servers, or create it")
-        return found
+        return find_all_topics(self._graph, self._cluster, sorted(names))
 
     def _check_members(self, processors: Sequence[Processor]) -> None:
         check_no_members(self._admin.describe([self._committed.group(each) for each in processors]), self._name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 from kstreams_py.errors import NotRestored
 from kstreams_py.graph.declarations import Processor, changelog_of
@@ -13,6 +14,7 @@ from kstreams_py.processing.runners.opening import name_state, open_stores
 from kstreams_py.records import Positions, TopicPartition
 from kstreams_py.state.changelog import Changelog
 from kstreams_py.state.keyed import POSITIONS_KEY, MemoryBase
+from kstreams_py.state.reading import commands_of
 from kstreams_py.state.stores import lost_changelog
 from kstreams_py.steps.environment import Environment
 
@@ -30,7 +32,7 @@ class RestoredStates:
         self._cluster = environment.cluster
         self._processor = processor
         self._changelog = changelog_of(graph.name, processor) or ""
-        self._name = name_state(processor)
+        self._name, self._commands = name_state(processor), partial(commands_of, graph, processor)
         self._exists = self._changelog in topics
         self._stores = open_stores(graph, processor, environment, topics, self._open_base)
 
@@ -52,7 +54,9 @@ class RestoredStates:
         if not self._exists:  # the start creates it, and finds it empty
             has_read = any(committed.values())
             if has_read and number in begun:
-                raise lost_changelog(self._name, Changelog(self._changelog, ""), begun[number], committed)
+                raise lost_changelog(
+                    self._name, Changelog(self._changelog, ""), begun[number], committed, self._commands()
+                )
             return has_read
         waits = ""
         while True:

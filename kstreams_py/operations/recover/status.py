@@ -7,13 +7,14 @@ from collections.abc import Collection, Iterator, Mapping
 
 from kstreams_py.errors import InputLost, KStreamsError, RecoveryUndecidable, Retriable, UserMistake
 from kstreams_py.graph.declarations import Processor, changelog_of
+from kstreams_py.graph.loading import show_command
 from kstreams_py.graph.names import group_of
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.administration import GroupAdmin
 from kstreams_py.kafka.contracts import Cluster, TopicInfo
 from kstreams_py.kafka.groups import GroupInfo
 from kstreams_py.kafka.transactions import OpenTransaction, find_command_at
-from kstreams_py.operations.committed import CommittedReader, find_all_topics
+from kstreams_py.operations.committed import CommittedReader
 from kstreams_py.operations.recover.positions import partitions_of
 from kstreams_py.operations.recover.states import RestoredStates
 from kstreams_py.operations.recover.task_status import JournalTail, TaskStatus, UndeclaredProcessor, plan_of
@@ -23,7 +24,7 @@ from kstreams_py.processing.journal.choices_journal import ChoicesJournal
 from kstreams_py.processing.journal.deliveries import DeliveryJournal
 from kstreams_py.processing.journal.records import type_of
 from kstreams_py.processing.journal.recovery import Recovery, show
-from kstreams_py.processing.topics import preview_topics
+from kstreams_py.processing.topics import find_topics, preview_topics
 from kstreams_py.records import Positions, TopicPartition
 from kstreams_py.steps.environment import Environment
 
@@ -35,8 +36,8 @@ FIRST = "ends or waits for a transaction, then decides: "
 
 
 def read_status(graph: Graph, environment: Environment, admin: GroupAdmin) -> Iterator[TaskStatus]:
-    """Yields the status of each task, in the order of the graph. Raises UserMistake if a topic is missing."""
-    found = find_all_topics(graph, environment.cluster)
+    """Yields the status of each task, in the order of the graph; of a processor without an input, one for all."""
+    found = find_topics(graph, environment.cluster)
     refusal: UserMistake | None = None
     try:
         preview_topics(graph, environment.cluster)
@@ -44,6 +45,9 @@ def read_status(graph: Graph, environment: Environment, admin: GroupAdmin) -> It
         refusal = error
     groups = admin.describe([group_of(graph.name, each.id) for each in graph.processors])
     for processor in graph.processors:
+        if refusal is not None and any(topic.name not in found for topic in processor.inputs):
+            yield TaskStatus(processor.id, 0, {}, None, "", (), _ends_with(refusal), None, "", is_refused=True)
+            continue
         group = groups[group_of(graph.name, processor.id)]
         tasks = _Tasks(graph, processor, environment, found, group, refusal)
         try:
@@ -60,15 +64,15 @@ def find_undeclared(graph: Graph, environment: Environment, admin: GroupAdmin) -
     gone = undeclared(read_begun(cluster, graph.beginnings)[0], graph)
     found = []
     for processor, partitions in gone.items():
-        group = group_of(graph.name, processor)
+        group, forget = group_of(graph.name, processor), show_command(graph, "recover forget", processor)
         try:
             committed = cluster.group_offsets(group, partitions).committed
             members = admin.describe([group])[group].members
         except KStreamsError as error:  # who may read the groups of the graph need not have the right to this one
-            found.append(UndeclaredProcessor(processor, group, {}, (), str(error)))
+            found.append(UndeclaredProcessor(processor, group, {}, (), forget, str(error)))
         else:
             held = tuple(map(str, members))
-            found.append(UndeclaredProcessor(processor, group, committed, held))
+            found.append(UndeclaredProcessor(processor, group, committed, held, forget))
     return found
 
 
@@ -89,6 +93,7 @@ class _Tasks:
         self._find = find_command_at(environment.settings.bootstrap_servers)
         self._committed = CommittedReader(graph, environment)
         self._processor = processor
+        self._reset = show_command(graph, "recover reset", processor.id)
         self._name, self._group = group_of(graph.name, processor.id), group
         self._refusal = refusal
         self._inputs = {topic.name: topics[topic.name] for topic in processor.inputs}
@@ -104,7 +109,12 @@ class _Tasks:
         """The number of tasks that have a journal; the next start creates it and adds partitions."""
         others = self._beginning.other_names() if self._was_started else []
         self._other = f", as a processor that is new: it may be the new name of {', '.join(others)}" if others else ""
-        self._outputs = [TopicPartition(name, n) for name in processor.written for n in range(topics[name].partitions)]
+        self._outputs = [
+            TopicPartition(name, n)
+            for name in processor.written
+            if name in topics
+            for n in range(topics[name].partitions)
+        ]
         if (delivered := graph.delivered(processor)) is not None:
             self._outputs += [TopicPartition(delivered, number) for number in range(self._journaled)]
 
@@ -128,7 +138,7 @@ class _Tasks:
             except Retriable as error:
                 plan = FIRST + str(error)
             except REFUSALS as error:
-                plan, refused = f"ends with {type(error).__name__}: {error}", True
+                plan, refused = _ends_with(error), True
             yield TaskStatus(
                 self._processor.id,
                 number,
@@ -160,8 +170,7 @@ class _Tasks:
         if lost := [tp for tp, offset in at.items() if offset < starts[tp]]:
             (tp, *_) = lost
             raise InputLost(
-                f"{tp} begins at offset {starts[tp]}, and its committed offset is {at[tp]}: set it (`kstreams recover "
-                "reset`)"
+                f"{tp} begins at offset {starts[tp]}, and its committed offset is {at[tp]}: set it (`{self._reset}`)"
             )
         missing = [tp for tp in mine if tp not in at]
         look = self._beginning.plan if self._was_started else self._beginning.first
@@ -211,6 +220,10 @@ class _Tasks:
             f"a transaction is open on {', '.join(map(str, partitions))}: {each.describe(time.time())}"
             for each, partitions in found.values()
         ]
+
+
+def _ends_with(error: KStreamsError) -> str:
+    return f"ends with {type(error).__name__}: {error}"
 
 
 def _find_hidden(cluster: Cluster, partitions: Collection[TopicPartition]) -> Positions:

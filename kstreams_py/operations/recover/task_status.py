@@ -51,6 +51,7 @@ class UndeclaredProcessor:
 
     - `committed`: the committed offsets of its group.
     - `members`: the members of its group.
+    - `forget`: the command that deletes what is kept of it.
     - `unseen`: why neither can be read; "" if they were.
     """
 
@@ -58,13 +59,14 @@ class UndeclaredProcessor:
     group: str
     committed: Positions
     members: tuple[str, ...]
+    forget: str
     unseen: str = ""
 
     @property
     def remedy(self) -> str:
         """What to do, as text."""
-        delete = f"kafka-consumer-groups.sh --delete --group {self.group}"
-        return f"if it has a new name, give it the id {self.processor!r} back; if it is gone: {delete}"
+        gone = "stop its workers, then" if self.members else "if it is gone:"
+        return f"if it has a new name, give it the id {self.processor!r} back; {gone} {self.forget}"
 
 
 def plan_of(recovery: Recovery, offsets: Mapping[str, int]) -> str:

@@ -14,6 +14,7 @@ from typing import Any, Final
 from kstreams_py.errors import BrokerUnavailable, DecodeError, KStreamsError, Retriable, TopicError
 from kstreams_py.formats.serdes import bind
 from kstreams_py.graph.declarations import dead_letters
+from kstreams_py.graph.loading import show_command
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import TopicInfo
 from kstreams_py.processing.dead_letters.letters import parse
@@ -38,6 +39,7 @@ class LetterCounter:
     def __init__(self, graph: Graph, environment: Environment) -> None:
         """Makes no request."""
         self._graph_name = graph.name
+        self._create = show_command(graph, "topics create")
         self._cluster = environment.cluster
         self._clock = environment.clock
         self._marks = TopicPartition(graph.replayed, 0)
@@ -129,7 +131,7 @@ class LetterCounter:
         self._topics = {name: info for name, info in self._topics.items() if name not in names} | found
         self._starts, self._ends = self._starts | starts, self._ends | ends
         return {
-            name: TopicError(f"topic {name!r} does not exist: run `kstreams topics create`")
+            name: TopicError(f"topic {name!r} does not exist: run `{self._create}`")
             for name in names
             if name not in found and name in self._places
         }

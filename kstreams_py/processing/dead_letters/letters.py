@@ -154,7 +154,7 @@ def parse(m: Message, deserialize: Callable[[bytes], Any]) -> Letter:
 class LetterSelection:
     """Selects the dead letters that match every field that is not None.
 
-    - `processor`: the id of the processor.
+    - `processor`: the id of the processor, or the name of its group.
     - `error`: the name of the exception's class, with or without its module.
     - `since`: milliseconds since 1970; older dead letters do not match.
     - `topic`, `partition`, `offset`: the place of the dead letter.
@@ -170,7 +170,7 @@ class LetterSelection:
     def fits(self, letter: Letter) -> bool:
         """Returns whether the dead letter matches."""
         return (
-            self.processor in (None, letter.processor_id)
+            self.processor in (None, letter.processor_id, letter.processor)
             and self.error in (None, letter.error, letter.error.rpartition(".")[2])
             and (self.since is None or letter.timestamp >= self.since)
             and self.topic in (None, letter.place.topic)

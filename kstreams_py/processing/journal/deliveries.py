@@ -134,6 +134,7 @@ class DeliveryJournal:
         self.choices: dict[int, Choices] = {}
         """The choices that were recorded last, by partition number; a part of them may be delivered."""
         self._processor = processor.id
+        self._target = environment.target
         self._group = group
         self._place = processor.cluster
         self._written = set(processor.written)
@@ -215,7 +216,7 @@ class DeliveryJournal:
                 raise Retriable(f"another worker has delivered while journal {journal} was read") from None
             raise RecoveryUndecidable(
                 f"{self._processor}: partition {number}: journal {journal}: {error}: decide where it goes on, "
-                "and set it (`kstreams recover reset`), then start again"
+                f"and set it (`kstreams recover reset {self._target} {self._processor}`), then start again"
             ) from None
 
     def deliver(self, partitions: Collection[int]) -> None:

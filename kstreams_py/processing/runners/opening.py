@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 
 from kstreams_py.graph.declarations import Processor, changelog_of
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import TopicInfo
-from kstreams_py.kafka.transactions import find_command_at
 from kstreams_py.processing.commits.opening import committer_of
 from kstreams_py.processing.runners.ordered import OrderedRunner
 from kstreams_py.processing.runners.overlapping import OverlappingRunner
@@ -16,7 +16,7 @@ from kstreams_py.processing.runners.runner import Runner
 from kstreams_py.processing.tasks.tasks import Tasks
 from kstreams_py.state.changelog import Changelog
 from kstreams_py.state.keyed import Base, MemoryBase, TaskStore
-from kstreams_py.state.reading import bind_state
+from kstreams_py.state.reading import bind_state, commands_of
 from kstreams_py.state.rocks import RocksBase
 from kstreams_py.state.stores import Stores
 from kstreams_py.steps.calls import wait_for_each
@@ -112,5 +112,5 @@ def open_stores(
         return TaskStore(open_base(number, changelog_id), key, value)
 
     name = name_state(processor)
-    find = find_command_at(environment.settings.bootstrap_servers, [changelog])
-    return Stores(name, known, inputs, environment.cluster, open_store, environment.clock, find)
+    commands = partial(commands_of, graph, processor, environment.settings.bootstrap_servers)
+    return Stores(name, known, inputs, environment.cluster, open_store, environment.clock, commands)

@@ -27,7 +27,7 @@ from kstreams_py.ordering.events import place_of
 from kstreams_py.processing.runners.runner import Read, Runner
 from kstreams_py.processing.tasks.tasks import Tasks
 from kstreams_py.records import PLACE_HEADER, Inputs, KeptRecord, Message, TopicPartition
-from kstreams_py.state.changelog import unreadable_value
+from kstreams_py.state.changelog import Commands, unreadable_value
 from kstreams_py.state.keyed import TaskStore
 from kstreams_py.steps.dead_letters import DeadLetters, Failure
 from kstreams_py.steps.failures import Refusal, next_refusal
@@ -325,7 +325,7 @@ class OrderedRunner(Runner):
         try:
             return list(held.load(store, partition))
         except DecodeError as error:
-            raise TopicError(unreadable_value(TopicPartition(changelog or "", partition), error)) from None
+            raise TopicError(unreadable_value(TopicPartition(changelog or "", partition), error, Commands())) from None
 
 
 def _brought(m: Message, name: bytes, decision: Decision, prev: int) -> HeldEvent:

@@ -1,0 +1,69 @@
+"""Forgets a processor that the graph no longer declares: deletes its group, and what is recorded of its beginnings."""
+
+from __future__ import annotations
+
+from kstreams_py.errors import BrokerUnavailable, ClientError, UserMistake, did_you_mean
+from kstreams_py.graph.names import group_of, id_of, recover_id
+from kstreams_py.graph.topology import Graph
+from kstreams_py.kafka.administration import GroupAdmin
+from kstreams_py.operations.records.send import IDEMPOTENT
+from kstreams_py.operations.recover.positions import check_no_members
+from kstreams_py.operations.recover.status import find_undeclared
+from kstreams_py.operations.recover.task_status import UndeclaredProcessor
+from kstreams_py.operations.topics import TopicDeletion
+from kstreams_py.processing.beginning import forgotten_processor
+from kstreams_py.processing.commits.attempts import Attempts
+from kstreams_py.steps.environment import Environment
+
+
+class ForgottenProcessor:
+    """A processor that is about to be forgotten."""
+
+    def __init__(self, graph: Graph, name: str, environment: Environment, admin: GroupAdmin, processor: str) -> None:
+        """Finds the processor, and changes nothing.
+
+        - `name`: the graph's name on the command line, for commands in messages.
+
+        Raises UserMistake if the graph declares it or has no such processor, if its group has members, and while topics
+        of it are left, which are found by what is recorded of its beginnings.
+        """
+        self._graph, self._name = graph, name
+        self._environment, self._admin = environment, admin
+        gone = {each.processor: each for each in find_undeclared(graph, environment, admin)}
+        processor = id_of(graph.name, processor, {*gone, *(each.id for each in graph.processors)})
+        if processor in {each.id for each in graph.processors}:
+            raise UserMistake(f"graph {graph.name!r} declares processor {processor!r}: remove it from the graph first")
+        if processor not in gone:
+            known = ", ".join(gone) or "none"
+            hint = did_you_mean(processor, gone) or f"those that it no longer declares: {known}"
+            raise UserMistake(f"graph {graph.name!r} had no processor {processor!r}: {hint}")
+        self.found: UndeclaredProcessor = gone[processor]
+        self._check_members()
+        if topics := TopicDeletion(graph, name, environment, admin).plan_processor(processor):
+            raise UserMistake(
+                f"{processor}: its topics are left ({', '.join(each.name for each in topics)}): delete them first: "
+                f"`kstreams topics delete {name} --processor {processor}`"
+            )
+
+    def forget(self) -> None:
+        """Deletes the group, then the records. Raises as the constructor: a worker may have started since."""
+        self._check_members()
+        group = group_of(self._graph.name, self.found.processor)
+        self._admin.delete(group)
+        cluster, own_id = self._environment.cluster, recover_id(self._graph.name)
+        attempts = Attempts(own_id, own_id, self._environment.sleep)
+        records = forgotten_processor(cluster, self._graph.beginnings, self.found.processor)
+        producer = cluster.producer(IDEMPOTENT, own_id)
+        try:
+            attempts.call(lambda: producer.write(records))
+            attempts.call(producer.flush)
+        except ClientError as error:
+            raise BrokerUnavailable(
+                f"group {group!r} is deleted, and what is recorded of its beginnings is not ({error}): run the command "
+                "again"
+            ) from None
+        finally:
+            producer.drop()
+
+    def _check_members(self) -> None:
+        check_no_members(self._admin.describe([self.found.group]), self._name)

@@ -1,0 +1,175 @@
+"""What `kstreams recover reset` says before it asks, and what `kstreams recover forget` refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import kstreams_py as ks
+from kstreams_py.errors import InputLost, UserMistake
+from kstreams_py.kafka.groups import GroupInfo, Member
+from kstreams_py.operations.recover.forget import ForgottenProcessor
+from kstreams_py.operations.recover.reset import END, GraphPositions, ResetTarget
+from kstreams_py.operations.recover.status import find_undeclared
+from kstreams_py.operations.topics import TopicDeletion
+from kstreams_py.records import TopicPartition
+from kstreams_py.testing import TestDriver
+
+
+def chain(**options: Any) -> ks.Graph:
+    graph = ks.Graph("g")
+    numbers, priced = graph.topic("in"), graph.topic("g.priced")
+    graph.map(numbers, to=priced, id="price", **options)(lambda value: value)
+    graph.sink(priced, id="send")(lambda value: None)
+    return graph
+
+
+def counting(name: str = "count") -> ks.Graph:
+    graph = ks.Graph("g", errors="g.errors")
+    words = graph.topic("g.words", key=ks.String(), value=ks.String())
+
+    def count(word: str, state: Any) -> int:
+        seen: int = state.get(word, 0) + 1
+        state.put(word, seen)
+        return seen
+
+    graph.map(words, to=graph.topic("g.counts", value=ks.Json()), id=name, state=ks.State("counts"))(count)
+    return graph
+
+
+def stop(driver: TestDriver) -> None:
+    driver.crash()
+    driver.advance(60)
+
+
+def plan(driver: TestDriver, processor: str, target: ResetTarget) -> list[str]:
+    """What follows from a reset, which is then made."""
+    nobody: Any = SimpleNamespace(describe=lambda _: {})
+    moving = GraphPositions(driver._graph, "g.py", driver._environment, nobody)
+    moves = moving.plan_reset(processor, target)
+    found = moving.consequences(moves)
+    moving.move(moves)
+    return found
+
+
+def count_words(driver: TestDriver) -> None:
+    for word, partition in (("a", 0), ("b", 1), ("a", 0)):
+        driver.send("g.words", word, key=word, partition=partition)
+    driver.run()
+    stop(driver)
+
+
+def test_readers_of_outputs_that_are_written_again_are_named() -> None:
+    with TestDriver(chain(errors="g.errors"), partitions=2) as driver:
+        for partition in (0, 1):
+            driver.send("in", b"1", partition=partition)
+        driver.run()
+        stop(driver)
+        assert plan(driver, "price", ResetTarget({TopicPartition("in", 0): 0})) == [
+            (
+                "price: outputs of records that are read again are written again to g.priced, with the same delivery "
+                "hashes: to send they are new records; dead letters are written again, too"
+            ),
+            "price: the positions of in[1] stay",
+        ]
+        assert plan(driver, "send", ResetTarget()) == [
+            "send: its function is called again for records that are read again"
+        ]
+        assert plan(driver, "g.send", ResetTarget(end=END)) == []
+
+
+def test_reset_of_a_processor_whose_state_stays_says_how_its_next_start_ends() -> None:
+    with TestDriver(counting(), partitions=2) as driver:
+        count_words(driver)
+        again, *refused = plan(driver, "count", ResetTarget())
+        assert again.startswith("count: outputs of records that are read again are written again to g.counts, ")
+        driver.restart()
+        with pytest.raises(InputLost) as raised:
+            driver.run()
+    assert len(refused) == 2
+    assert f"the next start of count ends with InputLost: {raised.value}" in refused
+
+
+def test_reset_of_some_partitions_without_their_changelog_names_the_others() -> None:
+    """The state of the partition that is set begins empty; that of the other one is lost."""
+    with TestDriver(counting(), partitions=2) as driver:
+        count_words(driver)
+        driver.cluster.faults.delete_topic("__ks.g.counts.changelog")
+        stays, begins, lost = plan(driver, "count", ResetTarget({TopicPartition("g.words", 0): 2}))
+        assert (stays, begins) == (
+            "count: the positions of g.words[1] stay",
+            "count: its state begins empty at g.words[0]@2",
+        )
+        assert lost.startswith("the next start of count ends with InputLost: count: state 'counts': its changelog ")
+        assert plan(driver, "count", ResetTarget({TopicPartition("g.words", 1): 1}))[1:] == [
+            "count: its state begins empty at g.words[0]@2",
+            "count: its state begins empty at g.words[1]@1",
+        ]
+
+
+class Groups:
+    """Notes which groups are deleted; `members` are in each."""
+
+    def __init__(self, *members: Member) -> None:
+        self.members, self.deleted = members, list[str]()
+
+    def describe(self, groups: Collection[str]) -> dict[str, GroupInfo]:
+        return {each: GroupInfo("Stable", self.members) for each in groups}
+
+    def delete(self, group: str) -> None:
+        self.deleted.append(group)
+
+
+def forgetting(driver: TestDriver, processor: str, groups: Groups) -> ForgottenProcessor:
+    admin: Any = groups
+    return ForgottenProcessor(driver._graph, "g.py", driver._environment, admin, processor)
+
+
+def test_processor_that_is_gone_is_forgotten_once_its_topics_are_deleted() -> None:
+    with TestDriver(counting(), partitions=2) as driver:
+        count_words(driver)
+        for name, message in (
+            ("count", "graph 'g' declares processor 'count': remove it from the graph first"),
+            ("other", "graph 'g' had no processor 'other': those that it no longer declares: none"),
+        ):
+            with pytest.raises(UserMistake) as raised:
+                forgetting(driver, name, Groups())
+            assert str(raised.value) == message
+        driver._graph = chain()
+        with pytest.raises(UserMistake) as raised:
+            forgetting(driver, "count", Groups())
+        assert str(raised.value) == (
+            "count: its topics are left (__ks.g.counts.changelog): delete them first: `kstreams topics delete g.py "
+            "--processor count`"
+        )
+        groups: Any = Groups()
+        deleting = TopicDeletion(driver._graph, "g.py", driver._environment, groups)
+        deleting.delete(deleting.plan_processor("g.count"))
+        forgotten = forgetting(driver, "g.count", groups)
+        assert forgotten.found.committed == {TopicPartition("g.words", 0): 2, TopicPartition("g.words", 1): 1}
+        forgotten.forget()
+        assert groups.deleted == ["g.count"]
+        assert find_undeclared(driver._graph, driver._environment, groups) == []
+        with pytest.raises(UserMistake, match="graph 'g' had no processor 'count'"):
+            forgetting(driver, "count", groups)
+
+
+def test_processor_that_workers_run_is_not_forgotten() -> None:
+    with TestDriver(counting(), partitions=2) as driver:
+        count_words(driver)
+        driver._graph = chain()
+        member = Member("g.count.0", "id", "client", "host", ())
+        with pytest.raises(UserMistake) as raised:
+            forgetting(driver, "count", Groups(member))
+        assert str(raised.value) == (
+            "members are in the group: g.count.0 on host: stop these workers; of those that have ended, `kstreams "
+            "slots release g.py 0`: nothing was changed"
+        )
+        groups: Any = Groups(member)
+        (found,) = find_undeclared(driver._graph, driver._environment, groups)
+        assert found.remedy == (
+            "if it has a new name, give it the id 'count' back; stop its workers, then kstreams recover forget"
+        )
