@@ -43,8 +43,8 @@ def release(
     graph = load(target)
     admin = GroupAdmin(Settings.load(config, bootstrap_servers=bootstrap_servers))
     found = members_of(_groups(graph, admin), slots)
-    held = {slot_of(group, member.instance) for group, members in found.items() for member in members}
-    for slot in sorted({*slots} - held):
+    present = {slot_of(group, member.instance) for group, members in found.items() for member in members}
+    for slot in sorted({*slots} - present):
         echo(f"slot {slot} has no member in any group of graph {graph.name!r}: nothing to release")
     for group, members in found.items():
         removed = admin.remove(group, {member.instance: "" for member in members})

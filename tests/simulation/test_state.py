@@ -17,7 +17,7 @@ import pytest
 
 import kstreams_py as ks
 from kstreams_py.errors import Abortable, BrokerUnavailable, Fatal, InputLost, OutcomeUnknown, Retriable
-from kstreams_py.records import TopicPartition
+from kstreams_py.records import Positions, TopicPartition
 from kstreams_py.state.stores import Stores
 from kstreams_py.testing import MemoryCluster, TestDriver
 
@@ -209,9 +209,9 @@ def restore_past_open_transactions(patch: pytest.MonkeyPatch) -> None:
 def end_at_once(patch: pytest.MonkeyPatch) -> None:
     mistaken = Stores._mistaken
 
-    def mistaken_at_once(self: Stores, number: int, why: str) -> Exception:
+    def mistaken_at_once(self: Stores, number: int, group: Positions, why: str) -> Exception:
         self._doubts[number] = why
-        return mistaken(self, number, why)
+        return mistaken(self, number, group, why)
 
     patch.setattr(Stores, "_mistaken", mistaken_at_once)
 
