@@ -7,7 +7,7 @@ import signal
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 from threading import Event
@@ -220,7 +220,7 @@ class Site:
 
     def __init__(self, directory: Path, name: str, settings: ks.Settings, cleanup: ExitStack, pipelines: str) -> None:
         """`pipelines`: BATCHES or STREAMS."""
-        self.settings, self.recorder = settings, Recorder(settings.bootstrap_servers)
+        self.settings, self.recorder = settings, cleanup.enter_context(closing(Recorder(settings.bootstrap_servers)))
         self.topics = [f"{name}.{topic}" for topic in ("in", "left", "right")]
         self.recorder.cluster.create(*self.topics, partitions=PARTITIONS)
         self.recorder.cluster.create(f"{name}.errors")

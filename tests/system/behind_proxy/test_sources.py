@@ -108,7 +108,8 @@ def test_source_that_dies_before_noting_sends_again_and_its_ids_tell_the_copies(
     assert send(dies_at=6) == -signal.SIGKILL
     worker = taking()
     assert send(dies_at=-1) == 0
-    Recorder(cluster.bootstrap_servers).await_done(f"{name}.take", received)
+    with closing(Recorder(cluster.bootstrap_servers)) as recorder:
+        recorder.await_done(f"{name}.take", received)
     worker.send(signal.SIGTERM)
     assert worker.wait() == 0, worker.text
     sent = [*range(4), *range(3, 7), *range(6, 10)]
