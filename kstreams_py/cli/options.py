@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -106,6 +107,6 @@ def open_environment(settings: Settings, target: str = UNKNOWN) -> Iterator[Envi
     registry = open_registry(settings.schema_registry_url, settings.schema_directory, settings.schema_registry)
     cluster = KafkaCluster(settings)
     try:
-        yield Environment(cluster, registry, settings, target=target)
+        yield Environment(cluster, registry, settings, target=shlex.quote(target))
     finally:
         cluster.close()

@@ -19,12 +19,14 @@ from kstreams_py.cli.options import (
     Yes,
     check_json,
     is_confirmed,
+    open_environment,
     open_graph,
     parse_since,
     parse_time,
 )
 from kstreams_py.cli.streams import echo, echo_lines
 from kstreams_py.errors import SettingsError, UserMistake
+from kstreams_py.graph.loading import load
 from kstreams_py.kafka.administration import GroupAdmin
 from kstreams_py.operations.recover.audit import SHOWN
 from kstreams_py.operations.recover.audit import AuditScope as Scope
@@ -41,6 +43,7 @@ from kstreams_py.operations.recover.task_status import describe as describe_stat
 from kstreams_py.operations.recover.task_status import describe_undeclared, undeclared_as_fields
 from kstreams_py.operations.transactions.abort import UNCHANGED
 from kstreams_py.printable import join_lines
+from kstreams_py.settings import Settings
 
 app = typer.Typer(
     help="What a graph has processed: show its tasks, audit its outputs, and move, export, restore and delete its "
@@ -160,7 +163,8 @@ def forget(
     while the framework's topics of it are left. If it is declared again, it begins at auto_offset_reset. Needs DELETE
     on the group, READ on its topics, and WRITE on __ks.GRAPH.beginnings.
     """
-    with open_graph(target, bootstrap_servers, config, needs_processors=False) as (graph, environment):
+    graph = load(target)  # not validated: a graph of which nothing is left had processors, too
+    with open_environment(Settings.load(config, bootstrap_servers=bootstrap_servers), target) as environment:
         forgotten = ForgottenProcessor(graph, target, environment, GroupAdmin(environment.settings), processor)
         committed = ", ".join(f"{tp}@{at}" for tp, at in sorted(forgotten.found.committed.items()))
         echo_lines(f"{forgotten.found.group}: committed {committed or 'none'}")

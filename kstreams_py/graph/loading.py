@@ -173,8 +173,10 @@ def show_target(graph: Graph) -> str:
     for module_name, module, name in _homes(graph):
         is_file = module_name == "__main__" or module_name.startswith(FILE_MODULE)
         place = _file_of(module) if is_file else module_name
+        if module_name == "__main__" and (spec := module.__spec__) is not None:  # python -m
+            is_file, place = False, spec.name.removesuffix(".__main__")
         if place is not None:
-            near = os.path.relpath(place) if is_file else place
+            near = _relative(place) if is_file else place
             graphs = {id(value) for value in vars(module).values() if isinstance(value, Graph)}
             return shlex.quote(near if len(graphs) == 1 else f"{near}:{name}")
     return UNKNOWN
@@ -188,6 +190,14 @@ def show_command(graph: Graph, command: str, *arguments: str) -> str:
     target = show_target(graph)
     words = (target, *map(shlex.quote, arguments)) if target != UNKNOWN else ()
     return " ".join(("kstreams", command, *words))
+
+
+def _relative(path: str) -> str:
+    """Returns a path as seen from the working directory, if that is shorter."""
+    try:
+        return min(os.path.relpath(path), path, key=len)
+    except (OSError, ValueError):  # the directory was deleted, or is on another drive of Windows
+        return path
 
 
 def _file_of(module: ModuleType) -> str | None:

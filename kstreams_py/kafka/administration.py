@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final, TypeVar
 
-from kstreams_py.errors import BrokerUnavailable, Fatal, KStreamsError
+from kstreams_py.errors import BrokerUnavailable, Fatal, KStreamsError, UserMistake
 from kstreams_py.kafka.contact import contacting, no_answer
 from kstreams_py.kafka.credentials.sign_in import SignIn
 from kstreams_py.kafka.credentials.tokens import ASK_SECONDS, TokenSource
@@ -178,12 +178,17 @@ class GroupAdmin(Requests):
         return self.ask(f"removing members of group {group!r}", "READ on the group", ask) if members else {}
 
     def delete(self, group: str) -> None:
-        """Deletes a group with its committed offsets; one that does not exist is deleted already."""
+        """Deletes a group with its committed offsets; one that does not exist is deleted already.
+
+        Raises UserMistake if it has members.
+        """
 
         def ask(client: Any) -> None:
             from kafka import errors  # noqa: PLC0415
 
             answer = client.delete_groups([group])[group]
+            if answer == errors.NonEmptyGroupError.__name__:
+                raise UserMistake(f"group {group!r} has members: stop these workers: nothing was changed")
             if answer not in ("OK", errors.GroupIdNotFoundError.__name__):  # kafka-python answers with their names
                 raise getattr(errors, answer, errors.UnknownError)(group)
 

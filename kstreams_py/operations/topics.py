@@ -118,7 +118,7 @@ class TopicDeletion:
         """Raises UserMistake if a group of a processor that uses one of these topics has members."""
         if processors := sorted({each for topic in topics for each in topic.processors}):
             groups = self._admin.describe([group_of(self._graph.name, each) for each in processors])
-            check_no_members(groups, self._name)
+            check_no_members(groups, self._name, {group_of(self._graph.name, each) for each in self._declared})
 
     def delete(self, topics: Collection[DeletableTopic]) -> None:
         """Deletes the topics. Raises as `check_members`: a worker may have started since they were shown."""

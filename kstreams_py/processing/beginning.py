@@ -265,10 +265,16 @@ def forgotten_state(topic: str, begun: BegunPartition) -> Output:
 
 
 def forgotten_processor(cluster: Cluster, topic: str, processor: str) -> list[Output]:
-    """Returns the tombstones of all that a topic of beginnings has of a processor."""
+    """Returns the tombstones of all that a topic of beginnings has of a processor.
+
+    Those of its inputs are last: it is found by these if not all are written.
+    """
     begun, starts = read_begun(cluster, topic)
-    keys: list[Sequence[object]] = [each for each in begun if each.processor in (processor, processor + _HAS_STATE)]
-    keys += [(processor + _NAMES_START, *each[1:]) for each in starts if each.processor == processor]
+    keys: list[Sequence[object]] = [
+        (processor + _NAMES_START, *each[1:]) for each in starts if each.processor == processor
+    ]
+    keys += [each for each in begun if each.processor == processor + _HAS_STATE]
+    keys += [each for each in begun if each.processor == processor]
     return [(topic, None, json.dumps(key).encode(), 0, None, None, 0, None) for key in keys]
 
 

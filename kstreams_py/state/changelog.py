@@ -33,13 +33,13 @@ class Commands(NamedTuple):
     """
 
     reset: str = "kstreams recover reset"
-    delete: str = "kstreams topics delete"
+    delete: str = "kstreams topics delete --processor"
     find: str = "kstreams transactions find-hanging"
 
     @property
     def make_again(self) -> str:
         """How to make a state again whose changelog is empty."""
-        return f"set the group to the start (`{self.reset}`), so that the state is made again"
+        return f"set the group to the start (`{self.reset} --to-beginning`), so that the state is made again"
 
     def start_over(self, topic: str) -> str:
         """Returns how to continue without a changelog that lacks its workers' records, or has others as well."""

@@ -9,7 +9,7 @@ from kstreams_py.errors import DecodeError, TopicError
 from kstreams_py.formats.registry import Registry
 from kstreams_py.formats.serdes import Serde, bind
 from kstreams_py.graph.declarations import Processor, changelog_of
-from kstreams_py.graph.loading import show_command
+from kstreams_py.graph.loading import UNKNOWN, show_command, show_target
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import Cluster
 from kstreams_py.kafka.foreign_records import foreign
@@ -28,8 +28,12 @@ def bind_state(graph: Graph, processor: Processor, registry: Registry) -> tuple[
 
 def commands_of(graph: Graph, processor: Processor, bootstrap_servers: str = "") -> Commands:
     """Returns the commands that messages about a processor's state name."""
+    if show_target(graph) == UNKNOWN:
+        return Commands()
     reset = show_command(graph, "recover reset", processor.id)
     delete = show_command(graph, "topics delete", "--processor", processor.id)
+    if not bootstrap_servers:
+        return Commands(reset, delete)
     return Commands(reset, delete, find_command_at(bootstrap_servers, [changelog_of(graph.name, processor) or ""]))
 
 

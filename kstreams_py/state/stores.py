@@ -85,10 +85,11 @@ def name_offsets(offsets: Positions) -> str:
 
 def begin_empty(commands: Commands, topic: str, group: Positions) -> str:
     """Returns how a state begins empty where its group is. `topic`: the changelog."""
-    here = name_offsets(group)
+    where = "where it is" if group else "where it shall go on"
+    here = name_offsets(group) or "--to-beginning"
     return (
-        f"delete topic {topic!r} (`{commands.delete}`), and set the group to where it is (`{commands.reset}"
-        f"{here and ' '}{here}`, and so for its other tasks), so that the state begins empty there"
+        f"delete topic {topic!r} (`{commands.delete}`), and set the group to {where} (`{commands.reset} {here}`, and "
+        "so for its other tasks), so that the state begins empty there"
     )
 
 
@@ -370,7 +371,11 @@ class Stores:
         if self._doubts.get(number) != why:
             self._doubts[number] = why
             return NotRestored(f"{self._name}: {why}: asking again")
-        state = {TopicPartition(topic, number): at.next for topic, at in self._positions[number].items()}
+        state = {
+            TopicPartition(topic, number): at.next
+            for topic, at in self._positions[number].items()
+            if topic in self._topic_ids
+        }
         commands = self._show_commands()
         return InputLost(
             f"{self._name} does not belong to the committed offsets: {why}: stop all workers, then set the group to "

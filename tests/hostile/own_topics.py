@@ -312,8 +312,8 @@ _TYPES: Final = {
 
 CHANGELOG: Final = "__ks.g.s.changelog"
 START_OVER: Final = (
-    f"stop all workers, delete '{CHANGELOG}' (`kstreams topics delete`), and set the group to the start "
-    "(`kstreams recover reset`), so that the state is made again"
+    f"stop all workers, delete '{CHANGELOG}' (`kstreams topics delete --processor`), and set the group to the start "
+    "(`kstreams recover reset --to-beginning`), so that the state is made again"
 )
 
 

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import kstreams_py as ks
-from kstreams_py.errors import InputLost, UserMistake
+from kstreams_py import sinks
+from kstreams_py.errors import Fatal, InputLost, UserMistake
+from kstreams_py.graph.sink import Evidence
 from kstreams_py.kafka.groups import GroupInfo, Member
 from kstreams_py.operations.recover.forget import ForgottenProcessor
 from kstreams_py.operations.recover.reset import END, GraphPositions, ResetTarget
 from kstreams_py.operations.recover.status import find_undeclared
 from kstreams_py.operations.topics import TopicDeletion
+from kstreams_py.processing.topics import check_topics
 from kstreams_py.records import TopicPartition
 from kstreams_py.testing import TestDriver
 
@@ -45,13 +49,14 @@ def stop(driver: TestDriver) -> None:
     driver.advance(60)
 
 
-def plan(driver: TestDriver, processor: str, target: ResetTarget) -> list[str]:
-    """What follows from a reset, which is then made."""
+def plan(driver: TestDriver, processor: str, target: ResetTarget, *, then: bool = True) -> list[str]:
+    """What follows from a reset, which is made `then`."""
     nobody: Any = SimpleNamespace(describe=lambda _: {})
     moving = GraphPositions(driver._graph, "g.py", driver._environment, nobody)
     moves = moving.plan_reset(processor, target)
     found = moving.consequences(moves)
-    moving.move(moves)
+    if then:
+        moving.move(moves)
     return found
 
 
@@ -90,7 +95,7 @@ def test_reset_of_a_processor_whose_state_stays_says_how_its_next_start_ends() -
         with pytest.raises(InputLost) as raised:
             driver.run()
     assert len(refused) == 2
-    assert f"the next start of count ends with InputLost: {raised.value}" in refused
+    assert f"count: the next start ends with InputLost: {raised.value}" in refused
 
 
 def test_reset_of_some_partitions_without_their_changelog_names_the_others() -> None:
@@ -103,7 +108,7 @@ def test_reset_of_some_partitions_without_their_changelog_names_the_others() -> 
             "count: the positions of g.words[1] stay",
             "count: its state begins empty at g.words[0]@2",
         )
-        assert lost.startswith("the next start of count ends with InputLost: count: state 'counts': its changelog ")
+        assert lost.startswith("count: the next start ends with InputLost: count: state 'counts': its changelog ")
         assert plan(driver, "count", ResetTarget({TopicPartition("g.words", 1): 1}))[1:] == [
             "count: its state begins empty at g.words[0]@2",
             "count: its state begins empty at g.words[1]@1",
@@ -165,11 +170,80 @@ def test_processor_that_workers_run_is_not_forgotten() -> None:
         with pytest.raises(UserMistake) as raised:
             forgetting(driver, "count", Groups(member))
         assert str(raised.value) == (
-            "members are in the group: g.count.0 on host: stop these workers; of those that have ended, `kstreams "
-            "slots release g.py 0`: nothing was changed"
+            "members are in the group: g.count.0 on host: stop these workers; a member of a processor that is no "
+            "longer declared is gone after session_timeout_ms: nothing was changed"
         )
         groups: Any = Groups(member)
         (found,) = find_undeclared(driver._graph, driver._environment, groups)
         assert found.remedy == (
             "if it has a new name, give it the id 'count' back; stop its workers, then kstreams recover forget"
         )
+
+
+def test_positions_that_have_expired_are_read_again_or_end_the_next_start() -> None:
+    with TestDriver(chain(), partitions=2) as driver:
+        for partition in (0, 1):
+            driver.send("in", b"1", partition=partition)
+        driver.run()
+        stop(driver)
+        driver.cluster._broker.groups["g.price"].positions.clear()
+        again, lost = plan(driver, "price", ResetTarget({TopicPartition("in", 0): 0}))
+        driver.restart()
+        with pytest.raises(InputLost) as raised:
+            driver.run()
+    assert again == (
+        "price: outputs of records that are read again are written again to g.priced, with the same delivery hashes: "
+        "to send they are new records"
+    )
+    assert lost == f"price: the next start ends with InputLost: {raised.value}"
+
+
+def test_reset_before_the_first_start_says_where_other_partitions_begin() -> None:
+    with TestDriver(chain(), partitions=2) as driver:
+        driver.send("in", b"1", partition=0)
+        check_topics(driver._graph, driver.cluster)
+        driver.cluster.faults.delete_topic("__ks.g.beginnings")
+        first = ResetTarget({TopicPartition("in", 0): 1})
+        assert plan(driver, "price", first, then=False) == ["price: begins at in[1]@0"]
+
+
+@pytest.mark.parametrize(
+    ("evidence", "line"),
+    [
+        (Evidence.HASH, "rows of records that are read again are in {}, which stores none twice"),
+        (
+            Evidence.OFFSETS,
+            (
+                "it goes on at the offsets that {} has, whatever the group has: these count only for partitions of "
+                "which it has none"
+            ),
+        ),
+    ],
+)
+def test_rows_are_stored_once_whatever_is_read_again(evidence: Evidence, line: str, tmp_path: Path) -> None:
+    graph = ks.Graph("g")
+    target = sinks.SQLite(tmp_path / "rows.sqlite", table="rows", columns=("value",), evidence=evidence.value)
+    graph.sink(graph.topic("in", value=ks.String()), to=target, id="store")(lambda value: {"value": value})
+    with TestDriver(graph) as driver:
+        driver.send("in", "1")
+        driver.run()
+        stop(driver)
+        assert plan(driver, "store", ResetTarget()) == [f"store: {line.format(target)}"]
+
+
+def test_what_cannot_be_known_does_not_keep_from_a_reset() -> None:
+    with TestDriver(counting(), partitions=1) as driver:
+        driver.send("g.words", "a", key="a")
+        driver.run()
+        stop(driver)
+        driver.cluster.faults.inject("newest", error=Fatal("not allowed"), applied=False)
+        *_, unknown = plan(driver, "count", ResetTarget())
+        assert unknown == "count: whether the next start of partition 0 is refused is not known: not allowed"
+
+
+def test_start_that_is_refused_for_its_topics_is_said_instead_of_what_follows() -> None:
+    with TestDriver(counting(), partitions=2) as driver:
+        count_words(driver)
+        driver.cluster._broker.grow_topic("g.words", 4)
+        (line,) = plan(driver, "count", ResetTarget({TopicPartition("g.words", 0): 0}), then=False)
+        assert line.startswith("the next start ends with TopicError: count: its inputs have 4 partitions, and its ")

@@ -15,6 +15,7 @@ from kstreams_py.operations.doctor import diagnosis
 from kstreams_py.operations.doctor.diagnosis import diagnose, is_well
 from kstreams_py.operations.doctor.findings import Examined, Facts, LettersFact, Severity, as_fields, describe
 from kstreams_py.operations.doctor.of_graphs import OF_GRAPH, find_positions
+from kstreams_py.operations.recover.task_status import TaskStatus
 from kstreams_py.operations.transactions.hanging import CommitDecision, FoundTransaction
 from kstreams_py.records import TopicPartition
 
@@ -387,4 +388,16 @@ def test_what_is_wrong_on_another_cluster_is_found_and_names_it() -> None:
             "or stop the worker\n  kafka-configs.sh --alter --topic out --add-config max.message.bytes=1000"
         ),
         "note: cluster 'west': transactions: not seen: problems there are not found\n  grant it",
+    ]
+
+
+def test_tasks_that_differ_only_in_their_numbers_are_one_finding_and_others_are_not() -> None:
+    graph = ks.Graph("g")
+    graph.map(graph.topic("in"), to=graph.topic("out"), id="p")(lambda value: value)
+    plans = ["ends with InputLost: in[0] is at 5", "ends with InputLost: in[1] is at 7", "ends with InputLost: gone"]
+    tasks = [TaskStatus("p", n, {}, None, "", (), plan, is_refused=True) for n, plan in enumerate(plans)]
+    found = diagnose(Facts(ClusterDescription({}, {}), now=0, tasks=tasks), Examined(graph, "g.py", 1))
+    assert [(each.subject, each.meaning) for each in found if each.kind == "refused_start"] == [
+        ("p[0], p[1]", f"the next start {plans[0]}"),
+        ("p[2]", f"the next start {plans[2]}"),
     ]

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from importlib.machinery import ModuleSpec
 from importlib.metadata import packages_distributions
 from pathlib import Path
 from types import ModuleType
@@ -13,7 +14,7 @@ from types import ModuleType
 import pytest
 
 from kstreams_py.errors import GraphError, SchemaError
-from kstreams_py.graph.loading import EXTRAS, load, show_target, target_of
+from kstreams_py.graph.loading import EXTRAS, load, show_command, show_target, target_of
 from kstreams_py.graph.topology import Graph
 from tests.waiting import WAIT
 
@@ -272,3 +273,25 @@ def test_program_without_a_file_runs_one_slot_and_says_where_several_need_a_file
     (one, _), (several, why) = said
     assert (one, several) == ("kstreams_py.errors.BrokerUnavailable", "kstreams_py.errors.GraphError")
     assert why.startswith("graph 'shop' is in a program without a file (standard input, python -c, an interactive ")
+
+
+def test_command_names_a_graph_as_a_person_types_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From its directory, elsewhere, a directory that was deleted, as `python -m`, and if nobody can load it."""
+    file = tmp_path / "my shop.py"
+    file.write_text("import kstreams_py as ks\ngraph = ks.Graph('shop')\n", encoding="utf-8")
+    graph = load(str(file))
+    monkeypatch.chdir(tmp_path)
+    assert show_command(graph, "recover reset", "price") == "kstreams recover reset 'my shop.py' price"
+    elsewhere = tmp_path / "a" / "b"
+    elsewhere.mkdir(parents=True)
+    monkeypatch.chdir(elsewhere)
+    assert show_command(graph, "topics create") == "kstreams topics create '../../my shop.py'"
+    elsewhere.rmdir()
+    assert show_command(graph, "topics create") == f"kstreams topics create '{file}'"
+    monkeypatch.chdir(tmp_path)
+    module = ModuleType("__main__")
+    module.__spec__ = ModuleSpec("shop.app", None)
+    vars(module)["graph"] = mine = Graph("mine")
+    monkeypatch.setitem(sys.modules, "__main__", module)
+    assert show_command(mine, "topics create") == "kstreams topics create shop.app"
+    assert show_command(Graph("nobody"), "recover reset", "price") == "kstreams recover reset"

@@ -101,17 +101,17 @@ def test_offsets_are_in_the_log_from_its_first_to_its_last_stable_one(offset: in
 
 
 def test_members_are_named_with_the_command_that_releases_slots() -> None:
-    check_no_members({"g.p": GroupInfo("Empty", ())}, "app.py")
+    check_no_members({"g.p": GroupInfo("Empty", ())}, "app.py", {"g.p"})
     other = Member("", "id", "client", "host", ())
     slots = Member("g.p.1", "id", "client", "host", ()), Member("g.p.0", "id", "client", "host", ())
     with pytest.raises(UserMistake) as caught:
-        check_no_members({"g.p": GroupInfo("Stable", (other, *slots))}, "app.py")
+        check_no_members({"g.p": GroupInfo("Stable", (other, *slots))}, "app.py", {"g.p"})
     assert str(caught.value) == (
         "members are in the group: client on host, g.p.1 on host, g.p.0 on host: stop these workers; of those that "
         "have ended, `kstreams slots release app.py 0 1`: nothing was changed"
     )
     with pytest.raises(UserMistake) as caught:
-        check_no_members({"g.p": GroupInfo("Stable", (other,))}, "app.py")
+        check_no_members({"g.p": GroupInfo("Stable", (other,))}, "app.py", {"g.p"})
     assert str(caught.value) == "members are in the group: client on host: stop these workers: nothing was changed"
 
 

@@ -760,7 +760,8 @@ def test_changelog_deleted_while_workers_are_stopped_is_refused_until_it_is_rese
             assert str(raised.value) == (
                 f"count: state 'counts': its changelog {CHANGELOG}[0], with id {new}, is empty, and the state was in "
                 f"the one with id {old}: it was deleted, and its contents are lost: set the group to the start "
-                "(`kstreams recover reset`), so that the state is made again; or set it to where it is (`kstreams "
+                "(`kstreams recover reset --to-beginning`), so that the state is made again; or set it to where it is "
+                "(`kstreams "
                 "recover reset --to-offset g.words:0:2`, and so for the partitions of other workers), so that the "
                 "state begins empty there"
             )
@@ -898,7 +899,8 @@ def of_another_changelog(ids: tuple[str, str]) -> str:
     return (
         f"count: state 'counts' is of another changelog: {CHANGELOG!r} had the id {ids[0]}, and has {ids[1]} now: it "
         f"was deleted and created again, and its contents are lost: stop all workers, delete {CHANGELOG!r} (`kstreams "
-        "topics delete`), and set the group to the start (`kstreams recover reset`), so that the state is "
+        "topics delete --processor`), and set the group to the start (`kstreams recover reset --to-beginning`), so "
+        "that the state is "
         "made again"
     )
 
@@ -991,7 +993,8 @@ def test_directory_whose_changelog_was_created_again_and_is_empty_is_refused(tmp
             assert str(raised.value) == (
                 f"count: state 'counts': its changelog {CHANGELOG}[{partition}], with id {new}, is empty, and this "
                 f"worker has the state of the one with id {old} in {directory}: the changelog's contents are lost: "
-                "delete what this worker has, and set the group to the start (`kstreams recover reset`), so that the "
+                "delete what this worker has, and set the group to the start (`kstreams recover reset "
+                "--to-beginning`), so that the "
                 "state is made again, or to where it is, so that the state begins empty there"
             )
         stop_and_start_over(driver)
@@ -1009,7 +1012,8 @@ def test_changelog_that_no_broker_knows_is_waited_for_and_then_ends_the_worker()
             turn(driver, 100)
         assert str(raised.value) == (
             f"count: state 'counts': no broker knows its changelog {CHANGELOG!r}: it was deleted, and its contents are "
-            "lost: set the group to the start (`kstreams recover reset`), so that the state is made again"
+            "lost: set the group to the start (`kstreams recover reset --to-beginning`), so that the state is made "
+            "again"
         )
 
 
@@ -1034,8 +1038,10 @@ def test_changelog_whose_oldest_records_are_deleted_is_refused_unless_on_disk(on
             driver.run()
         assert str(raised.value) == (
             f"count: state 'counts': the records of its changelog {CHANGELOG}[{partition}] before offset 2 were "
-            f"deleted, and their contents are lost: stop all workers, delete {CHANGELOG!r} (`kstreams topics delete`"
-            "), and set the group to the start (`kstreams recover reset`), so that the state is made again"
+            f"deleted, and their contents are lost: stop all workers, delete {CHANGELOG!r} (`kstreams topics delete "
+            "--processor`), and set the group to the start (`kstreams recover reset --to-beginning`), so that the "
+            "state is "
+            "made again"
         )
 
 

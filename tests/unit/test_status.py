@@ -268,7 +268,7 @@ def test_start_that_ends_by_lost_input_is_foretold() -> None:
             True,
             (
                 "ends with InputLost: in[0] begins at offset 2, and its committed offset is 1: set it (`kstreams "
-                "recover reset`)"
+                "recover reset --to-offset in:0:2`)"
             ),
         )
         driver.restart()

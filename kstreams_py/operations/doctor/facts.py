@@ -94,7 +94,7 @@ class Examination:
         no_tasks, none_gone = list[TaskStatus](), list[UndeclaredProcessor]()
         declared = {topic.name for topic in graph.topics.values() if not topic.cluster}
         tasks = no_tasks
-        if declared <= cluster.topics.keys():  # without one of them no task has a status, which is a finding of its own
+        if declared <= cluster.topics.keys():  # or no worker starts, which is a finding of its own
             tasks = self._look("the next start", lambda: list(read_status(graph, environment, groups)), no_tasks)
         return tasks, self._look("former processors", lambda: find_undeclared(graph, environment, groups), none_gone)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
@@ -81,29 +82,22 @@ def find_positions(facts: Facts, examined: Examined) -> Iterator[Finding]:
 
 def find_refusals(facts: Facts, examined: Examined) -> Iterator[Finding]:
     """Finds tasks whose next start ends with an error, unless another finding says so with a command to type."""
-    if any(find_missing(facts, examined)):
-        return  # that is why, for each task
     known = {each.subject for rule in (find_partitions, find_positions) for each in rule(facts, examined)}
     inputs = {each.id: [topic.name for topic in each.inputs] for each in examined.graph.processors}
-    alike: dict[str, list[TaskStatus]] = {}
+    refused: dict[str, list[TaskStatus]] = {}
     for task in facts.tasks:
-        if task.is_refused:
-            alike.setdefault(task.next, []).append(task)
-    refused: dict[tuple[str, str], list[TaskStatus]] = {}
-    for meaning, tasks in alike.items():  # those of a processor that differ only in their offsets are one finding
-        refused.setdefault((tasks[0].processor, meaning.partition(":")[0]), []).extend(tasks)
+        subjects = {f"{task.processor}: {topic}[{task.partition}]" for topic in inputs[task.processor]}
+        if task.is_refused and known.isdisjoint(subjects | {task.processor}):
+            # those that differ only in their numbers, of partitions and offsets, are one finding
+            refused.setdefault(re.sub(r"\d+", "0", task.next), []).append(task)
     for tasks in refused.values():
-        subjects = {
-            f"{task.processor}: {topic}[{task.partition}]" for task in tasks for topic in inputs[task.processor]
-        }
-        if known.isdisjoint(subjects | {task.processor for task in tasks}):
-            yield Finding(
-                Severity.ERROR,
-                "refused_start",
-                ", ".join(f"{task.processor}[{task.partition}]" for task in tasks),
-                f"the next start {tasks[0].next}",
-                f"kstreams recover status {examined.name} shows all tasks",
-            )
+        yield Finding(
+            Severity.ERROR,
+            "refused_start",
+            ", ".join(f"{task.processor}[{task.partition}]" for task in tasks),
+            f"the next start {tasks[0].next}",
+            f"kstreams recover status {examined.name} shows all tasks",
+        )
 
 
 def find_undeclared(facts: Facts, examined: Examined) -> Iterator[Finding]:  # noqa: ARG001, as all rules of a graph

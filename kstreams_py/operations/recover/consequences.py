@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Final
 
-from kstreams_py.errors import InputLost, NotRestored, TopicError
+from kstreams_py.errors import InputLost, KStreamsError, TopicError, UserMistake
 from kstreams_py.graph.declarations import Processor, changelog_of
 from kstreams_py.graph.sink import Evidence
 from kstreams_py.graph.topology import Graph
@@ -14,6 +14,7 @@ from kstreams_py.kafka.contracts import TopicInfo
 from kstreams_py.operations.recover.positions import Move, partitions_of
 from kstreams_py.operations.recover.states import RestoredStates
 from kstreams_py.processing.beginning import Beginning
+from kstreams_py.processing.topics import preview_topics
 from kstreams_py.records import Positions, TopicPartition
 from kstreams_py.steps.environment import Environment
 
@@ -33,20 +34,106 @@ def describe_consequences(
     - `topics`: the inputs of the processors.
     - `committed`: the committed offsets of the processors, by their ids.
     """
+    try:
+        preview_topics(graph, environment.cluster)
+    except UserMistake as error:
+        yield _refused(error)
+        return
+    was_started = graph.beginnings in environment.cluster.topics([graph.beginnings])
     for processor in graph.processors:
-        mine = {move.partition: move.new for move in moves if move.processor == processor.id}
-        if not mine:
-            continue
-        if any(move.again for move in moves if move.processor == processor.id):
-            yield f"{processor.id}: {_again(graph, processor)}"
-        if processor.stores_offsets:
+        if mine := [move for move in moves if move.processor == processor.id]:
+            found = _Moved(graph, processor, environment, topics, committed[processor.id], mine, was_started)
+            yield from (f"{processor.id}: {line}" for line in found.lines())
+
+
+def _refused(error: KStreamsError) -> str:
+    return f"the next start ends with {type(error).__name__}: {error}"
+
+
+class _Moved:
+    """One processor whose positions are moved."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        processor: Processor,
+        environment: Environment,
+        topics: Mapping[str, TopicInfo],
+        committed: Positions,
+        moves: Sequence[Move],
+        was_started: bool,
+    ) -> None:
+        self._graph, self._processor, self._environment = graph, processor, environment
+        self._topics, self._committed, self._moves = topics, committed, moves
+        self._new = {move.partition: move.new for move in moves}
+        inputs = {topic.name: topics[topic.name] for topic in processor.inputs}
+        self._beginning = Beginning(environment, graph, processor, inputs)
+        self._was_started = was_started
+
+    def lines(self) -> Iterator[str]:
+        if self._processor.stores_offsets:
             yield (
-                f"{processor.id}: goes on at the offsets that {processor.target} has; the group's count only for "
-                "partitions of which it has none"
+                f"it goes on at the offsets that {self._processor.target} has, whatever the group has: these count "
+                "only for partitions of which it has none"
             )
-        if stays := [tp for tp in partitions_of(processor, topics) if tp not in mine]:
-            yield f"{processor.id}: the positions of {_name_some(stays)} stay"
-        yield from _of_states(graph, processor, environment, topics, committed[processor.id] | mine, mine)
+        elif any(move.again or self._has_expired(move) for move in self._moves):
+            yield _again(self._graph, self._processor)
+        stays = [tp for tp in partitions_of(self._processor, self._topics) if tp not in self._new]
+        if kept := [tp for tp in stays if tp in self._committed]:
+            yield f"the positions of {_name_some(kept)} stay"
+        try:
+            if begins := self._begins([tp for tp in stays if tp not in self._committed]):
+                yield f"begins at {', '.join(f'{tp}@{at}' for tp, at in sorted(begins.items()))}"
+        except InputLost as error:
+            yield _refused(error)
+        yield from self._states()
+
+    def _has_expired(self, move: Move) -> bool:
+        """Whether the processor has read a partition whose committed offset no longer exists."""
+        return (
+            move.old is None
+            and self._was_started
+            and any(
+                (each.processor, each.topic, each.partition) == (self._processor.id, *move.partition)
+                for each in self._beginning.read()
+            )
+        )
+
+    def _begins(self, partitions: Sequence[TopicPartition]) -> Positions:
+        """Returns where the next start begins partitions without a committed offset. Raises InputLost."""
+        if not partitions:
+            return {}
+        return (self._beginning.plan if self._was_started else self._beginning.first)(partitions)
+
+    def _states(self) -> Iterator[str]:
+        """Yields what the next start does with the state of each task, if it does not simply go on."""
+        if (changelog := changelog_of(self._graph.name, self._processor)) is None:
+            return
+        existing = self._environment.cluster.topics([changelog])
+        states = RestoredStates(self._graph, self._processor, self._environment, {**self._topics, **existing})
+        moved, after = {tp.partition for tp in self._new}, self._committed | self._new
+        try:
+            for number, group in groupby(sorted(after, key=_number), key=_number):
+                at = {tp: after[tp] for tp in group}
+                # a reset forgets that a state was begun
+                begun = self._beginning if self._was_started and number not in moved else None
+                try:
+                    if states.check(number, at, [*at], begun):
+                        yield f"its state begins empty at {', '.join(f'{tp}@{o}' for tp, o in at.items())}{self._disk}"
+                except (InputLost, TopicError) as error:
+                    yield _refused(error)
+                except KStreamsError as error:
+                    yield f"whether the next start of partition {number} is refused is not known: {error}"
+        finally:
+            states.close()
+
+    @property
+    def _disk(self) -> str:
+        """What has to be done first for a state on disk: no command knows the directories of other machines."""
+        state = self._processor.state
+        if state is None or not state.on_disk:
+            return ""
+        return f", once directory {self._graph.name}/{state.name} in state_directory is deleted on each machine"
 
 
 def _name_some(partitions: Sequence[TopicPartition]) -> str:
@@ -57,54 +144,19 @@ def _name_some(partitions: Sequence[TopicPartition]) -> str:
 def _again(graph: Graph, processor: Processor) -> str:
     """Returns what becomes of the outputs of records that a processor reads again."""
     letters = "; dead letters are written again, too" if processor.errors is not None else ""
-    if processor.target is not None:
-        if processor.target.evidence is Evidence.HASH:
-            return f"rows of records that are read again are in {processor.target}, which stores none twice{letters}"
-        return f"rows of records that are read again are stored again{letters}"
+    if processor.target is not None and processor.target.evidence is Evidence.HASH:
+        return f"rows of records that are read again are in {processor.target}, which stores none twice{letters}"
     if not processor.outputs:
         return f"its function is called again for records that are read again{letters}"
     names = [topic.name for topic in processor.outputs]
     readers = [each.id for each in graph.processors if any(topic.name in names for topic in each.inputs)]
-    who = ", ".join(readers) or "who reads them"
+    hashes = ", with the same delivery hashes" if processor.hash_header else ""
+    if processor.joins and hashes:
+        hashes += " if the same records meet"
     return (
-        f"outputs of records that are read again are written again to {', '.join(names)}, with the same delivery "
-        f"hashes: to {who} they are new records{letters}"
+        f"outputs of records that are read again are written again to {', '.join(names)}{hashes}: to "
+        f"{', '.join(readers) or 'who reads them'} they are new records{letters}"
     )
-
-
-def _of_states(
-    graph: Graph,
-    processor: Processor,
-    environment: Environment,
-    topics: Mapping[str, TopicInfo],
-    positions: Positions,
-    moved: Positions,
-) -> Iterator[str]:
-    """Yields what the next start does with the state of each task, if it does not simply go on.
-
-    - `positions`: the committed offsets after the moves.
-    - `moved`: those that are set; the state of a task may begin empty there.
-    """
-    if (changelog := changelog_of(graph.name, processor)) is None:
-        return
-    cluster = environment.cluster
-    existing = cluster.topics([changelog, graph.beginnings])
-    states = RestoredStates(graph, processor, environment, {**topics, **existing})
-    inputs = {topic.name: topics[topic.name] for topic in processor.inputs}
-    beginning = Beginning(environment, graph, processor, inputs) if graph.beginnings in existing else None
-    numbers = {tp.partition for tp in moved}
-    try:
-        for number, group in groupby(sorted(positions, key=_number), key=_number):
-            at = {tp: positions[tp] for tp in group}
-            try:
-                if states.check(number, at, [*at], None if number in numbers else beginning):
-                    yield f"{processor.id}: its state begins empty at {', '.join(f'{tp}@{o}' for tp, o in at.items())}"
-            except (InputLost, TopicError) as error:
-                yield f"the next start of {processor.id} ends with {type(error).__name__}: {error}"
-            except NotRestored as error:
-                yield f"{processor.id}: whether its next start is refused is not known: {error}"
-    finally:
-        states.close()
 
 
 def _number(tp: TopicPartition) -> int:

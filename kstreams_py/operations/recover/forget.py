@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from kstreams_py.errors import BrokerUnavailable, ClientError, UserMistake, did_you_mean
-from kstreams_py.graph.names import group_of, id_of, recover_id
+from kstreams_py.errors import BrokerUnavailable, KStreamsError, UserMistake, did_you_mean
+from kstreams_py.graph.names import id_of, recover_id
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.administration import GroupAdmin
+from kstreams_py.kafka.contracts import Output, Producer
 from kstreams_py.operations.records.send import IDEMPOTENT
 from kstreams_py.operations.recover.positions import check_no_members
 from kstreams_py.operations.recover.status import find_undeclared
@@ -38,6 +39,12 @@ class ForgottenProcessor:
             hint = did_you_mean(processor, gone) or f"those that it no longer declares: {known}"
             raise UserMistake(f"graph {graph.name!r} had no processor {processor!r}: {hint}")
         self.found: UndeclaredProcessor = gone[processor]
+        if processor in {each.id for each in graph.pipelines}:
+            raise UserMistake(f"{processor!r} is a pipeline now, which has the same group: there is nothing to forget")
+        if self.found.unseen:
+            raise UserMistake(
+                f"the positions of {processor!r} cannot be shown, and are not deleted: {self.found.unseen}"
+            )
         self._check_members()
         if topics := TopicDeletion(graph, name, environment, admin).plan_processor(processor):
             raise UserMistake(
@@ -46,24 +53,27 @@ class ForgottenProcessor:
             )
 
     def forget(self) -> None:
-        """Deletes the group, then the records. Raises as the constructor: a worker may have started since."""
-        self._check_members()
-        group = group_of(self._graph.name, self.found.processor)
-        self._admin.delete(group)
+        """Deletes the group, then the records. Raises UserMistake if a worker has started since."""
         cluster, own_id = self._environment.cluster, recover_id(self._graph.name)
         attempts = Attempts(own_id, own_id, self._environment.sleep)
         records = forgotten_processor(cluster, self._graph.beginnings, self.found.processor)
         producer = cluster.producer(IDEMPOTENT, own_id)
         try:
-            attempts.call(lambda: producer.write(records))
-            attempts.call(producer.flush)
-        except ClientError as error:
-            raise BrokerUnavailable(
-                f"group {group!r} is deleted, and what is recorded of its beginnings is not ({error}): run the command "
-                "again"
-            ) from None
+            self._check_members()
+            self._admin.delete(self.found.group)
+            self._write(producer, records, attempts)
         finally:
             producer.drop()
 
+    def _write(self, producer: Producer, records: list[Output], attempts: Attempts) -> None:
+        try:
+            attempts.call(lambda: producer.write(records))
+            attempts.call(producer.flush)
+        except KStreamsError as error:
+            raise BrokerUnavailable(
+                f"group {self.found.group!r} is deleted, and what is recorded of its beginnings is not ({error}): run "
+                "the command again"
+            ) from None
+
     def _check_members(self) -> None:
-        check_no_members(self._admin.describe([self.found.group]), self._name)
+        check_no_members(self._admin.describe([self.found.group]), self._name, ())

@@ -99,14 +99,25 @@ def check_targets(
             )
 
 
-def check_no_members(groups: Mapping[str, GroupInfo], target: str) -> None:
-    """Raises UserMistake if one of the groups has members; `target` is the graph's name on the command line."""
+def check_no_members(groups: Mapping[str, GroupInfo], target: str, declared: Collection[str]) -> None:
+    """Raises UserMistake if one of the groups has members.
+
+    - `target`: the graph's name on the command line.
+    - `declared`: the groups whose slots a command can release: of processors that the graph declares.
+    """
     names = [str(member) for info in groups.values() for member in info.members]
     if not names:
         return
-    slots = {slot_of(group, member.instance) for group, info in groups.items() for member in info.members} - {None}
+    slots = {
+        slot_of(group, member.instance)
+        for group, info in groups.items()
+        if group in declared
+        for member in info.members
+    }
     numbers = " ".join(map(str, sorted(slot for slot in slots if slot is not None)))
     release = f"; of those that have ended, `kstreams slots release {target} {numbers}`" if numbers else ""
+    if groups.keys() - declared:
+        release += "; a member of a processor that is no longer declared is gone after session_timeout_ms"
     raise UserMistake(f"members are in the group: {', '.join(names)}: stop these workers{release}: nothing was changed")
 
 

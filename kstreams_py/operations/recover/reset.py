@@ -261,4 +261,5 @@ class GraphPositions:
         return find_all_topics(self._graph, self._cluster, sorted(names))
 
     def _check_members(self, processors: Sequence[Processor]) -> None:
-        check_no_members(self._admin.describe([self._committed.group(each) for each in processors]), self._name)
+        groups = self._admin.describe([self._committed.group(each) for each in processors])
+        check_no_members(groups, self._name, groups.keys())

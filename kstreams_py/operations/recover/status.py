@@ -24,7 +24,7 @@ from kstreams_py.processing.journal.choices_journal import ChoicesJournal
 from kstreams_py.processing.journal.deliveries import DeliveryJournal
 from kstreams_py.processing.journal.records import type_of
 from kstreams_py.processing.journal.recovery import Recovery, show
-from kstreams_py.processing.topics import find_topics, preview_topics
+from kstreams_py.processing.topics import find_topics, missing_topics, preview_topics
 from kstreams_py.records import Positions, TopicPartition
 from kstreams_py.steps.environment import Environment
 
@@ -45,8 +45,9 @@ def read_status(graph: Graph, environment: Environment, admin: GroupAdmin) -> It
         refusal = error
     groups = admin.describe([group_of(graph.name, each.id) for each in graph.processors])
     for processor in graph.processors:
-        if refusal is not None and any(topic.name not in found for topic in processor.inputs):
-            yield TaskStatus(processor.id, 0, {}, None, "", (), _ends_with(refusal), None, "", is_refused=True)
+        if missing := [topic.name for topic in processor.inputs if topic.name not in found]:
+            why = refusal or missing_topics(graph, missing, "start with --create-topics")
+            yield TaskStatus(processor.id, 0, {}, None, "", (), _ends_with(why), None, "", is_refused=True)
             continue
         group = groups[group_of(graph.name, processor.id)]
         tasks = _Tasks(graph, processor, environment, found, group, refusal)
@@ -170,7 +171,8 @@ class _Tasks:
         if lost := [tp for tp, offset in at.items() if offset < starts[tp]]:
             (tp, *_) = lost
             raise InputLost(
-                f"{tp} begins at offset {starts[tp]}, and its committed offset is {at[tp]}: set it (`{self._reset}`)"
+                f"{tp} begins at offset {starts[tp]}, and its committed offset is {at[tp]}: set it "
+                f"(`{self._reset} --to-offset {tp.topic}:{tp.partition}:{starts[tp]}`)"
             )
         missing = [tp for tp in mine if tp not in at]
         look = self._beginning.plan if self._was_started else self._beginning.first
