@@ -120,5 +120,6 @@ __all__ = [
 if not typing.TYPE_CHECKING:  # for a type checker, any name would be there
 
     def __getattr__(name: str) -> object:
-        close = _did_you_mean(name, __all__)
+        of_sinks = name in ("Redis", "SQLite")  # the targets that Spark does not write
+        close = f"it is kstreams_py.sinks.{name}" if of_sinks else _did_you_mean(name, __all__)
         raise AttributeError(f"module 'kstreams_py' has no attribute {name!r}" + (f": {close}" if close else ""))

@@ -19,7 +19,7 @@ def kafka():
 def test_order_is_priced_on_a_real_broker(kafka, tmp_path):
     settings = ks.Settings(bootstrap_servers=kafka.bootstrap_servers, schema_directory=tmp_path)
     client = {"bootstrap.servers": kafka.bootstrap_servers}
-    producer = Producer(client)
+    producer = Producer({**client, "partitioner": "murmur2_random"})  # as Java's clients and kstreams_py
     consumer = Consumer(
         {**client, "group.id": "test", "isolation.level": "read_committed", "auto.offset.reset": "earliest"}
     )

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, NamedTuple
 
 import typer
 
@@ -85,6 +85,13 @@ def send(
     streams.echo(f"{sender.sent:,} sent to {topic}", file=sys.stderr)
 
 
+class _At(NamedTuple):
+    """An offset of each partition, or a time in milliseconds since 1970."""
+
+    offset: int | None = None
+    since: int | None = None
+
+
 def tail(
     topic: Name,
     graph: OfGraph = None,
@@ -121,16 +128,17 @@ def tail(
     is printed once, as pending), "aborted" if its transaction was aborted, and "unknown" if that cannot be told because
     its topic is compacted.
     """
+    start = None if begin is None else _start(begin, follow=follow)
     with _opened(graph, topic, bootstrap_servers, config) as (lines, environment):
         found = find_topic(environment, topic, 0.0 if graph is None else CREATION_SECONDS)
         reader = Tail(environment, found, partition, uncommitted=uncommitted)
         goes_on = partial(streams.is_read, sys.stdout)  # notice the end of `| head` before the next record
         ends = reader.ends()
-        if begin is None:
+        if start is None:
             newest = reader.newest(count or NEWEST, ends)
             shown: Iterable[Message] = chain(newest, reader.follow(ends, goes_on)) if follow else newest
         else:
-            starts = _begin(begin, reader, ends, follow=follow)
+            starts = _begin(start, reader, ends)
             shown = islice(reader.follow(starts, goes_on) if follow else reader.read(starts, ends), count)
         try:
             for m in shown:
@@ -142,24 +150,34 @@ def tail(
         streams.echo("some records are not text: add --graph, whose serdes decode them", file=sys.stderr)
 
 
-def _begin(text: str, reader: Tail, ends: Positions, *, follow: bool) -> Positions:
-    """Returns the offsets that `--from` means. Raises SettingsError."""
-    if text == "end":
-        if not follow:
-            raise SettingsError("--from end means records that are yet to come: add --follow, or leave it out")
-        return ends
-    if text == "beginning":
-        return reader.starts()
+BEGINNING: Final = "beginning"
+END: Final = "end"
+
+
+def _start(text: str, *, follow: bool) -> str | _At:
+    """Returns what `--from` means: BEGINNING, END, an offset or a time. Raises SettingsError."""
+    if text == END and not follow:
+        raise SettingsError("--from end means records that are yet to come: add --follow, or leave it out")
+    if text in (BEGINNING, END):
+        return text
     if text.isascii() and text.isdigit():
-        return _offset(int(text), reader.starts(), ends)
+        return _At(offset=int(text))
     try:
-        since = parse_since(text, time.time())
+        return _At(since=parse_since(text, time.time()))
     except SettingsError:
         raise SettingsError(
             f"--from {text!r}: write beginning, end, an offset, a number with s, m, h or d, such as 1h, or a time such "
             "as 2026-05-01T12:00"
         ) from None
-    return reader.starts(since)
+
+
+def _begin(start: str | _At, reader: Tail, ends: Positions) -> Positions:
+    """Returns the offsets of a start."""
+    if start == END:
+        return ends
+    if isinstance(start, str):
+        return reader.starts()
+    return reader.starts(start.since) if start.offset is None else _offset(start.offset, reader.starts(), ends)
 
 
 def _offset(offset: int, starts: Positions, ends: Positions) -> Positions:

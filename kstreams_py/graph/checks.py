@@ -66,7 +66,8 @@ _ANY_SERDE: Final = "ks.Json(), ks.String(), ks.Bytes() or ks.Avro(...), a serde
 def check_serdes(what: str, key: Serde, value: Serde) -> None:
     for role, serde in (("key", key), ("value", value)):
         if isinstance(serde, type):
-            write = f"{serde.__name__}()" if hasattr(serde, "serialize") else _SERDES.get(serde, _ANY_SERDE)
+            own = "ks." if serde.__module__.startswith("kstreams_py.") else ""
+            write = f"{own}{serde.__name__}()" if hasattr(serde, "serialize") else _SERDES.get(serde, _ANY_SERDE)
             raise GraphError(f"{what}: {role} is the class {serde.__name__}: write {role}={write}")
         if not callable(getattr(serde, "serialize", None)) or not callable(getattr(serde, "deserialize", None)):
             write = next((each for each in _SERDES.values() if each.lower() == f"ks.{serde}()".lower()), _ANY_SERDE)

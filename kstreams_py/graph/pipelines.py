@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import Any, Final, Protocol, TypedDict, cast
 
 from kstreams_py.errors import GraphError, did_you_mean
+from kstreams_py.graph.checks import check_options
 from kstreams_py.graph.declarations import Topic
 
 _UNITS: Final = {"second": 1, "minute": 60, "hour": 3600, "day": 86_400}
@@ -99,6 +100,7 @@ def make_pipeline(
 ) -> Pipeline:
     """Makes a pipeline from its declaration. Raises GraphError if the declaration is wrong."""
     what = f"pipeline {name!r}"
+    check_options(what, options, PipelineOptions)
     check_function(what, function, inputs)
     mode, key = choose_mode(what, options.get("mode", Mode.COMPLETE), options.get("key", ()))
     table = check_target(what, target, mode)

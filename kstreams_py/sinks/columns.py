@@ -59,8 +59,10 @@ def read_evidence(evidence: Evidence | str, possible: Collection[Evidence]) -> E
     raise SettingsError(f"evidence={str(evidence)!r} is not kept: choose {' or '.join(map(repr, map(str, possible)))}")
 
 
-def name_type(kind: type) -> str:
-    return "None" if kind is type(None) else kind.__name__
+def name_type(kind: object) -> str:
+    if isinstance(kind, type):
+        return "None" if kind is type(None) else kind.__name__
+    return f"{kind!r}, no Python type"
 
 
 def format_columns(names: Iterable[str]) -> str:

@@ -107,7 +107,10 @@ class TaskStore(KeyedStore[K, V]):
         return self.read(self._serialize(key)) is not None or (self._varies and self._read_earlier(key) is not None)
 
     def put(self, key: K, value: V) -> None:
-        data = self._value.serialize(value)
+        try:
+            data = self._value.serialize(value)
+        except EncodeError as error:
+            raise TypeError(f"the value of key {show(key)} of a state: {error} (ks.State(..., value=))") from None
         if data is None:
             raise ValueError(
                 f"the value {show(value)} is None in bytes: delete the key, or give the state another serde"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from typing import Any
 
 from kstreams_py.errors import DecodeError, TopicError
 from kstreams_py.formats.registry import Registry
-from kstreams_py.formats.serdes import Serde, bind
+from kstreams_py.formats.serdes import Serde, bind, show
 from kstreams_py.graph.declarations import Processor, changelog_of
 from kstreams_py.graph.loading import UNKNOWN, show_command, show_target
 from kstreams_py.graph.topology import Graph
@@ -18,6 +19,8 @@ from kstreams_py.records import Message, TopicPartition
 from kstreams_py.state.changelog import READ_AT_ONCE, Commands
 from kstreams_py.state.keyed import RESERVED
 
+logger = logging.getLogger(__name__)
+
 
 def bind_state(graph: Graph, processor: Processor, registry: Registry) -> tuple[Serde, Serde]:
     """Returns the serdes of the keys and values of a processor's state, for their subjects in the registry."""
@@ -26,15 +29,16 @@ def bind_state(graph: Graph, processor: Processor, registry: Registry) -> tuple[
     return bind(state.key, registry, f"{changelog}-key"), bind(state.value, registry, f"{changelog}-value")
 
 
-def commands_of(graph: Graph, processor: Processor, bootstrap_servers: str = "") -> Commands:
-    """Returns the commands that messages about a processor's state name."""
+def commands_of(graph: Graph, processor: Processor, bootstrap_servers: str | None = None) -> Commands:
+    """Returns the commands that messages about a processor's state name; with `find` only for an address."""
+    found = Commands()
+    if bootstrap_servers is not None:
+        changelog = changelog_of(graph.name, processor) or ""
+        found = found._replace(find=find_command_at(bootstrap_servers, [changelog]))
     if show_target(graph) == UNKNOWN:
-        return Commands()
+        return found
     reset = show_command(graph, "recover reset", processor.id)
-    delete = show_command(graph, "topics delete", "--processor", processor.id)
-    if not bootstrap_servers:
-        return Commands(reset, delete)
-    return Commands(reset, delete, find_command_at(bootstrap_servers, [changelog_of(graph.name, processor) or ""]))
+    return found._replace(reset=reset, delete=show_command(graph, "topics delete", "--processor", processor.id))
 
 
 def read_state(graph: Graph, processor: Processor, cluster: Cluster, registry: Registry) -> dict[Any, Any]:
@@ -43,8 +47,17 @@ def read_state(graph: Graph, processor: Processor, cluster: Cluster, registry: R
     Raises TopicError if the changelog does not exist, DecodeError, and ClientError.
     """
     key, value = bind_state(graph, processor, registry)
-    tasks = _read_tasks(graph, processor, cluster, reserved=False).values()
-    found = {key: data for task in tasks for key, data in task.items()}
+    tasks = _read_tasks(graph, processor, cluster, reserved=False)
+    found = {key: data for task in tasks.values() for key, data in task.items()}
+    split = {each: [n for n, task in tasks.items() if each in task] for each in found}
+    for each, numbers in split.items():
+        if len(numbers) > 1:
+            logger.warning(
+                "%s: key %s of the state has a value in each of partitions %s, which know only their own records: give "
+                "the records the key of the state, or write them to a topic with that key first",
+                processor.id, show(key.deserialize(each)), ", ".join(map(str, numbers)),
+            )  # fmt: skip
+            break
     return {key.deserialize(each): value.deserialize(found[each]) for each in sorted(found)}
 
 

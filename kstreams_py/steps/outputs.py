@@ -202,6 +202,8 @@ def _carry(headers: Headers) -> list[tuple[str, bytes | None]]:
 
 def _checked_headers(headers: Any) -> Headers:
     """Returns the headers that a function set. Raises TypeError or ValueError if they are no names with bytes."""
+    if isinstance(headers, Mapping):
+        raise TypeError("headers are a dict: give pairs of a name and bytes, such as [('trace', b'1')]")
     pairs = [(name, value) for name, value in headers]
     for name, value in pairs:
         if not isinstance(name, str) or not isinstance(value, bytes | None):

@@ -53,11 +53,12 @@ class Rows:
     def _values(self, results: Iterable[Any]) -> Iterator[tuple[Any, ...]]:
         """Returns the values of each row; a result is a row, or a list of rows."""
         for result in results:
-            for row in result if type(result) is list else (result,):
+            in_list = type(result) is list
+            for row in result if in_list else (result,):
                 if row is not None:
-                    yield self._checked(row)
+                    yield self._checked(row, in_list=in_list)
 
-    def _checked(self, row: Any) -> tuple[Any, ...]:
+    def _checked(self, row: Any, *, in_list: bool) -> tuple[Any, ...]:
         columns, what = self._columns, f"processor {self._processor!r} returned"
         if isinstance(row, Mapping):
             if unknown := [name for name in row if name not in columns]:
@@ -67,9 +68,10 @@ class Rows:
                 raise GraphError(f"{what} no value for column {missing[0]!r}: give one, or None")
             return tuple(row[name] for name in columns)
         if not isinstance(row, tuple):
+            listed = " in a list, which is one of rows" if in_list else ""
             raise GraphError(
-                f"{what} a {type(row).__name__}: return a row, as a tuple or a dict of column to value, a list of "
-                "rows, or None for none"
+                f"{what} a {type(row).__name__}{listed}: return a row, as a tuple or a dict of column to value, a list "
+                "of rows, or None for none"
             )
         if len(row) != len(columns):
             raise GraphError(f"{what} a row of {len(row)} values for columns {', '.join(columns)}: give one for each")

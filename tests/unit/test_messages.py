@@ -97,6 +97,12 @@ def topic(**options: Any) -> Callable[[], object]:
     return lambda: ks.Graph("rt").topic("rt.a", **options)
 
 
+def misspelled_pipeline() -> object:
+    graph = ks.Graph("rt")
+    options: Any = {"moed": "append"}
+    return graph.pipeline(graph.topic("rt.a"), to=ks.Parquet("t"), id="f", **options)(lambda df: df)
+
+
 def keep(value: Any, state: ks.KeyedStore[Any, Any]) -> Any:
     state.put(5, value)
 
@@ -119,7 +125,9 @@ MISTAKES: list[Callable[[], object]] = [
     lambda: ks.Graph("rt", value=ks.Json),  # type: ignore[call-overload]
     lambda: ks.Graph("rt", key="string"),  # type: ignore[call-overload]
     lambda: ks.Graph("rt", error="rt.errors"),  # type: ignore[call-overload]
+    misspelled_pipeline,
     lambda: ks.JSON,  # type: ignore[attr-defined]
+    lambda: ks.SQLite,  # type: ignore[attr-defined]
     lambda: ks.start("shop.py"),  # type: ignore[arg-type]
     in_thread,
     without_file,

@@ -461,6 +461,15 @@ def test_batch_that_returns_none_writes_nothing_and_advances_all_offsets() -> No
     assert Bench().map(lambda values: None, batch=True).outcome(*reads("a", b"1", b"2")) == (Plan(steps=2), {A0: 2})
 
 
+@pytest.mark.parametrize(("result", "kind"), [({b"a": 1, b"b": 2}, "dict"), (b"ab", "bytes"), ("ab", "str")])
+def test_batch_result_that_is_no_list_is_not_taken_for_one(result: Any, kind: str) -> None:
+    plan = Bench(errors="dead").map(lambda values: result, batch=True).plan(*reads("a", b"1", b"2"))
+    assert (str(plan.interrupt), plan.outputs) == (
+        f"processor 'p' takes a batch and returned a {kind}: return a list with one result per record",
+        [],
+    )
+
+
 def test_batch_result_of_another_length_stops_the_worker_and_writes_nothing() -> None:
     rig = Bench(errors="dead").map(lambda values: [b"1"], batch=True)
     plan = rig.plan(*reads("a", b"1", b"2"))
@@ -749,6 +758,10 @@ def test_result_that_does_not_encode_is_a_dead_letter() -> None:
         (UNTYPED(b"w", headers=[(b"h", b"")]), "TypeError: header (b'h', b'') is not a name and bytes"),
         (UNTYPED(b"w", headers=[("h",)]), "ValueError: not enough values to unpack"),
         (UNTYPED(b"w", headers=None), "TypeError: 'NoneType' object is not iterable"),
+        (
+            UNTYPED(b"w", headers={"h": b"1"}),
+            "TypeError: headers are a dict: give pairs of a name and bytes, such as [",
+        ),
         (UNTYPED(b"w", timestamp=-1), "ValueError: timestamp -1 is not a whole number of milliseconds after 1970"),
         (UNTYPED(b"w", timestamp=1 << 63), f"ValueError: timestamp {1 << 63} is not a whole number"),
         (UNTYPED(b"w", timestamp=1.5), "ValueError: timestamp 1.5 is not a whole number"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -34,6 +34,13 @@ ESCAPED = "in user and password write / ? # , @ as %2F %3F %23 %2C %40, and else
         (
             lambda: Redis("redis://cache", key="k", columns={"a": bytes}),
             "column 'a' has the type bytes, which the target does not have: choose bool or float or int or str",
+        ),
+        (
+            lambda: Redis("redis://cache", key="k", columns={"a": cast(type, "text")}),
+            (
+                "column 'a' has the type 'text', no Python type, which the target does not have: choose bool or float "
+                "or int or str"
+            ),
         ),
         (
             lambda: SQLite("f", table="t", columns=("a",), evidence="key"),

@@ -1435,3 +1435,36 @@ def test_code_of_the_document_counts() -> None:
             driver.send("words.in", word, key=word)
         driver.run()
         assert (driver.values("words.counts"), driver.state("counts")) == ([1, 1, 2], {"a": 2, "b": 1})
+
+
+def test_key_that_is_not_that_of_the_records_is_warned_of_with_its_partitions(caplog: pytest.LogCaptureFixture) -> None:
+    with TestDriver(counting(), partitions=2) as driver:
+        for partition in (0, 1, 1):
+            driver.send("g.words", "a", key="b", partition=partition)
+        driver.send("g.words", "c", key="c")
+        driver.run()
+        caplog.clear()
+        assert driver.state("counts") == {"a": 2, "c": 1}
+    (warned,) = caplog.messages
+    assert warned == (
+        "count: key 'a' (str) of the state has a value in each of partitions 0, 1, which know only their own records: "
+        "give the records the key of the state, or write them to a topic with that key first"
+    )
+
+
+def test_value_of_a_state_that_its_serde_does_not_take_is_named_as_one() -> None:
+    graph = ks.Graph("g", errors="g.errors")
+    words = graph.topic("g.words", key=ks.String(), value=ks.String())
+
+    def count(word: str, state: Any) -> None:
+        state.put(word, {1})
+
+    graph.map(words, to=graph.topic("g.counts"), id="count", state=ks.State("counts"))(count)
+    with TestDriver(graph) as driver:
+        driver.send("g.words", "a")
+        driver.run()
+        (letter,) = driver.dead_letters()
+    assert letter.value["exception_message"] == (
+        "the value of key 'a' (str) of a state: {1} (set): set is not JSON: give dict, list, str, int, float, bool or "
+        "None (ks.State(..., value=))"
+    )

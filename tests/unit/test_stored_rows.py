@@ -190,8 +190,12 @@ RETURN = "return a row, as a tuple or a dict of column to value, a list of rows,
             f"processor 'p' returned a str: {RETURN}",
         ),
         (
+            ["ab", 1],
+            f"processor 'p' returned a str in a list, which is one of rows: {RETURN}",
+        ),
+        (
             [["a", 1]],
-            f"processor 'p' returned a list: {RETURN}",
+            f"processor 'p' returned a list in a list, which is one of rows: {RETURN}",
         ),
     ],
 )

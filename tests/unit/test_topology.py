@@ -388,7 +388,7 @@ def test_invalid_graph_is_refused_with_its_name_and_the_remedy(make: Any, messag
                 "choose another one"
             ),
         ),
-        (lambda g: g.topic("x", value=Json), "topic 'x': value is the class Json: write value=Json()"),
+        (lambda g: g.topic("x", value=Json), "topic 'x': value is the class Json: write value=ks.Json()"),
         (
             lambda g: g.topic("x", key="utf-8"),
             (

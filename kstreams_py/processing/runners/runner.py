@@ -349,6 +349,11 @@ class Runner:
             results = self._processor.function(*arguments)
             if results is None:
                 return [None] * len(batch)
+            if isinstance(results, Mapping | str | bytes) and not self._processor.ignores_results:
+                raise GraphError(
+                    f"processor {self._processor.id!r} takes a batch and returned a {type(results).__name__}: return a "
+                    "list with one result per record"
+                )
             if len(results) != len(batch):
                 raise GraphError(
                     f"processor {self._processor.id!r} returned {len(results)} results for a batch of {len(batch)}: "
