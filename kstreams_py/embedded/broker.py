@@ -121,9 +121,10 @@ class EmbeddedKafka:
             process.send_signal(signal.SIGCONT)
             process.send_signal(signal.SIGTERM if self._data_dir else signal.SIGKILL)
         deadline = time.monotonic() + STOP_SECONDS
-        for process in self._running.values():
+        for index, process in list(self._running.items()):
             _await_end(process, deadline)
-        self._running.clear()
+            del self._running[index]
+            self._tell_guard()  # or it kills whatever has the process id by then
         if self._guard:
             self._guard.communicate()  # at the end of its input it deletes temporary data and ends
             self._guard = None
