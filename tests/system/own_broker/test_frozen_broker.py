@@ -136,7 +136,7 @@ def test_command_ends_with_the_address_and_the_remedy_while_the_broker_is_frozen
     [
         ("added", "no Kafka broker answers at {address}: start one.*"),
         # Spark asks three times, each time for twice the time of a request
-        ("streamed", r"the broker of {topic} does not answer Spark \(.*\): look.*"),
+        ("streamed", r"the broker of {topic} does not answer Spark \(.*\): check it, and .*"),
     ],
 )
 def test_following_waits_for_a_frozen_broker_and_goes_on(
