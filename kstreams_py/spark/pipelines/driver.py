@@ -160,7 +160,8 @@ def _may_return(error: Exception) -> bool:
 
 
 def _warn_of_absence(pipeline: Pipeline, error: Exception) -> None:
-    reason = str(error).removeprefix(f"{pipeline}: ")  # Spark's errors name it
+    # Spark's errors say both themselves
+    reason = str(error).removeprefix(f"{pipeline}: ").removesuffix("; the last published table stays")
     logger.warning(
         "%s: %s; the last published table stays, and it is tried again every %g s", pipeline, reason, pipeline.every
     )
