@@ -164,6 +164,13 @@ def broker_with_rights() -> Iterator[BrokerWithRights]:
         yield BrokerWithRights(*found)
 
 
+@pytest.fixture(autouse=True)
+def _without_clients_of_groups(broker_with_rights: BrokerWithRights) -> Iterator[None]:
+    """Each test has groups of its own. Py4J takes no call of Spark in a process with more than 1,024 open files."""
+    yield
+    broker_with_rights.cluster.forget_groups()
+
+
 TOPIC, GROUP, TRANSACTIONAL_ID = ResourceType.TOPIC, ResourceType.GROUP, ResourceType.TRANSACTIONAL_ID
 CASES: dict[str, tuple[ResourceType, str, AclOperation]] = {
     "write the beginnings": (TOPIC, "__ks.{name}.beginnings", AclOperation.WRITE),  # until they are written
