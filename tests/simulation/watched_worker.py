@@ -129,6 +129,9 @@ class WatchedWorker:
         def watch_decision(positions: Positions) -> None:
             if self.is_zombie and tally._undecided:
                 bounds.counted_twice.add(self.stage.id)
+            # a partition that has moved meanwhile: only its next worker sees its offsets
+            moved = (counts.records_in for counts, after in tally._undecided if not after.keys() <= positions.keys())
+            bounds.uncounted[self.stage.id] += sum(moved)
             decide(positions)
 
         tally.give_up = watch_giving_up  # type: ignore[method-assign]
