@@ -16,6 +16,7 @@
     │   ├── BrokerUnavailable        no broker answers, or it refuses the credentials
     │   ├── NotAuthorized            a right to a topic, a group or a transactional id is missing
     │   ├── SinkUnavailable          a sink's target cannot be written (a full disk, a closed database)
+    │   ├── SourceUnavailable        a source cannot be read: a database that is away, a file without the right to read
     │   └── StoreUnavailable         a store of queued events does not answer, or cannot be written
     ├── Replaced                     another worker holds this slot: stop, and do not come back   (exit status 4)
     ├── InputLost                    records or the committed offset were deleted: decide, then reset   (exit status 5)
@@ -137,6 +138,17 @@ class SinkUnavailable(Unavailable):
     """A sink's target cannot be written: a full disk, a closed database.
 
     `may_return`: whether another attempt may succeed without intervention: the target is away, or locked.
+    """
+
+    def __init__(self, message: str, *, may_return: bool = False) -> None:
+        super().__init__(message)
+        self.may_return = may_return
+
+
+class SourceUnavailable(Unavailable):
+    """A source cannot be read: a database that is away, a file without the right to read it.
+
+    `may_return`: whether another attempt may succeed without intervention; a worker then waits, and goes on.
     """
 
     def __init__(self, message: str, *, may_return: bool = False) -> None:

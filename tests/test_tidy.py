@@ -31,7 +31,7 @@ LAYERS = (
     {"demo", "development"},
     {"running", "operations", "testing", "deployment"},
     {"processing", "jobs", "spark"},
-    {"ordering", "steps", "windowing"},
+    {"ordering", "steps", "windowing", "sources"},
     {"sinks", "state"},
     {"kafka", "graph"},
     {"formats", "embedded", "reports"},
@@ -41,7 +41,7 @@ LAYERS = (
 )
 """From top to bottom: a module imports its own package and the layers below. `__init__.py` exports from any.
 
-Two are designed and do not exist yet: `jobs` (channels and peers) and `windowing` (windows and timers over a state).
+One is designed and does not exist yet: `windowing` (windows and timers over a state).
 """
 
 BELOW_EMBEDDED = {"errors", "secrets", "settings"}
@@ -109,7 +109,7 @@ PUBLIC_METHODS = 15
 METHODS = 34  # of a class, with the private ones
 ATTRIBUTES = 24  # of a class
 TEST_NAME = 80  # characters
-TEST_LINES = 90_500  # of all tests together
+TEST_LINES = 92_000  # of all tests together
 
 
 @dataclass(frozen=True)
@@ -288,7 +288,8 @@ def attributes_of(node: ast.ClassDef) -> set[str]:
 
 def test_each_public_class_has_a_name_of_its_own() -> None:
     names = [node.name for path in MODULES for node in parsed(path).classes if not node.name.startswith("_")]
-    assert [name for name, count in Counter(names).items() if count > 1] == []
+    # users write sinks.SQLite and sources.SQLite
+    assert [name for name, count in Counter(names).items() if count > 1] == ["SQLite"]
 
 
 TEXTS = [

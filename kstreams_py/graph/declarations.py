@@ -14,6 +14,7 @@ from kstreams_py.errors import GraphError
 from kstreams_py.formats.avro import Avro
 from kstreams_py.formats.schema_files import shipped_schema
 from kstreams_py.formats.serdes import Json, Serde, String
+from kstreams_py.graph.channels import Channel
 from kstreams_py.graph.guarantees import Durability, Guarantee
 from kstreams_py.graph.names import changelog_topic
 from kstreams_py.graph.retry import Retry
@@ -288,7 +289,7 @@ def changelog_of(graph: str, processor: Processor) -> str | None:
     return None if processor.state is None else changelog_topic(graph, processor.state.name)
 
 
-End = Topic | str
+End = Topic | Channel | str
 Many = Sequence[End]
 
 
@@ -306,7 +307,7 @@ class Defaults(TypedDict, total=False):
 
     guarantee: Guarantee | str
     durability: Durability | str
-    errors: End | None
+    errors: Topic | str | None
     stop_on: Classes
     hash_header: bool
     retry: Retry | None

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, Unpack, cast, overload
 
 from kstreams_py.errors import GraphError
+from kstreams_py.graph.channels import Channel, TaskKind
 from kstreams_py.graph.checks import check_join, choose, name_processor
 from kstreams_py.graph.declarations import (
     HELD_BYTES_MAX,
@@ -69,6 +70,12 @@ class Decorators(ABC):
         ordered: Ordered | None = None,
     ) -> Callable[[Function], Function]:
         """Returns a decorator that declares a processor and returns its function unchanged."""
+
+    @abstractmethod
+    def _declare_task(
+        self, kind: TaskKind, inputs: Many, outputs: Many, options: Options, target: object = None
+    ) -> Callable[[Function], Function]:
+        """Returns a decorator that declares a task and returns its function unchanged."""
 
     @overload
     def map(
@@ -242,6 +249,24 @@ class Decorators(ABC):
     def alts(self, *topics: End, to: End | Several, **options: Unpack[Options]) -> Callable[[Function], Function]:
         """Declares a processor that reads one record of an input that is ready, and writes the function's result."""
         return self._declare(topics, _listed(to), options, least=2, alts=True)
+
+    def gather(
+        self,
+        first: Channel | str,
+        second: Channel | str,
+        /,
+        *more: Channel | str,
+        to: End | Several,
+        **options: Unpack[Options],
+    ) -> Callable[[Function], Function]:
+        """Declares a task that takes the results of all branches of one segment, and writes the function's result.
+
+        The inputs are channels that come from the same channel, and each has at most one value of each segment there. A
+        branch that returned None has no value: then the function is not called.
+
+        Raises GraphError.
+        """
+        return self._declare_task(TaskKind.GATHER, (first, second, *more), _listed(to), options)
 
     @overload
     def ordered(

@@ -10,6 +10,7 @@ from typing import Any, Never, Protocol, TypeAlias, overload
 
 from typing_extensions import ParamSpec, TypeVar, TypeVarTuple
 
+from kstreams_py.graph.channels import Channel
 from kstreams_py.graph.declarations import Topic
 from kstreams_py.records import Out
 
@@ -53,11 +54,11 @@ class TopicOf(Protocol[KeyGiven_co, ValueGiven_co]):
 class ByTopic(Protocol[ValueGiven_co]):
     """A mapping of topic to value. The key of a Mapping is invariant: it would refuse a dict of Topic[str, str]."""
 
-    def items(self) -> Iterable[tuple[Topic | str, ValueGiven_co]]: ...
+    def items(self) -> Iterable[tuple[Topic | Channel | str, ValueGiven_co]]: ...
 
 
-Single: TypeAlias = Topic[K, V] | str
-Several: TypeAlias = Sequence[TopicOf[K, V] | str]
+Single: TypeAlias = Topic[K, V] | Channel[V] | str
+Several: TypeAlias = Sequence[TopicOf[K, V] | Channel[V] | str]
 
 One = TypeVar("One")
 ForOne: TypeAlias = ToValue | Out[ToValue, ToKey] | None

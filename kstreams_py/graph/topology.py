@@ -14,6 +14,16 @@ from typing_extensions import TypeVar
 
 from kstreams_py.errors import GraphError, did_you_mean
 from kstreams_py.formats.serdes import Bytes, Serde
+from kstreams_py.graph.channels import (
+    Channel,
+    JobTask,
+    TaskKind,
+    check_source,
+    check_task_options,
+    check_tasks,
+    kind_of_task,
+    make_task,
+)
 from kstreams_py.graph.checks import (
     check_clusters,
     check_concurrency,
@@ -59,6 +69,7 @@ from kstreams_py.graph.guarantees import RULES, Durability, Guarantee
 from kstreams_py.graph.names import beginnings_topic, delivered_topic, journal_topic, replayed_topic
 from kstreams_py.graph.pipelines import Pipeline, PipelineOptions, Table, make_pipeline
 from kstreams_py.graph.signatures import Function, K, V
+from kstreams_py.graph.source import Source
 
 GraphKey = TypeVar("GraphKey", default=Any)
 GraphValue = TypeVar("GraphValue", default=Any)
@@ -120,6 +131,9 @@ class Graph(Decorators, Generic[GraphKey, GraphValue]):
         self._dead_letters: dict[str, Topic | str] = {}
         """The dead-letter topics by name; only its cluster until a topic is declared or asked for."""
         self._processors: dict[str, Processor] = {}
+        self.channels: dict[str, Channel] = {}
+        """All channels by name, with those that a source fills."""
+        self._tasks: dict[str, JobTask] = {}
         self.pipelines: tuple[Pipeline, ...] = ()
         """All pipelines, in the order of their declaration."""
         what = f"graph {name!r}"
@@ -206,6 +220,27 @@ class Graph(Decorators, Generic[GraphKey, GraphValue]):
             )
         return known
 
+    def source(self, name: str, source: Source) -> Channel:
+        """Declares a channel that is filled from a source. Its tasks get an input again until all is done with it.
+
+        - `source`: such as `sources.SQLite(...)`.
+
+        Raises GraphError.
+        """
+        check_source(f"source {name!r}", source)
+        return self._add_channel(Channel(name, source))
+
+    def channel(self, name: str) -> Channel:
+        """Declares a channel, which carries values between tasks in memory. Raises GraphError."""
+        return self._add_channel(Channel(name))
+
+    def _add_channel(self, channel: Channel) -> Channel:
+        check_topic_name(channel.name)
+        if channel.name in self.channels or channel.name in self.topics:
+            raise GraphError(f"{channel.name!r} is declared twice: give one of the two another name")
+        self.channels[channel.name] = channel
+        return channel
+
     def pipeline(
         self,
         *topics: End,
@@ -261,6 +296,10 @@ class Graph(Decorators, Generic[GraphKey, GraphValue]):
         target: object = None,
         ordered: Ordered | None = None,
     ) -> Callable[[Function], Function]:
+        if any(str(each) in self.channels for each in (*inputs, *(outputs or ()))):
+            kind = kind_of_task(inputs, outputs, alts=alts, ordered=ordered is not None)
+            return self._declare_task(kind, inputs, outputs or (), options, target)
+
         def declare(function: Function) -> Function:
             chosen = Options(**{**self._options, **options})
             what = f"processor {(name := name_processor(function, options))!r}"
@@ -305,8 +344,43 @@ class Graph(Decorators, Generic[GraphKey, GraphValue]):
 
         return declare
 
+    def _declare_task(
+        self, kind: TaskKind, inputs: Many, outputs: Many, options: Options, target: object = None
+    ) -> Callable[[Function], Function]:
+        def declare(function: Function) -> Function:
+            what = f"task {(name := name_processor(function, options, 'task'))!r}"
+            if name in self._names():
+                raise GraphError(f"{what} is declared twice: give one of the two another id=")
+            check_task_options(what, options)
+            chosen = Options(**{**self._options, **options})
+            self._tasks[name] = make_task(
+                name,
+                kind,
+                self._resolve_channels(what, inputs),
+                self._resolve_channels(what, outputs),
+                function,
+                target=check_target(what, target),
+                stop_on=list_exceptions(what, chosen["stop_on"]),
+                retry=check_retry(what, chosen["retry"]),
+                concurrency=options.get("concurrency", 1),
+            )
+            return function
+
+        return declare
+
+    def _resolve_channels(self, what: str, ends: Many) -> tuple[Channel, ...]:
+        for end in ends:
+            if str(end) not in self.channels:
+                raise GraphError(f"{what}: {str(end)!r} is no channel: a task reads and writes channels alone")
+        return tuple(self.channels[str(end)] for end in ends)
+
+    @property
+    def tasks(self) -> tuple[JobTask, ...]:
+        """All tasks, in the order of their declaration."""
+        return tuple(self._tasks.values())
+
     def _names(self) -> set[str]:
-        return {*self._processors, *(pipeline.id for pipeline in self.pipelines)}
+        return {*self._processors, *self._tasks, *(pipeline.id for pipeline in self.pipelines)}
 
     def _add(self, what: str, processor: Processor) -> None:
         if (why := RULES[processor.guarantee].refused.get(processor.durability)) is not None:
@@ -340,7 +414,7 @@ class Graph(Decorators, Generic[GraphKey, GraphValue]):
                 raise GraphError(f"{what}: topic {topic.name!r} is of another graph: declare it in this one too")
         return tuple(known[str(topic)] for topic in ends)
 
-    def _resolve_errors(self, what: str, errors: End | None) -> str | None:
+    def _resolve_errors(self, what: str, errors: Topic | str | None) -> str | None:
         """Returns the name of a dead-letter topic. A name may be undeclared; a Topic must belong to this graph."""
         return self._resolve(what, (errors,))[0].name if isinstance(errors, Topic) else errors
 
@@ -380,7 +454,9 @@ class Graph(Decorators, Generic[GraphKey, GraphValue]):
 
         - `needs_processors`: refuse a graph that has only pipelines.
         """
-        if not self._processors and (needs_processors or not self.pipelines):
+        if self._tasks:
+            check_tasks(self.name, self.tasks)
+        elif not self._processors and (needs_processors or not self.pipelines):
             raise GraphError(f"graph {self.name!r} has no processors: declare one with @graph.map or another kind")
         for pipeline in self.pipelines:
             writers = [each for each in self.processors if str(pipeline.target) in each.written]

@@ -15,6 +15,8 @@ from typing import Final
 from kstreams_py.errors import DrainTimeout, Fatal, FunctionExited, KStreamsError, Replaced, Retriable, Unavailable
 from kstreams_py.graph.declarations import DEFAULT_PARTITIONS
 from kstreams_py.graph.topology import Graph
+from kstreams_py.jobs.environment import JobEnvironment
+from kstreams_py.jobs.job import Job
 from kstreams_py.log_fields import answers, away, repeated
 from kstreams_py.metrics import EventCounts, LongestHeld, WorkerState, lags
 from kstreams_py.processing.runners import runner
@@ -23,6 +25,7 @@ from kstreams_py.processing.worker import Worker, open_worker
 from kstreams_py.records import TopicPartition
 from kstreams_py.running.health import AWAY
 from kstreams_py.running.hidden import HiddenRecords
+from kstreams_py.running.jobs import JobLoop
 from kstreams_py.running.reports import Report
 from kstreams_py.running.terminal import logs
 from kstreams_py.running.watch import Stillness
@@ -171,22 +174,19 @@ class Slot:
         Raises the first failure of any loop, or DrainTimeout if a loop does not end within drain_timeout_ms.
         """
         self._graph.validate()
-        if create:
-            create_topics(self._graph, self._cluster, partitions)
-        check_topics(self._graph, self._cluster)
-        self._warn()
+        if self._graph.processors:
+            if create:
+                create_topics(self._graph, self._cluster, partitions)
+            check_topics(self._graph, self._cluster)
+            self._warn()
         workers = [
             open_worker(self._graph, processor, self._slot, self._environment, self._stopping)
             for processor in self._graph.processors
         ]
-        loops = [_Loop(worker, self._run) for worker in workers]
+        loops = self._open_loops(workers)
         for loop in loops:
             loop.thread.start()
-        threading.Thread(target=self._keep_lags, args=(workers,), name="lag", daemon=True).start()
-        threading.Thread(target=self._keep_asking, name="hidden", daemon=True).start()
-        written = {each.cluster: each.written[0] for each in self._graph.processors if each.cluster}
-        for cluster, topic in written.items():
-            threading.Thread(target=self._keep_looking, args=(cluster, topic), name=cluster, daemon=True).start()
+        self._watch_cluster(workers)
         try:
             report(self._reports(loops))  # report at once: the supervisor measures silence from the first report
             while not self._stopping.wait(REPORT_INTERVAL):
@@ -207,7 +207,24 @@ class Slot:
             self._leave(workers)
         report(self._reports(loops))
 
-    def _drain(self, loops: Sequence[_Loop], report: Callable[[Sequence[Report]], None]) -> list[str]:
+    def _open_loops(self, workers: Sequence[Worker]) -> list[_Loop | JobLoop]:
+        loops: list[_Loop | JobLoop] = [_Loop(worker, self._run) for worker in workers]
+        if self._graph.tasks:
+            environment = JobEnvironment(open_sink=self._environment.open_sink)
+            loops.append(JobLoop(self._graph, self._slot, environment, self._run_job))
+        return loops
+
+    def _watch_cluster(self, workers: Sequence[Worker]) -> None:
+        """Starts the threads that make requests beside those of the workers."""
+        if not workers:
+            return
+        threading.Thread(target=self._keep_lags, args=(workers,), name="lag", daemon=True).start()
+        threading.Thread(target=self._keep_asking, name="hidden", daemon=True).start()
+        written = {each.cluster: each.written[0] for each in self._graph.processors if each.cluster}
+        for cluster, topic in written.items():
+            threading.Thread(target=self._keep_looking, args=(cluster, topic), name=cluster, daemon=True).start()
+
+    def _drain(self, loops: Sequence[_Loop | JobLoop], report: Callable[[Sequence[Report]], None]) -> list[str]:
         """Waits up to drain_timeout_ms for the loops to end; returns the processors whose loop did not."""
         self._stopping.set()
         deadline = time.monotonic() + self._environment.settings.drain_timeout_ms / 1000
@@ -219,26 +236,32 @@ class Slot:
         return [loop.id for loop in loops if loop.thread.is_alive()]
 
     def _run(self, worker: Worker) -> None:
+        self._run_loop(worker.processor.id, worker.run)
+
+    def _run_job(self, job: Job) -> None:
+        self._run_loop("job", lambda: job.run(self._stopping.is_set))
+
+    def _run_loop(self, name: str, run: Callable[[], None]) -> None:
         returned = False
         try:
-            logs.set_context(graph=self._graph.name, processor=worker.processor.id, slot=self._slot)
-            worker.run()
+            logs.set_context(graph=self._graph.name, processor=name, slot=self._slot)
+            run()
             returned = True
         except BaseException as raised:
             returned = True
             error = raised
             if isinstance(raised, SystemExit | KeyboardInterrupt):  # no signal raises these in this thread
-                named = f"{worker.processor.id}: its loop was ended by {raised!r}"
+                named = f"{name}: its loop was ended by {raised!r}"
                 error = FunctionExited("; ".join(getattr(raised, "__notes__", [])) or named)
                 error.__cause__ = raised
             if self._failures:  # `run` raises the first, so only further ones are logged as errors
-                logger.error("%s: %s: %s", worker.processor.id, type(error).__name__, error)
+                logger.error("%s: %s: %s", name, type(error).__name__, error)
             else:
-                logger.info("%s: ended by %s", worker.processor.id, type(error).__name__)
+                logger.info("%s: ended by %s", name, type(error).__name__)
             self._failures.append(error)
         finally:
             if not returned:  # a client may raise something that `except` does not catch; threading prints it
-                self._failures.append(Fatal(f"{worker.processor.id}: its loop was ended by its client: see the log"))
+                self._failures.append(Fatal(f"{name}: its loop was ended by its client: see the log"))
             self._stopping.set()
 
     def _leave(self, workers: Sequence[Worker]) -> None:
@@ -257,10 +280,13 @@ class Slot:
             done = "left its group" if left else "had no membership of its own to leave"
             logger.info("%s: %s", worker.processor.id, done)
 
-    def _reports(self, loops: Sequence[_Loop]) -> list[Report]:
+    def _reports(self, loops: Sequence[_Loop | JobLoop]) -> list[Report]:
         """Returns the reports. Makes no request: an unreachable broker must not delay reports, signals or draining."""
         reports = []
         for loop in loops:
+            if isinstance(loop, JobLoop):
+                reports += loop.reports(WorkerState.DRAINING if self._stopping.is_set() else None)
+                continue
             worker, known = loop.worker, self._lags.get(loop.id)
             state = self._state_of(worker)
             still_seconds, place = loop.look(state)

@@ -251,6 +251,8 @@ class SupervisedRun:
 
     def _check(self, graph: Graph) -> None:
         """Checks the topics before the workers start, so that a mistake is reported once."""
+        if not graph.processors:
+            return
         cluster = KafkaCluster(self._settings)
         try:
             if self._create:

@@ -16,7 +16,20 @@ from queue import SimpleQueue
 from types import FrameType
 from typing import Any, Final, NamedTuple, Protocol
 
-from kstreams_py.graph.declarations import Processor
+
+class Called(Protocol):
+    """A processor or a task, by what calls need of it: see Processor."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def function(self) -> Callable[..., Any]: ...
+    @property
+    def generator(self) -> bool: ...
+    @property
+    def asynchronous(self) -> bool: ...
+    @property
+    def concurrency(self) -> int: ...
 
 
 class Chains:
@@ -128,14 +141,14 @@ class Calls(Protocol):
         """The start of the oldest call under way (monotonic seconds), and a function that finds its frame; or None."""
 
 
-OpenCalls = Callable[[Processor, Callable[[int, Any], Any]], Calls]
+OpenCalls = Callable[[Any, Callable[[int, Any], Any]], Calls]
 """Opens the calls of a processor's function; the second argument makes a result of ticket and returned value."""
 
 
 class _Calls(ABC):
     """The calls of one function, under a lock: threads and the event loop report their ends here."""
 
-    def __init__(self, processor: Processor, finish: Callable[[int, Any], Any], patience: float | None) -> None:
+    def __init__(self, processor: Called, finish: Callable[[int, Any], Any], patience: float | None) -> None:
         self._function = processor.function
         self._generator = processor.generator
         self._finish = finish
@@ -236,7 +249,7 @@ class _Calls(ABC):
 class LoopCalls(_Calls):
     """Calls of a coroutine function or an asynchronous generator, on the event loop of this process."""
 
-    def __init__(self, processor: Processor, finish: Callable[[int, Any], Any], patience: float | None) -> None:
+    def __init__(self, processor: Called, finish: Callable[[int, Any], Any], patience: float | None) -> None:
         super().__init__(processor, finish, patience)
         self._loop, self._thread = event_loop()
         self._tasks: dict[int, asyncio.Task[tuple[Any, BaseException | None]]] = {}
@@ -290,7 +303,7 @@ class LoopCalls(_Calls):
 class ThreadCalls(_Calls):
     """Calls of a plain function, each in a thread."""
 
-    def __init__(self, processor: Processor, finish: Callable[[int, Any], Any], patience: float | None) -> None:
+    def __init__(self, processor: Called, finish: Callable[[int, Any], Any], patience: float | None) -> None:
         super().__init__(processor, finish, patience)
         self._name = processor.id
         self._concurrency = self._limit = processor.concurrency
@@ -355,7 +368,7 @@ def frame_of(thread: int | None) -> FrameType | None:
     return sys._current_frames().get(thread or 0)  # noqa: SLF001, documented, for debuggers
 
 
-def open_calls(processor: Processor, finish: Callable[[int, Any], Any], *, patience: float | None = PATIENCE) -> Calls:
+def open_calls(processor: Called, finish: Callable[[int, Any], Any], *, patience: float | None = PATIENCE) -> Calls:
     """Opens the calls of a processor's function; without `patience`, `collect` waits for all of them."""
     return (LoopCalls if processor.asynchronous else ThreadCalls)(processor, finish, patience)
 

@@ -47,11 +47,16 @@ class Rows:
         """Returns the rows of the step with this delivery hash. Raises GraphError for a result that is no row."""
         return [
             cast(Output, (ROWS, Stored(Row(row_hash(digest, number), values)), None, -1, None, None, 0, None))
-            for number, values in enumerate(self._values(results))
+            for number, values in enumerate(self.values_of(results))
         ]
 
-    def _values(self, results: Iterable[Any]) -> Iterator[tuple[Any, ...]]:
-        """Returns the values of each row; a result is a row, or a list of rows."""
+    def are_rows(self, results: Iterable[Any]) -> bool:
+        """Returns whether each result is a tuple with a value for each column: a row as it is."""
+        count = len(self._columns)
+        return all(type(result) is tuple and len(result) == count for result in results)
+
+    def values_of(self, results: Iterable[Any]) -> Iterator[tuple[Any, ...]]:
+        """Returns the values of each row; a result is a row, or a list of rows. Raises GraphError as `of` does."""
         for result in results:
             in_list = type(result) is list
             for row in result if in_list else (result,):

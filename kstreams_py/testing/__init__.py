@@ -7,6 +7,7 @@ memory_records  rule     the records of a cluster in memory, as they are stored 
 memory_broker   rule     a broker in memory: partitions, transactions, groups
 memory_clients  acts     its producers and consumers, and the network between them
 memory_target   acts     a sink's target in memory
+memory_source   acts     a source of jobs in memory
 memory_cluster  acts     a cluster in memory, on a clock that only the test moves, with injected faults
 contents        acts     the contents of the topics, states and targets of a graph in memory
 driver          acts     TestDriver: a graph in one thread, record by record

@@ -8,7 +8,6 @@ import re
 import shutil
 from pathlib import Path
 from typing import Any
-from zlib import crc32
 
 from kstreams_py import Settings, embedded, testing
 from kstreams_py.embedded import EmbeddedKafka
@@ -108,8 +107,13 @@ def test_dead_letter_of_the_tutorial_is_printed_as_its_commands_print_it() -> No
     exec(named_blocks((ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8"))["weather.py"], names)
     registry = MemoryRegistry()
     with TestDriver(names["graph"], partitions=4, registry=registry) as driver:
-        # the client of send.py chooses the partition by the CRC of the key
-        driver.send("weather.readings", {"kelvin": 293.15}, key="turku", partition=crc32(b"turku") % 4)
+        # as send.py does
+        for station, reading in (
+            ("oslo", {"fahrenheit": 68}),
+            ("lima", {"fahrenheit": 77}),
+            ("turku", {"kelvin": 293.15}),
+        ):
+            driver.send("weather.readings", reading, key=station)
         driver.run()
         environment = Environment(driver.cluster, registry, Settings(), driver.clock)
         (letter,) = LetterReader(names["graph"], environment).letters()

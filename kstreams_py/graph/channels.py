@@ -1,0 +1,189 @@
+"""Channels, which carry values between tasks in memory, and the tasks that read or write them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from graphlib import CycleError, TopologicalSorter
+from typing import Any, Final, Generic
+
+from typing_extensions import TypeVar
+
+from kstreams_py.errors import GraphError
+from kstreams_py.graph.functions import is_asynchronous, is_generator, wants_step
+from kstreams_py.graph.retry import Retry
+from kstreams_py.graph.sink import Sink
+from kstreams_py.graph.source import Source
+
+V = TypeVar("V", default=Any)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Channel(Generic[V]):
+    """A channel of one graph, with values of type `V`. Equal only to itself.
+
+    - `source`: where its values come from; None if tasks write them.
+    - `group_by`: returns the key of a value: the same task instance gets all values of a key. None for no keys.
+    """
+
+    name: str
+    source: Source | None = None
+    group_by: Callable[[Any], object] | None = None
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class TaskKind(StrEnum):
+    """The kinds of tasks, by what a step reads."""
+
+    MAP = "map"
+    ALTS = "alts"
+    GATHER = "gather"
+
+
+@dataclass(frozen=True, slots=True)
+class JobTask:
+    """A function with its input and output channels; the fields are as in Processor.
+
+    - `target`: where the rows of a sink are stored; None for none.
+    """
+
+    id: str
+    kind: TaskKind
+    inputs: tuple[Channel, ...]
+    outputs: tuple[Channel, ...]
+    function: Callable[..., Any]
+    wants_step: bool = False
+    generator: bool = False
+    asynchronous: bool = False
+    concurrency: int = 1
+    retry: Retry | None = None
+    stop_on: tuple[type[BaseException], ...] = ()
+    target: Sink | None = None
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether calls run beside the other tasks."""
+        return self.asynchronous or self.concurrency > 1
+
+
+REFUSED: Final = {
+    "guarantee": "tasks are at_least_once: a sink stores each row once, by its delivery hash; leave guarantee= out",
+    "state": "a channel has no partitions, so its tasks have no state: read and write topics there",
+    "persistence": "a channel keeps nothing, so that there is nothing to journal: leave persistence= out",
+    "durability": "the source keeps an input until all is done: leave durability= out",
+    "batch": "a task takes one value at a time: leave batch= out",
+    "order": "a channel has neither partitions nor keys: leave order= out",
+    "hash_header": "a channel has no headers; step.delivery_hash is there: leave hash_header= out",
+}
+"""The options of processors of topics that do not fit tasks, each with the reason and what to do."""
+
+
+def check_task_options(what: str, options: Mapping[str, object]) -> None:
+    """Raises GraphError for an option that tasks do not have."""
+    for name in options:
+        if name in REFUSED and not (name == "guarantee" and options[name] == "at_least_once"):
+            raise GraphError(f"{what} reads or writes a channel: {REFUSED[name]}")
+
+
+def kind_of_task(inputs: Sequence[object], outputs: Sequence[object] | None, *, alts: bool, ordered: bool) -> TaskKind:
+    """Returns the kind of a task that was declared as a processor is. Raises GraphError for a join, or for events."""
+    if ordered:
+        raise GraphError(f"{inputs[0]} is a channel, which has no order of events: read a topic")
+    if alts or len(inputs) == 1:
+        return TaskKind.ALTS if alts else TaskKind.MAP
+    if outputs is not None:
+        raise GraphError(
+            f"a join of {', '.join(map(str, inputs))}: channels have no order to join by: pair the branches of one "
+            "segment with graph.gather(...)"
+        )
+    return TaskKind.GATHER
+
+
+def check_source(what: str, source: object) -> None:
+    """Raises GraphError for what is no source."""
+    if isinstance(source, type) or not callable(getattr(source, "open", None)):
+        raise GraphError(f"{what}: {source!r} is no source: give one, such as sources.SQLite(...)")
+
+
+def make_task(
+    name: str,
+    kind: TaskKind,
+    inputs: Sequence[Channel],
+    outputs: Sequence[Channel],
+    function: Callable[..., Any],
+    **fields: Any,
+) -> JobTask:
+    """Returns a task of these channels. `fields`: the other fields. Raises GraphError if the function does not fit."""
+    what = f"task {name!r}"
+    for channel in outputs:
+        if channel.source is not None:
+            raise GraphError(
+                f"{what} writes to {channel}, which a source fills: write to a channel, graph.channel(...)"
+            )
+    values = len(inputs) if kind is TaskKind.GATHER else 1
+    return JobTask(
+        name,
+        kind,
+        tuple(inputs),
+        tuple(outputs),
+        function,
+        wants_step=wants_step(what, function, values, batch=False),
+        generator=is_generator(what, function, batch=False, sink=not outputs and fields.get("target") is None),
+        asynchronous=is_asynchronous(function),
+        **fields,
+    )
+
+
+def check_tasks(graph: str, tasks: Sequence[JobTask]) -> None:
+    """Raises GraphError for channels without a reader or a writer, and for channels in a circle."""
+    read = {channel for task in tasks for channel in task.inputs}
+    written = {channel for task in tasks for channel in task.outputs}
+    for channel in sorted(read - written, key=str):
+        if channel.source is None:
+            raise GraphError(f"nothing writes to channel {channel.name!r} of graph {graph!r}: name it in a to=")
+    for channel in sorted(written - read, key=str):
+        raise GraphError(f"nothing reads channel {channel.name!r} of graph {graph!r}: read it, or leave it out")
+    ordered = sort_tasks(tasks)
+    for task in tasks:
+        if task.kind is TaskKind.GATHER:
+            common_channel(task, ordered)
+
+
+def common_channel(gather: JobTask, tasks: Sequence[JobTask]) -> Channel:
+    """Returns the last channel from which all inputs of a gather come. Raises GraphError if there is none.
+
+    - `tasks`: those of its graph, each after those that write its inputs.
+    """
+    origins: dict[Channel, list[Channel]] = {}
+    for task in tasks:
+        for channel in task.inputs:
+            origins.setdefault(channel, [channel])
+        before = [each for channel in task.inputs for each in origins[channel]]
+        for channel in task.outputs:
+            origins[channel] = [*dict.fromkeys([*(origins.get(channel) or ()), *before]), channel]
+    shared = [channel for channel in origins if all(channel in origins[each] for each in gather.inputs)]
+    if not shared:
+        raise GraphError(
+            f"task {gather.id!r} gathers {', '.join(map(str, gather.inputs))}, which come from no common channel: "
+            "gather the branches of one channel, or read each with alts"
+        )
+    return shared[-1]
+
+
+def sort_tasks(tasks: Sequence[JobTask]) -> list[JobTask]:
+    """Returns tasks so that each comes after those that write its inputs. Raises GraphError if they form a circle."""
+    writers: dict[Channel, list[str]] = {}
+    for task in tasks:
+        for channel in task.outputs:
+            writers.setdefault(channel, []).append(task.id)
+    before = {task.id: {writer for channel in task.inputs for writer in writers.get(channel, ())} for task in tasks}
+    by_id = {task.id: task for task in tasks}
+    try:
+        return [by_id[each] for each in TopologicalSorter(before).static_order()]
+    except CycleError as error:
+        raise GraphError(
+            f"tasks {' → '.join(error.args[1])} form a circle: a segment would never be done; repeat inside a function"
+        ) from None

@@ -1,0 +1,77 @@
+"""The protocol of a source: inputs that are kept elsewhere, claimed to be read, and acknowledged when all is done."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+
+class Claim(NamedTuple):
+    """An input that a connection has claimed: no other connection reads it until it is given back.
+
+    - `key`: the key that the medium has for it, in bytes; no two inputs of a source ever have the same.
+    - `value`: what functions get.
+    - `attempts`: how often it was read before without an end.
+    - `token`: what the medium needs to acknowledge it.
+    """
+
+    key: bytes
+    value: Any
+    attempts: int
+    token: Any
+
+
+class SourceConnection(Protocol):
+    """One worker's connection to a source. After an exception it stays usable: the next call connects again.
+
+    Every method raises SourceUnavailable if the source cannot be used now.
+    """
+
+    @property
+    def lease(self) -> float:
+        """Seconds for which a claim is kept without a word from this connection."""
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether no input is left, none is claimed, and none will come."""
+
+    @property
+    def waits_alone(self) -> bool:
+        """Whether inputs wait for a `read` with `alone`."""
+
+    def read(self, limit: int, *, alone: bool) -> Sequence[Claim]:
+        """Claims up to `limit` inputs; returns none if none is there now.
+
+        Inputs that were read at several deaths of a worker are suspects: they are claimed by themselves, in ever
+        smaller groups, so that the one that ends its workers is found.
+
+        - `alone`: nothing is under way in this worker, so that suspects may be claimed.
+        """
+
+    def ack(self, claims: Sequence[Claim]) -> None:
+        """Acknowledges inputs: they are never read again. A claim that another connection has taken over is left."""
+
+    def refuse(self, claims: Sequence[tuple[Claim, str]]) -> None:
+        """Acknowledges inputs that could not be processed, each with the reason, which the source keeps."""
+
+    def give_back(self, claims: Sequence[Claim], *, failed: bool) -> None:
+        """Gives inputs back, to be read again by any connection. `failed`: this counts as an attempt."""
+
+    def keep(self) -> None:
+        """Keeps the claims. Another thread may call it, while the first one is in another method."""
+
+    def close(self) -> None:
+        """Closes the connection. Claims that were not given back are taken over by others after their lease."""
+
+
+class Source(Protocol):
+    """The declaration of a source, in the module of a graph. It is immutable, picklable, and makes no connection.
+
+    `str` and `repr` of it name the source without credentials.
+    """
+
+    def open(self, reader: str) -> SourceConnection:
+        """Opens the connection of one worker. `reader`: the graph and the source's name in it, which own the claims.
+
+        Raises SourceUnavailable, and SettingsError if the source cannot be read as it is declared.
+        """

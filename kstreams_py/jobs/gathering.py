@@ -1,0 +1,80 @@
+"""Gathering: the branches of one segment, paired again by the segment that they have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from kstreams_py.errors import GraphError
+from kstreams_py.jobs.identity import Path, Pattern, SegmentId
+
+
+class Held(NamedTuple):
+    """A segment of one branch that waits for those of the others."""
+
+    pattern: Pattern
+    path: Path
+    value: Any
+
+
+class Gathered(NamedTuple):
+    """The segments of all branches.
+
+    - `common`: the path of the segment that they have in common.
+    - `held`: one of each branch, in their order.
+    """
+
+    segment: SegmentId
+    common: Path
+    held: list[Held]
+
+
+class Gathering:
+    """The segments of one gather that wait for those of the other branches."""
+
+    def __init__(self, branches: int) -> None:
+        self._branches = branches
+        self._waiting: dict[SegmentId, dict[Path, dict[int, Held]]] = {}
+        """By input, and by the path of the segment that the branches have in common, those that came, by branch."""
+
+    def __len__(self) -> int:
+        """The number of inputs with segments that wait."""
+        return len(self._waiting)
+
+    @property
+    def inputs(self) -> set[SegmentId]:
+        """The inputs with segments that wait."""
+        return set(self._waiting)
+
+    def add(self, segment: SegmentId, branch: int, common: Path, held: Held) -> Gathered | None:
+        """Adds a segment of a branch; returns all of them, which no longer wait, if it is the last.
+
+        Raises GraphError if the branch has given one before.
+        """
+        groups = self._waiting.setdefault(segment, {})
+        group = groups.setdefault(common, {})
+        if branch in group:
+            raise GraphError(
+                f"input {branch + 1} has two values that come from the same segment: gather before the function that "
+                "yields several results"
+            )
+        group[branch] = held
+        if len(group) < self._branches:
+            return None
+        del groups[common]
+        if not groups:
+            del self._waiting[segment]
+        return Gathered(segment, common, [group[each] for each in range(self._branches)])
+
+    def patterns(self, segment: SegmentId) -> int:
+        """Returns the XOR of the patterns of the segments of an input that wait here."""
+        value = 0
+        for group in self._waiting.get(segment, {}).values():
+            for held in group.values():
+                value ^= held.pattern
+        return value
+
+    def forget(self, segments: Iterable[SegmentId]) -> int:
+        """Drops what waits of these inputs; returns how many segments that were."""
+        dropped = (self._waiting.pop(segment, {}) for segment in segments)
+        return sum(len(group) for groups in dropped for group in groups.values())

@@ -1,0 +1,94 @@
+"""The three kinds of ids of a job. They have distinct types and never stand for one another.
+
+- SegmentId: one life of one input of a source, 128 random bits. An input that is read again gets another.
+- Pattern: one copy of a segment, sent to one task, 64 random bits.
+- Origin: 16 bytes that stay the same however often an input is read. An effect that is stored beside its origin is
+  known again, as long as functions are deterministic.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from hashlib import blake2b
+from typing import Any, Final, NewType
+
+SegmentId = NewType("SegmentId", bytes)
+Pattern = NewType("Pattern", int)
+Origin = NewType("Origin", bytes)
+
+Given = NewType("Given", bytes)
+"""An input, the same each time that it is read: `given_by` its source, and the key that the medium has for it."""
+
+Path = NewType("Path", bytes)
+"""How a segment was made of its input: for each step, the processor and the number of the result among its results."""
+
+Entropy = Callable[[int], bytes]
+"""Returns this many random bytes, such as os.urandom."""
+
+ID_BYTES: Final = 16
+
+ROOT: Final = Path(b"")
+"""The path of an input."""
+
+NAME_BYTES: Final = 8
+"""Bytes of a processor in a path."""
+
+FIRST: Final = (0).to_bytes(4, "big")
+"""The number of the first result of a step, as a path has it."""
+
+STEP_BYTES: Final = NAME_BYTES + len(FIRST)
+"""Bytes of one step in a path."""
+
+
+def new_ids(entropy: Entropy, count: int) -> list[SegmentId]:
+    """Returns new ids."""
+    data: Any = entropy(count * ID_BYTES)  # a call of each type would take as long as the slice
+    return [data[start : start + ID_BYTES] for start in range(0, len(data), ID_BYTES)]
+
+
+def new_patterns(entropy: Entropy, count: int) -> list[Pattern]:
+    """Returns new patterns, none of them 0: 0 would not change the value of its acknowledgements."""
+    drawn: list[Any] = array("Q", entropy(count * 8)).tolist()
+    return drawn if all(drawn) else [Pattern(pattern or 1) for pattern in drawn]
+
+
+def given_by(source: str) -> bytes:
+    """Returns what the key of an input follows in its Given. `source`: the source's name, with that of the graph."""
+    return source.encode() + b"\0"
+
+
+def name_in_path(processor: str) -> bytes:
+    """Returns the part of a path that stands for a processor, by its id."""
+    return blake2b(processor.encode(), digest_size=NAME_BYTES, person=b"ks-task").digest()
+
+
+def extend_all(paths: Sequence[Path], name: bytes) -> list[Path]:
+    """Returns the path of the first result of each step of a processor."""
+    suffix: Any = name + FIRST
+    return [path + suffix for path in paths]
+
+
+def extend(path: Path, name: bytes, number: int) -> Path:
+    """Returns the path of a result. `number`: how many results of the same step come before it."""
+    return Path(path + name + number.to_bytes(len(FIRST), "big"))
+
+
+def cut_path(path: Path, names: frozenset[bytes]) -> Path | None:
+    """Returns the path up to its last step of one of these processors; None if it has none."""
+    for start in range(len(path) - STEP_BYTES, -1, -STEP_BYTES):
+        if path[start : start + NAME_BYTES] in names:
+            return Path(path[: start + STEP_BYTES])
+    return None
+
+
+def origins_of(given: Iterable[Given], paths: Iterable[Path]) -> Iterator[Origin]:
+    """Returns the origins of segments: a hash of the input of each, and of the steps that made it.
+
+    What is hashed is injective: each step has the same number of bytes, and their number comes last.
+    """
+    ends: dict[Path, bytes] = {}
+    for each, path in zip(given, paths, strict=True):
+        if (end := ends.get(path)) is None:
+            end = ends[path] = path + len(path).to_bytes(4, "big")
+        yield blake2b(each + end, digest_size=16, person=b"ks-origin").digest()  # type: ignore[misc]

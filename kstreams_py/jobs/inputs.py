@@ -1,0 +1,122 @@
+"""The inputs of one source: claimed within a limit, pending until they are complete, then acknowledged or refused."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterable
+from typing import Any, Final
+
+from kstreams_py.graph.source import Claim, SourceConnection
+from kstreams_py.jobs.identity import ROOT, Entropy, SegmentId, given_by, new_ids
+from kstreams_py.jobs.pending import PendingInputs
+from kstreams_py.jobs.segments import Segments
+
+logger = logging.getLogger(__name__)
+
+READ_MAX: Final = 2_000
+"""The most inputs that are claimed at once: a claim may cost a commit of the medium."""
+
+
+class SourceInputs:
+    """The inputs of one source that are under way."""
+
+    def __init__(
+        self, name: str, connection: SourceConnection, max_pending: int, timeout: float, entropy: Entropy
+    ) -> None:
+        """Makes no request.
+
+        - `name`: the name of the source, with that of the graph.
+        - `max_pending`: how many inputs may be under way.
+        - `timeout`: the seconds after which an input that is neither complete nor under way is read again.
+        """
+        self.name = name
+        self.connection = connection
+        self._source = given_by(name)
+        self._max_pending = max_pending
+        self._entropy = entropy
+        self.pending = PendingInputs[Claim](timeout)
+        self._failed: dict[SegmentId, str] = {}
+        """By input with a segment that failed, the reason."""
+        self._done: list[Claim] = []
+        self._refused: list[tuple[Claim, str]] = []
+        """What is complete, and that the source was not told of."""
+        self.replayed = 0
+        """How many inputs were given back because they expired."""
+
+    def read(self, now: float) -> Segments:
+        """Claims inputs, up to the limit of those under way; returns them as segments without patterns.
+
+        Raises SourceUnavailable.
+        """
+        under_way = len(self.pending) + len(self._done) + len(self._refused)
+        free = min(self._max_pending - under_way, READ_MAX)
+        alone = not under_way
+        if free <= 0 or (self.connection.waits_alone and not alone):
+            return Segments()
+        claims = self.connection.read(free, alone=alone)
+        if not claims:
+            return Segments()
+        ids = new_ids(self._entropy, len(claims))
+        self.pending.add(ids, claims, now)
+        source: Any = self._source
+        given = [source + claim.key for claim in claims]
+        return Segments(ids, (), given, [ROOT] * len(ids), [claim.value for claim in claims])
+
+    def fail(self, segment: SegmentId, reason: str) -> None:
+        """Notes that an input has a segment that failed: it is refused when it is complete."""
+        if segment in self.pending:
+            self._failed.setdefault(segment, reason)
+
+    def complete(self, segments: Iterable[SegmentId]) -> None:
+        """Takes inputs that are complete: `settle` acknowledges them, or refuses those that failed."""
+        if not self._failed:
+            self._done += self.pending.complete(segments)
+            return
+        for segment in segments:
+            reason = self._failed.pop(segment, None)
+            for claim in self.pending.complete([segment]):
+                if reason is None:
+                    self._done.append(claim)
+                else:
+                    self._refused.append((claim, reason))
+
+    def settle(self) -> None:
+        """Acknowledges and refuses what is complete. Raises SourceUnavailable, and keeps it for the next call."""
+        if self._done:
+            self.connection.ack(self._done)
+            self._done = []
+        if self._refused:
+            self.connection.refuse(self._refused)
+            self._refused = []
+
+    def expire(self, now: float, under_way: Callable[[], Collection[SegmentId]]) -> list[SegmentId]:
+        """Gives back the inputs that are overdue and not under way; returns them. Extends the others.
+
+        - `under_way`: returns the inputs that have a segment in a task.
+        """
+        if not (overdue := self.pending.overdue(now)):
+            return []
+        busy = under_way()
+        self.pending.extend([segment for segment in overdue if segment in busy], now)
+        lost = [segment for segment in overdue if segment not in busy]
+        if claims := self.pending.expire(lost):
+            logger.warning(
+                "%s: %d inputs have expired: an acknowledgement was lost; they are read again", self.name, len(claims)
+            )
+            self.connection.give_back(claims, failed=True)
+            self.replayed += len(claims)
+        for segment in lost:
+            self._failed.pop(segment, None)
+        return lost
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether no input is left, and none is under way."""
+        return self.connection.is_exhausted and not (self.pending or self._done or self._refused)
+
+    def close(self) -> None:
+        """Gives back what is under way, and closes the connection."""
+        self.settle()
+        if claims := self.pending.take_all():
+            self.connection.give_back(claims, failed=False)
+        self.connection.close()

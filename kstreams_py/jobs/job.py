@@ -1,0 +1,202 @@
+"""The loop of a job in one process: claims inputs, gives each task its turn, and acknowledges what is complete."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final
+
+from kstreams_py.errors import SinkUnavailable, SourceUnavailable
+from kstreams_py.graph.channels import Channel, JobTask, TaskKind, common_channel, sort_tasks
+from kstreams_py.jobs.acker import Acker
+from kstreams_py.jobs.environment import JobEnvironment
+from kstreams_py.jobs.identity import SegmentId, name_in_path
+from kstreams_py.jobs.inputs import SourceInputs
+from kstreams_py.jobs.runners import GatheringRunner, OverlappingTaskRunner, TaskRunner
+from kstreams_py.jobs.task import Readers
+from kstreams_py.steps.dead_letters import format_error
+
+logger = logging.getLogger(__name__)
+
+ACKER_FACTOR: Final = 3
+"""An entry of the acker lives for at least so many times the timeout of an input."""
+
+IDLE: Final = (0.0005, 0.05)
+"""The shortest and the longest seconds between two looks for inputs that are not there; each wait is twice the last."""
+
+
+def open_runner(
+    graph: str, task: JobTask, tasks: Sequence[JobTask], readers: Readers, environment: JobEnvironment
+) -> TaskRunner:
+    """Returns the runner of a task among the tasks of its graph."""
+    if task.kind is TaskKind.GATHER:
+        common = common_channel(task, tasks)
+        writers = frozenset(name_in_path(each.id) for each in tasks if common in each.outputs)
+        return GatheringRunner(graph, task, readers, environment, writers)
+    kind = OverlappingTaskRunner if task.overlaps else TaskRunner
+    return kind(graph, task, readers, environment)
+
+
+class Outages:
+    """What is away: sources and targets that do not answer now, and are asked again."""
+
+    def __init__(self) -> None:
+        self.away: dict[str, str] = {}
+        """By the name of a source or a task, why."""
+
+    @contextmanager
+    def of(self, name: str) -> Iterator[None]:
+        """In the block, a source or target that may come back is noted as away. Other errors are raised."""
+        try:
+            yield
+        except (SourceUnavailable, SinkUnavailable) as error:
+            if not error.may_return:
+                raise
+            if name not in self.away:
+                logger.warning("%s: %s; waiting for it", name, error)
+            self.away[name] = str(error)
+        else:
+            if self.away.pop(name, None) is not None:
+                logger.info("%s: it answers again", name)
+
+
+class Job:
+    """The tasks of one graph in one process."""
+
+    def __init__(self, graph: str, tasks: Sequence[JobTask], environment: JobEnvironment) -> None:
+        """Connects to the sources. Raises SourceUnavailable and SettingsError."""
+        self._environment = environment
+        self._readers = Readers(environment.entropy)
+        self._acker = Acker()
+        self.outages = Outages()
+        self.turns = 0
+        """How often each task had its turn."""
+        self._dropped_at = environment.clock()
+        ordered = sort_tasks(tasks)
+        self.tasks = [open_runner(graph, task, ordered, self._readers, environment) for task in ordered]
+        self._gathers = [each for each in self.tasks if isinstance(each, GatheringRunner)]
+        self._inputs: dict[Channel, SourceInputs] = {}
+        for channel in dict.fromkeys(channel for task in tasks for channel in task.inputs):
+            if channel.source is not None:
+                name = f"{graph}.{channel.name}"
+                connection = environment.open_source(channel, name)
+                self._inputs[channel] = SourceInputs(
+                    name, connection, environment.max_pending, environment.timeout, environment.entropy
+                )
+
+    def run(self, is_stopped: Callable[[], bool]) -> None:
+        """Runs until it is stopped, or until no source has an input left. Gives back what is under way."""
+        idle, (shortest, longest) = 0.0, IDLE
+        ended = threading.Event()
+        threading.Thread(target=self._keep, args=(ended,), name="claims", daemon=True).start()
+        try:
+            while not is_stopped():
+                if self.turn():
+                    idle = 0.0
+                    continue
+                if self.is_exhausted:
+                    return
+                idle = shortest if self._is_busy else min(max(idle * 2, shortest), longest)
+                self._environment.sleep(idle)
+        finally:
+            ended.set()
+            self.close()
+
+    def _keep(self, ended: threading.Event) -> None:
+        """Keeps the claims while the job runs, in a thread of its own: a function may take longer than a lease."""
+        while not ended.wait(min(each.connection.lease for each in self._inputs.values()) / 3):
+            for inputs in self._inputs.values():
+                try:
+                    inputs.connection.keep()
+                except SourceUnavailable as error:
+                    logger.info("%s: cannot keep the claims: %s", inputs.name, error)
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether nothing is left to read, and nothing is under way."""
+        return all(each.is_exhausted for each in self._inputs.values())
+
+    @property
+    def _is_busy(self) -> bool:
+        return any(task.is_busy for task in self.tasks)
+
+    def turn(self) -> bool:
+        """Reads inputs, and gives each task its turn; returns whether there was anything to do.
+
+        1. Claim inputs, and open their entries before a task may acknowledge them.
+        2. Run each task, after those that write its inputs: an input goes all its way in one turn.
+        3. Give up what waits at a gather for nothing.
+        4. Acknowledge what is complete: everything made of it was stored in 2.
+        """
+        now, worked, touched = self._environment.clock(), False, set[SegmentId]()
+        self.turns += 1
+        for channel, inputs in self._inputs.items():
+            with self.outages.of(inputs.name):
+                if segments := inputs.read(now):
+                    worked = True
+                    self._complete(self._acker.open(segments.ids, self._readers.send(channel, segments)))
+        for task in self.tasks:
+            with self.outages.of(task.id):
+                if (turned := task.turn(now)).ids:
+                    worked = True
+                    self._note_failures(task, turned.failed)
+                    self._complete(self._acker.ack(turned.ids, turned.acks))
+                    touched.update(turned.ids if self._gathers else ())
+        for gather in self._gathers:
+            touched |= gather.take_arrived()
+        self._settle(touched)
+        for inputs in self._inputs.values():
+            with self.outages.of(inputs.name):
+                inputs.settle()
+        self._expire(now)
+        return worked
+
+    def _note_failures(self, task: TaskRunner, failed: Iterable[tuple[SegmentId, BaseException]]) -> None:
+        for segment, error in failed:
+            reason = f"{task.id}: {type(error).__name__}: {format_error(error)}"
+            logger.warning("%s: the input is refused", reason)
+            for inputs in self._inputs.values():
+                inputs.fail(segment, reason)
+
+    def _settle(self, inputs: Iterable[SegmentId]) -> None:
+        """Gives up what waits at gathers for branches that have ended: nothing else of its input is under way."""
+        for segment in inputs:
+            held = 0
+            for gather in self._gathers:
+                held ^= gather.patterns(segment)
+            if held and held == self._acker.left(segment):
+                for gather in self._gathers:
+                    gather.give_up(segment)
+                self._complete(self._acker.ack([segment], [held]))
+
+    def _complete(self, segments: Sequence[SegmentId]) -> None:
+        if not segments:
+            return
+        if len(self._inputs) == 1:
+            (inputs,) = self._inputs.values()
+            inputs.complete(segments)
+            return
+        for inputs in self._inputs.values():
+            inputs.complete([segment for segment in segments if segment in inputs.pending])
+
+    def _expire(self, now: float) -> None:
+        for inputs in self._inputs.values():
+            lost = inputs.expire(now, self._under_way)
+            self._acker.forget(lost)
+            for task in self.tasks if lost else ():
+                task.forget(lost)
+        if now > self._dropped_at + self._environment.timeout * ACKER_FACTOR:
+            self._acker.drop(lambda segment: any(segment in each.pending for each in self._inputs.values()))
+            self._dropped_at = now
+
+    def _under_way(self) -> Collection[SegmentId]:
+        return set().union(*(task.under_way() for task in self.tasks))
+
+    def close(self) -> None:
+        """Gives back what is under way, and closes all connections."""
+        for inputs in self._inputs.values():
+            inputs.close()
+        for task in self.tasks:
+            task.close()

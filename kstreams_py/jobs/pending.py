@@ -1,0 +1,83 @@
+"""The inputs that a source has given and that are neither acknowledged nor given back: one removal decides which."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import repeat
+from typing import Generic, NamedTuple, TypeVar
+
+from kstreams_py.jobs.identity import SegmentId
+
+ClaimT = TypeVar("ClaimT")
+
+
+class Times(NamedTuple):
+    """When inputs were read, and when they are overdue, by the clock of `PendingInputs.add`."""
+
+    since: float
+    due: float
+
+
+class PendingInputs(Generic[ClaimT]):
+    """The inputs of one source that are under way, by the time at which they are overdue.
+
+    An input leaves by `complete`, `expire` or `take_all`, whichever comes first. So it is never acknowledged and read
+    again, and what comes later for it changes nothing.
+    """
+
+    def __init__(self, timeout: float) -> None:
+        """`timeout`: the seconds after which an input is read again."""
+        self._timeout = timeout
+        self._inputs: dict[SegmentId, tuple[ClaimT, Times]] = {}
+        self.late = 0
+        """How many completions came for inputs that are not pending: expired, completed, or never read here."""
+
+    def __len__(self) -> int:
+        return len(self._inputs)
+
+    def __contains__(self, segment: SegmentId) -> bool:
+        return segment in self._inputs
+
+    @property
+    def oldest(self) -> tuple[ClaimT, Times] | None:
+        """The input that was read first; None if there is none."""
+        return min(self._inputs.values(), key=lambda each: each[1].since, default=None)
+
+    def add(self, segments: Sequence[SegmentId], claims: Iterable[ClaimT], now: float) -> None:
+        """Adds inputs. `now`: seconds of a clock that never goes back."""
+        self._inputs.update(zip(segments, zip(claims, repeat(Times(now, now + self._timeout))), strict=True))
+
+    def complete(self, segments: Iterable[SegmentId]) -> list[ClaimT]:
+        """Removes inputs that are complete, and returns their claims; counts those that are not pending."""
+        claims = list[ClaimT]()
+        for segment in segments:
+            if (found := self._inputs.pop(segment, None)) is None:
+                self.late += 1
+            else:
+                claims.append(found[0])
+        return claims
+
+    def overdue(self, now: float) -> list[SegmentId]:
+        """Returns the inputs that have been pending for the whole timeout."""
+        found = list[SegmentId]()
+        for segment, (_, times) in self._inputs.items():
+            if times.due > now:
+                break
+            found.append(segment)
+        return found
+
+    def expire(self, segments: Iterable[SegmentId]) -> list[ClaimT]:
+        """Removes inputs that are to be read again, and returns their claims."""
+        return [found[0] for segment in segments if (found := self._inputs.pop(segment, None)) is not None]
+
+    def extend(self, segments: Iterable[SegmentId], now: float) -> None:
+        """Gives inputs that make progress the whole timeout again."""
+        for segment in segments:
+            if (found := self._inputs.pop(segment, None)) is not None:
+                self._inputs[segment] = found[0], Times(found[1].since, now + self._timeout)
+
+    def take_all(self) -> list[ClaimT]:
+        """Removes all inputs, and returns their claims: they are given back at the end of a job."""
+        taken = [claim for claim, _ in self._inputs.values()]
+        self._inputs.clear()
+        return taken

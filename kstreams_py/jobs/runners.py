@@ -1,0 +1,272 @@
+"""Runs a task: takes the segments of its inboxes, calls its function, sends or stores the results, and acknowledges."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from heapq import heappop, heappush
+from itertools import count
+from typing import Any, Final, NamedTuple
+
+from kstreams_py.errors import DecodeError, GraphError, KStreamsError, RowRefused, Stop, UserMistake
+from kstreams_py.graph.channels import JobTask
+from kstreams_py.graph.retry import Then
+from kstreams_py.jobs.environment import JobEnvironment
+from kstreams_py.jobs.gathering import Gathering, Held
+from kstreams_py.jobs.identity import ROOT, Origin, Pattern, SegmentId, cut_path, extend_all, name_in_path, origins_of
+from kstreams_py.jobs.segments import Segments
+from kstreams_py.jobs.task import FailedCall, Function, Made, Readers, Sending, Storing, arguments_of, exited
+from kstreams_py.metrics import Counters
+from kstreams_py.steps.calls import Call
+from kstreams_py.steps.dead_letters import format_error
+
+CALLED_MAX: Final = 1_000
+"""The segments of a task that are run before the next task has its turn."""
+
+
+class Turned(NamedTuple):
+    """What a turn of a task did.
+
+    - `ids`, `acks`: for each copy that is done, its input, and the XOR of its pattern and of those made of it.
+    - `failed`: the inputs with a segment that failed, with the error.
+    """
+
+    ids: Sequence[SegmentId] = ()
+    acks: Sequence[int] = ()
+    failed: Sequence[tuple[SegmentId, BaseException]] = ()
+
+
+class TaskRunner:
+    """A task with its inboxes: one for each input."""
+
+    def __init__(self, graph: str, task: JobTask, readers: Readers, environment: JobEnvironment) -> None:
+        self.id = task.id
+        self._task, self._environment = task, environment
+        self._inboxes = [readers.open_inbox(channel) for channel in task.inputs]
+        self._function = Function(task)
+        self._name = name_in_path(task.id)
+        self._sending = Sending(task, readers) if task.outputs else None
+        self._storing = Storing(task, environment.open_sink, f"{graph}.{task.id}") if task.target is not None else None
+        self._unstored: tuple[Segments, Sequence[Any]] | None = None
+        """The results whose rows the target could not store yet."""
+        self._attempts: dict[Pattern, int] = {}
+        """How often a segment failed that is run again, by its pattern."""
+        self._again: list[tuple[float, int, Segments]] = []
+        """A heap of the segments that are run again, by when that is."""
+        self._numbers = count()
+        self.counters = Counters()
+        self.newest_failure = ""
+        """The newest segment that failed, as text."""
+
+    @property
+    def waiting(self) -> int:
+        """How many segments wait here."""
+        return sum(map(len, self._inboxes)) + len(self._again)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether calls are under way, which may end at any time."""
+        return False
+
+    def under_way(self) -> set[SegmentId]:
+        """Returns the inputs that have a segment here."""
+        parts = [*self._inboxes, *(segments for _, _, segments in self._again)]
+        parts += [] if self._unstored is None else [self._unstored[0]]
+        return {segment for part in parts for segment in part.ids}
+
+    def turn(self, now: float) -> Turned:
+        """Runs the next segments. `now`: by the clock of the environment.
+
+        Raises SinkUnavailable: the next turn stores the same results again. Raises the error of a segment that stops
+        the job.
+        """
+        if self._unstored is None:
+            segments, results = self._run(self._take(now))
+            if self._task.retry is not None:
+                segments, results = self._repeat(segments, results, now)
+            self._unstored = segments, results
+        segments, results = self._unstored
+        if self._sending is not None:
+            made = self._sending.send(segments, results)
+        elif self._storing is not None:
+            made = self._storing.store(segments, results)
+        else:
+            failed = [(index, each.error) for index, each in enumerate(results) if type(each) is FailedCall]
+            made = Made(0, segments.patterns, failed)
+        self._unstored = None
+        for _, error in made.failed:
+            self._check(error)
+            self.newest_failure = f"{type(error).__name__}: {format_error(error)}"
+        self.counters.records_in += len(segments)
+        self.counters.records_out += made.sent
+        self.counters.dead_letters += len(made.failed)
+        return Turned(segments.ids, made.patterns, [(segments.ids[index], error) for index, error in made.failed])
+
+    def _take(self, now: float) -> Segments:
+        """Takes the segments to run now: those that are due again, and those of one inbox."""
+        taken = Segments()
+        while self._again and self._again[0][0] <= now:
+            taken.add(heappop(self._again)[2])
+        inbox = next((each for each in self._inboxes if each), None)
+        if inbox is not None and len(taken) < CALLED_MAX:
+            taken.add(inbox.take(CALLED_MAX - len(taken)))
+        return taken
+
+    def _run(self, segments: Segments) -> tuple[Segments, Sequence[Any]]:
+        """Runs segments; returns those that are done, and their results."""
+        return segments, self._function.results(segments, self._origins(segments))
+
+    def _origins(self, segments: Segments) -> Iterator[Origin]:
+        """Returns the origins of the steps of segments, which their functions get."""
+        return origins_of(segments.given, extend_all(segments.paths, self._name))
+
+    def _repeat(self, segments: Segments, results: Sequence[Any], now: float) -> tuple[Segments, Sequence[Any]]:
+        """Keeps the segments that are to be run again; returns the others with their results."""
+        retry = self._task.retry
+        assert retry is not None
+        kept = list[int]()
+        for index, result in enumerate(results):
+            pattern = segments.patterns[index]
+            if type(result) is not FailedCall or not self._covers(result.error):
+                self._attempts.pop(pattern, None)
+                kept.append(index)
+                continue
+            attempts = self._attempts[pattern] = self._attempts.get(pattern, 0) + 1
+            if attempts < retry.attempts or retry.then is Then.PAUSE:
+                self.counters.retried()
+                due = now + retry.wait(attempts, self._environment.chance())
+                heappush(self._again, (due, next(self._numbers), segments.choose([index])))
+                continue
+            del self._attempts[pattern]
+            if retry.then is Then.STOP:
+                raise result.error
+            kept.append(index)
+        return (segments, results) if len(kept) == len(results) else (segments.choose(kept), [results[i] for i in kept])
+
+    def _covers(self, error: BaseException) -> bool:
+        """Returns whether another attempt may succeed, as steps.failures.Retries does."""
+        retry = self._task.retry
+        never = (*self._task.stop_on, Stop, MemoryError, UserMistake, DecodeError)
+        return retry is not None and isinstance(error, retry.classes) and not isinstance(error, never)
+
+    def _check(self, error: BaseException) -> None:
+        """Raises an error that stops the job: it is a mistake of the program, or was raised for that."""
+        is_of_program = isinstance(error, KStreamsError) and not isinstance(error, DecodeError | RowRefused)
+        if is_of_program or isinstance(error, (Stop, MemoryError, *self._task.stop_on)):
+            raise error
+
+    def forget(self, inputs: Collection[SegmentId]) -> None:
+        """Forgets inputs that have expired."""
+
+    def close(self) -> None:
+        """Closes the connection to the target."""
+        if self._storing is not None:
+            self._storing.close()
+
+
+class OverlappingTaskRunner(TaskRunner):
+    """Runs a task whose calls are under way beside the other tasks."""
+
+    def __init__(self, graph: str, task: JobTask, readers: Readers, environment: JobEnvironment) -> None:
+        super().__init__(graph, task, readers, environment)
+        self._calls = environment.open_calls(task, lambda _, returned: returned)
+        self._open: dict[int, Segments] = {}
+        """The segment of each call under way, by ticket."""
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether calls are under way, which may end at any time."""
+        return bool(self._open)
+
+    def under_way(self) -> set[SegmentId]:
+        """Returns the inputs that have a segment here."""
+        return super().under_way().union(*(each.ids for each in self._open.values()))
+
+    def _take(self, now: float) -> Segments:
+        """Takes as many as may wait for their calls: as many as are made at once."""
+        free, taken = 2 * self._task.concurrency - len(self._open), Segments()
+        while self._again and self._again[0][0] <= now and len(taken) < free:
+            taken.add(heappop(self._again)[2])
+        for inbox in self._inboxes:
+            taken.add(inbox.take(max(0, free - len(taken))))
+        return taken
+
+    def _run(self, segments: Segments) -> tuple[Segments, Sequence[Any]]:
+        """Starts calls; returns the segments whose calls have ended."""
+        calls = list[Call]()
+        for index, arguments in enumerate(arguments_of(self._task, segments.values, self._origins(segments))):
+            ticket = next(self._numbers)
+            self._open[ticket] = segments.choose([index])
+            calls.append(Call(ticket, ticket, arguments))
+        if calls:
+            self._calls.start(calls)
+        done, results = Segments(), list[Any]()
+        for ended in self._calls.collect() if self._open else ():
+            if isinstance(ended.error, SystemExit | KeyboardInterrupt):
+                raise exited(self._task, ended.error) from ended.error
+            done.add(self._open.pop(ended.ticket))
+            results.append(ended.result if ended.error is None else FailedCall(ended.error))
+        return done, results
+
+    def close(self) -> None:
+        """Cancels the calls, and closes the connection to the target."""
+        self._calls.close()
+        super().close()
+
+
+class GatheringRunner(TaskRunner):
+    """Runs a task with a segment of each of its inputs, which come from the same segment.
+
+    - `common`: the processors that write the channel that the inputs have in common; none if a source does.
+    """
+
+    def __init__(
+        self, graph: str, task: JobTask, readers: Readers, environment: JobEnvironment, common: frozenset[bytes]
+    ) -> None:
+        super().__init__(graph, task, readers, environment)
+        self._gathering = Gathering(len(task.inputs))
+        self._common = common
+        self._arrived = set[SegmentId]()
+        self.unpaired = 0
+        """How many segments were dropped because another branch had none."""
+
+    def under_way(self) -> set[SegmentId]:
+        """Returns the inputs that have a segment here."""
+        return super().under_way() | self._gathering.inputs
+
+    def _take(self, now: float) -> Segments:
+        """Takes the segments whose branches have all come."""
+        taken = super()._take(now) if self._again and self._again[0][0] <= now else Segments()
+        for branch, inbox in enumerate(self._inboxes):
+            arrived = inbox.take(CALLED_MAX)
+            for segment, pattern, given, path, value in arrived:
+                common = (cut_path(path, self._common) or ROOT) if self._common else ROOT
+                try:
+                    found = self._gathering.add(segment, branch, common, Held(pattern, path, value))
+                except GraphError as error:
+                    raise GraphError(f"task {self.id!r}: {error}") from None
+                if found is None:
+                    self._arrived.add(segment)
+                else:
+                    patterns = 0
+                    for held in found.held:
+                        patterns ^= held.pattern
+                    values = tuple(held.value for held in found.held)
+                    taken.add(Segments([segment], [Pattern(patterns)], [given], [common], [values]))
+        return taken
+
+    def take_arrived(self) -> set[SegmentId]:
+        """Returns the inputs with a segment that waits here since the last call."""
+        arrived, self._arrived = self._arrived, set()
+        return arrived
+
+    def patterns(self, segment: SegmentId) -> int:
+        """Returns the XOR of the patterns of the segments of an input that wait here."""
+        return self._gathering.patterns(segment)
+
+    def give_up(self, segment: SegmentId) -> None:
+        """Drops the segments of an input that wait for branches without a value."""
+        self.unpaired += self._gathering.forget([segment])
+
+    def forget(self, inputs: Collection[SegmentId]) -> None:
+        """Forgets inputs that have expired."""
+        self._gathering.forget(inputs)

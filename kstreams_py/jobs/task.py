@@ -1,0 +1,261 @@
+"""One task of a job: calls its function with segments, makes segments or rows of the results, and acknowledges."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import starmap
+from operator import xor
+from typing import Any, Final, NamedTuple
+
+from kstreams_py.errors import FunctionExited, GraphError, RowRefused
+from kstreams_py.graph.channels import Channel, JobTask, TaskKind
+from kstreams_py.graph.functions import show_function
+from kstreams_py.graph.sink import Row, Sink, SinkConnection
+from kstreams_py.jobs.identity import Entropy, Origin, Path, extend, extend_all, name_in_path, new_patterns, origins_of
+from kstreams_py.jobs.segments import Segments
+from kstreams_py.records import KeptRecord, Out, Step
+from kstreams_py.steps.calls import wait_for_each
+from kstreams_py.steps.rows import Rows, row_hash
+
+
+class FailedCall(NamedTuple):
+    """Takes the place of the results of a call that raised."""
+
+    error: BaseException
+
+
+NOT_PLAIN: Final = frozenset({type(None), FailedCall, Out})
+"""The types of results that are no value of a channel."""
+
+
+class Readers:
+    """Where the segments of each channel go: a copy to the inbox of each task that reads it."""
+
+    def __init__(self, entropy: Entropy) -> None:
+        self._entropy = entropy
+        self._inboxes: dict[Channel, list[Segments]] = {}
+
+    def open_inbox(self, channel: Channel) -> Segments:
+        """Adds a reader of a channel; returns its inbox."""
+        inbox = Segments()
+        self._inboxes.setdefault(channel, []).append(inbox)
+        return inbox
+
+    def send(self, channel: Channel, made: Segments) -> list[int]:
+        """Sends a copy of segments to each reader of a channel; returns the XOR of the patterns of each one's copies.
+
+        Each copy has a pattern of its own: with one for several, the first that is done would seem to be all of them.
+
+        - `made`: without patterns.
+        """
+        count, sums = len(made.ids), list[int]()
+        for inbox in self._inboxes.get(channel, ()):
+            made.patterns = new_patterns(self._entropy, count)
+            inbox.add(made)
+            sums = [*map(xor, sums, made.patterns)] if sums else [*made.patterns]
+        return sums or [0] * count
+
+
+class Function:
+    """The function of a task, called with segments one after another. A gather's segments have a tuple of values."""
+
+    def __init__(self, task: JobTask) -> None:
+        self._task = task
+        function = wait_for_each(task.function) if task.asynchronous else task.function
+        self._call = function
+        if task.generator:
+            self._call = lambda *arguments: [*function(*arguments)]
+
+    def results(self, segments: Segments, origins: Iterator[Origin]) -> list[Any]:
+        """Returns the result for each segment, or FailedCall. `origins`: the origin of the step of each segment."""
+        results, count = list[Any](), len(segments)
+        arguments = arguments_of(self._task, segments.values, origins)
+        while len(results) < count:
+            try:
+                # keeps the results before the one that raises
+                results.extend(starmap(self._call, arguments))
+            except Exception as error:
+                results.append(FailedCall(error))
+            except (SystemExit, KeyboardInterrupt) as error:
+                raise exited(self._task, error) from error
+        return results
+
+
+def arguments_of(task: JobTask, values: Sequence[Any], origins: Iterator[Origin]) -> Iterator[tuple[Any, ...]]:
+    """Returns the arguments of each call."""
+    several = values if task.kind is TaskKind.GATHER else zip(values)
+    if not task.wants_step:
+        return iter(several)
+    return ((*each, step_of(origin)) for each, origin in zip(several, origins, strict=True))
+
+
+def exited(task: JobTask, error: BaseException) -> BaseException:
+    """Returns the error that ends the job instead of one that would end the process, maybe as a success."""
+    if isinstance(error, KeyboardInterrupt):
+        return error
+    return FunctionExited(
+        f"{task.id}: {show_function(task.function)} ended by {error!r}: raise kstreams_py.Stop to stop the job, or an "
+        "exception of another class to refuse the input"
+    )
+
+
+def step_of(origin: Origin) -> Step:
+    """Returns what a function gets as `step`. A segment has neither key, headers nor timestamp."""
+    record = KeptRecord(("", 0, 0), (0, -1), (None, None), ())
+    return Step((record,), origin)
+
+
+class Made(NamedTuple):
+    """What a task made of segments.
+
+    - `sent`: how many segments were sent, or rows stored.
+    - `patterns`: for each segment, the XOR of its pattern and those made of it.
+    - `failed`: the index of each segment that failed, with the error.
+    """
+
+    sent: int
+    patterns: Sequence[int]
+    failed: Sequence[tuple[int, BaseException]]
+
+
+class Sending:
+    """Sends the results of a task to its channels."""
+
+    def __init__(self, task: JobTask, readers: Readers) -> None:
+        self._task, self._readers = task, readers
+        self._name = name_in_path(task.id)
+        self._names = {each.name: each for each in task.outputs}
+
+    def send(self, segments: Segments, results: Sequence[Any]) -> Made:
+        """Sends the results for segments."""
+        is_one = len(self._task.outputs) == 1 and not self._task.generator
+        if is_one and NOT_PLAIN.isdisjoint(map(type, results)):
+            return self._send_each(segments, results)
+        failed = list[tuple[int, BaseException]]()
+        patterns: list[int] = [*segments.patterns]
+        by_channel: dict[Channel, tuple[list[int], list[Path], list[Any]]] = {}
+        for index, result in enumerate(results):
+            if type(result) is FailedCall:
+                failed.append((index, result.error))
+                continue
+            try:
+                addressed = self._addressed(result)
+            except GraphError as error:
+                failed.append((index, error))
+                continue
+            for number, (channel, value) in enumerate(addressed):
+                indexes, paths, values = by_channel.setdefault(channel, ([], [], []))
+                indexes.append(index)
+                paths.append(extend(segments.paths[index], self._name, number))
+                values.append(value)
+        for channel, (indexes, paths, values) in by_channel.items():
+            ids, given = [segments.ids[i] for i in indexes], [segments.given[i] for i in indexes]
+            sums = self._readers.send(channel, Segments(ids, (), given, paths, values))
+            for index, pattern in zip(indexes, sums, strict=True):
+                patterns[index] ^= pattern
+        return Made(sum(len(indexes) for indexes, _, _ in by_channel.values()), patterns, failed)
+
+    def _send_each(self, segments: Segments, results: Sequence[Any]) -> Made:
+        """Sends one result for each segment, to one channel."""
+        paths = extend_all(segments.paths, self._name)
+        made = Segments(segments.ids, (), segments.given, paths, results)
+        sums = self._readers.send(self._task.outputs[0], made)
+        return Made(len(made), [*map(xor, segments.patterns, sums)], ())
+
+    def _addressed(self, result: Any) -> list[tuple[Channel, Any]]:
+        """Returns the channel and the value of each result of a step. Raises GraphError for one that fits none."""
+        task, found = self._task, list[tuple[Channel, Any]]()
+        for each in result if task.generator else (result,):
+            if each is None:
+                continue
+            if len(task.outputs) == 1:
+                found.append((task.outputs[0], _plain(task, each)))
+                continue
+            if not isinstance(each, Mapping):
+                raise GraphError(
+                    f"task {task.id!r} has several outputs and returned a {type(each).__name__}: return a dict of "
+                    f"channel to value, for {', '.join(self._names)}"
+                )
+            for name, value in each.items():
+                if (channel := self._names.get(str(name))) is None:
+                    raise GraphError(
+                        f"task {task.id!r} returned a value for {str(name)!r}: its to= has {', '.join(self._names)}: "
+                        "name one of these, or add the channel there"
+                    )
+                if value is not None:
+                    found.append((channel, _plain(task, value)))
+        return found
+
+
+def _plain(task: JobTask, value: Any) -> Any:
+    if type(value) is Out:
+        raise GraphError(
+            f"task {task.id!r} returned an Out: a channel has no keys, headers or timestamps: return {value.value!r}"
+        )
+    return value
+
+
+class Storing:
+    """Stores the rows of a task in its target, each once by the origin of its segment."""
+
+    def __init__(self, task: JobTask, open_sink: Callable[[Sink, str], SinkConnection], consumer: str) -> None:
+        assert task.target is not None
+        self._sink, self._consumer = task.target, consumer
+        self._open = open_sink
+        self._rows = Rows(task.id, task.target.columns)
+        self._name = name_in_path(task.id)
+        self._generator = task.generator
+        self._connection: SinkConnection | None = None
+
+    def store(self, segments: Segments, results: Sequence[Any]) -> Made:
+        """Stores the rows of the results for segments, in one write.
+
+        Raises SinkUnavailable; the target may have stored the rows.
+        """
+        failed = list[tuple[int, BaseException]]()
+        if not self._generator and self._rows.are_rows(results):
+            rows = [*map(Row, self._origins(segments), results)]
+            owners: Sequence[int] = range(len(rows))
+        else:
+            rows, owners = self._make(segments, results, failed)
+        while rows:
+            try:
+                if self._connection is None:
+                    self._connection = self._open(self._sink, self._consumer)
+                self._connection.write(rows, {}, {})
+            except RowRefused as error:
+                # a step's rows are stored together or not at all
+                refused = owners[error.index]
+                failed.append((refused, error))
+                kept = [number for number, owner in enumerate(owners) if owner != refused]
+                rows, owners = [rows[number] for number in kept], [owners[number] for number in kept]
+            else:
+                break
+        return Made(len(rows), segments.patterns, failed)
+
+    def _origins(self, segments: Segments) -> Iterator[Origin]:
+        return origins_of(segments.given, extend_all(segments.paths, self._name))
+
+    def _make(
+        self, segments: Segments, results: Sequence[Any], failed: list[tuple[int, BaseException]]
+    ) -> tuple[list[Row], list[int]]:
+        """Returns the rows of results, and for each the index of its segment; adds those that failed."""
+        rows, owners = list[Row](), list[int]()
+        for index, (result, digest) in enumerate(zip(results, self._origins(segments), strict=True)):
+            if type(result) is FailedCall:
+                failed.append((index, result.error))
+                continue
+            try:
+                values = [*self._rows.values_of(result if self._generator else (result,))]
+            except GraphError as error:
+                failed.append((index, error))
+                continue
+            rows += [Row(row_hash(digest, number), each) for number, each in enumerate(values)]
+            owners += [index] * len(values)
+        return rows, owners
+
+    def close(self) -> None:
+        """Closes the connection."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None

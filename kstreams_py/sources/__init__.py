@@ -1,0 +1,12 @@
+"""Sources: inputs that Kafka does not keep, claimed to be read and acknowledged when all that was made of them is done.
+
+In reading order:
+
+suspects  rule     which inputs are read again together, after deaths of their workers
+sqlite    adapter  the rows of a table in SQLite
+"""
+
+from kstreams_py.graph.source import Claim, Source, SourceConnection
+from kstreams_py.sources.sqlite import SQLite
+
+__all__ = ["Claim", "SQLite", "Source", "SourceConnection"]

@@ -1,0 +1,52 @@
+"""Suspects: inputs whose workers died, read again in ever smaller groups until the one that ends workers is alone."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from typing import Final, Generic, NamedTuple, TypeVar
+
+KeyT = TypeVar("KeyT", bound=Hashable)
+
+DEATHS_MAX: Final = 5
+"""An input under way at this many deaths of its worker, the last ones almost alone, is not read again."""
+
+GROUPS: Final = {2: 1_000, 3: 30, 4: 1}
+"""How many suspects are read together, by the deaths that they were part of.
+
+An input dies once with whatever was under way beside it, which says nothing. At each further death, fewer are suspects.
+"""
+
+REASON: Final = f"its worker died {DEATHS_MAX} times while it was under way"
+
+
+class Choice(NamedTuple, Generic[KeyT]):
+    """What becomes of the inputs that are read again.
+
+    - `read`: those to read now.
+    - `refused`: those not to be read again.
+    - `are_suspects`: whether those to read must stay by themselves.
+    - `left`: whether others wait until nothing is under way.
+    """
+
+    read: list[KeyT]
+    refused: list[KeyT]
+    are_suspects: bool
+    left: bool
+
+
+def choose(deaths: Mapping[KeyT, int], limit: int, *, alone: bool) -> Choice[KeyT]:
+    """Chooses from inputs that are to be read again.
+
+    - `deaths`: for each, how often its worker has died while it was under way.
+    - `limit`: how many may be read now.
+    - `alone`: nothing is under way.
+    """
+    refused = [key for key, count in deaths.items() if count >= DEATHS_MAX]
+    suspects = {key: count for key, count in deaths.items() if min(GROUPS) <= count < DEATHS_MAX}
+    if alone and suspects:
+        most = max(suspects.values())
+        group = [key for key, count in suspects.items() if count == most]
+        read = group[: min(limit, GROUPS[most])]
+        return Choice(read, refused, are_suspects=True, left=len(read) < len(deaths) - len(refused))
+    read = [key for key, count in deaths.items() if count < min(GROUPS)][:limit]
+    return Choice(read, refused, are_suspects=False, left=bool(suspects))

@@ -1,0 +1,363 @@
+"""Jobs over channels, whose process dies at each of its requests: every effect once, nothing lost."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sys
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import kstreams_py as ks
+from tests.simulation.jobs import JobPlant, Table
+
+Declare = Callable[[JobPlant], tuple[list[Table], list[list[Any]]]]
+"""Declares the tasks of a plant; returns its tables, and the values that each must have at the end."""
+
+INPUTS = 30
+
+
+def declare_chain(plant: JobPlant) -> tuple[list[Table], list[list[Any]]]:
+    parsed, table = plant.graph.channel("parsed"), Table(plant)
+    plant.graph.map(plant.rows, to=parsed, id="parse")(lambda value: value + 1)
+    plant.graph.sink(parsed, to=table, id="store")(lambda value: (value,))
+    return [table], [[value + 1 for value in range(INPUTS)]]
+
+
+def declare_filter(plant: JobPlant) -> tuple[list[Table], list[list[Any]]]:
+    even, table = plant.graph.channel("even"), Table(plant)
+    plant.graph.map(plant.rows, to=even, id="filter")(lambda value: value if value % 2 == 0 else None)
+    plant.graph.sink(even, to=table, id="store")(lambda value: (value,))
+    return [table], [[*range(0, INPUTS, 2)]]
+
+
+def declare_several(plant: JobPlant) -> tuple[list[Table], list[list[Any]]]:
+    words, table = plant.graph.channel("words"), Table(plant)
+
+    @plant.graph.map(plant.rows, to=words)
+    def split(value: int) -> Any:
+        yield from (value * 10 + each for each in range(value % 3))
+
+    plant.graph.sink(words, to=table, id="store")(lambda value: (value,))
+    return [table], [sorted(value * 10 + each for value in range(INPUTS) for each in range(value % 3))]
+
+
+def declare_fork(plant: JobPlant) -> tuple[list[Table], list[list[Any]]]:
+    low, high = plant.graph.channel("low"), plant.graph.channel("high")
+    tables = [Table(plant), Table(plant)]
+    plant.graph.map(plant.rows, to=[low, high], id="fork")(
+        lambda value: {low: value, high: value} if value % 5 == 0 else {low if value < 15 else "high": value}
+    )
+    plant.graph.sink(low, to=tables[0], id="store_low")(lambda value: (value,))
+    plant.graph.sink(high, to=tables[1], id="store_high")(lambda value: [(value,), (-value,)])
+    both = {*range(0, INPUTS, 5)}
+    high_values = [value for value in range(INPUTS) if value >= 15 or value in both]
+    return tables, [
+        [value for value in range(INPUTS) if value < 15 or value in both],
+        sorted([*high_values, *(-value for value in high_values)]),
+    ]
+
+
+def declare_diamond(plant: JobPlant) -> tuple[list[Table], list[list[Any]]]:
+    """Two tasks read one channel, and one task reads the outputs of both."""
+    parsed, left, right = (plant.graph.channel(name) for name in ("parsed", "left", "right"))
+    table = Table(plant)
+    plant.graph.map(plant.rows, to=parsed, id="parse")(lambda value: value)
+    plant.graph.map(parsed, to=left, id="first")(lambda value: value)
+    plant.graph.map(parsed, to=right, id="second")(lambda value: -1 - value)
+    plant.graph.sink(left, right, alts=True, to=table, id="store")(lambda value: (value,))
+    return [table], [sorted([*range(INPUTS), *(-1 - value for value in range(INPUTS))])]
+
+
+def declare_gather(plant: JobPlant) -> tuple[list[Table], list[list[Any]]]:
+    """Two branches of what a task yields, one of which has no value for some."""
+    parts, left, right, both = (plant.graph.channel(name) for name in ("parts", "left", "right", "both"))
+    table = Table(plant)
+
+    @plant.graph.map(plant.rows, to=parts)
+    def split(value: int) -> Any:
+        yield from ((value, number) for number in range(3))
+
+    plant.graph.map(parts, to=left, id="first")(lambda part: part)
+    plant.graph.map(parts, to=right, id="second")(lambda part: None if part[0] % 4 == 0 else (part[0] * 100, part[1]))
+    plant.graph.gather(left, right, to=both, id="pair")(lambda one, other: (*one, *other))
+    plant.graph.sink(both, to=table, id="store")(lambda pair: (pair,))
+    paired = [value for value in range(INPUTS) if value % 4]
+    return [table], [[(value, number, value * 100, number) for value in paired for number in range(3)]]
+
+
+def declare_gather_at_sink(plant: JobPlant) -> tuple[list[Table], list[list[Any]]]:
+    """A sink that takes a value as it was read, and what two tasks made of it."""
+    squares, negatives, table = plant.graph.channel("squares"), plant.graph.channel("negatives"), Table(plant)
+    plant.graph.map(plant.rows, to=squares, id="square")(lambda value: value**2)
+    plant.graph.map(plant.rows, to=negatives, id="negate")(lambda value: -value)
+    plant.graph.sink(plant.rows, squares, negatives, to=table, id="store")(lambda *values: (values,))
+    return [table], [[(value, value**2, -value) for value in range(INPUTS)]]
+
+
+def declare_overlapping(plant: JobPlant) -> tuple[list[Table], list[list[Any]]]:
+    """Coroutines, and threads, several at once."""
+    fetched, parsed, table = plant.graph.channel("fetched"), plant.graph.channel("parsed"), Table(plant)
+
+    @plant.graph.map(plant.rows, to=fetched, concurrency=4)
+    async def fetch(value: int) -> int:
+        await asyncio.sleep(0)
+        return value + 1
+
+    plant.graph.map(fetched, to=parsed, id="parse", concurrency=3)(lambda value: value if value % 2 else None)
+    plant.graph.sink(parsed, to=table, id="store")(lambda value: (value,))
+    return [table], [[*range(1, INPUTS + 1, 2)]]
+
+
+GRAPHS: dict[str, Declare] = {
+    "chain": declare_chain,
+    "filter": declare_filter,
+    "several": declare_several,
+    "fork": declare_fork,
+    "diamond": declare_diamond,
+    "gather": declare_gather,
+    "gather at a sink": declare_gather_at_sink,
+    "overlapping": declare_overlapping,
+}
+
+
+def plant_of(graph: str, **options: Any) -> tuple[JobPlant, Callable[[], None]]:
+    """Returns a plant of a graph, and a check that each effect is there once and no input left."""
+    plant = JobPlant(range(INPUTS), **options)
+    tables, expected = GRAPHS[graph](plant)
+
+    def check() -> None:
+        assert [table.values for table in tables] == expected
+        kept = plant.source.kept["plant.rows"]
+        assert {key: each.state for key, each in kept.items()} == dict.fromkeys(range(INPUTS), "done")
+
+    return plant, check
+
+
+@pytest.mark.parametrize("graph", GRAPHS)
+def test_job_stores_what_its_functions_return_and_acknowledges_every_input(graph: str) -> None:
+    plant, check = plant_of(graph)
+    plant.run()
+    check()
+    assert plant.job is not None
+
+
+@pytest.mark.parametrize("graph", GRAPHS)
+def test_death_at_each_request_leaves_each_effect_once_and_nothing_lost(graph: str) -> None:
+    plant, check = plant_of(graph)
+    plant.run()
+    requests = plant.requests
+    assert requests >= 12, "claims, stores and acknowledgements of three batches"
+    for point in range(1, requests + 1):
+        plant, check = plant_of(graph)
+        assert plant.run_through_deaths(dict.fromkeys([0], point).get) == 1
+        check()
+
+
+@pytest.mark.parametrize("graph", GRAPHS)
+@pytest.mark.parametrize(
+    "seeds", [range(20), pytest.param(range(20, 1_020), marks=pytest.mark.long)], ids=["0 to 19", "20 to 1019"]
+)
+def test_random_deaths_leave_each_effect_once_and_nothing_lost(graph: str, seeds: range) -> None:
+    for seed in seeds:
+        chance = random.Random(seed)
+        plant, check = plant_of(graph, batch=chance.randint(1, 12), seed=seed)
+        # fewer than DEATHS_MAX of one input
+        plant.run_through_deaths({number: chance.randint(1, 40) for number in range(4)}.get)
+        check()
+
+
+def test_each_replayed_row_is_written_again_and_stored_once() -> None:
+    plant = JobPlant(range(INPUTS))
+    ((table,), _) = declare_chain(plant)
+    at = ["claimed", "store", "stored", "ack", "acked"].index("ack") + 1
+    plant.run_through_deaths(lambda number: at if number == 0 else None)
+    assert (len(table.rows), table.written.total()) == (INPUTS, INPUTS + plant.batch)
+
+
+def test_input_whose_function_raises_is_refused_and_the_others_go_on() -> None:
+    plant = JobPlant(range(INPUTS))
+    parsed, table = plant.graph.channel("parsed"), Table(plant)
+
+    @plant.graph.map(plant.rows, to=parsed)
+    def parse(value: int) -> int:
+        if value in (0, 7, 29):
+            raise ValueError(f"no {value}")
+        return value
+
+    plant.graph.sink(parsed, to=table, id="store")(lambda value: (value,))
+    plant.run()
+    assert plant.refused() == {number: f"parse: ValueError: no {number}" for number in (0, 7, 29)}
+    assert table.values == [value for value in range(INPUTS) if value not in (0, 7, 29)]
+
+
+def test_row_that_the_target_refuses_is_refused_and_the_others_are_stored() -> None:
+    plant = JobPlant(range(INPUTS))
+    table = Table(plant, refuses=lambda value: value in (3, 4))
+    plant.graph.sink(plant.rows, to=table, id="store")(lambda value: (value,))
+    plant.run()
+    assert plant.refused() == {number: f"store: RowRefused: {number} is not taken" for number in (3, 4)}
+    assert table.values == [value for value in range(INPUTS) if value not in (3, 4)]
+
+
+@pytest.mark.parametrize(
+    ("result", "told"),
+    [
+        ({"oen": 0}, "returned a value for 'oen': its to= has one, other: name one of these, or add the channel there"),
+        ("text", "has several outputs and returned a str: return a dict of channel to value, for one, other"),
+        ({"one": ks.Out(2)}, "returned an Out: a channel has no keys, headers or timestamps: return 2"),
+    ],
+)
+def test_result_that_fits_no_channel_ends_the_job_with_the_remedy(result: Any, told: str) -> None:
+    plant = JobPlant(range(3))
+    one, other = plant.graph.channel("one"), plant.graph.channel("other")
+    plant.graph.map(plant.rows, to=[one, other], id="fork")(lambda _: result)
+    plant.graph.sink(one, other, alts=True, id="end")(lambda value: value)
+    with pytest.raises(ks.GraphError) as ended:
+        plant.run()
+    assert str(ended.value) == f"task 'fork' {told}"
+    assert {each.state for each in plant.source.kept["plant.rows"].values()} == {"free"}
+
+
+def test_branch_with_two_results_ends_the_job_with_the_remedy() -> None:
+    plant = JobPlant(range(3))
+    twice, both = plant.graph.channel("twice"), plant.graph.channel("both")
+
+    @plant.graph.map(plant.rows, to=twice)
+    def double(value: int) -> Any:
+        yield from (value, value)
+
+    plant.graph.gather(twice, plant.rows, to=both, id="pair")(lambda one, other: None)
+    plant.graph.sink(both, id="end")(lambda value: value)
+    with pytest.raises(ks.GraphError) as ended:
+        plant.run()
+    assert str(ended.value) == (
+        "task 'pair': input 1 has two values that come from the same segment: gather before the function that yields "
+        "several results"
+    )
+
+
+class Flaky:
+    """A function that raises at its first calls with each value."""
+
+    def __init__(self, failures: int) -> None:
+        self.calls = Counter[int]()
+        self._failures = failures
+
+    def __call__(self, value: int) -> tuple[int]:
+        self.calls[value] += 1
+        if value % 10 == 0 and self.calls[value] <= self._failures:
+            raise ConnectionError(f"no answer for {value}")
+        return (value,)
+
+
+def plant_with(retry: ks.Retry, failures: int) -> tuple[JobPlant, Table, Flaky]:
+    plant, flaky = JobPlant(range(INPUTS), timeout=1.0), Flaky(failures)
+    table = Table(plant)
+    plant.graph.sink(plant.rows, to=table, id="store", retry=retry)(flaky)
+    return plant, table, flaky
+
+
+@pytest.mark.parametrize("then", ["dead_letter", "stop", "pause"])
+def test_segment_is_run_again_until_it_succeeds_and_does_not_expire(then: str) -> None:
+    plant, table, flaky = plant_with(ks.Retry(attempts=4, backoff="1s..8s", then=then), failures=3)
+    plant.run()
+    assert flaky.calls == {value: 4 if value % 10 == 0 else 1 for value in range(INPUTS)}
+    assert (table.values, table.written.total(), plant.refused()) == ([*range(INPUTS)], INPUTS, {})
+    assert plant.now >= 1 + 2 + 4, "the waits double, less up to a half each"
+
+
+def test_segment_that_always_fails_is_refused_after_its_last_attempt() -> None:
+    plant, table, flaky = plant_with(ks.Retry(attempts=3), failures=99)
+    plant.run()
+    assert {value: calls for value, calls in flaky.calls.items() if calls > 1} == {0: 3, 10: 3, 20: 3}
+    assert plant.refused() == {v: f"store: ConnectionError: no answer for {v}" for v in (0, 10, 20)}
+    assert table.values == [value for value in range(INPUTS) if value % 10]
+
+
+def test_segment_that_always_fails_stops_the_job_if_its_retry_says_so() -> None:
+    plant, _, flaky = plant_with(ks.Retry(attempts=3, then="stop"), failures=99)
+    with pytest.raises(ConnectionError, match=r"no answer for \d+"):
+        plant.run()
+    assert max(flaky.calls.values()) == 3
+    assert "claimed" not in {each.state for each in plant.source.kept["plant.rows"].values()}
+
+
+@pytest.mark.parametrize("error", [ks.Stop("enough"), KeyError("listed")])
+def test_error_that_stops_the_job_gives_the_inputs_back(error: Exception) -> None:
+    plant = JobPlant([1])
+
+    @plant.graph.sink(plant.rows, stop_on=KeyError, retry=ks.Retry(on=Exception))
+    def end(_: int) -> None:
+        raise error
+
+    with pytest.raises(type(error)):
+        plant.run()
+    assert {each.state for each in plant.source.kept["plant.rows"].values()} == {"free"}
+
+
+@pytest.mark.parametrize("concurrency", [1, 2])
+def test_function_that_exits_ends_the_job_by_an_error_and_not_the_process(concurrency: int) -> None:
+    plant = JobPlant([1])
+    plant.graph.sink(plant.rows, id="end", concurrency=concurrency)(lambda _: sys.exit(0))
+    with pytest.raises(ks.FunctionExited, match=r"end: <lambda> \(test_jobs.py:\d+\) ended by SystemExit\(0\)"):
+        plant.run()
+
+
+def test_function_gets_the_same_delivery_hash_at_each_attempt() -> None:
+    plant = JobPlant(range(3), batch=1)
+    hashes: list[tuple[int, bytes]] = []
+    plant.graph.sink(plant.rows, id="end")(lambda value, step: hashes.append((value, step.delivery_hash)))
+    assert plant.run_through_deaths(lambda number: 2 if number == 0 else None) == 1  # before the first ack
+    assert [value for value, _ in hashes] == [0, 1, 2, 0] or [value for value, _ in hashes] == [0, 0, 1, 2]
+    assert len({*hashes}) == len({found for _, found in hashes}) == 3
+    assert {len(found) for _, found in hashes} == {16}
+
+
+def test_lost_acknowledgement_is_read_again_after_the_timeout_and_not_before() -> None:
+    plant = JobPlant(range(3), timeout=60.0)
+    table = Table(plant)
+    plant.graph.sink(plant.rows, to=table, id="store")(lambda value: (value,))
+    job = plant.start()
+    lost: list[object] = []
+    ack, job._acker.ack = job._acker.ack, lambda *acks: lost.append(acks) or []  # type: ignore[method-assign,func-returns-value]
+    assert job.turn()
+    job._acker.ack = ack  # type: ignore[method-assign]
+    plant.now = 59.9
+    assert not job.turn()
+    plant.now = 60.0
+    while not job.is_exhausted:
+        job.turn()
+    assert len(lost) == 1
+    assert table.written.total() == 6
+    assert table.values == [0, 1, 2]
+
+
+def test_inputs_under_way_are_bounded_while_the_target_is_away() -> None:
+    plant = JobPlant(range(1_000), batch=50, max_pending=100)
+    table = Table(plant)
+    plant.graph.sink(plant.rows, to=table, id="store")(lambda value: (value,))
+    job, table.is_away = plant.start(), True
+    for _ in range(50):
+        job.turn()
+        assert sum(len(each.pending) for each in job._inputs.values()) <= 100
+    table.is_away = False
+    while not job.is_exhausted:
+        job.turn()
+    assert table.values == [*range(1_000)]
+
+
+def test_stopped_job_gives_back_what_is_under_way() -> None:
+    plant = JobPlant(range(3))
+    table = Table(plant)
+    plant.graph.sink(plant.rows, to=table, id="store")(lambda value: (value,))
+    table.is_away = True
+    turns = iter([False, False, True])
+    plant.start().run(lambda: next(turns))
+    assert {each.state for each in plant.source.kept["plant.rows"].values()} == {"free"}
+    table.is_away = False
+    plant.run()
+    assert table.values == [0, 1, 2]

@@ -1,0 +1,108 @@
+"""A job of real processes over SQLite, without a broker: workers killed at random, every row once."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sqlite3
+import time
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from tests.system.command import command, kstreams, list_children
+from tests.system.harness import wait_until
+
+GRAPH: Final = """
+import time
+
+import kstreams_py as ks
+from kstreams_py import sinks, sources
+
+graph = ks.Graph("orders")
+rows = graph.source("rows", sources.SQLite({source!r}, table="orders", key="id", ends={ends}, lease=1.0))
+parsed = graph.channel("parsed")
+
+
+@graph.map(rows, to=parsed)
+def parse(row):
+    time.sleep({seconds})
+    if row["id"] == 13:
+        raise ValueError("no 13")
+    return row
+
+
+@graph.sink(parsed, to=sinks.SQLite({target!r}, table="stored", columns={{"id": int, "item": str}}))
+def store(row):
+    return row["id"], row["item"]
+"""
+
+NO_BROKER: Final = {"KSTREAMS_BOOTSTRAP_SERVERS": "127.0.0.1:1"}
+
+
+class Shop:
+    """A table of orders, the graph that copies it, and what is stored."""
+
+    def __init__(self, directory: Path, rows: int, *, ends: bool = True, seconds: float = 0.0) -> None:
+        self.source, self.target = directory / "source.db", directory / "target.db"
+        self.file, self._rows = directory / "orders.py", rows
+        names = {"source": str(self.source), "target": str(self.target)}
+        self.file.write_text(GRAPH.format(ends=ends, seconds=seconds, **names), encoding="utf-8")
+        self.run_sql("CREATE TABLE orders (id INTEGER PRIMARY KEY, item TEXT)")
+        self.insert(range(rows))
+
+    def insert(self, ids: range) -> None:
+        with closing(sqlite3.connect(self.source)) as connection, connection:
+            connection.executemany("INSERT INTO orders VALUES (?, ?)", [(each, f"item {each}") for each in ids])
+
+    def run_sql(self, statement: str, path: Path | None = None) -> list[Any]:
+        with closing(sqlite3.connect(path or self.source, timeout=10.0)) as connection, connection:
+            return connection.execute(statement).fetchall()
+
+    def stored(self) -> int:
+        with suppress(sqlite3.OperationalError):  # the table is not there yet
+            return int(self.run_sql("SELECT count(*) FROM stored", self.target)[0][0])
+        return 0
+
+    def check(self, rows: int) -> None:
+        """Checks that each row but 13 is stored once and whole, and acknowledged."""
+        expected = [(each, f"item {each}") for each in range(rows) if each != 13]
+        assert self.run_sql("SELECT id, item FROM stored ORDER BY id", self.target) == expected
+        claims = self.run_sql("SELECT state, count(*), min(key), reason FROM kstreams_claims GROUP BY state, reason")
+        assert claims == [(2, rows - 1, 0, None), (3, 1, 13, "parse: ValueError: no 13")]
+
+
+def test_table_that_ends_is_stored_whole_without_a_broker_and_the_run_ends(tmp_path: Path) -> None:
+    shop = Shop(tmp_path, rows=1_000)
+    ended = kstreams("run", shop.file, environment=NO_BROKER)
+    assert (ended.status, ended.error_lines) == (0, [])
+    assert "broker" not in ended.err, "no broker is asked"
+    shop.check(1_000)
+
+
+@pytest.mark.parametrize("kills", [3, pytest.param(30, marks=pytest.mark.long)])
+def test_workers_killed_at_random_store_each_row_once(tmp_path: Path, kills: int) -> None:
+    shop, chance = Shop(tmp_path, rows=1_000 * kills, seconds=0.002), random.Random(kills)
+    with command(tmp_path, "run", shop.file, "--workers", 2, environment=NO_BROKER) as running:
+        for number in range(kills):
+            wait_until(lambda least=number: shop.stored() > 800 * least, "rows are stored")
+            time.sleep(chance.random() / 4)
+            if workers := list_children(running.process.pid):
+                with suppress(ProcessLookupError):
+                    os.kill(chance.choice(workers), signal.SIGKILL)
+        assert running.wait() == 0, running.text
+    shop.check(1_000 * kills)
+
+
+def test_table_that_grows_is_followed_until_the_run_is_stopped(tmp_path: Path) -> None:
+    shop = Shop(tmp_path, rows=20, ends=False)
+    with command(tmp_path, "run", shop.file, environment=NO_BROKER) as running:
+        wait_until(lambda: shop.stored() == 19, "the first rows are stored")
+        shop.insert(range(20, 40))
+        wait_until(lambda: shop.stored() == 39, "the later rows are stored")
+        running.send(signal.SIGTERM)
+        assert running.wait() == 0
+    shop.check(40)
