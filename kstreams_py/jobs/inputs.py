@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, Final
 
+from kstreams_py.errors import SourceUnavailable
 from kstreams_py.graph.source import Claim, SourceConnection
 from kstreams_py.jobs.identity import ROOT, Entropy, SegmentId, given_by, new_ids
 from kstreams_py.jobs.pending import PendingInputs
@@ -116,7 +117,11 @@ class SourceInputs:
 
     def close(self) -> None:
         """Gives back what is under way, and closes the connection."""
-        self.settle()
-        if claims := self.pending.take_all():
-            self.connection.give_back(claims, failed=False)
-        self.connection.close()
+        try:
+            self.settle()
+            if claims := self.pending.take_all():
+                self.connection.give_back(claims, failed=False)
+        except SourceUnavailable as error:
+            logger.warning("%s: its claims are kept until their lease ends: %s", self.name, error)
+        finally:
+            self.connection.close()

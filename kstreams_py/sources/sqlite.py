@@ -108,7 +108,10 @@ class SQLiteReader:
         self._keeper: sqlite3.Connection | None = None
         """The connection of the thread that keeps the claims."""
         self._owner: int | None = None
-        """The number of this worker among all owners of claims; None until its first claim."""
+        """The number of this worker among all owners of claims; None until its first claim, and after an error.
+
+        Claims whose commit has failed may be there. Nobody keeps them under the old number: they are read again.
+        """
         self._columns: tuple[str, ...] = ()
         self._after: Any = None
         """The last key that was read in the current pass over the table; None at its start."""
@@ -142,7 +145,7 @@ class SQLiteReader:
     def give_back(self, claims: Sequence[Claim], *, failed: bool) -> None:
         """See SourceConnection."""
         given = f"UPDATE {_CLAIMS} SET state = {FREE}, deaths = deaths + ? WHERE reader = ? AND key = ?"
-        rows = [(int(failed), self._reader, claim.token, self._owner) for claim in claims]
+        rows = [(int(failed), self._reader, *claim.token) for claim in claims]
         with self._usable() as connection, transaction(connection):
             connection.executemany(f"{given} AND owner = ? AND state = {CLAIMED}", rows)
         self._searched_at = float("-inf")
@@ -172,7 +175,7 @@ class SQLiteReader:
 
     def _end(self, state: int, claims: Iterable[tuple[str | None, Claim]]) -> None:
         ended = f"UPDATE {_CLAIMS} SET state = {state}, reason = ? WHERE reader = ? AND key = ? AND owner = ?"
-        rows = [(reason, self._reader, claim.token, self._owner) for reason, claim in claims]
+        rows = [(reason, self._reader, *claim.token) for reason, claim in claims]
         with self._usable() as connection, transaction(connection):
             connection.executemany(f"{ended} AND state = {CLAIMED}", rows)
 
@@ -205,7 +208,7 @@ class SQLiteReader:
             [(self._owner, deaths[key], self._reader, key) for key in values],
         )
         self.waits_alone |= chosen.are_suspects
-        return [_claim(key, value, deaths[key]) for key, value in values.items()]
+        return [self._claim(key, value, deaths[key]) for key, value in values.items()]
 
     def _values(self, connection: sqlite3.Connection, keys: Sequence[Any]) -> dict[Any, dict[str, Any]]:
         asked = (
@@ -243,7 +246,10 @@ class SQLiteReader:
             left = f"SELECT 1 FROM {_CLAIMS} WHERE reader = ? AND state <= {CLAIMED} LIMIT 1"
             self.is_exhausted = connection.execute(left, (self._reader,)).fetchone() is None
         names = self._columns
-        return [_claim(row[0], dict(zip(names, row[1:], strict=True)), 0) for row in rows]
+        return [self._claim(row[0], dict(zip(names, row[1:], strict=True)), 0) for row in rows]
+
+    def _claim(self, key: Any, value: dict[str, Any], deaths: int) -> Claim:
+        return Claim(repr(key).encode(), value, deaths, (key, self._owner))
 
     def _renew(self, connection: sqlite3.Connection) -> None:
         """Renews the lease; registers this worker as an owner first, if it is none."""
@@ -269,6 +275,7 @@ class SQLiteReader:
             raise self._unavailable(error) from error
 
     def _unavailable(self, error: sqlite3.Error) -> SourceUnavailable:
+        self._owner = None
         return SourceUnavailable(describe_error(self.source.path, error), may_return=code_of(error) in MAY_RETURN)
 
     def _open(self) -> sqlite3.Connection:
@@ -330,10 +337,6 @@ class SQLiteReader:
                     f"{self.source.path}: table {table} is of another version of kstreams_py (its columns are "
                     f"{', '.join(found)}): read it with that version, or drop it to read all rows again"
                 )
-
-
-def _claim(key: Any, value: dict[str, Any], deaths: int) -> Claim:
-    return Claim(repr(key).encode(), value, deaths, key)
 
 
 def _quoted(name: str) -> str:

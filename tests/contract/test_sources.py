@@ -277,3 +277,24 @@ def test_locked_file_is_away_and_read_again_once_it_is_free(medium: Medium, monk
         assert locked.value.may_return
         other.execute("ROLLBACK")
     assert read(connection) == [1]
+
+
+def test_claims_of_a_read_that_failed_are_read_again(medium: Medium, monkeypatch: pytest.MonkeyPatch) -> None:
+    medium.insert(1, 2)
+    connection = medium.open()
+    (first,) = connection.read(1, alone=True)
+    # its answer is lost: nobody knows of the claim
+    monkeypatch.setattr(sqlite.SQLiteReader, "_claim", raise_lost)
+    with pytest.raises(SourceUnavailable):
+        connection.read(1, alone=True)
+    monkeypatch.undo()
+    monkeypatch.setattr(sqlite, "read_clock", lambda: medium.now)
+    connection.ack([first])
+    medium.run("INSERT INTO kstreams_claims VALUES ('shop.orders', 2, 1, 1, 0, NULL)")  # its commit was carried out
+    assert read(connection) == []
+    medium.now += 2 * LEASE
+    assert read(connection) == [2]
+
+
+def raise_lost(*_: object) -> None:
+    raise sqlite3.OperationalError("disk I/O error")
