@@ -13,7 +13,7 @@ from kstreams_py.graph.retry import Then
 from kstreams_py.jobs.environment import JobEnvironment
 from kstreams_py.jobs.gathering import Gathering, Held
 from kstreams_py.jobs.identity import ROOT, Origin, Pattern, SegmentId, cut_path, extend_all, name_in_path, origins_of
-from kstreams_py.jobs.segments import Segments
+from kstreams_py.jobs.segments import Segments, copy_values
 from kstreams_py.jobs.task import FailedCall, Function, Made, Readers, Sending, Storing, arguments_of, exited
 from kstreams_py.metrics import Counters
 from kstreams_py.steps.calls import Call
@@ -113,7 +113,11 @@ class TaskRunner:
 
     def _run(self, segments: Segments) -> tuple[Segments, Sequence[Any]]:
         """Runs segments; returns those that are done, and their results."""
-        return segments, self._function.results(segments, self._origins(segments))
+        return segments, self._function.results(self._values(segments), self._origins(segments))
+
+    def _values(self, segments: Segments) -> Sequence[Any]:
+        """Returns the values of segments for a call; copies if another may follow, which gets them unchanged."""
+        return segments.values if self._task.retry is None else copy_values(segments.values)
 
     def _origins(self, segments: Segments) -> Iterator[Origin]:
         """Returns the origins of the steps of segments, which their functions get."""
@@ -193,7 +197,7 @@ class OverlappingTaskRunner(TaskRunner):
     def _run(self, segments: Segments) -> tuple[Segments, Sequence[Any]]:
         """Starts calls; returns the segments whose calls have ended."""
         calls = list[Call]()
-        for index, arguments in enumerate(arguments_of(self._task, segments.values, self._origins(segments))):
+        for index, arguments in enumerate(arguments_of(self._task, self._values(segments), self._origins(segments))):
             ticket = next(self._numbers)
             self._open[ticket] = segments.choose([index])
             calls.append(Call(ticket, ticket, arguments))

@@ -3,9 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from copy import deepcopy
+from typing import Any, Final
 
 from kstreams_py.jobs.identity import Given, Path, Pattern, SegmentId
+
+IMMUTABLE: Final = frozenset({type(None), bool, int, float, str, bytes})
+"""The most frequent types of values that nobody can change."""
+
+
+def copy_values(values: Sequence[Any]) -> list[Any]:
+    """Returns a copy of each value, so that a function that changes its own changes no other.
+
+    Values of a topic are decoded for each reader; over channels, the readers would share one object.
+    """
+    return [*values] if IMMUTABLE.issuperset(map(type, values)) else [deepcopy(value) for value in values]
 
 
 class Segments:

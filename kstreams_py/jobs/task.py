@@ -12,7 +12,7 @@ from kstreams_py.graph.channels import Channel, JobTask, TaskKind
 from kstreams_py.graph.functions import show_function
 from kstreams_py.graph.sink import Row, Sink, SinkConnection
 from kstreams_py.jobs.identity import Entropy, Origin, Path, extend, extend_all, name_in_path, new_patterns, origins_of
-from kstreams_py.jobs.segments import Segments
+from kstreams_py.jobs.segments import Segments, copy_values
 from kstreams_py.records import KeptRecord, Out, Step
 from kstreams_py.steps.calls import wait_for_each
 from kstreams_py.steps.rows import Rows, row_hash
@@ -49,8 +49,10 @@ class Readers:
         - `made`: without patterns.
         """
         count, sums = len(made.ids), list[int]()
-        for inbox in self._inboxes.get(channel, ()):
+        inboxes, values = self._inboxes.get(channel, ()), made.values
+        for number, inbox in enumerate(inboxes, 1):
             made.patterns = new_patterns(self._entropy, count)
+            made.values = values if number == len(inboxes) else copy_values(values)
             inbox.add(made)
             sums = [*map(xor, sums, made.patterns)] if sums else [*made.patterns]
         return sums or [0] * count
@@ -66,10 +68,10 @@ class Function:
         if task.generator:
             self._call = lambda *arguments: [*function(*arguments)]
 
-    def results(self, segments: Segments, origins: Iterator[Origin]) -> list[Any]:
-        """Returns the result for each segment, or FailedCall. `origins`: the origin of the step of each segment."""
-        results, count = list[Any](), len(segments)
-        arguments = arguments_of(self._task, segments.values, origins)
+    def results(self, values: Sequence[Any], origins: Iterator[Origin]) -> list[Any]:
+        """Returns the result for each value, or FailedCall. `origins`: the origin of the step of each."""
+        results, count = list[Any](), len(values)
+        arguments = arguments_of(self._task, values, origins)
         while len(results) < count:
             try:
                 # keeps the results before the one that raises

@@ -7,6 +7,7 @@ import random
 import sys
 from collections import Counter
 from collections.abc import Callable
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -284,6 +285,31 @@ def test_segment_that_always_fails_stops_the_job_if_its_retry_says_so() -> None:
         plant.run()
     assert max(flaky.calls.values()) == 3
     assert "claimed" not in {each.state for each in plant.source.kept["plant.rows"].values()}
+
+
+@pytest.mark.parametrize("concurrency", [1, 2])
+def test_value_that_a_function_changes_is_unchanged_for_other_readers_and_attempts(concurrency: int) -> None:
+    plant = JobPlant([{"n": [1]}])
+    seen: list[tuple[str, Any]] = []
+
+    def change(name: str, failures: int) -> Callable[[Any], None]:
+        left = [failures]
+
+        def changed(value: Any) -> None:
+            seen.append((name, deepcopy(value)))
+            value["n"].append(name)
+            if left[0]:
+                left[0] -= 1
+                raise ConnectionError
+
+        return changed
+
+    options: Any = {"retry": ks.Retry(), "concurrency": concurrency}
+    for name, failures in (("first", 1), ("second", 0), ("third", 2)):
+        plant.graph.sink(plant.rows, id=name, **options)(change(name, failures))
+    plant.run()
+    assert {repr(value) for _, value in seen} == {repr({"n": [1]})}
+    assert Counter(name for name, _ in seen) == {"first": 2, "second": 1, "third": 3}
 
 
 @pytest.mark.parametrize("error", [ks.Stop("enough"), KeyError("listed")])
