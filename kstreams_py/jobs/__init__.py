@@ -5,6 +5,7 @@ In reading order:
 identity     rule  ids of inputs, patterns of copies, and origins, by which an effect is known again
 acker        rule  finds out when everything that was made of an input is done
 pending      rule  the inputs that are under way
+pace         rule  how many at once, by the time that the last ones took
 segments     rule  segments in batches
 gathering    rule  pairs the branches of one segment
 environment  acts  what a job works with: its sources and targets, a clock, entropy, its limits

@@ -9,31 +9,44 @@ from typing import Any, Final
 from kstreams_py.errors import SourceUnavailable
 from kstreams_py.graph.source import Claim, SourceConnection
 from kstreams_py.jobs.identity import ROOT, Entropy, SegmentId, given_by, new_ids
+from kstreams_py.jobs.pace import Pace
 from kstreams_py.jobs.pending import PendingInputs
 from kstreams_py.jobs.segments import Segments
 
 logger = logging.getLogger(__name__)
 
-READ_MAX: Final = 2_000
-"""The most inputs that are claimed at once: a claim may cost a commit of the medium."""
+UNDER_WAY_FIRST: Final = 500
+"""How many inputs may be under way before the speed of the tasks is known."""
+
+UNDER_WAY_SECONDS: Final = 1.0
+"""Seconds that the inputs under way should take. With more of them, workers beside this one would find none left, and
+more would be read again after a death.
+"""
 
 
 class SourceInputs:
     """The inputs of one source that are under way."""
 
     def __init__(
-        self, name: str, connection: SourceConnection, max_pending: int, timeout: float, entropy: Entropy
+        self,
+        name: str,
+        connection: SourceConnection,
+        limits: tuple[int, int],
+        timeout: float,
+        entropy: Entropy,
     ) -> None:
         """Makes no request.
 
         - `name`: the name of the source, with that of the graph.
-        - `max_pending`: how many inputs may be under way.
+        - `limits`: how many inputs may be under way at least, so that all calls of the tasks have one, and at most.
         - `timeout`: the seconds after which an input that is neither complete nor under way is read again.
         """
         self.name = name
         self.connection = connection
         self._source = given_by(name)
-        self._max_pending = max_pending
+        self._pace = Pace(UNDER_WAY_SECONDS, UNDER_WAY_FIRST, max(limits), min(limits))
+        self._settled_at: float | None = None
+        """When inputs were settled last; None while none is under way."""
         self._entropy = entropy
         self.pending = PendingInputs[Claim](timeout)
         self._failed: dict[SegmentId, str] = {}
@@ -50,8 +63,10 @@ class SourceInputs:
         Raises SourceUnavailable.
         """
         under_way = len(self.pending) + len(self._done) + len(self._refused)
-        free = min(self._max_pending - under_way, READ_MAX)
-        alone = not under_way
+        free, alone = self._pace.limit - under_way, not under_way
+        # a claim may cost a commit of the medium: few of them at once would be slow
+        if under_way > self._pace.limit / 2:
+            return Segments()
         if free <= 0 or (self.connection.waits_alone and not alone):
             return Segments()
         claims = self.connection.read(free, alone=alone)
@@ -59,6 +74,7 @@ class SourceInputs:
             return Segments()
         ids = new_ids(self._entropy, len(claims))
         self.pending.add(ids, claims, now)
+        self._settled_at = now if self._settled_at is None else self._settled_at
         source: Any = self._source
         given = [source + claim.key for claim in claims]
         return Segments(ids, (), given, [ROOT] * len(ids), [claim.value for claim in claims])
@@ -81,8 +97,11 @@ class SourceInputs:
                 else:
                     self._refused.append((claim, reason))
 
-    def settle(self) -> None:
+    def settle(self, now: float) -> None:
         """Acknowledges and refuses what is complete. Raises SourceUnavailable, and keeps it for the next call."""
+        if (count := len(self._done) + len(self._refused)) and self._settled_at is not None:
+            self._pace.took(count, now - self._settled_at)
+            self._settled_at = now if self.pending else None
         if self._done:
             self.connection.ack(self._done)
             self._done = []
@@ -118,7 +137,7 @@ class SourceInputs:
     def close(self) -> None:
         """Gives back what is under way, and closes the connection."""
         try:
-            self.settle()
+            self.settle(self._settled_at or 0.0)
             if claims := self.pending.take_all():
                 self.connection.give_back(claims, failed=False)
         except SourceUnavailable as error:

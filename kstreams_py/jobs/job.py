@@ -78,12 +78,13 @@ class Job:
         self.tasks = [open_runner(graph, task, ordered, self._readers, environment) for task in ordered]
         self._gathers = [each for each in self.tasks if isinstance(each, GatheringRunner)]
         self._inputs: dict[Channel, SourceInputs] = {}
+        least = 4 * sum(task.concurrency for task in tasks)
         for channel in dict.fromkeys(channel for task in tasks for channel in task.inputs):
             if channel.source is not None:
                 name = f"{graph}.{channel.name}"
                 connection = environment.open_source(channel, name)
                 self._inputs[channel] = SourceInputs(
-                    name, connection, environment.max_pending, environment.timeout, environment.entropy
+                    name, connection, (least, environment.max_pending), environment.timeout, environment.entropy
                 )
 
     def run(self, is_stopped: Callable[[], bool]) -> None:
@@ -139,7 +140,7 @@ class Job:
                     self._complete(self._acker.open(segments.ids, self._readers.send(channel, segments)))
         for task in self.tasks:
             with self.outages.of(task.id):
-                if (turned := task.turn(now)).ids:
+                if (turned := task.turn(self._environment.clock())).ids:
                     worked = True
                     self._note_failures(task, turned.failed)
                     self._complete(self._acker.ack(turned.ids, turned.acks))
@@ -149,7 +150,7 @@ class Job:
         self._settle(touched)
         for inputs in self._inputs.values():
             with self.outages.of(inputs.name):
-                inputs.settle()
+                inputs.settle(self._environment.clock())
         self._expire(now)
         return worked
 

@@ -13,14 +13,21 @@ from kstreams_py.graph.retry import Then
 from kstreams_py.jobs.environment import JobEnvironment
 from kstreams_py.jobs.gathering import Gathering, Held
 from kstreams_py.jobs.identity import ROOT, Origin, Pattern, SegmentId, cut_path, extend_all, name_in_path, origins_of
+from kstreams_py.jobs.pace import Pace
 from kstreams_py.jobs.segments import Segments, copy_values
 from kstreams_py.jobs.task import FailedCall, Function, Made, Readers, Sending, Storing, arguments_of, exited
 from kstreams_py.metrics import Counters
 from kstreams_py.steps.calls import Call
 from kstreams_py.steps.dead_letters import format_error
 
-CALLED_MAX: Final = 1_000
-"""The segments of a task that are run before the next task has its turn."""
+CALLED_MAX: Final = 10_000
+"""The most segments of a task that are run before the next task has its turn."""
+
+CALLED_FIRST: Final = 100
+"""Those of the first turn, before the speed of the function is known."""
+
+TURN_SECONDS: Final = 0.1
+"""Seconds that a turn of a task may take: a stop waits for it, and rows are stored in one write."""
 
 
 class Turned(NamedTuple):
@@ -53,6 +60,7 @@ class TaskRunner:
         self._again: list[tuple[float, int, Segments]] = []
         """A heap of the segments that are run again, by when that is."""
         self._numbers = count()
+        self._pace = Pace(TURN_SECONDS, CALLED_FIRST, CALLED_MAX)
         self.counters = Counters()
         self.newest_failure = ""
         """The newest segment that failed, as text."""
@@ -96,6 +104,7 @@ class TaskRunner:
         for _, error in made.failed:
             self._check(error)
             self.newest_failure = f"{type(error).__name__}: {format_error(error)}"
+        self._pace.took(len(segments), self._environment.clock() - now)
         self.counters.records_in += len(segments)
         self.counters.records_out += made.sent
         self.counters.dead_letters += len(made.failed)
@@ -107,8 +116,8 @@ class TaskRunner:
         while self._again and self._again[0][0] <= now:
             taken.add(heappop(self._again)[2])
         inbox = next((each for each in self._inboxes if each), None)
-        if inbox is not None and len(taken) < CALLED_MAX:
-            taken.add(inbox.take(CALLED_MAX - len(taken)))
+        if inbox is not None and len(taken) < self._pace.limit:
+            taken.add(inbox.take(self._pace.limit - len(taken)))
         return taken
 
     def _run(self, segments: Segments) -> tuple[Segments, Sequence[Any]]:
@@ -241,7 +250,7 @@ class GatheringRunner(TaskRunner):
         """Takes the segments whose branches have all come."""
         taken = super()._take(now) if self._again and self._again[0][0] <= now else Segments()
         for branch, inbox in enumerate(self._inboxes):
-            arrived = inbox.take(CALLED_MAX)
+            arrived = inbox.take(self._pace.limit)
             for segment, pattern, given, path, value in arrived:
                 common = (cut_path(path, self._common) or ROOT) if self._common else ROOT
                 try:
