@@ -9,13 +9,13 @@ from typing import Any, NamedTuple, Protocol
 class Claim(NamedTuple):
     """An input that a connection has claimed: no other connection reads it until it is given back.
 
-    - `key`: the key that the medium has for it, in bytes; no two inputs of a source ever have the same.
+    - `key`: the key that the medium has for it: a number, or bytes; no two inputs of a source ever have the same.
     - `value`: what functions get.
     - `attempts`: how often it was read before without an end.
     - `token`: what the medium needs to acknowledge it.
     """
 
-    key: bytes
+    key: int | bytes
     value: Any
     attempts: int
     token: Any

@@ -2,15 +2,15 @@
 
 In reading order:
 
-identity     rule  ids of inputs, patterns of copies, and origins, by which an effect is known again
-acker        rule  finds out when everything that was made of an input is done
-pending      rule  the inputs that are under way
-pace         rule  how many at once, by the time that the last ones took
-segments     rule  segments in batches
-gathering    rule  pairs the branches of one segment
-environment  acts  what a job works with: its sources and targets, a clock, entropy, its limits
-task         acts  calls the function of a task, sends or stores its results
-runners      acts  runs a task: takes segments, calls, sends or stores, acknowledges
-inputs       acts  claims the inputs of a source, acknowledges or refuses them
-job          acts  the loop of a job in one process
+identity        rule  ids of inputs, patterns of copies, and origins, by which an effect is known again
+acker           rule  finds out when everything that was made of an input is done
+pending         rule  the inputs that are under way
+adaptive_limit  rule  how many at once, by the time that the last ones took
+segments        rule  segments in batches
+gathering       rule  pairs the branches of one segment
+environment     acts  what a job works with: its sources and targets, a clock, entropy, its limits
+task            acts  calls the function of a task, sends or stores its results
+runners         acts  runs a task: takes segments, calls, sends or stores, acknowledges
+inputs          acts  claims the inputs of a source, acknowledges or refuses them
+job             acts  the loop of a job in one process
 """

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable
-from typing import Any, Final
+from typing import Final
 
 from kstreams_py.errors import SourceUnavailable
 from kstreams_py.graph.source import Claim, SourceConnection
-from kstreams_py.jobs.identity import ROOT, Entropy, SegmentId, given_by, new_ids
-from kstreams_py.jobs.pace import Pace
+from kstreams_py.jobs.adaptive_limit import AdaptiveLimit
+from kstreams_py.jobs.identity import ROOT, Entropy, SegmentId, identify, name_source, new_ids
 from kstreams_py.jobs.pending import PendingInputs
 from kstreams_py.jobs.segments import Segments
 
@@ -43,8 +43,8 @@ class SourceInputs:
         """
         self.name = name
         self.connection = connection
-        self._source = given_by(name)
-        self._pace = Pace(UNDER_WAY_SECONDS, UNDER_WAY_FIRST, max(limits), min(limits))
+        self._source = name_source(name)
+        self._limit = AdaptiveLimit(UNDER_WAY_SECONDS, UNDER_WAY_FIRST, max(limits), min(limits))
         self._settled_at: float | None = None
         """When inputs were settled last; None while none is under way."""
         self._entropy = entropy
@@ -63,9 +63,9 @@ class SourceInputs:
         Raises SourceUnavailable.
         """
         under_way = len(self.pending) + len(self._done) + len(self._refused)
-        free, alone = self._pace.limit - under_way, not under_way
+        free, alone = self._limit.limit - under_way, not under_way
         # a claim may cost a commit of the medium: few of them at once would be slow
-        if under_way > self._pace.limit / 2:
+        if under_way > self._limit.limit / 2:
             return Segments()
         if free <= 0 or (self.connection.waits_alone and not alone):
             return Segments()
@@ -75,8 +75,7 @@ class SourceInputs:
         ids = new_ids(self._entropy, len(claims))
         self.pending.add(ids, claims, now)
         self._settled_at = now if self._settled_at is None else self._settled_at
-        source: Any = self._source
-        given = [source + claim.key for claim in claims]
+        given = identify(self._source, (claim.key for claim in claims))
         return Segments(ids, (), given, [ROOT] * len(ids), [claim.value for claim in claims])
 
     def fail(self, segment: SegmentId, reason: str) -> None:
@@ -100,7 +99,7 @@ class SourceInputs:
     def settle(self, now: float) -> None:
         """Acknowledges and refuses what is complete. Raises SourceUnavailable, and keeps it for the next call."""
         if (count := len(self._done) + len(self._refused)) and self._settled_at is not None:
-            self._pace.took(count, now - self._settled_at)
+            self._limit.took(count, now - self._settled_at)
             self._settled_at = now if self.pending else None
         if self._done:
             self.connection.ack(self._done)

@@ -10,10 +10,10 @@ from typing import Any, Final, NamedTuple
 from kstreams_py.errors import DecodeError, GraphError, KStreamsError, RowRefused, Stop, UserMistake
 from kstreams_py.graph.channels import JobTask
 from kstreams_py.graph.retry import Then
+from kstreams_py.jobs.adaptive_limit import AdaptiveLimit
 from kstreams_py.jobs.environment import JobEnvironment
 from kstreams_py.jobs.gathering import Gathering, Held
 from kstreams_py.jobs.identity import ROOT, Origin, Pattern, SegmentId, cut_path, extend_all, name_in_path, origins_of
-from kstreams_py.jobs.pace import Pace
 from kstreams_py.jobs.segments import Segments, copy_values
 from kstreams_py.jobs.task import FailedCall, Function, Made, Readers, Sending, Storing, arguments_of, exited
 from kstreams_py.metrics import Counters
@@ -60,7 +60,7 @@ class TaskRunner:
         self._again: list[tuple[float, int, Segments]] = []
         """A heap of the segments that are run again, by when that is."""
         self._numbers = count()
-        self._pace = Pace(TURN_SECONDS, CALLED_FIRST, CALLED_MAX)
+        self._limit = AdaptiveLimit(TURN_SECONDS, CALLED_FIRST, CALLED_MAX)
         self.counters = Counters()
         self.newest_failure = ""
         """The newest segment that failed, as text."""
@@ -104,7 +104,7 @@ class TaskRunner:
         for _, error in made.failed:
             self._check(error)
             self.newest_failure = f"{type(error).__name__}: {format_error(error)}"
-        self._pace.took(len(segments), self._environment.clock() - now)
+        self._limit.took(len(segments), self._environment.clock() - now)
         self.counters.records_in += len(segments)
         self.counters.records_out += made.sent
         self.counters.dead_letters += len(made.failed)
@@ -116,8 +116,8 @@ class TaskRunner:
         while self._again and self._again[0][0] <= now:
             taken.add(heappop(self._again)[2])
         inbox = next((each for each in self._inboxes if each), None)
-        if inbox is not None and len(taken) < self._pace.limit:
-            taken.add(inbox.take(self._pace.limit - len(taken)))
+        if inbox is not None and len(taken) < self._limit.limit:
+            taken.add(inbox.take(self._limit.limit - len(taken)))
         return taken
 
     def _run(self, segments: Segments) -> tuple[Segments, Sequence[Any]]:
@@ -250,7 +250,7 @@ class GatheringRunner(TaskRunner):
         """Takes the segments whose branches have all come."""
         taken = super()._take(now) if self._again and self._again[0][0] <= now else Segments()
         for branch, inbox in enumerate(self._inboxes):
-            arrived = inbox.take(self._pace.limit)
+            arrived = inbox.take(self._limit.limit)
             for segment, pattern, given, path, value in arrived:
                 common = (cut_path(path, self._common) or ROOT) if self._common else ROOT
                 try:

@@ -58,7 +58,8 @@ class SQLite:
     """The rows of a table in SQLite, those that are inserted later included. Each row is a dict of column to value.
 
     A row that was acknowledged is never read again, whatever changes in it. The claims of all workers and graphs are in
-    the table `kstreams_claims` of the same file, which is created. All workers run on one machine.
+    the table `kstreams_claims` of the same file, which is created, and whose journal mode becomes WAL. All workers run on
+    one machine.
 
     - `path`: the path of the file.
     - `key`: a column that identifies a row for ever: the primary key, or NOT NULL and UNIQUE. A key that is used again
@@ -116,7 +117,7 @@ class SQLiteReader:
         self._after: Any = None
         """The last key that was read in the current pass over the table; None at its start."""
         self._passed_at = float("-inf")
-        """When a pass was last begun, and how long the last one took: see `_is_due`."""
+        """When a pass was last begun, and how long it takes to look through the table in one."""
         self._pass_seconds = 0.0
         self._searched_at = float("-inf")
         """When claims to be read again were last looked for."""
@@ -226,7 +227,7 @@ class SQLiteReader:
             # a pass reads the claims of all rows: it takes a tenth of the time at most
             if now < self._passed_at + 10 * self._pass_seconds:
                 return []
-            self._passed_at, self._pass_seconds = now, 0.0
+            self._passed_at = now
         key, table = _quoted(self.source.key), _quoted(self.source.table)
         since = "" if self._after is None else f"AND t.{key} > ?"
         asked = (
@@ -240,7 +241,8 @@ class SQLiteReader:
             f"INSERT INTO {_CLAIMS} VALUES (?, ?, {CLAIMED}, ?, 0, NULL)",
             [(self._reader, row[0], self._owner) for row in rows],
         )
-        self._pass_seconds += read_clock() - now
+        if len(rows) < limit:
+            self._pass_seconds = read_clock() - now if self._after is None else 0.0
         self._after = rows[-1][0] if len(rows) == limit else None
         if self.source.ends and not rows and self._passed_at == now:
             left = f"SELECT 1 FROM {_CLAIMS} WHERE reader = ? AND state <= {CLAIMED} LIMIT 1"
@@ -249,7 +251,7 @@ class SQLiteReader:
         return [self._claim(row[0], dict(zip(names, row[1:], strict=True)), 0) for row in rows]
 
     def _claim(self, key: Any, value: dict[str, Any], deaths: int) -> Claim:
-        return Claim(repr(key).encode(), value, deaths, (key, self._owner))
+        return Claim(key if type(key) is int else repr(key).encode(), value, deaths, (key, self._owner))
 
     def _renew(self, connection: sqlite3.Connection) -> None:
         """Renews the lease; registers this worker as an owner first, if it is none."""
@@ -283,6 +285,8 @@ class SQLiteReader:
             raise SettingsError(f"there is no file {str(self.source.path)!r}: correct the path of the source")
         connection = open_file(self.source.path)
         try:
+            # what a crash of the machine takes of the claims is read again, and stored once by its origin
+            connection.execute("PRAGMA synchronous = NORMAL")
             self._columns = self._checked_columns(connection)
             self._create(connection)
         except BaseException:

@@ -133,4 +133,6 @@ class MemoryConnection:
         return [*map(self._claim, chosen.read)]
 
     def _claim(self, key: Any) -> Claim:
-        return Claim(repr(key).encode(), self._source.inputs[key], self._kept[key].deaths, key)
+        return Claim(
+            key if type(key) is int else repr(key).encode(), self._source.inputs[key], self._kept[key].deaths, key
+        )

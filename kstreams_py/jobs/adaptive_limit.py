@@ -8,7 +8,7 @@ GROWTH: Final = 4
 """The most by which a limit grows at once: one fast batch says little."""
 
 
-class Pace:
+class AdaptiveLimit:
     """A limit that follows the speed of what is limited: it shrinks at once, and grows fourfold at most."""
 
     def __init__(self, seconds: float, first: int, most: int, least: int = 1) -> None:

@@ -1,0 +1,25 @@
+"""The limit that follows the speed of what is limited."""
+
+from __future__ import annotations
+
+from kstreams_py.jobs.adaptive_limit import AdaptiveLimit
+
+
+def test_limit_grows_fourfold_at_most_and_shrinks_at_once() -> None:
+    limit = AdaptiveLimit(seconds=1.0, first=10, most=10_000, least=8)
+    limits = [limit.limit]
+    for count, seconds in ((10, 0.001), (40, 0.0), (0, 5.0), (160, 0.5), (320, 320.0), (8, 1.0)):
+        limit.took(count, seconds)
+        limits.append(limit.limit)
+    assert limits == [10, 40, 160, 160, 320, 8, 8]
+
+
+def test_limit_is_never_above_the_most_nor_below_the_least() -> None:
+    assert [AdaptiveLimit(1.0, first, 100, least).limit for first, least in ((500, 1), (5, 20), (5, 200))] == [
+        100,
+        20,
+        100,
+    ]
+    limit = AdaptiveLimit(1.0, 50, 100)
+    limit.took(1_000, 0.0)
+    assert limit.limit == 100
