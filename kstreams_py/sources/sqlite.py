@@ -58,8 +58,8 @@ class SQLite:
     """The rows of a table in SQLite, those that are inserted later included. Each row is a dict of column to value.
 
     A row that was acknowledged is never read again, whatever changes in it. The claims of all workers and graphs are in
-    the table `kstreams_claims` of the same file, which is created, and whose journal mode becomes WAL. All workers run on
-    one machine.
+    the table `kstreams_claims` of the same file, which is created; the file's journal mode becomes WAL. All workers run
+    on one machine.
 
     - `path`: the path of the file.
     - `key`: a column that identifies a row for ever: the primary key, or NOT NULL and UNIQUE. A key that is used again
