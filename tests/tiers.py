@@ -9,7 +9,13 @@ from fnmatch import fnmatch
 from typing import Final
 
 PARTS: Final[dict[str, tuple[str, ...]]] = {
-    "jobs": ("*/test_jobs*", "unit/test_acking*", "unit/test_origins*", "contract/test_sources*"),
+    "jobs": (
+        "*/test_jobs*",
+        "unit/test_acking*",
+        "unit/test_origins*",
+        "unit/test_channels*",
+        "contract/test_sources*",
+    ),
     "journal": ("simulation/test_grid*", "*/test_journal*", "system/test_grid*", "*/test_two_clusters*"),
     "spark": (
         "contract/test_pipeline*",

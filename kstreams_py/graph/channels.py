@@ -64,6 +64,13 @@ class JobTask:
     target: Sink | None = None
 
     @property
+    def word(self) -> str:
+        """What the task is called where it is shown."""
+        if self.kind is TaskKind.MAP:
+            return "map" if len(self.outputs) == 1 else "fork" if self.outputs else "sink"
+        return str(self.kind) if self.outputs else f"{self.kind} sink"
+
+    @property
     def overlaps(self) -> bool:
         """Whether calls run beside the other tasks."""
         return self.asynchronous or self.concurrency > 1

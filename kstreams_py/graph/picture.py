@@ -15,6 +15,7 @@ FONT: Final = "ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', monospace"
 INKS: Final[Mapping[str, tuple[str, str, str]]] = {
     "topic": ("#f4f6f9", "#7b8794", "#1f2933"),
     "processor": ("#e6f0ff", "#3b74d1", "#12305f"),
+    "channel": ("#fdf6e3", "#b58900", "#5b4500"),
     "pipeline": ("#f3eefb", "#8059c4", "#3c2468"),
     "target": ("#eef7ec", "#4f9a46", "#1f4a1a"),
     "dead_letters": ("#fdeeec", "#cf5044", "#7f2219"),
@@ -65,6 +66,21 @@ def elements(graph: Graph) -> tuple[dict[str, Box], list[Edge]]:
             boxes[f"target {target}"] = Box("target", target, "", "", f"{target}: {columns}")
             edges.append(Edge(node, f"target {target}", dead=False))
         edges += [Edge(node, f"topic {processor.errors}", dead=True)] if processor.errors else []
+    for channel in graph.channels.values():
+        boxes[f"channel {channel.name}"] = Box("channel", channel.name, "", "", f"channel {channel.name}")
+        if channel.source is not None:
+            source = str(channel.source)
+            boxes[f"target {source}"] = Box("target", source, "", "", f"source {source}")
+            edges.append(Edge(f"target {source}", f"channel {channel.name}", dead=False))
+    for task in graph.tasks:
+        node = f"processor {task.id}"
+        boxes[node] = Box("processor", task.id, task.word, "at least once", f"{task.id}: {task.word}, at least once")
+        edges += [Edge(f"channel {channel.name}", node, dead=False) for channel in task.inputs]
+        edges += [Edge(node, f"channel {channel.name}", dead=False) for channel in task.outputs]
+        if task.target is not None:
+            target, columns = str(task.target), ", ".join(task.target.columns)
+            boxes[f"target {target}"] = Box("target", target, "", "", f"{target}: {columns}")
+            edges.append(Edge(node, f"target {target}", dead=False))
     for pipeline in graph.pipelines:
         node, target = f"pipeline {pipeline.id}", str(pipeline.target)
         every = f"every {pipeline.every} s"

@@ -6,7 +6,7 @@ Each declaration is checked at once, and refused with a GraphError that names th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields
 from typing import Any, Final, Generic, Unpack, overload
 
@@ -512,7 +512,10 @@ class Graph(Decorators, Generic[GraphKey, GraphValue]):
     def describe(self) -> str:
         """Returns the graph as text: all topics, then all processors, in the order of their declaration."""
         guarantee, durability, errors = (self._options[each] for each in ("guarantee", "durability", "errors"))
-        lines = [f"graph {self.name}: {guarantee}, {durability}, dead letters {errors or 'none'}", "", "topics"]
+        lines = [f"graph {self.name}: {guarantee}, {durability}, dead letters {errors or 'none'}"]
+        if self._tasks and not self._processors:
+            lines = [f"graph {self.name}"]
+        lines += ["", "topics"] if self.topics or not self._tasks else []
         width = max(map(len, self.topics), default=0)
         for topic in self.topics.values():
             words = [f"key {show_serde(topic.key)}", f"value {show_serde(topic.value)}"]
@@ -521,7 +524,8 @@ class Graph(Decorators, Generic[GraphKey, GraphValue]):
             words += [f"cluster {topic.cluster}"] if topic.cluster else []
             words += [f"{setting}={wanted}" for setting, wanted in topic.config.items()]
             lines.append(f"  {topic.name:{width}}  {', '.join(words)}")
-        lines += ["", "processors"]
+        lines += _describe_channels(self.channels.values())
+        lines += ["", "processors"] if self._processors or not self._tasks else []
         for processor in self.processors:
             words = [processor.kind, processor.guarantee, processor.durability]
             words += [name for name in ("asynchronous", "batch", "generator", "wants_step") if getattr(processor, name)]
@@ -542,12 +546,36 @@ class Graph(Decorators, Generic[GraphKey, GraphValue]):
             }
             lines.append(f"  {processor.id}: {', '.join(words)}")
             lines += [f"    {row:12}  {content}" for row, content in rows.items() if content]
+        lines += _describe_tasks(self.tasks)
         lines += ["", "pipelines"] if self.pipelines else []
         for pipeline in self.pipelines:
             lines.append(f"  {pipeline.id}: {pipeline.mode}, every {pipeline.every} s")
             lines.append(f"    {'reads':12}  {', '.join(map(str, pipeline.inputs))}")
             lines.append(f"    {'keeps':12}  {pipeline.target}")
         return "\n".join(lines)
+
+
+def _describe_channels(channels: Collection[Channel]) -> list[str]:
+    width = max((len(channel.name) for channel in channels), default=0)
+    lines = [f"  {each.name:{width}}  {'' if each.source is None else each.source}".rstrip() for each in channels]
+    return ["", "channels", *lines] if lines else []
+
+
+def _describe_tasks(tasks: Collection[JobTask]) -> list[str]:
+    lines = ["", "tasks"] if tasks else []
+    for task in tasks:
+        features = [name for name in ("asynchronous", "generator", "wants_step") if getattr(task, name)]
+        features += [f"{task.concurrency} calls at once"] if task.concurrency > 1 else []
+        rows = {
+            "reads": ", ".join(map(str, task.inputs)),
+            "writes": ", ".join(map(str, task.outputs)),
+            "stops on": ", ".join(each.__name__ for each in task.stop_on),
+            "retries": task.retry and str(task.retry),
+            "stores": task.target and f"{task.target}, by {task.target.evidence}",
+        }
+        lines.append(f"  {task.id}: {', '.join([task.word, 'at_least_once', *features])}")
+        lines += [f"    {row:12}  {content}" for row, content in rows.items() if content]
+    return lines
 
 
 def _describe_state(state: State[Any, Any]) -> str:

@@ -8,6 +8,7 @@ import signal
 import sqlite3
 import time
 from contextlib import closing, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -67,6 +68,9 @@ class Shop:
             return int(self.run_sql("SELECT count(*) FROM stored", self.target)[0][0])
         return 0
 
+    def has_stored(self, least: int) -> bool:
+        return self.stored() >= least
+
     def check(self, rows: int) -> None:
         """Checks that each row but 13 is stored once and whole, and acknowledged."""
         expected = [(each, f"item {each}") for each in range(rows) if each != 13]
@@ -88,7 +92,7 @@ def test_workers_killed_at_random_store_each_row_once(tmp_path: Path, kills: int
     shop, chance = Shop(tmp_path, rows=1_000 * kills, seconds=0.002), random.Random(kills)
     with command(tmp_path, "run", shop.file, "--workers", 2, environment=NO_BROKER) as running:
         for number in range(kills):
-            wait_until(lambda least=number: shop.stored() > 800 * least, "rows are stored")
+            wait_until(partial(shop.has_stored, 800 * number), "rows are stored")
             time.sleep(chance.random() / 4)
             if workers := list_children(running.process.pid):
                 with suppress(ProcessLookupError):

@@ -1,0 +1,144 @@
+"""Channels and tasks: what is declared, how it is shown, and what is refused with the remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import kstreams_py as ks
+from kstreams_py import sinks
+from kstreams_py.graph.picture import mermaid
+from kstreams_py.testing.memory_source import MemorySource
+
+
+def declared() -> ks.Graph:
+    graph = ks.Graph("shop")
+    rows = graph.source("rows", MemorySource())
+    left, right, both = (graph.channel(name) for name in ("left", "right", "both"))
+    graph.map(rows, to=[left, right], id="split", retry=ks.Retry())(lambda row: {left: row, right: row})
+    graph.gather(left, right, to=both, id="pair", concurrency=4)(lambda one, other, step: None)
+    graph.sink(both, to=sinks.SQLite("shop.db", table="pairs", columns=["a"]), id="store")(lambda pair: pair)
+    return graph
+
+
+def test_graph_of_channels_is_described_with_its_sources_and_tasks() -> None:
+    graph = declared()
+    graph.validate()
+    assert (
+        graph.describe()
+        == """\
+graph shop
+
+channels
+  rows   memory
+  left
+  right
+  both
+
+tasks
+  split: fork, at_least_once
+    reads         rows
+    writes        left, right
+    retries       on ConnectionError, TimeoutError, 8 attempts, 200ms..30s apart, then dead_letter
+  pair: gather, at_least_once, wants_step, 4 calls at once
+    reads         left, right
+    writes        both
+  store: sink, at_least_once
+    reads         both
+    stores        shop.db: table pairs, by hash"""
+    )
+
+
+def test_graph_of_channels_is_drawn_from_its_source_to_its_target() -> None:
+    lines = mermaid(declared()).splitlines()
+    assert [line.strip() for line in lines if "-->" in line] == [
+        "n1 --> n0", "n0 --> n5", "n5 --> n2", "n5 --> n3", "n2 --> n6", "n3 --> n6", "n6 --> n4", "n4 --> n7",
+        "n7 --> n8",
+    ]  # fmt: skip
+    assert '    n1(["memory"]):::target' in lines
+    assert '    n6["pair<br/>gather, at least once"]:::processor' in lines
+
+
+Declare = Callable[[ks.Graph, Any], object]
+
+REFUSED: dict[str, tuple[str, Declare]] = {
+    "a guarantee": (
+        "tasks are at_least_once: a sink stores each row once, by its delivery hash; leave guarantee= out",
+        lambda graph, rows: graph.map(rows, to=graph.channel("a"), guarantee="exactly_once", id="f")(lambda v: v),
+    ),
+    "a state": (
+        "a channel has no partitions, so its tasks have no state: read and write topics there",
+        lambda graph, rows: graph.sink(rows, state=ks.State("s"), id="f")(lambda v, state: v),
+    ),
+    "a batch": (
+        "task 'f' reads or writes a channel: a task takes one value at a time: leave batch= out",
+        lambda graph, rows: graph.sink(rows, batch=True, id="f")(lambda values: values),
+    ),
+    "an order of events": (
+        "rows is a channel, which has no order of events: read a topic",
+        lambda graph, rows: graph.ordered(rows, to=graph.channel("a"), id="f")(lambda v: v),
+    ),
+    "a join": (
+        "a join of rows, a: channels have no order to join by: pair the branches of one segment with graph.gather(...)",
+        lambda graph, rows: graph.join(rows, graph.channel("a"), by="order", to=graph.channel("b"))(lambda v, w: v),
+    ),
+    "a topic": (
+        "task 'f': 'orders' is no channel: a task reads and writes channels alone",
+        lambda graph, rows: graph.map(rows, to=graph.topic("orders"), id="f")(lambda v: v),
+    ),
+    "a source that is written": (
+        "task 'f' writes to rows, which a source fills: write to a channel, graph.channel(...)",
+        lambda graph, rows: graph.map(graph.channel("a"), to=rows, id="f")(lambda v: v),
+    ),
+    "a name twice": (
+        "'rows' is declared twice: give one of the two another name",
+        lambda graph, rows: graph.channel("rows"),
+    ),
+    "a task twice": (
+        "task 'f' is declared twice: give one of the two another id=",
+        lambda graph, rows: [graph.sink(rows, id="f")(lambda v: v) for _ in range(2)],
+    ),
+    "no source": (
+        "source 'more': 'file.db' is no source: give one, such as sources.SQLite(...)",
+        lambda graph, rows: graph.source("more", "file.db"),  # type: ignore[arg-type]
+    ),
+    "a function of two values": (
+        "task 'f': its function is <lambda>(one, other): write <lambda>(value) or <lambda>(value, step)",
+        lambda graph, rows: graph.map(rows, to=graph.channel("a"), id="f")(lambda one, other: one),
+    ),
+    "a channel that nothing writes": (
+        "nothing writes to channel 'a' of graph 'shop': name it in a to=",
+        lambda graph, rows: graph.sink(graph.channel("a"), id="f")(lambda v: v),
+    ),
+    "a channel that nothing reads": (
+        "nothing reads channel 'a' of graph 'shop': read it, or leave it out",
+        lambda graph, rows: graph.map(rows, to=graph.channel("a"), id="f")(lambda v: v),
+    ),
+    "a circle": (
+        "form a circle: a segment would never be done; repeat inside a function",
+        lambda graph, rows: (
+            graph.alts(rows, graph.channel("b"), to=graph.channel("a"), id="f")(lambda v: v),
+            graph.map("a", to="b", id="g")(lambda v: v),
+        ),
+    ),
+    "branches of two sources": (
+        "come from no common channel: gather the branches of one channel, or read each with alts",
+        lambda graph, rows: graph.sink(rows, graph.source("more", MemorySource()), id="f")(lambda v, w: v),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_does_not_fit_a_channel_is_refused_with_the_remedy(case: str) -> None:
+    told, declare = REFUSED[case]
+    graph = ks.Graph("shop")
+
+    def declare_and_validate() -> None:
+        declare(graph, graph.source("rows", MemorySource()))
+        graph.validate()
+
+    with pytest.raises(ks.GraphError) as refused:
+        declare_and_validate()
+    assert told in str(refused.value)
