@@ -40,7 +40,9 @@ def mermaid(graph: Graph) -> str:
         lines.append(f"    {names[node]}{label}:::{box.role}")
     lines += [f"    {names[a]} {'-.->' if dead else '-->'} {names[b]}" for a, b, dead in edges]
     lines += [
-        f"    classDef {role} fill:{fill},stroke:{stroke},color:{ink}" for role, (fill, stroke, ink) in INKS.items()
+        f"    classDef {role} fill:{fill},stroke:{stroke},color:{ink}"
+        for role, (fill, stroke, ink) in INKS.items()
+        if role != "channel" or graph.channels
     ]
     return "\n".join(lines)
 
