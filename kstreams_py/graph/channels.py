@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from graphlib import CycleError, TopologicalSorter
@@ -13,7 +13,7 @@ from typing_extensions import TypeVar
 from kstreams_py.errors import GraphError
 from kstreams_py.graph.functions import is_asynchronous, is_generator, wants_step
 from kstreams_py.graph.retry import Retry
-from kstreams_py.graph.sink import Sink
+from kstreams_py.graph.sink import Evidence, Sink
 from kstreams_py.graph.source import Source
 
 V = TypeVar("V", default=Any)
@@ -33,6 +33,10 @@ class Channel(Generic[V]):
 
     def __str__(self) -> str:
         return self.name
+
+
+CALLS_MAX: Final = 10_000
+"""The most calls of a task at once: each call of a plain function has a thread."""
 
 
 class TaskKind(StrEnum):
@@ -83,6 +87,7 @@ REFUSED: Final = {
     "durability": "the source keeps an input until all is done: leave durability= out",
     "batch": "a task takes one value at a time: leave batch= out",
     "order": "a channel has neither partitions nor keys: leave order= out",
+    "errors": "an input that fails is refused at its source, with the reason: leave errors= out",
     "hash_header": "a channel has no headers; step.delivery_hash is there: leave hash_header= out",
 }
 """The options of processors of topics that do not fit tasks, each with the reason and what to do."""
@@ -130,6 +135,15 @@ def make_task(
             raise GraphError(
                 f"{what} writes to {channel}, which a source fills: write to a channel, graph.channel(...)"
             )
+    concurrency, target = fields["concurrency"], fields["target"]
+    if not isinstance(concurrency, int) or not 1 <= concurrency <= CALLS_MAX:
+        raise GraphError(f"{what}: concurrency is {concurrency!r}: give a number from 1 to {CALLS_MAX:,}")
+    if kind is TaskKind.GATHER and (concurrency > 1 or is_asynchronous(function)):
+        raise GraphError(f"{what} gathers: its calls do not overlap: gather first, and call in a map after it")
+    if target is not None and target.evidence is not Evidence.HASH:
+        raise GraphError(
+            f"{what}: {target} keeps offsets, which a source of a channel has not: give it evidence='hash'"
+        )
     values = len(inputs) if kind is TaskKind.GATHER else 1
     return JobTask(
         name,
@@ -144,14 +158,14 @@ def make_task(
     )
 
 
-def check_tasks(graph: str, tasks: Sequence[JobTask]) -> None:
+def check_tasks(graph: str, channels: Iterable[Channel], tasks: Sequence[JobTask]) -> None:
     """Raises GraphError for channels without a reader or a writer, and for channels in a circle."""
     read = {channel for task in tasks for channel in task.inputs}
     written = {channel for task in tasks for channel in task.outputs}
     for channel in sorted(read - written, key=str):
         if channel.source is None:
             raise GraphError(f"nothing writes to channel {channel.name!r} of graph {graph!r}: name it in a to=")
-    for channel in sorted(written - read, key=str):
+    for channel in sorted({*channels} - read, key=str):
         raise GraphError(f"nothing reads channel {channel.name!r} of graph {graph!r}: read it, or leave it out")
     ordered = sort_tasks(tasks)
     for task in tasks:

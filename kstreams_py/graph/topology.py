@@ -454,8 +454,8 @@ class Graph(Decorators, Generic[GraphKey, GraphValue]):
 
         - `needs_processors`: refuse a graph that has only pipelines.
         """
-        if self._tasks:
-            check_tasks(self.name, self.tasks)
+        if self._tasks or self.channels:
+            check_tasks(self.name, self.channels.values(), self.tasks)
         elif not self._processors and (needs_processors or not self.pipelines):
             raise GraphError(f"graph {self.name!r} has no processors: declare one with @graph.map or another kind")
         for pipeline in self.pipelines:

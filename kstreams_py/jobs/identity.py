@@ -110,13 +110,15 @@ def origins_of(given: Iterable[Given], paths: Iterable[Path]) -> Iterator[Origin
     in the order of their origins appends them, which makes SQLite 1.7 times as fast (measured). Others are a hash of
     all. What is hashed is injective: each step has the same number of bytes, and their number comes last.
     """
-    ends: dict[Path, bytes] = {}
+    ends: dict[Path, tuple[bytes, bool]] = {}
     begins: dict[tuple[bytes, Path], bytes] = {}
     found: Any
     for each, path in zip(given, paths, strict=True):
-        if (end := ends.get(path)) is None:
-            end = ends[path] = path + len(path).to_bytes(4, "big")
-        if each[NAME_BYTES] == NUMBER[0]:
+        if (known := ends.get(path)) is None:
+            known = ends[path] = path + len(path).to_bytes(4, "big"), _is_first(path)
+        end, is_first = known
+        # 8 bytes are enough for the paths of first results, which are as many as the processors, and no more
+        if is_first and each[NAME_BYTES] == NUMBER[0]:
             key = each[:NAME_BYTES], path
             if (begin := begins.get(key)) is None:
                 begin = begins[key] = blake2b(key[0] + end, digest_size=8, person=b"ks-origin").digest()
@@ -124,3 +126,8 @@ def origins_of(given: Iterable[Given], paths: Iterable[Path]) -> Iterator[Origin
         else:
             found = blake2b(each + end, digest_size=16, person=b"ks-origin").digest()
         yield found
+
+
+def _is_first(path: Path) -> bool:
+    """Returns whether each step of a path is the first result of its processor."""
+    return all(path[at + NAME_BYTES : at + STEP_BYTES] == FIRST for at in range(0, len(path), STEP_BYTES))

@@ -15,6 +15,10 @@ from kstreams_py.jobs.segments import Segments
 
 logger = logging.getLogger(__name__)
 
+IDLE_FIRST: Final = 0.001
+IDLE_MOST: Final = 0.25
+"""Seconds between two looks at a source that has no inputs: each look may be a transaction there."""
+
 UNDER_WAY_FIRST: Final = 500
 """How many inputs may be under way before the speed of the tasks is known."""
 
@@ -54,6 +58,12 @@ class SourceInputs:
         self._done: list[Claim] = []
         self._refused: list[tuple[Claim, str]] = []
         """What is complete, and that the source was not told of."""
+        self._expired: list[Claim] = []
+        """What has expired, and that the source was not given back."""
+        self.asked_at = float("-inf")
+        """When the source was asked for inputs last."""
+        self._looks_at, self._idle = float("-inf"), 0.0
+        """When a source without inputs is asked again, and the seconds between its last two answers."""
         self.replayed = 0
         """How many inputs were given back because they expired."""
 
@@ -62,16 +72,22 @@ class SourceInputs:
 
         Raises SourceUnavailable.
         """
-        under_way = len(self.pending) + len(self._done) + len(self._refused)
+        under_way = len(self.pending) + len(self._done) + len(self._refused) + len(self._expired)
         free, alone = self._limit.limit - under_way, not under_way
         # a claim may cost a commit of the medium: few of them at once would be slow
         if under_way > self._limit.limit / 2:
             return Segments()
         if free <= 0 or (self.connection.waits_alone and not alone):
             return Segments()
-        claims = self.connection.read(free, alone=alone)
-        if not claims:
+        if now < self._looks_at:
             return Segments()
+        claims = self.connection.read(free, alone=alone)
+        self.asked_at = now
+        if not claims:
+            self._idle = min(max(2 * self._idle, IDLE_FIRST), IDLE_MOST)
+            self._looks_at = now + self._idle
+            return Segments()
+        self._idle = 0.0
         ids = new_ids(self._entropy, len(claims))
         self.pending.add(ids, claims, now)
         self._settled_at = now if self._settled_at is None else self._settled_at
@@ -96,8 +112,11 @@ class SourceInputs:
                 else:
                     self._refused.append((claim, reason))
 
-    def settle(self, now: float) -> None:
-        """Acknowledges and refuses what is complete. Raises SourceUnavailable, and keeps it for the next call."""
+    def settle(self, now: float) -> bool:
+        """Acknowledges and refuses what is complete; returns whether there was anything.
+
+        Raises SourceUnavailable, and keeps it for the next call.
+        """
         if (count := len(self._done) + len(self._refused)) and self._settled_at is not None:
             self._limit.took(count, now - self._settled_at)
             self._settled_at = now if self.pending else None
@@ -107,38 +126,51 @@ class SourceInputs:
         if self._refused:
             self.connection.refuse(self._refused)
             self._refused = []
+        return count > 0
 
     def expire(self, now: float, under_way: Callable[[], Collection[SegmentId]]) -> list[SegmentId]:
-        """Gives back the inputs that are overdue and not under way; returns them. Extends the others.
+        """Takes the inputs that are overdue and not under way; returns them. Extends the others.
+
+        `return_expired` gives them back.
 
         - `under_way`: returns the inputs that have a segment in a task.
         """
         if not (overdue := self.pending.overdue(now)):
             return []
         busy = under_way()
-        self.pending.extend([segment for segment in overdue if segment in busy], now)
+        if slow := [segment for segment in overdue if segment in busy]:
+            logger.warning(
+                "%s: %d inputs are under way for as long as an input may be, and go on", self.name, len(slow)
+            )
+        self.pending.extend(slow, now)
         lost = [segment for segment in overdue if segment not in busy]
         if claims := self.pending.expire(lost):
-            logger.warning(
-                "%s: %d inputs have expired: an acknowledgement was lost; they are read again", self.name, len(claims)
-            )
-            self.connection.give_back(claims, failed=True)
+            logger.warning("%s: %d inputs have expired: nothing of them is under way", self.name, len(claims))
+            self._expired += claims
             self.replayed += len(claims)
         for segment in lost:
             self._failed.pop(segment, None)
         return lost
 
+    def return_expired(self) -> None:
+        """Gives back what has expired. Raises SourceUnavailable, and keeps it for the next call."""
+        if self._expired:
+            self.connection.give_back(self._expired, failed=True)
+            self._expired = []
+
     @property
     def is_exhausted(self) -> bool:
         """Whether no input is left, and none is under way."""
-        return self.connection.is_exhausted and not (self.pending or self._done or self._refused)
+        left = self.pending or self._done or self._refused or self._expired
+        return self.connection.is_exhausted and not left
 
-    def close(self) -> None:
-        """Gives back what is under way, and closes the connection."""
+    def close(self, *, failed: bool) -> None:
+        """Gives back what is under way, and closes the connection. `failed`: this counts as a death."""
         try:
             self.settle(self._settled_at or 0.0)
+            self.return_expired()
             if claims := self.pending.take_all():
-                self.connection.give_back(claims, failed=False)
+                self.connection.give_back(claims, failed=failed)
         except SourceUnavailable as error:
             logger.warning("%s: its claims are kept until their lease ends: %s", self.name, error)
         finally:

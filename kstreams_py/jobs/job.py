@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
-from kstreams_py.errors import SinkUnavailable, SourceUnavailable
+from kstreams_py.errors import SinkAway, SourceUnavailable, Stop, UserMistake
 from kstreams_py.graph.channels import Channel, JobTask, TaskKind, common_channel, sort_tasks
 from kstreams_py.jobs.acker import Acker
 from kstreams_py.jobs.environment import JobEnvironment
@@ -51,15 +51,17 @@ class Outages:
         """In the block, a source or target that may come back is noted as away. Other errors are raised."""
         try:
             yield
-        except (SourceUnavailable, SinkUnavailable) as error:
-            if not error.may_return:
+        except (SourceUnavailable, SinkAway) as error:
+            if isinstance(error, SourceUnavailable) and not error.may_return:
                 raise
             if name not in self.away:
                 logger.warning("%s: %s; waiting for it", name, error)
             self.away[name] = str(error)
-        else:
-            if self.away.pop(name, None) is not None:
-                logger.info("%s: it answers again", name)
+
+    def answered(self, name: str) -> None:
+        """Notes that a source or target has answered."""
+        if self.away.pop(name, None) is not None:
+            logger.info("%s: it answers again", name)
 
 
 class Job:
@@ -81,7 +83,7 @@ class Job:
         least = 4 * sum(task.concurrency for task in tasks)
         for channel in dict.fromkeys(channel for task in tasks for channel in task.inputs):
             if channel.source is not None:
-                name = f"{graph}.{channel.name}"
+                name = f"{graph}:{channel.name}"  # both names may have dots
                 connection = environment.open_source(channel, name)
                 self._inputs[channel] = SourceInputs(
                     name, connection, (least, environment.max_pending), environment.timeout, environment.entropy
@@ -90,8 +92,9 @@ class Job:
     def run(self, is_stopped: Callable[[], bool]) -> None:
         """Runs until it is stopped, or until no source has an input left. Gives back what is under way."""
         idle, (shortest, longest) = 0.0, IDLE
-        ended = threading.Event()
-        threading.Thread(target=self._keep, args=(ended,), name="claims", daemon=True).start()
+        ended, failed = threading.Event(), False
+        keeper = threading.Thread(target=self._keep, args=(ended,), name="claims", daemon=True)
+        keeper.start()
         try:
             while not is_stopped():
                 if self.turn():
@@ -101,9 +104,16 @@ class Job:
                     return
                 idle = shortest if self._is_busy else min(max(idle * 2, shortest), longest)
                 self._environment.sleep(idle)
+        except Stop as stop:
+            logger.info("a function stops the job: %s", stop)
+        except Exception as error:
+            # whatever input it was, the cap of deaths must end it; a mistake of the program is none of an input
+            failed = not isinstance(error, UserMistake)
+            raise
         finally:
             ended.set()
-            self.close()
+            keeper.join()
+            self.close(failed=failed)
 
     def _keep(self, ended: threading.Event) -> None:
         """Keeps the claims while the job runs, in a thread of its own: a function may take longer than a lease."""
@@ -111,7 +121,7 @@ class Job:
             for inputs in self._inputs.values():
                 try:
                     inputs.connection.keep()
-                except SourceUnavailable as error:
+                except Exception as error:  # the next attempt may succeed, and without one the claims are lost
                     logger.info("%s: cannot keep the claims: %s", inputs.name, error)
 
     @property
@@ -135,13 +145,17 @@ class Job:
         self.turns += 1
         for channel, inputs in self._inputs.items():
             with self.outages.of(inputs.name):
-                if segments := inputs.read(now):
+                segments = inputs.read(now)
+                if inputs.asked_at == now:
+                    self.outages.answered(inputs.name)
+                if segments:
                     worked = True
                     self._complete(self._acker.open(segments.ids, self._readers.send(channel, segments)))
         for task in self.tasks:
             with self.outages.of(task.id):
                 if (turned := task.turn(self._environment.clock())).ids:
                     worked = True
+                    self.outages.answered(task.id)
                     self._note_failures(task, turned.failed)
                     self._complete(self._acker.ack(turned.ids, turned.acks))
                     touched.update(turned.ids if self._gathers else ())
@@ -150,14 +164,18 @@ class Job:
         self._settle(touched)
         for inputs in self._inputs.values():
             with self.outages.of(inputs.name):
-                inputs.settle(self._environment.clock())
-        self._expire(now)
+                if inputs.settle(self._environment.clock()):
+                    for task in self.tasks:
+                        task.counters.commits += 1
+            with self.outages.of(inputs.name):
+                self._expire(inputs, now)
+        self._drop(now)
         return worked
 
     def _note_failures(self, task: TaskRunner, failed: Iterable[tuple[SegmentId, BaseException]]) -> None:
         for segment, error in failed:
             reason = f"{task.id}: {type(error).__name__}: {format_error(error)}"
-            logger.warning("%s: the input is refused", reason)
+            logger.warning("%s: its input is refused once the rest of it is done", reason)
             for inputs in self._inputs.values():
                 inputs.fail(segment, reason)
 
@@ -182,12 +200,15 @@ class Job:
         for inputs in self._inputs.values():
             inputs.complete([segment for segment in segments if segment in inputs.pending])
 
-    def _expire(self, now: float) -> None:
-        for inputs in self._inputs.values():
-            lost = inputs.expire(now, self._under_way)
+    def _expire(self, inputs: SourceInputs, now: float) -> None:
+        """Gives up inputs of which nothing is under way, as if they had never been read here."""
+        if lost := inputs.expire(now, self._under_way):
             self._acker.forget(lost)
-            for task in self.tasks if lost else ():
+            for task in self.tasks:
                 task.forget(lost)
+        inputs.return_expired()
+
+    def _drop(self, now: float) -> None:
         if now > self._dropped_at + self._environment.timeout * ACKER_FACTOR:
             self._acker.drop(lambda segment: any(segment in each.pending for each in self._inputs.values()))
             self._dropped_at = now
@@ -195,9 +216,9 @@ class Job:
     def _under_way(self) -> Collection[SegmentId]:
         return set().union(*(task.under_way() for task in self.tasks))
 
-    def close(self) -> None:
-        """Gives back what is under way, and closes all connections."""
+    def close(self, *, failed: bool = False) -> None:
+        """Gives back what is under way, and closes all connections. `failed`: this counts as a death."""
         for inputs in self._inputs.values():
-            inputs.close()
+            inputs.close(failed=failed)
         for task in self.tasks:
             task.close()

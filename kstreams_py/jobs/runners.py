@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Iterator, Sequence
 from heapq import heappop, heappush
 from itertools import count
@@ -20,11 +21,16 @@ from kstreams_py.metrics import Counters
 from kstreams_py.steps.calls import Call
 from kstreams_py.steps.dead_letters import format_error
 
+logger = logging.getLogger(__name__)
+
 CALLED_MAX: Final = 10_000
 """The most segments of a task that are run before the next task has its turn."""
 
 CALLED_FIRST: Final = 100
 """Those of the first turn, before the speed of the function is known."""
+
+WAITING_MAX: Final = 100_000
+"""A task that writes to channels where more segments wait has no turn: one input may become many segments."""
 
 TURN_SECONDS: Final = 0.1
 """Seconds that a turn of a task may take: a stop waits for it, and rows are stored in one write."""
@@ -48,6 +54,7 @@ class TaskRunner:
     def __init__(self, graph: str, task: JobTask, readers: Readers, environment: JobEnvironment) -> None:
         self.id = task.id
         self._task, self._environment = task, environment
+        self._readers = readers
         self._inboxes = [readers.open_inbox(channel) for channel in task.inputs]
         self._function = Function(task)
         self._name = name_in_path(task.id)
@@ -59,6 +66,8 @@ class TaskRunner:
         """How often a segment failed that is run again, by its pattern."""
         self._again: list[tuple[float, int, Segments]] = []
         """A heap of the segments that are run again, by when that is."""
+        self._rest = Segments()
+        """The segments that were taken, and that the turn had no time for."""
         self._numbers = count()
         self._limit = AdaptiveLimit(TURN_SECONDS, CALLED_FIRST, CALLED_MAX)
         self.counters = Counters()
@@ -68,7 +77,7 @@ class TaskRunner:
     @property
     def waiting(self) -> int:
         """How many segments wait here."""
-        return sum(map(len, self._inboxes)) + len(self._again)
+        return sum(map(len, self._inboxes)) + len(self._rest) + len(self._again)
 
     @property
     def is_busy(self) -> bool:
@@ -77,16 +86,17 @@ class TaskRunner:
 
     def under_way(self) -> set[SegmentId]:
         """Returns the inputs that have a segment here."""
-        parts = [*self._inboxes, *(segments for _, _, segments in self._again)]
+        parts = [*self._inboxes, self._rest, *(segments for _, _, segments in self._again)]
         parts += [] if self._unstored is None else [self._unstored[0]]
         return {segment for part in parts for segment in part.ids}
 
     def turn(self, now: float) -> Turned:
         """Runs the next segments. `now`: by the clock of the environment.
 
-        Raises SinkUnavailable: the next turn stores the same results again. Raises the error of a segment that stops
-        the job.
+        Raises SinkAway: the next turn stores the same results again. Raises the error of a segment that stops the job.
         """
+        if self._task.outputs and self._readers.waiting(self._task.outputs) > WAITING_MAX:
+            return Turned()
         if self._unstored is None:
             segments, results = self._run(self._take(now))
             if self._task.retry is not None:
@@ -110,19 +120,34 @@ class TaskRunner:
         self.counters.dead_letters += len(made.failed)
         return Turned(segments.ids, made.patterns, [(segments.ids[index], error) for index, error in made.failed])
 
-    def _take(self, now: float) -> Segments:
-        """Takes the segments to run now: those that are due again, and those of one inbox."""
-        taken = Segments()
-        while self._again and self._again[0][0] <= now:
+    def _take_due(self, now: float) -> Segments:
+        """Takes the segments that are run again now, and those that the turn before had no time for."""
+        taken, self._rest = self._rest, Segments()
+        while self._again and self._again[0][0] <= now and len(taken) < self._limit.limit:
             taken.add(heappop(self._again)[2])
+        return taken
+
+    def _take(self, now: float) -> Segments:
+        """Takes the segments to run now: those that are due, and those of one inbox."""
+        taken = self._take_due(now)
         inbox = next((each for each in self._inboxes if each), None)
         if inbox is not None and len(taken) < self._limit.limit:
             taken.add(inbox.take(self._limit.limit - len(taken)))
         return taken
 
     def _run(self, segments: Segments) -> tuple[Segments, Sequence[Any]]:
-        """Runs segments; returns those that are done, and their results."""
-        return segments, self._function.results(self._values(segments), self._origins(segments))
+        """Runs segments while the turn has time for them; returns those that are done, and their results."""
+        if len(segments) <= 1:
+            return segments, self._function.results(self._values(segments), self._origins(segments))
+        clock, slice_size, done, results = self._environment.clock, 1, Segments(), list[Any]()
+        until = clock() + TURN_SECONDS
+        while segments and (not done or clock() < until):
+            part = segments.take(slice_size)
+            results += self._function.results(self._values(part), self._origins(part))
+            done.add(part)
+            slice_size *= 4
+        self._rest = segments
+        return done, results
 
     def _values(self, segments: Segments) -> Sequence[Any]:
         """Returns the values of segments for a call; copies if another may follow, which gets them unchanged."""
@@ -146,6 +171,11 @@ class TaskRunner:
             attempts = self._attempts[pattern] = self._attempts.get(pattern, 0) + 1
             if attempts < retry.attempts or retry.then is Then.PAUSE:
                 self.counters.retried()
+                self.newest_failure = f"{type(result.error).__name__}: {format_error(result.error)}"
+                if attempts >= retry.attempts:
+                    logger.warning(
+                        "%s: attempt %d failed: %s; it is tried again", self.id, attempts, self.newest_failure
+                    )
                 due = now + retry.wait(attempts, self._environment.chance())
                 heappush(self._again, (due, next(self._numbers), segments.choose([index])))
                 continue
@@ -242,13 +272,9 @@ class GatheringRunner(TaskRunner):
         self.unpaired = 0
         """How many segments were dropped because another branch had none."""
 
-    def under_way(self) -> set[SegmentId]:
-        """Returns the inputs that have a segment here."""
-        return super().under_way() | self._gathering.inputs
-
     def _take(self, now: float) -> Segments:
         """Takes the segments whose branches have all come."""
-        taken = super()._take(now) if self._again and self._again[0][0] <= now else Segments()
+        taken = self._take_due(now)
         for branch, inbox in enumerate(self._inboxes):
             arrived = inbox.take(self._limit.limit)
             for segment, pattern, given, path, value in arrived:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import starmap
 from operator import xor
 from typing import Any, Final, NamedTuple
 
-from kstreams_py.errors import FunctionExited, GraphError, RowRefused
+from kstreams_py.errors import FunctionExited, GraphError, RowRefused, SinkAway, SinkUnavailable
 from kstreams_py.graph.channels import Channel, JobTask, TaskKind
 from kstreams_py.graph.functions import show_function
 from kstreams_py.graph.sink import Row, Sink, SinkConnection
@@ -40,6 +40,10 @@ class Readers:
         inbox = Segments()
         self._inboxes.setdefault(channel, []).append(inbox)
         return inbox
+
+    def waiting(self, channels: Iterable[Channel]) -> int:
+        """Returns how many segments wait in the fullest inbox of these channels."""
+        return max(len(inbox) for channel in channels for inbox in self._inboxes.get(channel, ()))
 
     def send(self, channel: Channel, made: Segments) -> list[int]:
         """Sends a copy of segments to each reader of a channel; returns the XOR of the patterns of each one's copies.
@@ -76,6 +80,8 @@ class Function:
             try:
                 # keeps the results before the one that raises
                 results.extend(starmap(self._call, arguments))
+                if len(results) < count:  # for `extend`, a StopIteration is the end of its input
+                    results.append(FailedCall(RuntimeError("the function raised StopIteration")))
             except Exception as error:
                 results.append(FailedCall(error))
             except (SystemExit, KeyboardInterrupt) as error:
@@ -149,7 +155,7 @@ class Sending:
                 indexes, paths, values = by_channel.setdefault(channel, ([], [], []))
                 indexes.append(index)
                 paths.append(extend(segments.paths[index], self._name, number))
-                values.append(value)
+                values += (value,) if number == 0 else copy_values([value])  # one value may go to several channels
         for channel, (indexes, paths, values) in by_channel.items():
             ids, given = [segments.ids[i] for i in indexes], [segments.given[i] for i in indexes]
             sums = self._readers.send(channel, Segments(ids, (), given, paths, values))
@@ -212,7 +218,7 @@ class Storing:
     def store(self, segments: Segments, results: Sequence[Any]) -> Made:
         """Stores the rows of the results for segments, in one write.
 
-        Raises SinkUnavailable; the target may have stored the rows.
+        Raises SinkAway while the target is away, and SinkUnavailable; the target may have stored the rows.
         """
         failed = list[tuple[int, BaseException]]()
         if not self._generator and self._rows.are_rows(results):
@@ -222,9 +228,7 @@ class Storing:
             rows, owners = self._make(segments, results, failed)
         while rows:
             try:
-                if self._connection is None:
-                    self._connection = self._open(self._sink, self._consumer)
-                self._connection.write(rows, {}, {})
+                self._write(rows)
             except RowRefused as error:
                 # a step's rows are stored together or not at all
                 refused = owners[error.index]
@@ -234,6 +238,16 @@ class Storing:
             else:
                 break
         return Made(len(rows), segments.patterns, failed)
+
+    def _write(self, rows: Sequence[Row]) -> None:
+        try:
+            if self._connection is None:
+                self._connection = self._open(self._sink, self._consumer)
+            self._connection.write(rows, {}, {})
+        except SinkUnavailable as error:
+            if not error.may_return:
+                raise
+            raise SinkAway(f"{self._sink} is away: {error}") from error
 
     def _origins(self, segments: Segments) -> Iterator[Origin]:
         return origins_of(segments.given, extend_all(segments.paths, self._name))

@@ -104,15 +104,18 @@ class SQLiteReader:
 
     def __init__(self, source: SQLite, reader: str) -> None:
         self.source = source
-        self._reader = reader
+        # another table, or another key of it, has other rows
+        self._reader = f"{reader} {source.table}.{source.key}"
         self._connection: sqlite3.Connection | None = None
         self._keeper: sqlite3.Connection | None = None
         """The connection of the thread that keeps the claims."""
         self._owner: int | None = None
-        """The number of this worker among all owners of claims; None until its first claim, and after an error.
-
-        Claims whose commit has failed may be there. Nobody keeps them under the old number: they are read again.
-        """
+        """The number of this worker among all owners of claims; None until its first claim."""
+        self._renewed_at = 0.0
+        self._held = set[Any]()
+        """The keys that this worker has claimed and that have no end."""
+        self._is_doubtful = False
+        """Whether a read has failed: claims may be there that nobody knows of."""
         self._columns: tuple[str, ...] = ()
         self._after: Any = None
         """The last key that was read in the current pass over the table; None at its start."""
@@ -128,12 +131,18 @@ class SQLiteReader:
 
     def read(self, limit: int, *, alone: bool) -> list[Claim]:
         """See SourceConnection."""
-        with self._usable() as connection, transaction(connection):
-            self._renew(connection)
-            again = self._read_again(connection, limit, alone=alone)
-            if self.waits_alone:
-                return again
-            return again + self._read_new(connection, limit - len(again))
+        doubtful, self._is_doubtful = self._is_doubtful, True
+        with self._usable() as connection:
+            if self._owner is None or read_clock() > self._renewed_at + self.source.lease / 3:
+                self._renew(connection)
+                self._renewed_at = read_clock()
+            claims = self._read_unknown(connection) if doubtful else []
+            claims += self._read_again(connection, limit - len(claims), alone=alone)
+            if not self.waits_alone:
+                claims += self._read_new(connection, limit - len(claims))
+        self._is_doubtful = False
+        self._held.update(claim.token for claim in claims)
+        return claims
 
     def ack(self, claims: Sequence[Claim]) -> None:
         """See SourceConnection."""
@@ -146,9 +155,10 @@ class SQLiteReader:
     def give_back(self, claims: Sequence[Claim], *, failed: bool) -> None:
         """See SourceConnection."""
         given = f"UPDATE {_CLAIMS} SET state = {FREE}, deaths = deaths + ? WHERE reader = ? AND key = ?"
-        rows = [(int(failed), self._reader, *claim.token) for claim in claims]
+        rows = [(int(failed), self._reader, claim.token, self._owner) for claim in claims]
         with self._usable() as connection, transaction(connection):
             connection.executemany(f"{given} AND owner = ? AND state = {CLAIMED}", rows)
+        self._held.difference_update(claim.token for claim in claims)
         self._searched_at = float("-inf")
 
     @property
@@ -176,13 +186,16 @@ class SQLiteReader:
 
     def _end(self, state: int, claims: Iterable[tuple[str | None, Claim]]) -> None:
         ended = f"UPDATE {_CLAIMS} SET state = {state}, reason = ? WHERE reader = ? AND key = ? AND owner = ?"
-        rows = [(reason, self._reader, *claim.token) for reason, claim in claims]
+        rows = [(reason, self._reader, claim.token, self._owner) for reason, claim in claims]
         with self._usable() as connection, transaction(connection):
             connection.executemany(f"{ended} AND state = {CLAIMED}", rows)
+        self._held.difference_update(key for _, _, key, _ in rows)
 
     def _read_again(self, connection: sqlite3.Connection, limit: int, *, alone: bool) -> list[Claim]:
         """Claims inputs that were given back, or whose worker is dead."""
         now = read_clock()
+        if limit <= 0:
+            return []
         if not (alone and self.waits_alone) and now < self._searched_at + self.source.lease / 4:
             return []
         self._searched_at = now
@@ -191,25 +204,33 @@ class SQLiteReader:
             f" WHERE reader = ? AND state <= {CLAIMED}"
             f" AND (state = {FREE} OR lease IS NULL OR {_DEAD})"
         )
-        deaths = dict[Any, int](connection.execute(asked, (self._reader, now, now)).fetchall())
-        chosen = choose(deaths, limit, alone=alone)
-        self.waits_alone = chosen.left
-        connection.executemany(
-            f"UPDATE {_CLAIMS} SET state = {REFUSED}, reason = ? WHERE reader = ? AND key = ?",
-            [(REASON, self._reader, key) for key in chosen.refused],
-        )
-        values = self._values(connection, chosen.read)
-        gone = [key for key in chosen.read if key not in values]
-        connection.executemany(
-            f"UPDATE {_CLAIMS} SET state = {REFUSED}, reason = 'its row was deleted' WHERE reader = ? AND key = ?",
-            [(self._reader, key) for key in gone],
-        )
-        connection.executemany(
-            f"UPDATE {_CLAIMS} SET state = {CLAIMED}, owner = ?, deaths = ? WHERE reader = ? AND key = ?",
-            [(self._owner, deaths[key], self._reader, key) for key in values],
-        )
-        self.waits_alone |= chosen.are_suspects
+        with transaction(connection):
+            found = connection.execute(asked, (self._reader, now, now)).fetchall()
+            deaths = {key: count for key, count in found if key not in self._held}
+            chosen = choose(deaths, limit, alone=alone)
+            values = self._values(connection, chosen.read)
+            refused = [(REASON, self._reader, key) for key in chosen.refused]
+            refused += [("its row was deleted", self._reader, key) for key in chosen.read if key not in values]
+            connection.executemany(
+                f"UPDATE {_CLAIMS} SET state = {REFUSED}, reason = ? WHERE reader = ? AND key = ?", refused
+            )
+            connection.executemany(
+                f"UPDATE {_CLAIMS} SET state = {CLAIMED}, owner = ?, deaths = ? WHERE reader = ? AND key = ?",
+                [(self._owner, deaths[key], self._reader, key) for key in values],
+            )
+        self.waits_alone = chosen.left or chosen.are_suspects
         return [self._claim(key, value, deaths[key]) for key, value in values.items()]
+
+    def _read_unknown(self, connection: sqlite3.Connection) -> list[Claim]:
+        """Returns the claims of this worker that it does not know of: those of a read whose commit had no answer."""
+        # the first condition is that of the index
+        asked = (
+            f"SELECT key, deaths FROM {_CLAIMS} WHERE state <= {CLAIMED} AND reader = ? AND owner = ?"
+            f" AND state = {CLAIMED}"
+        )
+        found = dict(connection.execute(asked, (self._reader, self._owner)).fetchall())
+        values = self._values(connection, [key for key in found if key not in self._held])
+        return [self._claim(key, value, found[key]) for key, value in values.items()]
 
     def _values(self, connection: sqlite3.Connection, keys: Sequence[Any]) -> dict[Any, dict[str, Any]]:
         asked = (
@@ -236,22 +257,28 @@ class SQLiteReader:
             f" WHERE c.key IS NULL {since} ORDER BY t.{key} LIMIT ?"
         )
         began = (self._reader,) if self._after is None else (self._reader, self._after)
-        rows = connection.execute(asked, (*began, limit)).fetchall()
-        connection.executemany(
-            f"INSERT INTO {_CLAIMS} VALUES (?, ?, {CLAIMED}, ?, 0, NULL)",
-            [(self._reader, row[0], self._owner) for row in rows],
-        )
+        rows, is_shared = connection.execute(asked, (*began, limit)).fetchall(), False
+        if rows:
+            claimed = [(self._reader, row[0], self._owner) for row in rows]
+            with transaction(connection):
+                before = connection.total_changes
+                connection.executemany(f"INSERT OR IGNORE INTO {_CLAIMS} VALUES (?, ?, {CLAIMED}, ?, 0, NULL)", claimed)
+                is_shared = connection.total_changes - before < len(rows)
         if len(rows) < limit:
             self._pass_seconds = read_clock() - now if self._after is None else 0.0
         self._after = rows[-1][0] if len(rows) == limit else None
         if self.source.ends and not rows and self._passed_at == now:
             left = f"SELECT 1 FROM {_CLAIMS} WHERE reader = ? AND state <= {CLAIMED} LIMIT 1"
             self.is_exhausted = connection.execute(left, (self._reader,)).fetchone() is None
+        if is_shared:  # another worker has claimed some of them meanwhile
+            asked = f"SELECT key FROM {_CLAIMS} WHERE state <= {CLAIMED} AND reader = ? AND owner = ?"
+            own = {key for (key,) in connection.execute(asked, (self._reader, self._owner))} - self._held
+            rows = [row for row in rows if row[0] in own]
         names = self._columns
         return [self._claim(row[0], dict(zip(names, row[1:], strict=True)), 0) for row in rows]
 
     def _claim(self, key: Any, value: dict[str, Any], deaths: int) -> Claim:
-        return Claim(key if type(key) is int else repr(key).encode(), value, deaths, (key, self._owner))
+        return Claim(key if type(key) is int else repr(key).encode(), value, deaths, key)
 
     def _renew(self, connection: sqlite3.Connection) -> None:
         """Renews the lease; registers this worker as an owner first, if it is none."""
@@ -277,13 +304,14 @@ class SQLiteReader:
             raise self._unavailable(error) from error
 
     def _unavailable(self, error: sqlite3.Error) -> SourceUnavailable:
-        self._owner = None
         return SourceUnavailable(describe_error(self.source.path, error), may_return=code_of(error) in MAY_RETURN)
 
     def _open(self) -> sqlite3.Connection:
         if not self.source.path.is_file():
             raise SettingsError(f"there is no file {str(self.source.path)!r}: correct the path of the source")
         connection = open_file(self.source.path)
+        # SQLite takes any bytes as text: those that are not UTF-8 become half surrogates, which no target takes
+        connection.text_factory = lambda data: data.decode("utf-8", "surrogateescape")
         try:
             # what a crash of the machine takes of the claims is read again, and stored once by its origin
             connection.execute("PRAGMA synchronous = NORMAL")

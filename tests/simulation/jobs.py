@@ -132,6 +132,12 @@ class JobPlant:
         """Runs a process until every input has an end."""
         self.start().run(lambda: False)
 
+    def finish(self, job: Job) -> None:
+        """Runs a process until every input has an end."""
+        while not job.is_exhausted:
+            if not job.turn():
+                self.sleep(0.1)
+
     def run_through_deaths(self, dies_at: Callable[[int], int | None]) -> int:
         """Runs processes until every input has an end; returns how many died.
 
@@ -142,9 +148,7 @@ class JobPlant:
             self.requests, self.dies_at = 0, dies_at(died)
             job = self.start()
             try:
-                while not job.is_exhausted:
-                    if not job.turn():
-                        self.sleep(0.1)
+                self.finish(job)
             except Died:
                 died += 1
                 self.now += LEASE + 1
@@ -153,5 +157,5 @@ class JobPlant:
 
     def refused(self) -> dict[Any, str | None]:
         """Returns the reasons of refused inputs, by key."""
-        kept = self.source.kept["plant.rows"]
+        kept = self.source.kept["plant:rows"]
         return {key: each.reason for key, each in sorted(kept.items()) if each.state == "refused"}

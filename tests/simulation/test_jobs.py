@@ -7,12 +7,14 @@ import random
 import sys
 from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from copy import deepcopy
 from typing import Any
 
 import pytest
 
 import kstreams_py as ks
+from kstreams_py.jobs.runners import Turned
 from tests.simulation.jobs import JobPlant, Table
 
 Declare = Callable[[JobPlant], tuple[list[Table], list[list[Any]]]]
@@ -132,7 +134,7 @@ def plant_of(graph: str, **options: Any) -> tuple[JobPlant, Callable[[], None]]:
 
     def check() -> None:
         assert [table.values for table in tables] == expected
-        kept = plant.source.kept["plant.rows"]
+        kept = plant.source.kept["plant:rows"]
         assert {key: each.state for key, each in kept.items()} == dict.fromkeys(range(INPUTS), "done")
 
     return plant, check
@@ -220,7 +222,7 @@ def test_result_that_fits_no_channel_ends_the_job_with_the_remedy(result: Any, t
     with pytest.raises(ks.GraphError) as ended:
         plant.run()
     assert str(ended.value) == f"task 'fork' {told}"
-    assert {each.state for each in plant.source.kept["plant.rows"].values()} == {"free"}
+    assert {each.state for each in plant.source.kept["plant:rows"].values()} == {"free"}
 
 
 def test_branch_with_two_results_ends_the_job_with_the_remedy() -> None:
@@ -284,7 +286,7 @@ def test_segment_that_always_fails_stops_the_job_if_its_retry_says_so() -> None:
     with pytest.raises(ConnectionError, match=r"no answer for \d+"):
         plant.run()
     assert max(flaky.calls.values()) == 3
-    assert "claimed" not in {each.state for each in plant.source.kept["plant.rows"].values()}
+    assert "claimed" not in {each.state for each in plant.source.kept["plant:rows"].values()}
 
 
 @pytest.mark.parametrize("concurrency", [1, 2])
@@ -312,17 +314,92 @@ def test_value_that_a_function_changes_is_unchanged_for_other_readers_and_attemp
     assert Counter(name for name, _ in seen) == {"first": 2, "second": 1, "third": 3}
 
 
-@pytest.mark.parametrize("error", [ks.Stop("enough"), KeyError("listed")])
-def test_error_that_stops_the_job_gives_the_inputs_back(error: Exception) -> None:
+@pytest.mark.parametrize(("error", "deaths"), [(ks.Stop("enough"), 0), (KeyError("listed"), 1)])
+def test_error_that_stops_the_job_gives_the_inputs_back(error: Exception, deaths: int) -> None:
     plant = JobPlant([1])
 
     @plant.graph.sink(plant.rows, stop_on=KeyError, retry=ks.Retry(on=Exception))
     def end(_: int) -> None:
         raise error
 
-    with pytest.raises(type(error)):
+    with suppress(KeyError) if deaths else nullcontext():
         plant.run()
-    assert {each.state for each in plant.source.kept["plant.rows"].values()} == {"free"}
+    (kept,) = plant.source.kept["plant:rows"].values()
+    assert (kept.state, kept.deaths) == ("free", deaths)
+
+
+@pytest.mark.parametrize("retry", [None, ks.Retry(on=ks.SinkUnavailable, attempts=3)])
+def test_target_that_a_function_finds_away_ends_the_job_and_loses_nothing(retry: ks.Retry | None) -> None:
+    """It is no outage of the sink, for which the turn would wait: the results of the others would be dropped."""
+    plant = JobPlant(range(INPUTS))
+    table, left = Table(plant), [3]
+
+    @plant.graph.sink(plant.rows, to=table, retry=retry)
+    def store(value: int) -> tuple[int]:
+        if value == 3 and left[0]:
+            left[0] -= 1
+            raise ks.SinkUnavailable("locked", may_return=True)
+        return (value,)
+
+    ended = 0
+    while left[0]:
+        with suppress(ks.SinkUnavailable):
+            plant.run()
+        ended += 1
+        assert "claimed" not in {each.state for each in plant.source.kept["plant:rows"].values()}
+    plant.run()
+    assert table.values == [*range(INPUTS)] or plant.refused()
+    assert ended == (3 if retry is None else 1)
+
+
+def test_function_that_raises_stop_iteration_refuses_its_input_and_no_other() -> None:
+    plant = JobPlant(range(INPUTS))
+    table = Table(plant)
+    plant.graph.sink(plant.rows, to=table, id="find")(lambda value: (next(each for each in [value] if each != 7),))
+    plant.run()
+    assert plant.refused() == {7: "find: RuntimeError: the function raised StopIteration"}
+    assert table.values == [value for value in range(INPUTS) if value != 7]
+
+
+def test_gather_that_fails_is_run_again_with_the_same_values_and_no_others() -> None:
+    plant = JobPlant([{"a": value, "b": -value} for value in range(INPUTS)], batch=3)
+    left, right, table = plant.graph.channel("left"), plant.graph.channel("right"), Table(plant)
+    plant.graph.map(plant.rows, to=[left, right], id="fork")(lambda row: {left: row, right: row})
+    calls = Counter[int]()
+
+    @plant.graph.sink(left, right, to=table, retry=ks.Retry(backoff="1s..1s"))
+    def pair(one: Any, other: Any) -> tuple[Any]:
+        calls[one["a"]] += 1
+        assert one == other
+        one["a"] += 1000
+        if calls[one["a"] - 1000] == 1:
+            raise ConnectionError
+        return ((one["a"], other["a"]),)
+
+    plant.run()
+    assert plant.refused() == {}
+    assert table.values == [(value + 1000, value) for value in range(INPUTS)]
+
+
+def test_branch_that_is_lost_expires_although_the_other_waits_at_a_gather() -> None:
+    plant = JobPlant(range(3), timeout=60.0)
+    left, right, table = plant.graph.channel("left"), plant.graph.channel("right"), Table(plant)
+    plant.graph.map(plant.rows, to=[left, right], id="fork")(lambda value: {left: value, right: value})
+    plant.graph.sink(left, right, to=table, id="pair")(lambda one, other: ((one, other),))
+    job = plant.start()
+    runner = job.tasks[1]
+
+    def lose(now: float) -> Turned:
+        runner._inboxes[1].take(INPUTS)
+        return type(runner).turn(runner, now)
+
+    runner.turn = lose  # type: ignore[method-assign]
+    job.turn()
+    del runner.turn
+    assert table.values == []
+    plant.now = 60.0
+    plant.finish(job)
+    assert table.values == [(value, value) for value in range(3)]
 
 
 @pytest.mark.parametrize("concurrency", [1, 2])
@@ -355,8 +432,7 @@ def test_lost_acknowledgement_is_read_again_after_the_timeout_and_not_before() -
     plant.now = 59.9
     assert not job.turn()
     plant.now = 60.0
-    while not job.is_exhausted:
-        job.turn()
+    plant.finish(job)
     assert len(lost) == 1
     assert table.written.total() == 6
     assert table.values == [0, 1, 2]
@@ -371,8 +447,7 @@ def test_inputs_under_way_are_bounded_while_the_target_is_away() -> None:
         job.turn()
         assert sum(len(each.pending) for each in job._inputs.values()) <= 100
     table.is_away = False
-    while not job.is_exhausted:
-        job.turn()
+    plant.finish(job)
     assert table.values == [*range(1_000)]
 
 
@@ -383,7 +458,7 @@ def test_stopped_job_gives_back_what_is_under_way() -> None:
     table.is_away = True
     turns = iter([False, False, True])
     plant.start().run(lambda: next(turns))
-    assert {each.state for each in plant.source.kept["plant.rows"].values()} == {"free"}
+    assert {each.state for each in plant.source.kept["plant:rows"].values()} == {"free"}
     table.is_away = False
     plant.run()
     assert table.values == [0, 1, 2]

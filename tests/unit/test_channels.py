@@ -17,8 +17,8 @@ def declared() -> ks.Graph:
     graph = ks.Graph("shop")
     rows = graph.source("rows", MemorySource())
     left, right, both = (graph.channel(name) for name in ("left", "right", "both"))
-    graph.map(rows, to=[left, right], id="split", retry=ks.Retry())(lambda row: {left: row, right: row})
-    graph.gather(left, right, to=both, id="pair", concurrency=4)(lambda one, other, step: None)
+    graph.map(rows, to=[left, right], id="split", retry=ks.Retry(), concurrency=4)(lambda row: {left: row, right: row})
+    graph.gather(left, right, to=both, id="pair")(lambda one, other, step: None)
     graph.sink(both, to=sinks.SQLite("shop.db", table="pairs", columns=["a"]), id="store")(lambda pair: pair)
     return graph
 
@@ -38,11 +38,11 @@ channels
   both
 
 tasks
-  split: fork, at_least_once
+  split: fork, at_least_once, 4 calls at once
     reads         rows
     writes        left, right
     retries       on ConnectionError, TimeoutError, 8 attempts, 200ms..30s apart, then dead_letter
-  pair: gather, at_least_once, wants_step, 4 calls at once
+  pair: gather, at_least_once, wants_step
     reads         left, right
     writes        both
   store: sink, at_least_once
