@@ -24,19 +24,13 @@ class Channel(Generic[V]):
     """A channel of one graph, with values of type `V`. Equal only to itself.
 
     - `source`: where its values come from; None if tasks write them.
-    - `group_by`: returns the key of a value: the same task instance gets all values of a key. None for no keys.
     """
 
     name: str
     source: Source | None = None
-    group_by: Callable[[Any], object] | None = None
 
     def __str__(self) -> str:
         return self.name
-
-
-CALLS_MAX: Final = 10_000
-"""The most calls of a task at once: each call of a plain function has a thread."""
 
 
 class TaskKind(StrEnum):
@@ -136,8 +130,6 @@ def make_task(
                 f"{what} writes to {channel}, which a source fills: write to a channel, graph.channel(...)"
             )
     concurrency, target = fields["concurrency"], fields["target"]
-    if not isinstance(concurrency, int) or not 1 <= concurrency <= CALLS_MAX:
-        raise GraphError(f"{what}: concurrency is {concurrency!r}: give a number from 1 to {CALLS_MAX:,}")
     if kind is TaskKind.GATHER and (concurrency > 1 or is_asynchronous(function)):
         raise GraphError(f"{what} gathers: its calls do not overlap: gather first, and call in a map after it")
     if target is not None and target.evidence is not Evidence.HASH:
@@ -152,7 +144,7 @@ def make_task(
         tuple(outputs),
         function,
         wants_step=wants_step(what, function, values, batch=False),
-        generator=is_generator(what, function, batch=False, sink=not outputs and fields.get("target") is None),
+        generator=is_generator(what, function, batch=False, sink=not outputs and target is None),
         asynchronous=is_asynchronous(function),
         **fields,
     )

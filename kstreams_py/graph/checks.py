@@ -206,11 +206,17 @@ def check_journal(processor: Processor) -> None:
         )
 
 
+def check_calls(what: str, concurrency: object) -> int:
+    """Returns how many calls may be under way at once. Raises GraphError for what is no such number."""
+    if not isinstance(concurrency, int) or isinstance(concurrency, bool) or not 1 <= concurrency <= CONCURRENCY_MAX:
+        raise GraphError(f"{what}: concurrency is {concurrency!r}: give a number from 1 to {CONCURRENCY_MAX:,}")
+    return concurrency
+
+
 def check_concurrency(processor: Processor, order: str | None) -> None:
     """Refuses concurrent calls where no order of results keeps the guarantee. `order`: None if not given."""
     what, concurrency = f"processor {processor.id!r}", processor.concurrency
-    if not isinstance(concurrency, int) or isinstance(concurrency, bool) or not 1 <= concurrency <= CONCURRENCY_MAX:
-        raise GraphError(f"{what}: concurrency is {concurrency!r}: give a number from 1 to {CONCURRENCY_MAX:,}")
+    check_calls(what, concurrency)
     if order is not None and concurrency == 1:
         raise GraphError(f"{what}: order={order!r} is for several calls at once: add concurrency=, or leave it out")
     if concurrency > 1 and processor.batch:

@@ -9,6 +9,7 @@ from typing import Final
 
 from kstreams_py.graph.declarations import Topic, show_serde
 from kstreams_py.graph.layout import ARROW, Box, Edge, Line, lay_out
+from kstreams_py.graph.sink import Sink
 from kstreams_py.graph.topology import Graph
 
 FONT: Final = "ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', monospace"
@@ -64,9 +65,9 @@ def elements(graph: Graph) -> tuple[dict[str, Box], list[Edge]]:
         edges += [Edge(f"topic {topic.name}", node, dead=False) for topic in processor.inputs]
         edges += [Edge(node, f"topic {topic.name}", dead=False) for topic in processor.outputs]
         if processor.target is not None:
-            target, columns = str(processor.target), ", ".join(processor.target.columns)
-            boxes[f"target {target}"] = Box("target", target, "", "", f"{target}: {columns}")
-            edges.append(Edge(node, f"target {target}", dead=False))
+            target = f"target {processor.target}"
+            boxes[target] = _target_box(processor.target)
+            edges.append(Edge(node, target, dead=False))
         edges += [Edge(node, f"topic {processor.errors}", dead=True)] if processor.errors else []
     for channel in graph.channels.values():
         boxes[f"channel {channel.name}"] = Box("channel", channel.name, "", "", f"channel {channel.name}")
@@ -80,9 +81,9 @@ def elements(graph: Graph) -> tuple[dict[str, Box], list[Edge]]:
         edges += [Edge(f"channel {channel.name}", node, dead=False) for channel in task.inputs]
         edges += [Edge(node, f"channel {channel.name}", dead=False) for channel in task.outputs]
         if task.target is not None:
-            target, columns = str(task.target), ", ".join(task.target.columns)
-            boxes[f"target {target}"] = Box("target", target, "", "", f"{target}: {columns}")
-            edges.append(Edge(node, f"target {target}", dead=False))
+            target = f"target {task.target}"
+            boxes[target] = _target_box(task.target)
+            edges.append(Edge(node, target, dead=False))
     for pipeline in graph.pipelines:
         node, target = f"pipeline {pipeline.id}", str(pipeline.target)
         every = f"every {pipeline.every} s"
@@ -93,6 +94,10 @@ def elements(graph: Graph) -> tuple[dict[str, Box], list[Edge]]:
         edges += [Edge(f"topic {topic.name}", node, dead=False) for topic in pipeline.inputs]
         edges.append(Edge(node, kept, dead=False))
     return boxes, edges
+
+
+def _target_box(target: Sink) -> Box:
+    return Box("target", str(target), "", "", f"{target}: {', '.join(target.columns)}")
 
 
 def svg(graph: Graph) -> str:

@@ -25,6 +25,7 @@ from kstreams_py.graph.channels import (
     make_task,
 )
 from kstreams_py.graph.checks import (
+    check_calls,
     check_clusters,
     check_concurrency,
     check_dead_letter_loops,
@@ -362,7 +363,7 @@ class Graph(Decorators, Generic[GraphKey, GraphValue]):
                 target=check_target(what, target),
                 stop_on=list_exceptions(what, chosen["stop_on"]),
                 retry=check_retry(what, chosen["retry"]),
-                concurrency=options.get("concurrency", 1),
+                concurrency=check_calls(what, options.get("concurrency", 1)),
             )
             return function
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from kstreams_py.jobs.identity import Pattern, SegmentId
+from kstreams_py.jobs.identity import SegmentId
 
 
 class Acker:
@@ -99,11 +99,3 @@ class Acker:
         self.dropped += len(self._old) - len(opened) + len(self._early_old) - len(early)
         self._old, self._young = self._young | opened, {}
         self._early_old, self._early = self._early | early, {}
-
-
-def acknowledgement(done: Pattern, made: Iterable[Pattern]) -> int:
-    """Returns the acknowledgement of a copy that is done. `made`: the patterns of the copies that were made of it."""
-    value: int = done
-    for pattern in made:
-        value ^= pattern
-    return value

@@ -37,15 +37,6 @@ class Gathering:
         self._waiting: dict[SegmentId, dict[Path, dict[int, Held]]] = {}
         """By input, and by the path of the segment that the branches have in common, those that came, by branch."""
 
-    def __len__(self) -> int:
-        """The number of inputs with segments that wait."""
-        return len(self._waiting)
-
-    @property
-    def inputs(self) -> set[SegmentId]:
-        """The inputs with segments that wait."""
-        return set(self._waiting)
-
     def add(self, segment: SegmentId, branch: int, common: Path, held: Held) -> Gathered | None:
         """Adds a segment of a branch; returns all of them, which no longer wait, if it is the last.
 

@@ -44,7 +44,7 @@ NAME_BYTES: Final = 8
 """Bytes of a processor in a path."""
 
 FIRST: Final = (0).to_bytes(4, "big")
-"""The number of the first result of a step, as a path has it."""
+"""The number of the first result of a step, in the bytes of a path."""
 
 STEP_BYTES: Final = NAME_BYTES + len(FIRST)
 """Bytes of one step in a path."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterator, Sequence
+from functools import reduce
 from heapq import heappop, heappush
 from itertools import count
+from operator import xor
 from typing import Any, Final, NamedTuple
 
 from kstreams_py.errors import DecodeError, GraphError, KStreamsError, RowRefused, Stop, UserMistake
@@ -286,11 +288,9 @@ class GatheringRunner(TaskRunner):
                 if found is None:
                     self._arrived.add(segment)
                 else:
-                    patterns = 0
-                    for held in found.held:
-                        patterns ^= held.pattern
+                    patterns = Pattern(reduce(xor, (held.pattern for held in found.held)))
                     values = tuple(held.value for held in found.held)
-                    taken.add(Segments([segment], [Pattern(patterns)], [given], [common], [values]))
+                    taken.add(Segments([segment], [patterns], [given], [common], [values]))
         return taken
 
     def take_arrived(self) -> set[SegmentId]:

@@ -189,7 +189,7 @@ class SQLiteConnection:
         self._accepted: list[TakenValues] = []
         names = (HASH_COLUMN, *sink.columns) if sink.evidence is Evidence.HASH else sink.columns
         self._names = names
-        self._insert = f"INSERT INTO {_quoted(sink.table)} ({_listed(names)}) VALUES ({', '.join('?' * len(names))})"
+        self._insert = f"INSERT INTO {quoted(sink.table)} ({listed(names)}) VALUES ({', '.join('?' * len(names))})"
         if sink.evidence is Evidence.HASH:
             self._insert += f" ON CONFLICT ({HASH_COLUMN}) DO NOTHING"
         self._connection: sqlite3.Connection | None = None
@@ -305,12 +305,12 @@ class SQLiteConnection:
         if sink.table not in missing:
             return
         types = [_TYPES[kind] if kind else "" for kind in sink.types]
-        columns = [f"{_quoted(name)} {kind}".strip() for name, kind in zip(sink.columns, types, strict=True)]
+        columns = [f"{quoted(name)} {kind}".strip() for name, kind in zip(sink.columns, types, strict=True)]
         if sink.evidence is Evidence.HASH:
             key = f"{HASH_COLUMN} BLOB PRIMARY KEY"
-            connection.execute(f"CREATE TABLE {_quoted(sink.table)} ({', '.join([key, *columns])}) WITHOUT ROWID")
+            connection.execute(f"CREATE TABLE {quoted(sink.table)} ({', '.join([key, *columns])}) WITHOUT ROWID")
         else:
-            connection.execute(f"CREATE TABLE {_quoted(sink.table)} ({', '.join(columns)})")
+            connection.execute(f"CREATE TABLE {quoted(sink.table)} ({', '.join(columns)})")
             # the rows of a dropped table are lost: its old offsets would leave them out of the new one
             connection.execute(f"DELETE FROM {_OFFSETS} WHERE table_name = ?", (sink.table,))
 
@@ -338,9 +338,9 @@ class SqliteTable:
 
     def rows(self) -> list[tuple[Any, ...]]:
         """Reads all rows of (delivery hash, value per column), ordered by delivery hash."""
-        names = _listed((HASH_COLUMN, *self._columns))
+        names = listed((HASH_COLUMN, *self._columns))
         with self._connected().usable() as connection:
-            return connection.execute(f"SELECT {names} FROM {_quoted(self._table)} ORDER BY 1").fetchall()
+            return connection.execute(f"SELECT {names} FROM {quoted(self._table)} ORDER BY 1").fetchall()
 
     def close(self) -> None:
         """Closes this thread's connection; the next call opens it again."""
@@ -414,9 +414,11 @@ def _taken(declared: str, *, is_strict: bool) -> TakenValues:
     return TakenValues(frozenset(_TYPES), nan=False, converted=_NUMBERS, bits=64)
 
 
-def _quoted(name: str) -> str:
+def quoted(name: str) -> str:
+    """Returns a name as SQL writes it."""
     return '"' + name.replace('"', '""') + '"'
 
 
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(map(_quoted, names))
+def listed(names: Iterable[str]) -> str:
+    """Returns names as a list of SQL."""
+    return ", ".join(map(quoted, names))

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from kstreams_py.errors import SettingsError, SourceUnavailable, did_you_mean
 from kstreams_py.graph.source import Claim
-from kstreams_py.sinks.sqlite import MAY_RETURN, code_of, describe_error, open_file, transaction
+from kstreams_py.sinks.sqlite import MAY_RETURN, code_of, describe_error, listed, open_file, quoted, transaction
 from kstreams_py.sources.suspects import REASON, choose
 
 LEASE: Final = 10.0
@@ -233,9 +233,7 @@ class SQLiteReader:
         return [self._claim(key, value, found[key]) for key, value in values.items()]
 
     def _values(self, connection: sqlite3.Connection, keys: Sequence[Any]) -> dict[Any, dict[str, Any]]:
-        asked = (
-            f"SELECT {_listed(self._columns)} FROM {_quoted(self.source.table)} WHERE {_quoted(self.source.key)} = ?"
-        )
+        asked = f"SELECT {listed(self._columns)} FROM {quoted(self.source.table)} WHERE {quoted(self.source.key)} = ?"
         rows = ((key, connection.execute(asked, (key,)).fetchone()) for key in keys)
         return {key: dict(zip(self._columns, row, strict=True)) for key, row in rows if row is not None}
 
@@ -249,10 +247,10 @@ class SQLiteReader:
             if now < self._passed_at + 10 * self._pass_seconds:
                 return []
             self._passed_at = now
-        key, table = _quoted(self.source.key), _quoted(self.source.table)
+        key, table = quoted(self.source.key), quoted(self.source.table)
         since = "" if self._after is None else f"AND t.{key} > ?"
         asked = (
-            f"SELECT t.{key}, {', '.join(f't.{_quoted(each)}' for each in self._columns)} FROM {table} AS t"
+            f"SELECT t.{key}, {', '.join(f't.{quoted(each)}' for each in self._columns)} FROM {table} AS t"
             f" LEFT JOIN {_CLAIMS} AS c ON c.reader = ? AND c.key = +t.{key}"  # + lets it use the index, of no affinity
             f" WHERE c.key IS NULL {since} ORDER BY t.{key} LIMIT ?"
         )
@@ -369,11 +367,3 @@ class SQLiteReader:
                     f"{self.source.path}: table {table} is of another version of kstreams_py (its columns are "
                     f"{', '.join(found)}): read it with that version, or drop it to read all rows again"
                 )
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(map(_quoted, names))

@@ -16,6 +16,8 @@ from queue import SimpleQueue
 from types import FrameType
 from typing import Any, Final, NamedTuple, Protocol
 
+from kstreams_py.graph.declarations import Processor
+
 
 class Called(Protocol):
     """A processor or a task, by what calls need of it: see Processor."""
@@ -141,7 +143,7 @@ class Calls(Protocol):
         """The start of the oldest call under way (monotonic seconds), and a function that finds its frame; or None."""
 
 
-OpenCalls = Callable[[Any, Callable[[int, Any], Any]], Calls]
+OpenCalls = Callable[[Processor, Callable[[int, Any], Any]], Calls]
 """Opens the calls of a processor's function; the second argument makes a result of ticket and returned value."""
 
 

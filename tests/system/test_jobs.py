@@ -6,7 +6,6 @@ import os
 import random
 import signal
 import sqlite3
-import time
 from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
@@ -92,8 +91,7 @@ def test_workers_killed_at_random_store_each_row_once(tmp_path: Path, kills: int
     shop, chance = Shop(tmp_path, rows=1_000 * kills, seconds=0.002), random.Random(kills)
     with command(tmp_path, "run", shop.file, "--workers", 2, environment=NO_BROKER) as running:
         for number in range(kills):
-            wait_until(partial(shop.has_stored, 800 * number), "rows are stored")
-            time.sleep(chance.random() / 4)
+            wait_until(partial(shop.has_stored, 800 * number + chance.randrange(800)), "rows are stored")
             if workers := list_children(running.process.pid):
                 with suppress(ProcessLookupError):
                     os.kill(chance.choice(workers), signal.SIGKILL)

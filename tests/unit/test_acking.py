@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import reduce
 from itertools import permutations
 from operator import xor
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import pytest
 
-from kstreams_py.jobs.acker import Acker, acknowledgement
+from kstreams_py.jobs.acker import Acker
 from kstreams_py.jobs.identity import Pattern, SegmentId, new_ids, new_patterns
 from kstreams_py.jobs.pending import PendingInputs
 
@@ -19,6 +19,12 @@ INPUT, OTHER = SegmentId(b"1"), SegmentId(b"2")
 
 ROOT, FIRST, SECOND = Pattern(837878), Pattern(23944), Pattern(993758)
 """The numbers of the source document: an input with two children."""
+
+
+def acknowledgement(done: Pattern, made: Iterable[Pattern]) -> int:
+    """What a task acknowledges of a copy that is done and the copies that it made of it."""
+    return reduce(xor, made, done)
+
 
 TREE = (acknowledgement(ROOT, (FIRST, SECOND)), FIRST, SECOND)
 """What is acknowledged of it."""
