@@ -11,7 +11,7 @@ class Claim(NamedTuple):
 
     - `key`: the key that the medium has for it: a number, or bytes; no two inputs of a source ever have the same.
     - `value`: what functions get.
-    - `attempts`: how often it was read before without an end.
+    - `attempts`: how often it was under way before when its worker died, or when it was given back as failed.
     - `token`: what the medium needs to acknowledge it.
     """
 
@@ -22,10 +22,17 @@ class Claim(NamedTuple):
 
 
 class SourceConnection(Protocol):
-    """One worker's connection to a source. After an exception it stays usable: the next call connects again.
+    """One worker's connection to a source. After an exception it stays usable: the next call tries again.
 
     Every method raises SourceUnavailable if the source cannot be used now.
     """
+
+    @property
+    def identity(self) -> str:
+        """What tells this medium from another one in its place, such as a file that was made anew under its name.
+
+        The keys of the other one may be the same. Empty if there is nothing to tell them by.
+        """
 
     @property
     def lease(self) -> float:

@@ -62,9 +62,13 @@ def new_patterns(entropy: Entropy, count: int) -> list[Pattern]:
     return drawn if all(drawn) else [Pattern(pattern or 1) for pattern in drawn]
 
 
-def name_source(source: str) -> bytes:
-    """Returns what stands for a source in its inputs. `source`: its name, with that of the graph."""
-    return blake2b(source.encode(), digest_size=NAME_BYTES, person=b"ks-source").digest()
+def name_source(source: str, identity: str) -> bytes:
+    """Returns what stands for a source in its inputs.
+
+    - `source`: its name, with that of the graph.
+    - `identity`: what tells its medium from another one: see SourceConnection.
+    """
+    return blake2b(f"{source}\0{identity}".encode(), digest_size=NAME_BYTES, person=b"ks-source").digest()
 
 
 def identify(source: bytes, keys: Iterable[int | bytes]) -> list[Given]:

@@ -47,7 +47,6 @@ class SourceInputs:
         """
         self.name = name
         self.connection = connection
-        self._source = name_source(name)
         self._limit = AdaptiveLimit(UNDER_WAY_SECONDS, UNDER_WAY_FIRST, max(limits), min(limits))
         self._settled_at: float | None = None
         """When inputs were settled last; None while none is under way."""
@@ -91,7 +90,7 @@ class SourceInputs:
         ids = new_ids(self._entropy, len(claims))
         self.pending.add(ids, claims, now)
         self._settled_at = now if self._settled_at is None else self._settled_at
-        given = identify(self._source, (claim.key for claim in claims))
+        given = identify(name_source(self.name, self.connection.identity), (claim.key for claim in claims))
         return Segments(ids, (), given, [ROOT] * len(ids), [claim.value for claim in claims])
 
     def fail(self, segment: SegmentId, reason: str) -> None:

@@ -3,6 +3,7 @@
 In reading order:
 
 suspects  rule     which inputs are read again together, after deaths of their workers
+claims    adapter  claims in a SQLite file: which inputs are under way, by whom, and which are done
 sqlite    adapter  the rows of a table in SQLite
 """
 

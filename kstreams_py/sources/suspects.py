@@ -16,7 +16,11 @@ GROUPS: Final = {2: 1_000, 3: 30, 4: 1}
 An input dies once with whatever was under way beside it, which says nothing. At each further death, fewer are suspects.
 """
 
-REASON: Final = f"its worker died {DEATHS_MAX} times while it was under way"
+REASON: Final = f"{DEATHS_MAX} times its worker died, or its job failed or lost it, while it was under way"
+"""Why a suspect is refused in the end."""
+
+DELETED: Final = "it was deleted before it was processed"
+"""Why an input that is gone is refused when it is to be read again."""
 
 
 class Choice(NamedTuple, Generic[KeyT]):

@@ -9,7 +9,8 @@ from itertools import count
 from typing import Any
 
 from kstreams_py.graph.source import Claim
-from kstreams_py.sources.suspects import REASON, choose
+from kstreams_py.sources.claims import claim_of
+from kstreams_py.sources.suspects import DELETED, REASON, choose
 
 FREE, CLAIMED, DONE, REFUSED = "free", "claimed", "done", "refused"
 
@@ -68,6 +69,7 @@ class MemoryConnection:
         self._source, self._kept = source, kept
         self.lease = source.lease
         self._owner = next(source.owners)
+        self.identity = ""
         self.waits_alone = False
         self.keep()
 
@@ -75,7 +77,7 @@ class MemoryConnection:
     def is_exhausted(self) -> bool:
         """See SourceConnection."""
         ended = all(each.state in (DONE, REFUSED) for each in self._kept.values())
-        return self._source.ends and ended and len(self._kept) == len(self._source.inputs)
+        return self._source.ends and ended and self._source.inputs.keys() <= self._kept.keys()
 
     def read(self, limit: int, *, alone: bool) -> list[Claim]:
         """See SourceConnection."""
@@ -127,12 +129,10 @@ class MemoryConnection:
             self._kept[key] = Kept(REFUSED, self._owner, again[key], REASON)
         for key in [key for key in chosen.read if key not in self._source.inputs]:
             chosen.read.remove(key)
-            self._kept[key] = Kept(REFUSED, self._owner, again[key], "its row was deleted")
+            self._kept[key] = Kept(REFUSED, self._owner, again[key], DELETED)
         for key in chosen.read:
             self._kept[key] = Kept(CLAIMED, self._owner, again[key])
         return [*map(self._claim, chosen.read)]
 
     def _claim(self, key: Any) -> Claim:
-        return Claim(
-            key if type(key) is int else repr(key).encode(), self._source.inputs[key], self._kept[key].deaths, key
-        )
+        return claim_of(key, self._source.inputs[key], self._kept[key].deaths)

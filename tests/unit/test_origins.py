@@ -21,7 +21,7 @@ PARSE, ENRICH = name_in_path("parse"), name_in_path("enrich")
 
 
 def origin(source: str, key: int | bytes, path: Path) -> Origin:
-    (found,) = origins_of(identify(name_source(source), [key]), [path])
+    (found,) = origins_of(identify(name_source(source, ""), [key]), [path])
     return found
 
 
@@ -37,7 +37,7 @@ def test_origin_is_the_same_each_time_and_differs_by_source_key_and_each_step() 
 
 def test_origins_of_numbers_are_in_their_order() -> None:
     numbers = [0, 1, 255, 256, 1 << 40]
-    given = identify(name_source("g.rows"), numbers)
+    given = identify(name_source("g.rows", ""), numbers)
     found = [*origins_of(given, [Path(b"")] * len(numbers))]
     assert found == sorted(found)
 

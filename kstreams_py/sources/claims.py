@@ -1,0 +1,283 @@
+"""Claims in a SQLite file: which inputs of a source are under way, by whom, and which are done.
+
+All workers that share the claims run on one machine: the file's locks and the clock of the leases are those of one.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from kstreams_py.errors import SettingsError, SourceUnavailable
+from kstreams_py.graph.source import Claim
+from kstreams_py.sinks.sqlite import MAY_RETURN, code_of, describe_error, open_file, transaction
+from kstreams_py.sources.suspects import DELETED, REASON, choose
+
+CLAIMS: Final = "kstreams_claims"
+_OWNERS: Final = "kstreams_claim_owners"
+_IDENTITY: Final = "kstreams_source_id"
+
+FREE, CLAIMED, DONE, REFUSED = range(4)
+"""The states of a claim: given back, under way, acknowledged, acknowledged with a reason why it was not processed."""
+
+_COLUMNS: Final = {
+    CLAIMS: ("reader", "key", "state", "owner", "deaths", "reason"),
+    _OWNERS: ("owner", "lease", "lease_until", "process"),
+    _IDENTITY: ("id",),
+}
+
+_CREATE: Final = f"""
+CREATE TABLE IF NOT EXISTS {CLAIMS} (reader TEXT, key BLOB, state INTEGER NOT NULL, owner INTEGER,
+    deaths INTEGER NOT NULL, reason TEXT, PRIMARY KEY (reader, key)) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS {CLAIMS}_open ON {CLAIMS} (reader) WHERE state <= {CLAIMED};
+CREATE TABLE IF NOT EXISTS {_OWNERS} (owner INTEGER PRIMARY KEY AUTOINCREMENT, lease REAL NOT NULL,
+    lease_until REAL NOT NULL, process TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS {_IDENTITY} (id TEXT NOT NULL);
+"""
+"""The index has the claims that are not done, which are few: without it, a search for them would read all."""
+
+_DEAD: Final = "(lease_until < ? OR lease_until > ? + lease)"
+"""An owner whose lease is over; or that began at another start of the machine, as no lease ends later than that."""
+
+_CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+def read_clock() -> float:
+    """Returns the seconds since the start of this machine, also while it slept; the same in all processes.
+
+    The time of day may jump, and would end leases that are held, or keep those of the dead.
+    """
+    return time.clock_gettime(_CLOCK)
+
+
+class Inputs(Protocol):
+    """What the claims are about: inputs with a key each, which never changes."""
+
+    def prepare(self, connection: sqlite3.Connection) -> None:
+        """Checks the inputs on a new connection. Raises SettingsError if they cannot be read as they are declared."""
+
+    def find(self, connection: sqlite3.Connection, reader: str, limit: int) -> Sequence[tuple[Any, Any]]:
+        """Returns the key and the value of up to `limit` inputs that `reader` has not claimed."""
+
+    def values(self, connection: sqlite3.Connection, keys: Sequence[Any]) -> Mapping[Any, Any]:
+        """Returns the values of inputs by their keys, without those that are gone."""
+
+    @property
+    def are_complete(self) -> bool:
+        """Whether the last `find` was the last one of a look at all of them, found none, and none will come."""
+
+
+class ClaimsFile:
+    """One worker's connection to a source that keeps its claims in a SQLite file: see SourceConnection."""
+
+    def __init__(self, path: Path, reader: str, lease: float, inputs: Inputs) -> None:
+        """Opens the file, and creates it and its tables if they are missing.
+
+        Raises SourceUnavailable, and SettingsError for claims of another version.
+        """
+        self._path, self._reader, self._inputs = path, reader, inputs
+        self.lease = lease
+        self._connection: sqlite3.Connection | None = None
+        self._keeper: sqlite3.Connection | None = None
+        """The connection of the thread that keeps the claims."""
+        self._owner: int | None = None
+        """The number of this worker among all owners of claims; None until its first claim."""
+        self._renewed_at = 0.0
+        self._held = set[Any]()
+        """The keys that this worker has claimed and that have no end."""
+        self._is_doubtful = False
+        """Whether a read has failed: claims may be there that nobody knows of."""
+        self._searched_at = float("-inf")
+        """When claims to be read again were last looked for."""
+        self.waits_alone = False
+        self.is_exhausted = False
+        self.identity = ""
+        with self._usable():
+            pass
+
+    def read(self, limit: int, *, alone: bool) -> list[Claim]:
+        """See SourceConnection."""
+        doubtful, self._is_doubtful = self._is_doubtful, True
+        with self._usable() as connection:
+            if self._owner is None or read_clock() > self._renewed_at + self.lease / 3:
+                self._renew(connection)
+                self._renewed_at = read_clock()
+            claims = self._read_unknown(connection) if doubtful else []
+            claims += self._read_again(connection, limit - len(claims), alone=alone)
+            if not self.waits_alone and len(claims) < limit:
+                claims += self._read_new(connection, limit - len(claims))
+        self._is_doubtful = False
+        self._held.update(claim.token for claim in claims)
+        return claims
+
+    def ack(self, claims: Sequence[Claim]) -> None:
+        """See SourceConnection."""
+        self._end(DONE, ((None, claim) for claim in claims))
+
+    def refuse(self, claims: Sequence[tuple[Claim, str]]) -> None:
+        """See SourceConnection. The reason is in the column `reason` of `kstreams_claims`, with the state 3."""
+        self._end(REFUSED, ((reason, claim) for claim, reason in claims))
+
+    def give_back(self, claims: Sequence[Claim], *, failed: bool) -> None:
+        """See SourceConnection."""
+        given = f"UPDATE {CLAIMS} SET state = {FREE}, deaths = deaths + ? WHERE reader = ? AND key = ?"
+        rows = [(int(failed), self._reader, claim.token, self._owner) for claim in claims]
+        with self._usable() as connection, transaction(connection):
+            connection.executemany(f"{given} AND owner = ? AND state = {CLAIMED}", rows)
+        self._held.difference_update(claim.token for claim in claims)
+        self._searched_at = float("-inf")
+
+    def keep(self) -> None:
+        """See SourceConnection."""
+        if self._owner is None:
+            return
+        try:
+            if self._keeper is None:
+                self._keeper = open_file(self._path)
+            self._renew(self._keeper)
+        except sqlite3.DatabaseError as error:
+            raise self._unavailable(error) from error
+
+    def close(self) -> None:
+        """See SourceConnection."""
+        for connection in (self._connection, self._keeper):
+            if connection is not None:
+                connection.close()
+        self._connection = self._keeper = None
+
+    def _end(self, state: int, claims: Iterable[tuple[str | None, Claim]]) -> None:
+        ended = f"UPDATE {CLAIMS} SET state = {state}, reason = ? WHERE reader = ? AND key = ? AND owner = ?"
+        rows = [(reason, self._reader, claim.token, self._owner) for reason, claim in claims]
+        with self._usable() as connection, transaction(connection):
+            connection.executemany(f"{ended} AND state = {CLAIMED}", rows)
+        self._held.difference_update(key for _, _, key, _ in rows)
+
+    def _read_again(self, connection: sqlite3.Connection, limit: int, *, alone: bool) -> list[Claim]:
+        """Claims inputs that were given back, or whose worker is dead."""
+        now = read_clock()
+        if limit <= 0:
+            return []
+        if not (alone and self.waits_alone) and now < self._searched_at + self.lease / 4:
+            return []
+        self._searched_at = now
+        asked = (
+            f"SELECT key, deaths + (state = {CLAIMED}) FROM {CLAIMS} LEFT JOIN {_OWNERS} USING (owner)"
+            f" WHERE reader = ? AND state <= {CLAIMED}"
+            f" AND (state = {FREE} OR lease IS NULL OR {_DEAD})"
+        )
+        with transaction(connection):
+            found = connection.execute(asked, (self._reader, now, now)).fetchall()
+            deaths = {key: count for key, count in found if key not in self._held}
+            chosen = choose(deaths, limit, alone=alone)
+            values = self._inputs.values(connection, chosen.read)
+            refused = [(REASON, self._reader, key) for key in chosen.refused]
+            refused += [(DELETED, self._reader, key) for key in chosen.read if key not in values]
+            connection.executemany(
+                f"UPDATE {CLAIMS} SET state = {REFUSED}, reason = ? WHERE reader = ? AND key = ?", refused
+            )
+            connection.executemany(
+                f"UPDATE {CLAIMS} SET state = {CLAIMED}, owner = ?, deaths = ? WHERE reader = ? AND key = ?",
+                [(self._owner, deaths[key], self._reader, key) for key in values],
+            )
+        self.waits_alone = chosen.left or chosen.are_suspects
+        return [claim_of(key, value, deaths[key]) for key, value in values.items()]
+
+    def _read_unknown(self, connection: sqlite3.Connection) -> list[Claim]:
+        """Returns the claims of this worker that it does not know of: those of a read whose commit had no answer."""
+        deaths = {key: count for key, count in self._own(connection) if key not in self._held}
+        values = self._inputs.values(connection, [*deaths])
+        return [claim_of(key, value, deaths[key]) for key, value in values.items()]
+
+    def _own(self, connection: sqlite3.Connection) -> list[tuple[Any, int]]:
+        """Returns the keys of this worker's claims, with their deaths."""
+        # the first condition is that of the index
+        asked = (
+            f"SELECT key, deaths FROM {CLAIMS} WHERE state <= {CLAIMED} AND reader = ? AND owner = ?"
+            f" AND state = {CLAIMED}"
+        )
+        return connection.execute(asked, (self._reader, self._owner)).fetchall()
+
+    def _read_new(self, connection: sqlite3.Connection, limit: int) -> list[Claim]:
+        """Claims inputs that nobody has claimed."""
+        found, are_shared = self._inputs.find(connection, self._reader, limit), False
+        if found:
+            claimed = [(self._reader, key, self._owner) for key, _ in found]
+            with transaction(connection):
+                before = connection.total_changes
+                connection.executemany(f"INSERT OR IGNORE INTO {CLAIMS} VALUES (?, ?, {CLAIMED}, ?, 0, NULL)", claimed)
+                are_shared = connection.total_changes - before < len(found)
+        elif self._inputs.are_complete:
+            left = f"SELECT 1 FROM {CLAIMS} WHERE reader = ? AND state <= {CLAIMED} LIMIT 1"
+            self.is_exhausted = connection.execute(left, (self._reader,)).fetchone() is None
+        if are_shared:  # another worker has claimed some of them meanwhile
+            own = {key for key, _ in self._own(connection)} - self._held
+            found = [(key, value) for key, value in found if key in own]
+        return [claim_of(key, value, 0) for key, value in found]
+
+    def _renew(self, connection: sqlite3.Connection) -> None:
+        """Renews the lease; registers this worker as an owner first, if it is none."""
+        process = f"process {os.getpid()}"
+        until = read_clock() + self.lease
+        if self._owner is None:
+            connection.execute(f"DELETE FROM {_OWNERS} WHERE {_DEAD}", (read_clock(), read_clock()))
+            made = f"INSERT INTO {_OWNERS} (lease, lease_until, process) VALUES (?, ?, ?)"
+            self._owner = connection.execute(made, (self.lease, until, process)).lastrowid
+            return
+        # if this worker was frozen past its lease, another one may have deleted it
+        renewed = f"INSERT INTO {_OWNERS} VALUES (?, ?, ?, ?) ON CONFLICT (owner) DO UPDATE SET lease_until = ?"
+        connection.execute(renewed, (self._owner, self.lease, until, process, until))
+
+    @contextmanager
+    def _usable(self) -> Iterator[sqlite3.Connection]:
+        """Yields the connection, and opens it if necessary. Raises SourceUnavailable with the remedy."""
+        try:
+            if self._connection is None:
+                self._connection = self._open()
+            yield self._connection
+        except sqlite3.DatabaseError as error:
+            raise self._unavailable(error) from error
+
+    def _unavailable(self, error: sqlite3.Error) -> SourceUnavailable:
+        return SourceUnavailable(describe_error(self._path, error), may_return=code_of(error) in MAY_RETURN)
+
+    def _open(self) -> sqlite3.Connection:
+        connection = open_file(self._path)
+        # SQLite takes any bytes as text: those that are not UTF-8 become half surrogates, which no target takes
+        connection.text_factory = lambda data: data.decode("utf-8", "surrogateescape")
+        try:
+            # what a crash of the machine takes of the claims is read again, and stored once by its origin
+            connection.execute("PRAGMA synchronous = NORMAL")
+            self._inputs.prepare(connection)
+            self._create(connection)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _create(self, connection: sqlite3.Connection) -> None:
+        with transaction(connection):
+            for statement in filter(str.strip, _CREATE.split(";")):
+                connection.execute(statement)
+            for table, expected in _COLUMNS.items():
+                found = tuple(name for (name,) in connection.execute("SELECT name FROM pragma_table_info(?)", (table,)))
+                if found != expected:
+                    raise SettingsError(
+                        f"{self._path}: table {table} is of another version of kstreams_py (its columns are "
+                        f"{', '.join(found)}): read it with that version, or drop it to read all inputs again"
+                    )
+            # another file under the same name has other inputs, with the same keys
+            made = f"INSERT INTO {_IDENTITY} SELECT ? WHERE NOT EXISTS (SELECT 1 FROM {_IDENTITY})"
+            connection.execute(made, (uuid.uuid4().hex,))
+            (made,) = connection.execute(f"SELECT id FROM {_IDENTITY}").fetchone()
+            self.identity = f"{made} {self._reader}"
+
+
+def claim_of(key: Any, value: Any, deaths: int) -> Claim:
+    """Returns the claim of an input. `key`: a number, or what `repr` tells from all other keys."""
+    return Claim(key if type(key) is int else repr(key).encode(), value, deaths, key)

@@ -1,0 +1,104 @@
+"""What sources read, one class for each: the contract suite runs on all of them."""
+
+from __future__ import annotations
+
+import sqlite3
+from abc import ABC, abstractmethod
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from kstreams_py import sources
+from kstreams_py.graph.source import Source, SourceConnection
+from kstreams_py.sources import claims
+from kstreams_py.testing.memory_source import MemorySource
+
+LEASE: Final = 10.0
+
+READER: Final = "shop.orders"
+
+
+class Medium(ABC):
+    """Inputs somewhere, by number, which a source reads; the clock of its leases, and the connections of a test.
+
+    The value of an input has its number as `id`, and `item {number}` as `item`.
+    """
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self._opened: list[SourceConnection] = []
+
+    @abstractmethod
+    def insert(self, *ids: int) -> None:
+        """Adds inputs."""
+
+    @abstractmethod
+    def delete(self) -> None:
+        """Deletes all inputs, also those that are claimed."""
+
+    @abstractmethod
+    def source(self, **options: Any) -> Source:
+        """Returns the source. `options`: those that all sources have: `ends`, `lease`."""
+
+    @abstractmethod
+    def refused(self) -> list[tuple[int, str]]:
+        """Returns the number and the reason of each input that was refused."""
+
+    def wait(self, seconds: float) -> None:
+        """Lets the clock of the leases go on."""
+        self.now += seconds
+
+    def open(self, reader: str = READER, **options: Any) -> SourceConnection:
+        self._opened.append(self.source(**{"lease": LEASE, **options}).open(reader))
+        return self._opened[-1]
+
+    def close(self) -> None:
+        for each in self._opened:
+            each.close()
+
+
+class InMemory(Medium):
+    def __init__(self) -> None:
+        super().__init__()
+        self._source = MemorySource(ends=False, lease=LEASE, clock=lambda: self.now)
+
+    def insert(self, *ids: int) -> None:
+        self._source.inputs |= {each: {"id": each, "item": f"item {each}"} for each in ids}
+
+    def delete(self) -> None:
+        self._source.inputs.clear()
+
+    def source(self, **options: Any) -> Source:
+        self._source.ends = options.get("ends", False)
+        return self._source
+
+    def refused(self) -> list[tuple[int, str]]:
+        kept = self._source.kept[READER].items()
+        return [(key, each.reason or "") for key, each in kept if each.state == "refused"]
+
+
+class InSQLite(Medium):
+    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__()
+        monkeypatch.setattr(claims, "read_clock", lambda: self.now)
+        self.path = directory / "shop.db"
+        self.run("CREATE TABLE orders (id INTEGER PRIMARY KEY, item TEXT)")
+
+    def insert(self, *ids: int) -> None:
+        with closing(sqlite3.connect(self.path)) as connection, connection:
+            connection.executemany("INSERT INTO orders VALUES (?, ?)", [(each, f"item {each}") for each in ids])
+
+    def delete(self) -> None:
+        self.run("DELETE FROM orders")
+
+    def run(self, statement: str) -> list[Any]:
+        with closing(sqlite3.connect(self.path)) as connection, connection:
+            return connection.execute(statement).fetchall()
+
+    def source(self, **options: Any) -> Source:
+        return sources.SQLite(self.path, **{"table": "orders", "key": "id", **options})
+
+    def refused(self) -> list[tuple[int, str]]:
+        return self.run("SELECT key, reason FROM kstreams_claims WHERE state = 3")
