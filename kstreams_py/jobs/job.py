@@ -16,6 +16,7 @@ from kstreams_py.jobs.identity import SegmentId, name_in_path
 from kstreams_py.jobs.inputs import SourceInputs
 from kstreams_py.jobs.runners import GatheringRunner, OverlappingTaskRunner, TaskRunner
 from kstreams_py.jobs.task import Readers
+from kstreams_py.log_fields import repeated
 from kstreams_py.steps.dead_letters import format_error
 
 logger = logging.getLogger(__name__)
@@ -175,7 +176,10 @@ class Job:
     def _note_failures(self, task: TaskRunner, failed: Iterable[tuple[SegmentId, BaseException]]) -> None:
         for segment, error in failed:
             reason = f"{task.id}: {type(error).__name__}: {format_error(error)}"
-            logger.warning("%s: its input is refused once the rest of it is done", reason)
+            logger.warning(
+                "%s: its input is refused once the rest of it is done", reason,
+                extra=repeated(f"failures of task {task.id}", f"{type(error).__name__}: {format_error(error)}"),
+            )  # fmt: skip
             for inputs in self._inputs.values():
                 inputs.fail(segment, reason)
 

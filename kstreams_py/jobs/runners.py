@@ -17,7 +17,7 @@ from kstreams_py.jobs.adaptive_limit import AdaptiveLimit
 from kstreams_py.jobs.environment import JobEnvironment
 from kstreams_py.jobs.gathering import Gathering, Held
 from kstreams_py.jobs.identity import ROOT, Origin, Pattern, SegmentId, cut_path, extend_all, name_in_path, origins_of
-from kstreams_py.jobs.segments import Segments, copy_values
+from kstreams_py.jobs.segments import Segments, copy_value, copy_values
 from kstreams_py.jobs.task import FailedCall, Function, Made, Readers, Sending, Storing, arguments_of, exited
 from kstreams_py.metrics import Counters
 from kstreams_py.steps.calls import Call
@@ -213,7 +213,7 @@ class OverlappingTaskRunner(TaskRunner):
 
     def __init__(self, graph: str, task: JobTask, readers: Readers, environment: JobEnvironment) -> None:
         super().__init__(graph, task, readers, environment)
-        self._calls = environment.open_calls(task, lambda _, returned: returned)
+        self._calls = environment.open_calls(task, lambda _, returned: copy_value(returned))
         self._open: dict[int, Segments] = {}
         """The segment of each call under way, by ticket."""
 

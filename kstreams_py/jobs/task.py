@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import starmap
 from operator import xor
@@ -12,7 +13,7 @@ from kstreams_py.graph.channels import Channel, JobTask, TaskKind
 from kstreams_py.graph.functions import show_function
 from kstreams_py.graph.sink import Row, Sink, SinkConnection
 from kstreams_py.jobs.identity import Entropy, Origin, Path, extend, extend_all, name_in_path, new_patterns, origins_of
-from kstreams_py.jobs.segments import Segments, copy_values
+from kstreams_py.jobs.segments import Segments, copy_value, copy_values
 from kstreams_py.records import KeptRecord, Out, Step
 from kstreams_py.steps.calls import wait_for_each
 from kstreams_py.steps.rows import Rows, row_hash
@@ -70,7 +71,7 @@ class Function:
         function = wait_for_each(task.function) if task.asynchronous else task.function
         self._call = function
         if task.generator:
-            self._call = lambda *arguments: [*function(*arguments)]
+            self._call = lambda *arguments: [*map(copy_value, function(*arguments))]
 
     def results(self, values: Sequence[Any], origins: Iterator[Origin]) -> list[Any]:
         """Returns the result for each value, or FailedCall. `origins`: the origin of the step of each."""
@@ -78,8 +79,10 @@ class Function:
         arguments = arguments_of(self._task, values, origins)
         while len(results) < count:
             try:
-                # keeps the results before the one that raises
-                results.extend(starmap(self._call, arguments))
+                called = starmap(self._call, arguments)
+                # keeps the results before the one that raises; copies each at once, as a value of a topic is encoded: a
+                # function may change later what it has returned
+                results.extend(called if self._task.generator else map(copy_value, called))
                 if len(results) < count:  # for `extend`, a StopIteration is the end of its input
                     results.append(FailedCall(RuntimeError("the function raised StopIteration")))
             except Exception as error:
@@ -226,18 +229,31 @@ class Storing:
             owners: Sequence[int] = range(len(rows))
         else:
             rows, owners = self._make(segments, results, failed)
-        while rows:
+        stored = self._write_all(rows, owners, failed)
+        return Made(stored, segments.patterns, failed)
+
+    def _write_all(
+        self, rows: Sequence[Row], owners: Sequence[int], failed: list[tuple[int, BaseException]]
+    ) -> int:
+        """Writes rows; returns how many were stored. Adds the segments that own rows which the target refuses.
+
+        A step's rows are stored together or not at all. `owners`: the segment of each row, in ascending order.
+        """
+        stored, left = 0, [(0, len(rows))]
+        while left:
+            start, end = left.pop()
+            if start == end:
+                continue
             try:
-                self._write(rows)
+                self._write(rows[start:end])
             except RowRefused as error:
-                # a step's rows are stored together or not at all
-                refused = owners[error.index]
+                # what is before and behind it is written apart: with all rows again, many refusals would take hours
+                refused = owners[start + error.index]
                 failed.append((refused, error))
-                kept = [number for number, owner in enumerate(owners) if owner != refused]
-                rows, owners = [rows[number] for number in kept], [owners[number] for number in kept]
+                left += [(bisect_right(owners, refused, start, end), end), (start, bisect_left(owners, refused, start))]
             else:
-                break
-        return Made(len(rows), segments.patterns, failed)
+                stored += end - start
+        return stored
 
     def _write(self, rows: Sequence[Row]) -> None:
         try:

@@ -206,6 +206,46 @@ def test_row_that_the_target_refuses_is_refused_and_the_others_are_stored() -> N
     assert table.values == [value for value in range(INPUTS) if value not in (3, 4)]
 
 
+def test_many_refused_rows_do_not_write_the_others_again_and_again() -> None:
+    plant = JobPlant(range(600), batch=600)
+    table = Table(plant, refuses=lambda value: value % 2 == 0)
+
+    @plant.graph.sink(plant.rows, to=table)
+    def store(value: int) -> Any:
+        yield (value,)
+        yield (value if value % 3 else -value,)
+
+    plant.run()
+    assert list(plant.refused()) == [*range(0, 600, 2)]
+    assert table.values == sorted(value for each in range(1, 600, 2) for value in (each, each if each % 3 else -each))
+    assert max(table.written.values()) == 1
+    assert plant.requests < 2_000
+
+
+def test_result_that_a_function_changes_later_keeps_what_it_was() -> None:
+    plant = JobPlant(range(INPUTS))
+    halves, words, tables = plant.graph.channel("halves"), plant.graph.channel("words"), [Table(plant), Table(plant)]
+    buffer: dict[str, list[int]] = {"n": [0]}
+
+    @plant.graph.map(plant.rows, to=halves)
+    def fill(value: int) -> Any:
+        buffer["n"][0] = value
+        return buffer
+
+    @plant.graph.map(plant.rows, to=words)
+    def split(value: int) -> Any:
+        word = {"n": value}
+        for number in range(2):
+            word["part"] = number
+            yield word
+
+    plant.graph.sink(halves, to=tables[0], id="store_halves")(lambda half: (half["n"][0],))
+    plant.graph.sink(words, to=tables[1], id="store_words")(lambda word: ((word["n"], word["part"]),))
+    plant.run()
+    assert tables[0].values == [*range(INPUTS)]
+    assert tables[1].values == [(value, part) for value in range(INPUTS) for part in range(2)]
+
+
 @pytest.mark.parametrize(
     ("result", "told"),
     [
