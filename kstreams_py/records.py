@@ -186,6 +186,9 @@ class _Keep:
     def __repr__(self) -> str:
         return "KEEP"
 
+    def __reduce__(self) -> str:
+        return "KEEP"  # a copy of an Out has the same one, by which it is known
+
 
 KEEP: Final[Any] = _Keep()
 

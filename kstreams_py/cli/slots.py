@@ -9,7 +9,6 @@ import typer
 from kstreams_py.cli.options import Bootstrap, Config, Target
 from kstreams_py.cli.streams import echo, echo_lines
 from kstreams_py.graph.loading import load
-from kstreams_py.graph.names import group_of
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.administration import GroupAdmin
 from kstreams_py.kafka.groups import GroupInfo, describe_slots, members_of, slot_of
@@ -55,6 +54,6 @@ def release(
 
 
 def _groups(graph: Graph, admin: GroupAdmin) -> dict[str, GroupInfo]:
-    """Returns the consumer groups of a graph's processors."""
+    """Returns the consumer groups of a graph."""
     graph.validate()
-    return admin.describe([group_of(graph.name, processor.id) for processor in graph.processors])
+    return admin.describe([*graph.groups])

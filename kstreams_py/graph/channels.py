@@ -1,4 +1,4 @@
-"""Channels, which carry values between tasks in memory, and the tasks that read or write them."""
+"""Tasks: functions that read or write channels, which carry values in memory; and what does not fit them."""
 
 from __future__ import annotations
 
@@ -6,31 +6,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from graphlib import CycleError, TopologicalSorter
-from typing import Any, Final, Generic
-
-from typing_extensions import TypeVar
+from typing import Any, Final
 
 from kstreams_py.errors import GraphError
+from kstreams_py.graph.declarations import Channel, Topic
 from kstreams_py.graph.functions import is_asynchronous, is_generator, wants_step
 from kstreams_py.graph.retry import Retry
 from kstreams_py.graph.sink import Evidence, Sink
-from kstreams_py.graph.source import Source
-
-V = TypeVar("V", default=Any)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Channel(Generic[V]):
-    """A channel of one graph, with values of type `V`. Equal only to itself.
-
-    - `source`: where its values come from; None if tasks write them.
-    """
-
-    name: str
-    source: Source | None = None
-
-    def __str__(self) -> str:
-        return self.name
 
 
 class TaskKind(StrEnum):
@@ -45,6 +27,8 @@ class TaskKind(StrEnum):
 class JobTask:
     """A function with its input and output channels; the fields are as in Processor.
 
+    - `inputs`: channels; a topic that it reads is one that the topic fills.
+    - `topics`: those that it writes.
     - `target`: where the rows of a sink are stored; None for none.
     """
 
@@ -60,13 +44,20 @@ class JobTask:
     retry: Retry | None = None
     stop_on: tuple[type[BaseException], ...] = ()
     target: Sink | None = None
+    topics: tuple[Topic, ...] = ()
 
     @property
     def word(self) -> str:
         """What the task is called where it is shown."""
+        written = len(self.written)
         if self.kind is TaskKind.MAP:
-            return "map" if len(self.outputs) == 1 else "fork" if self.outputs else "sink"
-        return str(self.kind) if self.outputs else f"{self.kind} sink"
+            return "map" if written == 1 else "fork" if written else "sink"
+        return str(self.kind) if written else f"{self.kind} sink"
+
+    @property
+    def written(self) -> tuple[Channel | Topic, ...]:
+        """The channels and topics that it writes."""
+        return *self.outputs, *self.topics
 
     @property
     def overlaps(self) -> bool:
@@ -81,7 +72,8 @@ REFUSED: Final = {
     "durability": "the source keeps an input until all is done: leave durability= out",
     "batch": "a task takes one value at a time: leave batch= out",
     "order": "a channel has neither partitions nor keys: leave order= out",
-    "errors": "an input that fails is refused at its source, with the reason: leave errors= out",
+    "errors": "an input that fails is refused at its source, with the reason; a record of a topic goes to the errors= "
+    "of its graph: leave errors= out",
     "hash_header": "a channel has no headers; step.delivery_hash is there: leave hash_header= out",
 }
 """The options of processors of topics that do not fit tasks, each with the reason and what to do."""
@@ -108,6 +100,33 @@ def kind_of_task(inputs: Sequence[object], outputs: Sequence[object] | None, *, 
     return TaskKind.GATHER
 
 
+def describe_channels(channels: Iterable[Channel]) -> list[str]:
+    """Returns the lines on channels in the text of a graph."""
+    named = [*channels]
+    width = max((len(channel.name) for channel in named), default=0)
+    lines = [f"  {each.name:{width}}  {'' if each.source is None else each.source}".rstrip() for each in named]
+    return ["", "channels", *lines] if lines else []
+
+
+def describe_tasks(tasks: Iterable[JobTask]) -> list[str]:
+    """Returns the lines on tasks in the text of a graph."""
+    lines = list[str]()
+    for task in tasks:
+        features = [name for name in ("asynchronous", "generator", "wants_step") if getattr(task, name)]
+        features += [f"{task.concurrency} calls at once"] if task.concurrency > 1 else []
+        rows = {
+            "reads": ", ".join(map(str, task.inputs)),
+            "writes": ", ".join(map(str, task.written)),
+            "dead letters": ", ".join({each.errors: None for each in task.inputs if each.errors}),
+            "stops on": ", ".join(each.__name__ for each in task.stop_on),
+            "retries": task.retry and str(task.retry),
+            "stores": task.target and f"{task.target}, by {task.target.evidence}",
+        }
+        lines.append(f"  {task.id}: {', '.join([task.word, 'at_least_once', *features])}")
+        lines += [f"    {row:12}  {content}" for row, content in rows.items() if content]
+    return ["", "tasks", *lines] if lines else []
+
+
 def check_source(what: str, source: object) -> None:
     """Raises GraphError for what is no source."""
     if isinstance(source, type) or not callable(getattr(source, "open", None)):
@@ -118,17 +137,21 @@ def make_task(
     name: str,
     kind: TaskKind,
     inputs: Sequence[Channel],
-    outputs: Sequence[Channel],
+    written: Sequence[Channel | Topic],
     function: Callable[..., Any],
     **fields: Any,
 ) -> JobTask:
     """Returns a task of these channels. `fields`: the other fields. Raises GraphError if the function does not fit."""
     what = f"task {name!r}"
+    outputs = tuple(each for each in written if isinstance(each, Channel))
+    topics = tuple(each for each in written if isinstance(each, Topic))
     for channel in outputs:
-        if channel.source is not None:
+        if channel.is_filled:
             raise GraphError(
                 f"{what} writes to {channel}, which a source fills: write to a channel, graph.channel(...)"
             )
+    for topic in topics:
+        _check_topic(what, topic, inputs)
     concurrency, target = fields["concurrency"], fields["target"]
     if kind is TaskKind.GATHER and (concurrency > 1 or is_asynchronous(function)):
         raise GraphError(f"{what} gathers: its calls do not overlap: gather first, and call in a map after it")
@@ -141,13 +164,25 @@ def make_task(
         name,
         kind,
         tuple(inputs),
-        tuple(outputs),
+        outputs,
         function,
         wants_step=wants_step(what, function, values, batch=False),
-        generator=is_generator(what, function, batch=False, sink=not outputs and target is None),
+        generator=is_generator(what, function, batch=False, sink=not written and target is None),
         asynchronous=is_asynchronous(function),
+        topics=topics,
         **fields,
     )
+
+
+def _check_topic(what: str, topic: Topic, inputs: Sequence[Channel]) -> None:
+    """Raises GraphError for a topic that a task cannot write."""
+    if topic.cluster:
+        raise GraphError(
+            f"{what} writes to {topic}, which is on cluster {topic.cluster!r}: tasks write to the graph's own cluster"
+        )
+    for channel in inputs:
+        if topic in (channel.topic, channel.errors) or topic.name == channel.errors:
+            raise GraphError(f"{what} reads {channel} and writes to {topic}: its records would go round for ever")
 
 
 def check_tasks(graph: str, channels: Iterable[Channel], tasks: Sequence[JobTask]) -> None:
@@ -155,7 +190,7 @@ def check_tasks(graph: str, channels: Iterable[Channel], tasks: Sequence[JobTask
     read = {channel for task in tasks for channel in task.inputs}
     written = {channel for task in tasks for channel in task.outputs}
     for channel in sorted(read - written, key=str):
-        if channel.source is None:
+        if not channel.is_filled:
             raise GraphError(f"nothing writes to channel {channel.name!r} of graph {graph!r}: name it in a to=")
     for channel in sorted({*channels} - read, key=str):
         raise GraphError(f"nothing reads channel {channel.name!r} of graph {graph!r}: read it, or leave it out")

@@ -1,4 +1,4 @@
-"""The declarations of a graph: its topics, its processors with their options, states, journals and orders of events."""
+"""The declarations of a graph: its topics, channels and processors, with their states, journals, orders of events."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from kstreams_py.errors import GraphError
 from kstreams_py.formats.avro import Avro
 from kstreams_py.formats.schema_files import shipped_schema
 from kstreams_py.formats.serdes import Json, Serde, String
-from kstreams_py.graph.channels import Channel
 from kstreams_py.graph.guarantees import Durability, Guarantee
 from kstreams_py.graph.names import changelog_topic
 from kstreams_py.graph.retry import Retry
 from kstreams_py.graph.sink import Evidence, Sink
+from kstreams_py.graph.source import Source
 
 HELD_MAX: Final = 10_000
 """The default limit of events of a task that wait for the events before them."""
@@ -210,6 +210,28 @@ class Topic(Generic[K, V]):
 
     def __str__(self) -> str:
         return self.name
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Channel(Generic[V]):
+    """A channel of one graph, with values of type `V`. Equal only to itself.
+
+    - `source`, `topic`: where its values come from; both are None if tasks write them.
+    - `errors`: the dead-letter topic of the records of `topic`; None for none.
+    """
+
+    name: str
+    source: Source | None = None
+    topic: Topic[Any, V] | None = None
+    errors: str | None = None
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def is_filled(self) -> bool:
+        """Whether its values come from outside of the graph's tasks."""
+        return self.source is not None or self.topic is not None
 
 
 @dataclass(frozen=True, slots=True)

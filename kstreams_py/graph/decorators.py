@@ -8,11 +8,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, Unpack, cast, overload
 
 from kstreams_py.errors import GraphError
-from kstreams_py.graph.channels import Channel, TaskKind
+from kstreams_py.graph.channels import TaskKind
 from kstreams_py.graph.checks import check_join, choose, name_processor
 from kstreams_py.graph.declarations import (
     HELD_BYTES_MAX,
     HELD_MAX,
+    Channel,
     End,
     KeyedStore,
     Many,

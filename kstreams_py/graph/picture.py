@@ -78,8 +78,11 @@ def elements(graph: Graph) -> tuple[dict[str, Box], list[Edge]]:
     for task in graph.tasks:
         node = f"processor {task.id}"
         boxes[node] = Box("processor", task.id, task.word, "at least once", f"{task.id}: {task.word}, at least once")
-        edges += [Edge(f"channel {channel.name}", node, dead=False) for channel in task.inputs]
-        edges += [Edge(node, f"channel {channel.name}", dead=False) for channel in task.outputs]
+        ends = [f"{'channel' if each.topic is None else 'topic'} {each}" for each in task.inputs]
+        edges += [Edge(end, node, dead=False) for end in ends]
+        edges += [Edge(node, f"channel {channel}", dead=False) for channel in task.outputs]
+        edges += [Edge(node, f"topic {topic}", dead=False) for topic in task.topics]
+        edges += [Edge(node, f"topic {each}", dead=True) for each in {each.errors for each in task.inputs} if each]
         if task.target is not None:
             target = f"target {task.target}"
             boxes[target] = _target_box(task.target)

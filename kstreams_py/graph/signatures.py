@@ -10,8 +10,7 @@ from typing import Any, Never, Protocol, TypeAlias, overload
 
 from typing_extensions import ParamSpec, TypeVar, TypeVarTuple
 
-from kstreams_py.graph.channels import Channel
-from kstreams_py.graph.declarations import Topic
+from kstreams_py.graph.declarations import Channel, Topic
 from kstreams_py.records import Out
 
 K = TypeVar("K", default=Any)

@@ -21,6 +21,12 @@ class Claim(NamedTuple):
     token: Any
 
 
+class BadInput(NamedTuple):
+    """In place of the value of a claim that cannot be read: it is refused for this error, and no function called."""
+
+    error: BaseException
+
+
 class SourceConnection(Protocol):
     """One worker's connection to a source. After an exception it stays usable: the next call tries again.
 
@@ -29,7 +35,7 @@ class SourceConnection(Protocol):
 
     @property
     def identity(self) -> str:
-        """What tells this medium from another one in its place, such as a file that was made anew under its name.
+        """What tells this medium from another one that has its name, such as a file that was made again.
 
         The keys of the other one may be the same. Empty if there is nothing to tell them by.
         """
@@ -47,7 +53,7 @@ class SourceConnection(Protocol):
         """Whether inputs wait for a `read` with `alone`."""
 
     def read(self, limit: int, *, alone: bool) -> Sequence[Claim]:
-        """Claims up to `limit` inputs; returns none if none is there now.
+        """Claims up to `limit` inputs, which may be 0; returns none if none is there now.
 
         Inputs that were read at several deaths of a worker are suspects: they are claimed by themselves, in ever
         smaller groups, so that the one that ends its workers is found.

@@ -6,7 +6,7 @@ Each declaration is checked at once, and refused with a GraphError that names th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any, Final, Generic, Unpack, overload
 
@@ -15,12 +15,13 @@ from typing_extensions import TypeVar
 from kstreams_py.errors import GraphError, did_you_mean
 from kstreams_py.formats.serdes import Bytes, Serde
 from kstreams_py.graph.channels import (
-    Channel,
     JobTask,
     TaskKind,
     check_source,
     check_task_options,
     check_tasks,
+    describe_channels,
+    describe_tasks,
     kind_of_task,
     make_task,
 )
@@ -49,6 +50,7 @@ from kstreams_py.graph.checks import (
 )
 from kstreams_py.graph.declarations import (
     DEFAULT_PARTITIONS,
+    Channel,
     Defaults,
     End,
     Many,
@@ -67,7 +69,7 @@ from kstreams_py.graph.declarations import (
 from kstreams_py.graph.decorators import Decorators
 from kstreams_py.graph.functions import is_asynchronous, is_generator, wants_step
 from kstreams_py.graph.guarantees import RULES, Durability, Guarantee
-from kstreams_py.graph.names import beginnings_topic, delivered_topic, journal_topic, replayed_topic
+from kstreams_py.graph.names import beginnings_topic, delivered_topic, group_of, journal_topic, replayed_topic
 from kstreams_py.graph.pipelines import Pipeline, PipelineOptions, Table, make_pipeline
 from kstreams_py.graph.signatures import Function, K, V
 from kstreams_py.graph.source import Source
@@ -134,6 +136,8 @@ class Graph(Decorators, Generic[GraphKey, GraphValue]):
         self._processors: dict[str, Processor] = {}
         self.channels: dict[str, Channel] = {}
         """All channels by name, with those that a source fills."""
+        self._read: dict[str, Channel] = {}
+        """By topic that tasks read, the channel that it fills."""
         self._tasks: dict[str, JobTask] = {}
         self.pipelines: tuple[Pipeline, ...] = ()
         """All pipelines, in the order of their declaration."""
@@ -357,8 +361,8 @@ class Graph(Decorators, Generic[GraphKey, GraphValue]):
             self._tasks[name] = make_task(
                 name,
                 kind,
-                self._resolve_channels(what, inputs),
-                self._resolve_channels(what, outputs),
+                [self._read_channel(what, each) for each in inputs],
+                [self._resolve_end(what, each) for each in outputs],
                 function,
                 target=check_target(what, target),
                 stop_on=list_exceptions(what, chosen["stop_on"]),
@@ -369,11 +373,39 @@ class Graph(Decorators, Generic[GraphKey, GraphValue]):
 
         return declare
 
-    def _resolve_channels(self, what: str, ends: Many) -> tuple[Channel, ...]:
-        for end in ends:
-            if str(end) not in self.channels:
-                raise GraphError(f"{what}: {str(end)!r} is no channel: a task reads and writes channels alone")
-        return tuple(self.channels[str(end)] for end in ends)
+    def _resolve_end(self, what: str, end: End) -> Channel | Topic:
+        """Returns a channel or a topic of this graph. Raises GraphError."""
+        if (channel := self.channels.get(str(end))) is not None:
+            return channel
+        return self._resolve(what, (end,))[0]
+
+    def _read_channel(self, what: str, end: End) -> Channel:
+        """Returns a channel of this graph; for a topic, the one that it fills. Raises GraphError."""
+        found = self._resolve_end(what, end)
+        if isinstance(found, Channel):
+            return found
+        if found.cluster:
+            raise GraphError(
+                f"{what} reads {found}, which is on cluster {found.cluster!r}: tasks read the graph's own cluster"
+            )
+        if found.name not in self._read:
+            errors = self._resolve_errors(what, self._options["errors"])
+            self._reserve_for_dead_letters(errors, "")
+            self._read[found.name] = Channel(found.name, topic=found, errors=errors)
+        return self._read[found.name]
+
+    @property
+    def uses_topics(self) -> bool:
+        """Whether it needs a Kafka cluster: it may also have channels alone."""
+        return bool(self._processors or self._read) or any(task.topics for task in self.tasks)
+
+    @property
+    def groups(self) -> dict[str, tuple[str, ...]]:
+        """The consumer groups of the graph, each with the topics that it reads."""
+        found = {each.id: tuple(map(str, each.inputs)) for each in self.processors} | {
+            each: (each,) for each in self._read
+        }
+        return {group_of(self.name, each): topics for each, topics in found.items()}
 
     @property
     def tasks(self) -> tuple[JobTask, ...]:
@@ -459,6 +491,11 @@ class Graph(Decorators, Generic[GraphKey, GraphValue]):
             check_tasks(self.name, self.channels.values(), self.tasks)
         elif not self._processors and (needs_processors or not self.pipelines):
             raise GraphError(f"graph {self.name!r} has no processors: declare one with @graph.map or another kind")
+        for name in self._read.keys() & self._processors.keys():
+            raise GraphError(
+                f"tasks read topic {name!r}, and a processor has the same name, so that they would share a consumer "
+                "group: give the processor another id="
+            )
         for pipeline in self.pipelines:
             writers = [each for each in self.processors if str(pipeline.target) in each.written]
             if isinstance(pipeline.target, Topic) and writers:
@@ -514,7 +551,7 @@ class Graph(Decorators, Generic[GraphKey, GraphValue]):
         """Returns the graph as text: all topics, then all processors, in the order of their declaration."""
         guarantee, durability, errors = (self._options[each] for each in ("guarantee", "durability", "errors"))
         lines = [f"graph {self.name}: {guarantee}, {durability}, dead letters {errors or 'none'}"]
-        if self._tasks and not self._processors:
+        if not self.uses_topics and self._tasks:
             lines = [f"graph {self.name}"]
         lines += ["", "topics"] if self.topics or not self._tasks else []
         width = max(map(len, self.topics), default=0)
@@ -525,7 +562,7 @@ class Graph(Decorators, Generic[GraphKey, GraphValue]):
             words += [f"cluster {topic.cluster}"] if topic.cluster else []
             words += [f"{setting}={wanted}" for setting, wanted in topic.config.items()]
             lines.append(f"  {topic.name:{width}}  {', '.join(words)}")
-        lines += _describe_channels(self.channels.values())
+        lines += describe_channels(self.channels.values())
         lines += ["", "processors"] if self._processors or not self._tasks else []
         for processor in self.processors:
             words = [processor.kind, processor.guarantee, processor.durability]
@@ -547,36 +584,13 @@ class Graph(Decorators, Generic[GraphKey, GraphValue]):
             }
             lines.append(f"  {processor.id}: {', '.join(words)}")
             lines += [f"    {row:12}  {content}" for row, content in rows.items() if content]
-        lines += _describe_tasks(self.tasks)
+        lines += describe_tasks(self.tasks)
         lines += ["", "pipelines"] if self.pipelines else []
         for pipeline in self.pipelines:
             lines.append(f"  {pipeline.id}: {pipeline.mode}, every {pipeline.every} s")
             lines.append(f"    {'reads':12}  {', '.join(map(str, pipeline.inputs))}")
             lines.append(f"    {'keeps':12}  {pipeline.target}")
         return "\n".join(lines)
-
-
-def _describe_channels(channels: Collection[Channel]) -> list[str]:
-    width = max((len(channel.name) for channel in channels), default=0)
-    lines = [f"  {each.name:{width}}  {'' if each.source is None else each.source}".rstrip() for each in channels]
-    return ["", "channels", *lines] if lines else []
-
-
-def _describe_tasks(tasks: Collection[JobTask]) -> list[str]:
-    lines = ["", "tasks"] if tasks else []
-    for task in tasks:
-        features = [name for name in ("asynchronous", "generator", "wants_step") if getattr(task, name)]
-        features += [f"{task.concurrency} calls at once"] if task.concurrency > 1 else []
-        rows = {
-            "reads": ", ".join(map(str, task.inputs)),
-            "writes": ", ".join(map(str, task.outputs)),
-            "stops on": ", ".join(each.__name__ for each in task.stop_on),
-            "retries": task.retry and str(task.retry),
-            "stores": task.target and f"{task.target}, by {task.target.evidence}",
-        }
-        lines.append(f"  {task.id}: {', '.join([task.word, 'at_least_once', *features])}")
-        lines += [f"    {row:12}  {content}" for row, content in rows.items() if content]
-    return lines
 
 
 def _describe_state(state: State[Any, Any]) -> str:

@@ -8,6 +8,9 @@ pending         rule  the inputs that are under way
 adaptive_limit  rule  how many at once, by the time that the last ones took
 segments        rule  segments in batches
 gathering       rule  pairs the branches of one segment
+copies          acts  copies of values, so that no function changes what another one has
+topic_inputs    acts  the records of a topic as inputs
+topic_outputs   acts  writes records of results, and dead letters, to topics
 environment     acts  what a job works with: its sources and targets, a clock, entropy, its limits
 task            acts  calls the function of a task, sends or stores its results
 runners         acts  runs a task: takes segments, calls, sends or stores, acknowledges

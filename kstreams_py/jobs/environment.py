@@ -9,11 +9,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from kstreams_py.graph.channels import Channel, JobTask
+from kstreams_py.graph.channels import JobTask
+from kstreams_py.graph.declarations import Channel
+from kstreams_py.graph.names import group_of, member_of
 from kstreams_py.graph.sink import Sink, SinkConnection
 from kstreams_py.graph.source import SourceConnection
+from kstreams_py.graph.topology import Graph
 from kstreams_py.jobs.identity import Entropy
+from kstreams_py.jobs.topic_inputs import TopicConnection
+from kstreams_py.jobs.topic_outputs import TopicLetters, TopicOutputs
 from kstreams_py.steps.calls import Calls, open_calls
+from kstreams_py.steps.environment import Environment
 
 MAX_PENDING: Final = 10_000
 TIMEOUT: Final = 60.0
@@ -30,6 +36,8 @@ class JobEnvironment:
     """What a job works with; a simulation replaces clock, sleep, entropy and calls.
 
     - `open_source`, `open_sink`: connect to the source of a channel, or to a sink's target, under the name of who does.
+    - `open_letters`: makes what writes the dead letters of a channel that a topic fills; None if there are none.
+    - `open_outputs`: makes what writes to the topics of a task; None if it has none.
     - `clock`: returns seconds that never decrease.
     - `sleep`: waits for a number of seconds.
     - `entropy`: returns random bytes.
@@ -40,6 +48,8 @@ class JobEnvironment:
     """
 
     open_source: Callable[[Channel, str], SourceConnection] = open_source
+    open_letters: Callable[[Channel], TopicLetters | None] = lambda _: None
+    open_outputs: Callable[[JobTask], TopicOutputs | None] = lambda _: None
     open_sink: Callable[[Sink, str], SinkConnection] = lambda sink, consumer: sink.open(consumer)
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
@@ -50,3 +60,23 @@ class JobEnvironment:
     )
     max_pending: int = MAX_PENDING
     timeout: float = TIMEOUT
+
+
+def job_environment(graph: Graph, slot: int, environment: Environment) -> JobEnvironment:
+    """Returns the environment of a graph's job in a slot: its topics are those of a cluster."""
+
+    def open_input(channel: Channel, reader: str) -> SourceConnection:
+        if channel.topic is None:
+            return open_source(channel, reader)
+        group = group_of(graph.name, channel.name)
+        return TopicConnection(channel.topic, group, member_of(group, slot), environment)
+
+    def open_letters(channel: Channel) -> TopicLetters | None:
+        return None if channel.errors is None else TopicLetters(graph.name, graph.topics[channel.errors], environment)
+
+    def open_outputs(task: JobTask) -> TopicOutputs | None:
+        return TopicOutputs(graph.name, task, environment) if task.topics else None
+
+    return JobEnvironment(
+        open_input, open_letters=open_letters, open_outputs=open_outputs, open_sink=environment.open_sink
+    )

@@ -3,21 +3,37 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable
-from typing import Final
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Final, NamedTuple
 
-from kstreams_py.errors import SourceUnavailable
-from kstreams_py.graph.source import Claim, SourceConnection
+from kstreams_py.errors import SinkAway, SourceUnavailable
+from kstreams_py.graph.source import BadInput, Claim, SourceConnection
 from kstreams_py.jobs.adaptive_limit import AdaptiveLimit
-from kstreams_py.jobs.identity import ROOT, Entropy, SegmentId, identify, name_source, new_ids
+from kstreams_py.jobs.identity import (
+    ROOT,
+    Entropy,
+    Given,
+    SegmentId,
+    extend,
+    identify,
+    name_in_path,
+    name_source,
+    new_ids,
+    origins_of,
+)
 from kstreams_py.jobs.pending import PendingInputs
 from kstreams_py.jobs.segments import Segments
+from kstreams_py.jobs.topic_outputs import FailedRecord, TopicLetters
+from kstreams_py.steps.dead_letters import format_error
 
 logger = logging.getLogger(__name__)
 
 IDLE_FIRST: Final = 0.001
 IDLE_MOST: Final = 0.25
 """Seconds between two looks at a source that has no inputs: each look may be a transaction there."""
+
+HEARD_SECONDS: Final = 0.5
+"""Seconds after which a source that has no input to give is asked all the same: a group must hear its members."""
 
 UNDER_WAY_FIRST: Final = 500
 """How many inputs may be under way before the speed of the tasks is known."""
@@ -26,6 +42,16 @@ UNDER_WAY_SECONDS: Final = 1.0
 """Seconds that the inputs under way should take. With more of them, workers beside this one would find none left, and
 more would be read again after a death.
 """
+
+
+class FailedTask(NamedTuple):
+    """The task that could not process a segment, and its error."""
+
+    task: str
+    error: BaseException
+
+    def __str__(self) -> str:
+        return f"{self.task}: {type(self.error).__name__}: {format_error(self.error)}"
 
 
 class SourceInputs:
@@ -38,12 +64,14 @@ class SourceInputs:
         limits: tuple[int, int],
         timeout: float,
         entropy: Entropy,
+        letters: TopicLetters | None = None,
     ) -> None:
         """Makes no request.
 
         - `name`: the name of the source, with that of the graph.
         - `limits`: how many inputs may be under way at least, so that all calls of the tasks have one, and at most.
         - `timeout`: the seconds after which an input that is neither complete nor under way is read again.
+        - `letters`: writes the dead letters of inputs that are refused, which are records of a topic; None for none.
         """
         self.name = name
         self.connection = connection
@@ -52,10 +80,11 @@ class SourceInputs:
         """When inputs were settled last; None while none is under way."""
         self._entropy = entropy
         self.pending = PendingInputs[Claim](timeout)
-        self._failed: dict[SegmentId, str] = {}
-        """By input with a segment that failed, the reason."""
+        self._letters = letters
+        self._failed: dict[SegmentId, FailedTask] = {}
+        """By input with a segment that failed, the first failure."""
         self._done: list[Claim] = []
-        self._refused: list[tuple[Claim, str]] = []
+        self._refused: list[tuple[Claim, FailedTask]] = []
         """What is complete, and that the source was not told of."""
         self._expired: list[Claim] = []
         """What has expired, and that the source was not given back."""
@@ -74,9 +103,10 @@ class SourceInputs:
         under_way = len(self.pending) + len(self._done) + len(self._refused) + len(self._expired)
         free, alone = self._limit.limit - under_way, not under_way
         # a claim may cost a commit of the medium: few of them at once would be slow
-        if under_way > self._limit.limit / 2:
-            return Segments()
-        if free <= 0 or (self.connection.waits_alone and not alone):
+        if under_way > self._limit.limit / 2 or (self.connection.waits_alone and not alone):
+            if now > self.asked_at + HEARD_SECONDS:
+                self.asked_at = now
+                self.connection.read(0, alone=False)
             return Segments()
         if now < self._looks_at:
             return Segments()
@@ -90,13 +120,23 @@ class SourceInputs:
         ids = new_ids(self._entropy, len(claims))
         self.pending.add(ids, claims, now)
         self._settled_at = now if self._settled_at is None else self._settled_at
-        given = identify(name_source(self.name, self.connection.identity), (claim.key for claim in claims))
-        return Segments(ids, (), given, [ROOT] * len(ids), [claim.value for claim in claims])
+        values = [claim.value for claim in claims]
+        read = Segments(ids, (), self._identify(claims), [ROOT] * len(ids), values)
+        if BadInput not in map(type, values):
+            return read
+        bad = {segment: value for segment, value in zip(ids, values, strict=True) if type(value) is BadInput}
+        for segment, value in bad.items():
+            self.fail(segment, self.name, value.error)
+        self.complete(bad)
+        return read.without(bad.keys())
 
-    def fail(self, segment: SegmentId, reason: str) -> None:
+    def _identify(self, claims: Sequence[Claim]) -> list[Given]:
+        return identify(name_source(self.name, self.connection.identity), (claim.key for claim in claims))
+
+    def fail(self, segment: SegmentId, task: str, error: BaseException) -> None:
         """Notes that an input has a segment that failed: it is refused when it is complete."""
         if segment in self.pending:
-            self._failed.setdefault(segment, reason)
+            self._failed.setdefault(segment, FailedTask(task, error))
 
     def complete(self, segments: Iterable[SegmentId]) -> None:
         """Takes inputs that are complete: `settle` acknowledges them, or refuses those that failed."""
@@ -104,17 +144,17 @@ class SourceInputs:
             self._done += self.pending.complete(segments)
             return
         for segment in segments:
-            reason = self._failed.pop(segment, None)
+            failed = self._failed.pop(segment, None)
             for claim in self.pending.complete([segment]):
-                if reason is None:
+                if failed is None:
                     self._done.append(claim)
                 else:
-                    self._refused.append((claim, reason))
+                    self._refused.append((claim, failed))
 
     def settle(self, now: float) -> bool:
         """Acknowledges and refuses what is complete; returns whether there was anything.
 
-        Raises SourceUnavailable, and keeps it for the next call.
+        Raises SourceUnavailable, or SinkAway if dead letters cannot be written, and keeps it for the next call.
         """
         if (count := len(self._done) + len(self._refused)) and self._settled_at is not None:
             self._limit.took(count, now - self._settled_at)
@@ -122,10 +162,20 @@ class SourceInputs:
         if self._done:
             self.connection.ack(self._done)
             self._done = []
-        if self._refused:
-            self.connection.refuse(self._refused)
-            self._refused = []
+        while self._refused:
+            last = len(self._refused) if self._letters is None else self._letters.write(self._records())
+            self.connection.refuse([(claim, str(failed)) for claim, failed in self._refused[:last]])
+            del self._refused[:last]
         return count > 0
+
+    def _records(self) -> list[FailedRecord]:
+        """Returns the refused inputs, which are records of a topic."""
+        given = self._identify([claim for claim, _ in self._refused])
+        paths = [extend(ROOT, name_in_path(failed.task), 0) for _, failed in self._refused]
+        return [
+            FailedRecord(claim.token.record, failed.task, failed.error, origin)
+            for (claim, failed), origin in zip(self._refused, origins_of(given, paths), strict=True)
+        ]
 
     def expire(self, now: float, under_way: Callable[[], Collection[SegmentId]]) -> list[SegmentId]:
         """Takes the inputs that are overdue and not under way; returns them. Extends the others.
@@ -170,7 +220,9 @@ class SourceInputs:
             self.return_expired()
             if claims := self.pending.take_all():
                 self.connection.give_back(claims, failed=failed)
-        except SourceUnavailable as error:
+        except (SourceUnavailable, SinkAway) as error:
             logger.warning("%s: its claims are kept until their lease ends: %s", self.name, error)
         finally:
             self.connection.close()
+            if self._letters is not None:
+                self._letters.close()

@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from typing import Final
 
 from kstreams_py.errors import SinkAway, SourceUnavailable, Stop, UserMistake
-from kstreams_py.graph.channels import Channel, JobTask, TaskKind, common_channel, sort_tasks
+from kstreams_py.graph.channels import JobTask, TaskKind, common_channel, sort_tasks
+from kstreams_py.graph.declarations import Channel
 from kstreams_py.jobs.acker import Acker
 from kstreams_py.jobs.environment import JobEnvironment
 from kstreams_py.jobs.identity import SegmentId, name_in_path
@@ -23,6 +24,9 @@ logger = logging.getLogger(__name__)
 
 ACKER_FACTOR: Final = 3
 """An entry of the acker lives for at least so many times the timeout of an input."""
+
+LEASE_MAX: Final = 3_600.0
+"""Seconds: some sources keep their claims for ever, and no wait is that long."""
 
 IDLE: Final = (0.0005, 0.05)
 """The shortest and the longest seconds between two looks for inputs that are not there; each wait is twice the last."""
@@ -83,11 +87,15 @@ class Job:
         self._inputs: dict[Channel, SourceInputs] = {}
         least = 4 * sum(task.concurrency for task in tasks)
         for channel in dict.fromkeys(channel for task in tasks for channel in task.inputs):
-            if channel.source is not None:
+            if channel.is_filled:
                 name = f"{graph}:{channel.name}"  # both names may have dots
-                connection = environment.open_source(channel, name)
                 self._inputs[channel] = SourceInputs(
-                    name, connection, (least, environment.max_pending), environment.timeout, environment.entropy
+                    name,
+                    environment.open_source(channel, name),
+                    (least, environment.max_pending),
+                    environment.timeout,
+                    environment.entropy,
+                    environment.open_letters(channel),
                 )
 
     def run(self, is_stopped: Callable[[], bool]) -> None:
@@ -118,7 +126,8 @@ class Job:
 
     def _keep(self, ended: threading.Event) -> None:
         """Keeps the claims while the job runs, in a thread of its own: a function may take longer than a lease."""
-        while not ended.wait(min(each.connection.lease for each in self._inputs.values()) / 3):
+        leases = [each.connection.lease for each in self._inputs.values()]
+        while not ended.wait(min([*leases, LEASE_MAX]) / 3):
             for inputs in self._inputs.values():
                 try:
                     inputs.connection.keep()
@@ -181,7 +190,7 @@ class Job:
                 extra=repeated(f"failures of task {task.id}", f"{type(error).__name__}: {format_error(error)}"),
             )  # fmt: skip
             for inputs in self._inputs.values():
-                inputs.fail(segment, reason)
+                inputs.fail(segment, task.id, error)
 
     def _settle(self, inputs: Iterable[SegmentId]) -> None:
         """Gives up what waits at gathers for branches that have ended: nothing else of its input is under way."""

@@ -10,14 +10,15 @@ from itertools import count
 from operator import xor
 from typing import Any, Final, NamedTuple
 
-from kstreams_py.errors import DecodeError, GraphError, KStreamsError, RowRefused, Stop, UserMistake
+from kstreams_py.errors import DecodeError, GraphError, KStreamsError, RecordRefused, Stop, UserMistake
 from kstreams_py.graph.channels import JobTask
 from kstreams_py.graph.retry import Then
 from kstreams_py.jobs.adaptive_limit import AdaptiveLimit
+from kstreams_py.jobs.copies import copy_value, copy_values
 from kstreams_py.jobs.environment import JobEnvironment
 from kstreams_py.jobs.gathering import Gathering, Held
 from kstreams_py.jobs.identity import ROOT, Origin, Pattern, SegmentId, cut_path, extend_all, name_in_path, origins_of
-from kstreams_py.jobs.segments import Segments, copy_value, copy_values
+from kstreams_py.jobs.segments import Segments
 from kstreams_py.jobs.task import FailedCall, Function, Made, Readers, Sending, Storing, arguments_of, exited
 from kstreams_py.metrics import Counters
 from kstreams_py.steps.calls import Call
@@ -60,7 +61,7 @@ class TaskRunner:
         self._inboxes = [readers.open_inbox(channel) for channel in task.inputs]
         self._function = Function(task)
         self._name = name_in_path(task.id)
-        self._sending = Sending(task, readers) if task.outputs else None
+        self._sending = Sending(task, readers, environment.open_outputs(task)) if task.written else None
         self._storing = Storing(task, environment.open_sink, f"{graph}.{task.id}") if task.target is not None else None
         self._unstored: tuple[Segments, Sequence[Any]] | None = None
         """The results whose rows the target could not store yet."""
@@ -195,7 +196,7 @@ class TaskRunner:
 
     def _check(self, error: BaseException) -> None:
         """Raises an error that stops the job: it is a mistake of the program, or was raised for that."""
-        is_of_program = isinstance(error, KStreamsError) and not isinstance(error, DecodeError | RowRefused)
+        is_of_program = isinstance(error, KStreamsError) and not isinstance(error, DecodeError | RecordRefused)
         if is_of_program or isinstance(error, (Stop, MemoryError, *self._task.stop_on)):
             raise error
 
@@ -203,7 +204,9 @@ class TaskRunner:
         """Forgets inputs that have expired."""
 
     def close(self) -> None:
-        """Closes the connection to the target."""
+        """Closes the connections to target and topics."""
+        if self._sending is not None:
+            self._sending.close()
         if self._storing is not None:
             self._storing.close()
 

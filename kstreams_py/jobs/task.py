@@ -9,11 +9,25 @@ from operator import xor
 from typing import Any, Final, NamedTuple
 
 from kstreams_py.errors import FunctionExited, GraphError, RowRefused, SinkAway, SinkUnavailable
-from kstreams_py.graph.channels import Channel, JobTask, TaskKind
+from kstreams_py.graph.channels import JobTask, TaskKind
+from kstreams_py.graph.declarations import Channel, Topic
 from kstreams_py.graph.functions import show_function
 from kstreams_py.graph.sink import Row, Sink, SinkConnection
-from kstreams_py.jobs.identity import Entropy, Origin, Path, extend, extend_all, name_in_path, new_patterns, origins_of
-from kstreams_py.jobs.segments import Segments, copy_value, copy_values
+from kstreams_py.jobs.copies import copy_value, copy_values
+from kstreams_py.jobs.identity import (
+    Entropy,
+    Given,
+    Origin,
+    Path,
+    extend,
+    extend_all,
+    name_in_path,
+    new_patterns,
+    origins_of,
+)
+from kstreams_py.jobs.segments import Segments
+from kstreams_py.jobs.topic_outputs import TopicOutputs
+from kstreams_py.kafka.contracts import Output
 from kstreams_py.records import KeptRecord, Out, Step
 from kstreams_py.steps.calls import wait_for_each
 from kstreams_py.steps.rows import Rows, row_hash
@@ -130,41 +144,40 @@ class Made(NamedTuple):
 
 
 class Sending:
-    """Sends the results of a task to its channels."""
+    """Sends the results of a task to its channels, after those for its topics are written."""
 
-    def __init__(self, task: JobTask, readers: Readers) -> None:
-        self._task, self._readers = task, readers
+    def __init__(self, task: JobTask, readers: Readers, topics: TopicOutputs | None) -> None:
+        """`topics`: writes to the topics of the task; None if it has none."""
+        self._task, self._readers, self._topics = task, readers, topics
         self._name = name_in_path(task.id)
-        self._names = {each.name: each for each in task.outputs}
+        self._ends = {each.name: each for each in task.written}
+        self._addressed: Addressed | None = None
+        """The results whose records are not all written."""
 
     def send(self, segments: Segments, results: Sequence[Any]) -> Made:
-        """Sends the results for segments."""
-        is_one = len(self._task.outputs) == 1 and not self._task.generator
+        """Sends the results for segments.
+
+        Raises SinkAway while a topic cannot be written: the next call must have the same results.
+        """
+        is_one = len(self._task.outputs) == 1 and self._topics is None and not self._task.generator
         if is_one and NOT_PLAIN.isdisjoint(map(type, results)):
             return self._send_each(segments, results)
-        failed = list[tuple[int, BaseException]]()
+        if self._addressed is None:
+            self._addressed = self._address(segments, results)
+        addressed = self._addressed
+        if addressed.records:
+            assert self._topics is not None
+            refused = self._topics.writer.write([output for _, output in addressed.records])
+            addressed.failed.extend((addressed.records[number][0], error) for number, error in refused.items())
+        self._addressed = None
         patterns: list[int] = [*segments.patterns]
-        by_channel: dict[Channel, tuple[list[int], list[Path], list[Any]]] = {}
-        for index, result in enumerate(results):
-            if type(result) is FailedCall:
-                failed.append((index, result.error))
-                continue
-            try:
-                addressed = self._addressed(result)
-            except GraphError as error:
-                failed.append((index, error))
-                continue
-            for number, (channel, value) in enumerate(addressed):
-                indexes, paths, values = by_channel.setdefault(channel, ([], [], []))
-                indexes.append(index)
-                paths.append(extend(segments.paths[index], self._name, number))
-                values += (value,) if number == 0 else copy_values([value])  # one value may go to several channels
-        for channel, (indexes, paths, values) in by_channel.items():
+        for channel, (indexes, paths, values) in addressed.values.items():
             ids, given = [segments.ids[i] for i in indexes], [segments.given[i] for i in indexes]
             sums = self._readers.send(channel, Segments(ids, (), given, paths, values))
             for index, pattern in zip(indexes, sums, strict=True):
                 patterns[index] ^= pattern
-        return Made(sum(len(indexes) for indexes, _, _ in by_channel.values()), patterns, failed)
+        sent = sum(len(indexes) for indexes, _, _ in addressed.values.values())
+        return Made(sent + len(addressed.records), patterns, addressed.failed)
 
     def _send_each(self, segments: Segments, results: Sequence[Any]) -> Made:
         """Sends one result for each segment, to one channel."""
@@ -173,33 +186,92 @@ class Sending:
         sums = self._readers.send(self._task.outputs[0], made)
         return Made(len(made), [*map(xor, segments.patterns, sums)], ())
 
-    def _addressed(self, result: Any) -> list[tuple[Channel, Any]]:
-        """Returns the channel and the value of each result of a step. Raises GraphError for one that fits none."""
-        task, found = self._task, list[tuple[Channel, Any]]()
+    def _address(self, segments: Segments, results: Sequence[Any]) -> Addressed:
+        """Returns where each result goes."""
+        addressed = Addressed({}, [], [])
+        for index, result in enumerate(results):
+            if type(result) is FailedCall:
+                addressed.failed.append((index, result.error))
+                continue
+            try:
+                ends = self._ends_of(result)
+                paths = [extend(segments.paths[index], self._name, number) for number in range(len(ends))]
+                records = self._records(segments.given[index], ends, paths)
+            except Exception as error:  # a serde may raise anything
+                addressed.failed.append((index, error))
+                continue
+            addressed.records.extend((index, each) for each in records)
+            for number, (end, value) in enumerate(ends):
+                if isinstance(end, Channel):
+                    indexes, at, values = addressed.values.setdefault(end, ([], [], []))
+                    indexes.append(index)
+                    at.append(paths[number])
+                    values += (value,) if number == 0 else copy_values([value])  # one may go to several channels
+        return addressed
+
+    def _records(self, given: Given, ends: Sequence[tuple[Channel | Topic, Any]], paths: list[Path]) -> list[Output]:
+        """Returns the records of the results of one step."""
+        if self._topics is None:
+            return []
+        origins = origins_of([given] * len(paths), paths)
+        return [
+            self._topics.make(end, value, origin)
+            for (end, value), origin in zip(ends, origins, strict=True)
+            if isinstance(end, Topic)
+        ]
+
+    def _ends_of(self, result: Any) -> list[tuple[Channel | Topic, Any]]:
+        """Returns the channel or topic, and the value, of each result of a step.
+
+        Raises GraphError for one that fits none.
+        """
+        task, found = self._task, list[tuple[Channel | Topic, Any]]()
         for each in result if task.generator else (result,):
             if each is None:
                 continue
-            if len(task.outputs) == 1:
-                found.append((task.outputs[0], _plain(task, each)))
+            if len(task.written) == 1:
+                found.append((task.written[0], _fitting(task, task.written[0], each)))
                 continue
             if not isinstance(each, Mapping):
                 raise GraphError(
                     f"task {task.id!r} has several outputs and returned a {type(each).__name__}: return a dict of "
-                    f"channel to value, for {', '.join(self._names)}"
+                    f"{self._kinds} to value, for {', '.join(self._ends)}"
                 )
             for name, value in each.items():
-                if (channel := self._names.get(str(name))) is None:
+                if (end := self._ends.get(str(name))) is None:
                     raise GraphError(
-                        f"task {task.id!r} returned a value for {str(name)!r}: its to= has {', '.join(self._names)}: "
-                        "name one of these, or add the channel there"
+                        f"task {task.id!r} returned a value for {str(name)!r}: its to= has {', '.join(self._ends)}: "
+                        f"name one of these, or add the {self._kinds} there"
                     )
                 if value is not None:
-                    found.append((channel, _plain(task, value)))
+                    found.append((end, _fitting(task, end, value)))
         return found
 
+    @property
+    def _kinds(self) -> str:
+        return "channel" if not self._task.topics else "topic" if not self._task.outputs else "channel or topic"
 
-def _plain(task: JobTask, value: Any) -> Any:
-    if type(value) is Out:
+    def close(self) -> None:
+        """Ends the client that writes to topics."""
+        if self._topics is not None:
+            self._topics.writer.close()
+
+
+class Addressed(NamedTuple):
+    """Where the results of a turn go.
+
+    - `values`: for each channel, the indexes of the segments, the paths and the values.
+    - `records`: for each record of a topic, the index of its segment.
+    - `failed`: the index of each segment that failed, with the error.
+    """
+
+    values: dict[Channel, tuple[list[int], list[Path], list[Any]]]
+    records: list[tuple[int, Output]]
+    failed: list[tuple[int, BaseException]]
+
+
+def _fitting(task: JobTask, end: Channel | Topic, value: Any) -> Any:
+    if type(value) is Out and isinstance(end, Channel):
         raise GraphError(
             f"task {task.id!r} returned an Out: a channel has no keys, headers or timestamps: return {value.value!r}"
         )
@@ -232,9 +304,7 @@ class Storing:
         stored = self._write_all(rows, owners, failed)
         return Made(stored, segments.patterns, failed)
 
-    def _write_all(
-        self, rows: Sequence[Row], owners: Sequence[int], failed: list[tuple[int, BaseException]]
-    ) -> int:
+    def _write_all(self, rows: Sequence[Row], owners: Sequence[int], failed: list[tuple[int, BaseException]]) -> int:
         """Writes rows; returns how many were stored. Adds the segments that own rows which the target refuses.
 
         A step's rows are stored together or not at all. `owners`: the segment of each row, in ascending order.

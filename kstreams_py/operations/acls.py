@@ -145,16 +145,20 @@ def _collect_worker(graph: Graph, found: _Rights) -> None:
     commit would make their records visible (docs/exactly-once.md). With a journal, a start reads outputs back. The page
     of a run counts the dead letters that wait.
     """
-    if not graph.processors:
+    if not graph.uses_topics:
         return
     for name in graph.topics:  # a worker checks all of them when it starts
         found.topic(name, DESCRIBE)
-    found.own(graph.beginnings, READ, WRITE, CREATE)
+    for group, topics in graph.groups.items():
+        found.add(Resource.GROUP, group, READ)
+        for name in topics:
+            found.topic(name, READ)
+    for task in graph.tasks:
+        for name in (*map(str, task.topics), *(each.errors for each in task.inputs if each.errors)):
+            found.topic(name, WRITE)
+    found.own(graph.beginnings if graph.processors else None, READ, WRITE, CREATE)
     for processor in graph.processors:
-        found.add(Resource.GROUP, group_of(graph.name, processor.id), READ)
         found.ids_of_workers(processor, WRITE)
-        for topic in processor.inputs:
-            found.topic(topic.name, READ)
         for name in processor.written:
             found.topic(name, WRITE, *([READ] if processor.guarantee.is_transactional else []))
         found.own(graph.journal_topic(processor), READ, WRITE, CREATE, ALTER, DELETE)

@@ -15,7 +15,7 @@ from typing import Final
 from kstreams_py.errors import DrainTimeout, Fatal, FunctionExited, KStreamsError, Replaced, Retriable, Unavailable
 from kstreams_py.graph.declarations import DEFAULT_PARTITIONS
 from kstreams_py.graph.topology import Graph
-from kstreams_py.jobs.environment import JobEnvironment
+from kstreams_py.jobs.environment import job_environment
 from kstreams_py.jobs.job import Job
 from kstreams_py.log_fields import answers, away, repeated
 from kstreams_py.metrics import EventCounts, LongestHeld, WorkerState, lags
@@ -174,7 +174,7 @@ class Slot:
         Raises the first failure of any loop, or DrainTimeout if a loop does not end within drain_timeout_ms.
         """
         self._graph.validate()
-        if self._graph.processors:
+        if self._graph.uses_topics:
             if create:
                 create_topics(self._graph, self._cluster, partitions)
             check_topics(self._graph, self._cluster)
@@ -210,7 +210,7 @@ class Slot:
     def _open_loops(self, workers: Sequence[Worker]) -> list[_Loop | JobLoop]:
         loops: list[_Loop | JobLoop] = [_Loop(worker, self._run) for worker in workers]
         if self._graph.tasks:
-            environment = JobEnvironment(open_sink=self._environment.open_sink)
+            environment = job_environment(self._graph, self._slot, self._environment)
             loops.append(JobLoop(self._graph, self._slot, environment, self._run_job))
         return loops
 

@@ -251,7 +251,7 @@ class SupervisedRun:
 
     def _check(self, graph: Graph) -> None:
         """Checks the topics before the workers start, so that a mistake is reported once."""
-        if not graph.processors:
+        if not graph.uses_topics:
             return
         cluster = KafkaCluster(self._settings)
         try:

@@ -56,7 +56,7 @@ def read_clock() -> float:
     return time.clock_gettime(_CLOCK)
 
 
-class Inputs(Protocol):
+class ClaimedInputs(Protocol):
     """What the claims are about: inputs with a key each, which never changes."""
 
     def prepare(self, connection: sqlite3.Connection) -> None:
@@ -76,7 +76,7 @@ class Inputs(Protocol):
 class ClaimsFile:
     """One worker's connection to a source that keeps its claims in a SQLite file: see SourceConnection."""
 
-    def __init__(self, path: Path, reader: str, lease: float, inputs: Inputs) -> None:
+    def __init__(self, path: Path, reader: str, lease: float, inputs: ClaimedInputs) -> None:
         """Opens the file, and creates it and its tables if they are missing.
 
         Raises SourceUnavailable, and SettingsError for claims of another version.

@@ -73,7 +73,7 @@ class SQLite:
 
 
 class _TableRows:
-    """The rows of a table: see Inputs."""
+    """The rows of a table: see ClaimedInputs."""
 
     def __init__(self, source: SQLite) -> None:
         self._source = source
@@ -90,17 +90,17 @@ class _TableRows:
         self.are_complete = False
 
     def prepare(self, connection: sqlite3.Connection) -> None:
-        """See Inputs."""
+        """See ClaimedInputs."""
         self._columns = self._checked_columns(connection)
 
     def values(self, connection: sqlite3.Connection, keys: Sequence[Any]) -> dict[Any, dict[str, Any]]:
-        """See Inputs."""
+        """See ClaimedInputs."""
         asked = f"SELECT {listed(self._columns)} FROM {quoted(self._source.table)} WHERE {quoted(self._source.key)} = ?"
         rows = ((key, connection.execute(asked, (key,)).fetchone()) for key in keys)
         return {key: dict(zip(self._columns, row, strict=True)) for key, row in rows if row is not None}
 
     def find(self, connection: sqlite3.Connection, reader: str, limit: int) -> list[tuple[Any, dict[str, Any]]]:
-        """See Inputs: in the order of the keys, in passes over the whole table, and beyond its end between them."""
+        """See ClaimedInputs: by their keys, in passes over the whole table, and beyond its end between them."""
         now, self.are_complete = claims.read_clock(), False
         if self._after is None:
             # a pass reads the claims of all rows: it takes a tenth of the time at most

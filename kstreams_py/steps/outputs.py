@@ -92,14 +92,14 @@ class Outputs:
         out = value if isinstance(value, Out) else Out(value)
         data = None if out.value is None else self._encode[topic](out.value)
         key = lead.key() if out.key is KEEP else None if out.key is None else self._encode_own_key(topic, out.key)
-        headers = _carry((lead.headers() or []) if out.headers is KEEP else _checked_headers(out.headers))
+        headers = _carry((lead.headers() or []) if out.headers is KEEP else checked_headers(out.headers))
         if self._processor.hash_header:
             headers.append((HASH_HEADER, digest))
             if self._place is not None:
                 headers.append((PLACE_HEADER, self._place(inputs)))
         kind, timestamp = max((m.timestamp() for m in inputs), key=itemgetter(1))
         if out.timestamp is not KEEP:
-            kind, timestamp = 1, _checked_timestamp(out.timestamp)
+            kind, timestamp = 1, checked_timestamp(out.timestamp)
         return (topic, data, key, -1, None, None, timestamp if timestamp > 0 else _past(kind, timestamp), headers)
 
     def _encode_own_key(self, topic: str, key: Any) -> bytes | None:
@@ -200,7 +200,7 @@ def _carry(headers: Headers) -> list[tuple[str, bytes | None]]:
     return [header for header in headers if header[0] not in OWN_HEADERS]
 
 
-def _checked_headers(headers: Any) -> Headers:
+def checked_headers(headers: Any) -> Headers:
     """Returns the headers that a function set. Raises TypeError or ValueError if they are no names with bytes."""
     if isinstance(headers, Mapping):
         raise TypeError("headers are a dict: give pairs of a name and bytes, such as [('trace', b'1')]")
@@ -230,7 +230,7 @@ def _past(kind: int, timestamp: int) -> int:
     )
 
 
-def _checked_timestamp(timestamp: Any) -> int:
+def checked_timestamp(timestamp: Any) -> int:
     """Returns the timestamp that a function set. Raises ValueError if it is not milliseconds since 1970."""
     if not isinstance(timestamp, int) or not 0 < timestamp < 1 << 63:
         raise ValueError(

@@ -10,7 +10,7 @@ from typing import Any
 
 import kstreams_py as ks
 from kstreams_py.errors import RowRefused, SinkUnavailable
-from kstreams_py.graph.channels import Channel
+from kstreams_py.graph.declarations import Channel
 from kstreams_py.graph.sink import Evidence, Row
 from kstreams_py.graph.source import Claim
 from kstreams_py.jobs.environment import JobEnvironment

@@ -84,9 +84,24 @@ REFUSED: dict[str, tuple[str, Declare]] = {
         "a join of rows, a: channels have no order to join by: pair the branches of one segment with graph.gather(...)",
         lambda graph, rows: graph.join(rows, graph.channel("a"), by="order", to=graph.channel("b"))(lambda v, w: v),
     ),
-    "a topic": (
-        "task 'f': 'orders' is no channel: a task reads and writes channels alone",
-        lambda graph, rows: graph.map(rows, to=graph.topic("orders"), id="f")(lambda v: v),
+    "a topic that is not declared": (
+        "task 'f': there is no topic 'orders': declare it first, with graph.topic",
+        lambda graph, rows: graph.map(rows, to="orders", id="f")(lambda v: v),
+    ),
+    "a topic of another cluster": (
+        "task 'f' writes to orders, which is on cluster 'west': tasks write to the graph's own cluster",
+        lambda graph, rows: graph.map(rows, to=graph.topic("orders", cluster="west"), id="f")(lambda v: v),
+    ),
+    "a topic that goes round": (
+        "task 'f' reads orders and writes to orders: its records would go round for ever",
+        lambda graph, rows: graph.map(orders := graph.topic("orders"), to=[graph.channel("a"), orders], id="f")(str),
+    ),
+    "a processor with the name of a topic": (
+        "tasks read topic 'orders', and a processor has the same name, so that they would share a consumer group: give",
+        lambda graph, rows: [
+            graph.map(orders := graph.topic("orders"), to=graph.topic("copied"), id="orders")(lambda v: v),
+            graph.alts(orders, rows, to=graph.topic("more"), id="f")(lambda v: v),
+        ],
     ),
     "a source that is written": (
         "task 'f' writes to rows, which a source fills: write to a channel, graph.channel(...)",

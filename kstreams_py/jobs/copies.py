@@ -1,0 +1,34 @@
+"""Copies of values, so that no function changes what another one has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import deepcopy
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from typing import Any, Final
+from uuid import UUID
+
+IMMUTABLE: Final = frozenset({type(None), bool, int, float, str, bytes, Decimal, date, datetime, time, timedelta, UUID})
+"""The most frequent types of values that nobody can change."""
+
+
+def copy_value(value: Any) -> Any:
+    """Returns a copy of a value, or the value itself if nobody can change it."""
+    kind = type(value)
+    if kind in IMMUTABLE:
+        return value
+    # a copy of one level takes a tenth of the time of `deepcopy`
+    if kind is dict and IMMUTABLE.issuperset(map(type, value.values())):
+        return value.copy()
+    if kind in (tuple, list) and IMMUTABLE.issuperset(map(type, value)):
+        return kind(value)
+    return deepcopy(value)
+
+
+def copy_values(values: Sequence[Any]) -> list[Any]:
+    """Returns a copy of each value, so that a function that changes its own changes no other.
+
+    Values of a topic are decoded for each reader; over channels, the readers would share one object.
+    """
+    return [*values] if IMMUTABLE.issuperset(map(type, values)) else [*map(copy_value, values)]

@@ -1,0 +1,210 @@
+"""A topic whose records are inputs of a job: acknowledged by the offset before which all are done."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final, NamedTuple
+
+from kstreams_py.errors import Abortable, ClientError, DecodeError, KStreamsError, Retriable, SourceUnavailable
+from kstreams_py.formats.serdes import bind
+from kstreams_py.graph.declarations import Topic
+from kstreams_py.graph.source import BadInput, Claim
+from kstreams_py.log_fields import repeated
+from kstreams_py.records import Message, TopicPartition
+from kstreams_py.steps.environment import Environment
+from kstreams_py.steps.outputs import decoder
+
+logger = logging.getLogger(__name__)
+
+OFFSET_BITS: Final = 48
+"""Bits of the offset in the key of a record; the partition has the others."""
+
+COMMIT_SECONDS: Final = 0.1
+"""Seconds between two commits of offsets: what is read again after a crash is known by its origin."""
+
+
+class PartitionProgress:
+    """What was read of a partition and is not done: an offset is passed once all before it are done."""
+
+    def __init__(self, start: int) -> None:
+        self.next = start
+        """The next offset to read."""
+        self.committed = start
+        self._read = deque[int]()
+        self._done = set[int]()
+
+    def read(self, offset: int) -> None:
+        """Notes that a record was read; they are read in order."""
+        self._read.append(offset)
+        self.next = offset + 1
+
+    def end(self, offset: int) -> None:
+        """Notes that a record is done; in any order."""
+        self._done.add(offset)
+
+    def position(self, end: int) -> int:
+        """Returns the offset before which all records are done. `end`: before it, all records were read."""
+        while self._read and self._read[0] in self._done:
+            self._done.remove(self._read.popleft())
+        return self._read[0] if self._read else max(self.next, end)
+
+
+class TopicToken(NamedTuple):
+    """What a claim has: the progress of its partition, and the record."""
+
+    progress: PartitionProgress
+    record: Message
+
+
+class TopicConnection:
+    """One worker's connection to a topic whose records are inputs, as a member of a group: see SourceConnection.
+
+    The offset before which all records are done is committed: records behind it are read again after a death, in
+    this process or another. How often that was is not known, so a record that ends its worker is read again.
+    """
+
+    is_exhausted = False
+    waits_alone = False
+    lease = float("inf")
+
+    def __init__(self, topic: Topic, group: str, member: str, environment: Environment) -> None:
+        """Joins the group. Raises TopicError for a topic that does not exist."""
+        self._topic, self._cluster = topic, environment.cluster
+        self._clock = environment.clock
+        self._decode = decoder(bind(topic.value, environment.registry, f"{topic.name}-value"))
+        found = self._cluster.topics([topic.name]).get(topic.name)
+        self.identity = "" if found is None else found.topic_id
+        self._consumer = self._cluster.consumer(group, member, commits=True, pauses=True)
+        self._partitions: dict[TopicPartition, PartitionProgress] = {}
+        self._again = deque[Claim]()
+        """Claims that were given back."""
+        self._rebalances = deque[set[TopicPartition] | None]()
+        """Assignments that were not acted on; None where the membership was lost."""
+        self._assigned: set[TopicPartition] | None = None
+        """The partitions of an assignment whose start is not known yet."""
+        self._is_paused = False
+        self._committed_at = self._clock()
+        self._failure: Exception | None = None
+        """The error of a commit, which the next `read` raises."""
+        self._consumer.subscribe(
+            [topic.name], self._rebalances.append, self._revoked, lambda: self._rebalances.append(None)
+        )
+
+    def read(self, limit: int, *, alone: bool) -> list[Claim]:  # noqa: ARG002, a topic has no suspects
+        """See SourceConnection."""
+        with self._asking():
+            if self._failure is not None:
+                failure, self._failure = self._failure, None
+                raise failure
+            self._commit_in_time()
+            if self._is_paused != (not limit):
+                self._is_paused = not limit
+                self._consumer.pause(() if limit else self._partitions)
+            given_back = [self._again.popleft() for _ in range(min(limit, len(self._again)))]
+            try:
+                records = self._consumer.consume(max(limit - len(given_back), 1), 0.0)
+                self._follow()
+            except BaseException:
+                self._again.extendleft(reversed(given_back))
+                raise
+            held = {*map(id, self._partitions.values())}
+            return [each for each in given_back if id(each.token.progress) in held] + [*map(self._claim, records)]
+
+    def ack(self, claims: Sequence[Claim]) -> None:
+        """See SourceConnection."""
+        for claim in claims:  # also those of partitions that were lost: their progress is no longer looked at
+            claim.token.progress.end(claim.token.record.offset())
+
+    def refuse(self, claims: Sequence[tuple[Claim, str]]) -> None:
+        """See SourceConnection. The reason is in a dead letter, if the graph has a topic for them, and in the log."""
+        self.ack([claim for claim, _ in claims])
+
+    def give_back(self, claims: Sequence[Claim], *, failed: bool) -> None:
+        """See SourceConnection."""
+        held = {*map(id, self._partitions.values())}
+        self._again.extend(
+            claim._replace(attempts=claim.attempts + failed) for claim in claims if id(claim.token.progress) in held
+        )
+
+    def keep(self) -> None:
+        """See SourceConnection: the client's own thread tells the group that it is there."""
+
+    def close(self) -> None:
+        """See SourceConnection."""
+        try:
+            self._commit()
+        except (ClientError, KStreamsError) as error:
+            logger.warning("%s: records that are done will be read again: %s", self._topic, error)
+        finally:
+            self._consumer.close()
+
+    def _claim(self, record: Message) -> Claim:
+        offset = record.offset()
+        progress = self._partitions[TopicPartition(record.topic(), record.partition())]
+        progress.read(offset)
+        key: int | bytes = record.partition() << OFFSET_BITS | offset
+        if offset >> OFFSET_BITS or record.partition() >> 64 - OFFSET_BITS:
+            key = f"{record.partition()}:{offset}".encode()
+        value: Any
+        try:
+            value = record.value()
+            if value is not None and self._decode is not None:
+                value = self._decode(value)
+        except DecodeError as error:
+            value = BadInput(error)
+        return Claim(key, value, 0, TopicToken(progress, record))
+
+    def _follow(self) -> None:
+        """Acts on the rebalances, and starts at the committed offsets, or before all records where there is none."""
+        while self._rebalances:
+            assigned = self._rebalances.popleft()
+            self._partitions = {tp: each for tp, each in self._partitions.items() if tp in (assigned or ())}
+            self._again.clear()
+            self._assigned = assigned
+        if self._assigned is None:
+            return
+        new = {tp for tp in self._assigned if tp not in self._partitions and tp.topic == self._topic.name}
+        starts = self._consumer.committed(new) if new else {}
+        starts = self._cluster.starts(new - starts.keys()) | starts
+        self._partitions |= {tp: PartitionProgress(start) for tp, start in starts.items()}
+        if self._partitions:
+            self._consumer.assign({tp: each.next for tp, each in sorted(self._partitions.items())})
+        self._assigned, self._is_paused = None, False
+
+    def _revoked(self) -> None:
+        # once this returns, another member may read what is not committed; what stays here goes on at the assignment
+        self._commit_in_time(due=True)
+
+    def _commit_in_time(self, *, due: bool = False) -> None:
+        """Commits what is done, if it is time. An outage is no reason to stop: what is read again is known."""
+        if not due and self._clock() < self._committed_at + COMMIT_SECONDS:
+            return
+        try:
+            self._commit()
+        except (Retriable, Abortable) as error:
+            logger.info(
+                "topic %s: its offsets are committed later: %s", self._topic, error,
+                extra=repeated(f"commits of offsets of topic {self._topic} that come later"),
+            )  # fmt: skip
+        except (ClientError, KStreamsError) as error:  # a callback must not raise
+            self._failure = error
+
+    def _commit(self) -> None:
+        self._committed_at = self._clock()
+        ends = self._consumer.ends
+        done = {tp: each.position(ends.get(tp, 0)) for tp, each in self._partitions.items()}
+        if moved := {tp: at for tp, at in done.items() if at != self._partitions[tp].committed}:
+            self._consumer.commit(moved)
+            for tp, at in moved.items():
+                self._partitions[tp].committed = at
+
+    @contextmanager
+    def _asking(self) -> Iterator[None]:
+        """Raises SourceUnavailable where the broker does not answer in the block."""
+        try:
+            yield
+        except (Retriable, Abortable) as error:
+            raise SourceUnavailable(f"topic {self._topic}: {error}", may_return=True) from error
