@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
+from operator import add, attrgetter, sub
 from typing import Final, NamedTuple, TypeVar
 
 from kstreams_py.records import Positions, TopicPartition
@@ -106,22 +107,10 @@ class StepCounts:
     bytes_out: int = 0
 
     def __add__(self, other: StepCounts) -> StepCounts:
-        return StepCounts(
-            self.records_in + other.records_in,
-            self.records_out + other.records_out,
-            self.dead_letters + other.dead_letters,
-            self.dropped + other.dropped,
-            self.bytes_out + other.bytes_out,
-        )
+        return StepCounts(*map(add, _each_count(self), _each_count(other)))
 
     def __sub__(self, other: StepCounts) -> StepCounts:
-        return StepCounts(
-            self.records_in - other.records_in,
-            self.records_out - other.records_out,
-            self.dead_letters - other.dead_letters,
-            self.dropped - other.dropped,
-            self.bytes_out - other.bytes_out,
-        )
+        return StepCounts(*map(sub, _each_count(self), _each_count(other)))
 
     def without(self, outputs: int, letters: int, unknown: int) -> StepCounts:
         """Returns the counts without lost outputs and dead letters, and without their share of the bytes.
@@ -133,6 +122,9 @@ class StepCounts:
         written = self.records_out + self.dead_letters
         size = self.bytes_out * (outputs + letters) // written if written else 0
         return self - StepCounts(records_out=outputs, dead_letters=letters, bytes_out=size)
+
+
+_each_count: Final[Callable[[StepCounts], tuple[int, ...]]] = attrgetter(*(each.name for each in fields(StepCounts)))
 
 
 @dataclass(slots=True)

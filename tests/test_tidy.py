@@ -31,7 +31,7 @@ LAYERS = (
     {"demo", "development"},
     {"running", "operations", "testing", "deployment"},
     {"processing", "jobs", "spark"},
-    {"ordering", "steps", "windowing", "sources"},
+    {"ordering", "steps", "sources"},
     {"sinks", "state"},
     {"kafka", "graph"},
     {"formats", "embedded", "reports"},
@@ -39,10 +39,7 @@ LAYERS = (
     {"records", "secrets"},
     {"errors"},
 )
-"""From top to bottom: a module imports its own package and the layers below. `__init__.py` exports from any.
-
-One is designed and does not exist yet: `windowing` (windows and timers over a state).
-"""
+"""From top to bottom: a module imports its own package and the layers below. `__init__.py` exports from any."""
 
 BELOW_EMBEDDED = {"errors", "secrets", "settings"}
 """The only modules that `embedded` may use, so that it works without the other packages."""

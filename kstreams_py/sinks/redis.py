@@ -5,28 +5,19 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-from collections.abc import Collection, Iterator, Sequence
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from kstreams_py.errors import MissingSoftware, RowRefused, SettingsError, SinkUnavailable
 from kstreams_py.graph.sink import Evidence, Row
 from kstreams_py.records import Positions, TopicPartition
+from kstreams_py.secrets import split_user
 from kstreams_py.sinks.columns import FLOATS, Columns, TakenValues, Types, check_rows, check_table, split_columns
 
 if TYPE_CHECKING:
     import redis
-
-
-import re
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
-
-from kstreams_py.secrets import split_user
-
-if TYPE_CHECKING:
-    import redis
-
 
 _PASSING: Final = ("BUSY", "CLUSTERDOWN", "LOADING", "MASTERDOWN", "NOREPLICAS", "READONLY", "TRYAGAIN")
 """Beginnings of transient errors of a server: it starts, runs a script, or is a replica for now."""
