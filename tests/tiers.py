@@ -10,11 +10,11 @@ from typing import Final
 
 PARTS: Final[dict[str, tuple[str, ...]]] = {
     "jobs": (
-        "*/test_jobs*",
+        "*/test_job*",
         "unit/test_acking*",
         "unit/test_origins*",
         "unit/test_channels*",
-        "contract/test_sources*",
+        "contract/test_source*",
     ),
     "journal": ("simulation/test_grid*", "*/test_journal*", "system/test_grid*", "*/test_two_clusters*"),
     "spark": (

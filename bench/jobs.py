@@ -1,0 +1,198 @@
+"""Measures graphs of channels: `scripts/bench jobs`. No broker is started.
+
+- *memory*: a source in memory, three tasks, a sink in memory; 100 bytes a value.
+- *SQLite*: the rows of a table in SQLite to a table in another file, each once by its hash.
+- *latency*: from the call that adds an input to the write of its row, at 1,000 a second, in memory.
+- *acker*: acknowledgements of three copies of an input, and its memory before and after.
+
+Each row runs once in each round, and the figures are medians. Ends with status 1 if a requirement is missed, which
+other load on the machine may cause.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Annotated, Any, Final, NamedTuple
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+import kstreams_py as ks
+from kstreams_py import sinks, sources
+from kstreams_py.graph.sink import Evidence, Row
+from kstreams_py.jobs.acker import Acker
+from kstreams_py.jobs.environment import JobEnvironment
+from kstreams_py.jobs.identity import new_ids, new_patterns
+from kstreams_py.jobs.job import Job
+from kstreams_py.records import Positions
+from kstreams_py.testing.memory_source import MemorySource
+
+VALUE: Final = b"x" * 100
+
+RATE: Final = 1_000
+"""Inputs a second of the row *latency*."""
+
+LATENCY_INPUTS: Final = 5_000
+
+
+class Target(NamedTuple):
+    """A requirement: the least, or the most, of a figure."""
+
+    figure: str
+    least: float = 0.0
+    most: float = float("inf")
+
+
+TARGETS: Final = (
+    Target("memory, segments/s", least=200_000),
+    Target("memory, µs of CPU a segment", most=5),
+    Target("SQLite, rows/s", least=50_000),
+    Target("latency, median ms", most=1),
+    Target("latency, p99 ms", most=10),
+    Target("acker, acks/s", least=1_000_000),
+    Target("acker, entries left", most=0),
+)
+
+
+class Stored:
+    """A sink and its target in memory, which notes when it was written."""
+
+    columns = ("value",)
+    evidence = Evidence.HASH
+
+    def __init__(self) -> None:
+        self.written_at: dict[Any, float] = {}
+        self.count = 0
+
+    def open(self, _: str) -> Stored:
+        return self
+
+    def write(self, rows: Sequence[Row], _: Positions, __: Positions) -> int:
+        now = time.perf_counter()
+        self.count += len(rows)
+        if isinstance(rows[0].values[0], int):
+            self.written_at |= {row.values[0]: now for row in rows}
+        return len(rows)
+
+    def positions(self, _: object) -> Positions:
+        return {}
+
+    def close(self) -> None:
+        """There is nothing to close."""
+
+
+def make_chain(source: MemorySource, sink: Stored) -> ks.Graph:
+    """Returns a graph of three tasks."""
+    graph = ks.Graph("bench")
+    rows, parsed, enriched = graph.source("rows", source), graph.channel("parsed"), graph.channel("enriched")
+    graph.map(rows, to=parsed, id="parse")(lambda value: value)
+    graph.map(parsed, to=enriched, id="enrich")(lambda value: value)
+    graph.sink(enriched, to=sink, id="store")(lambda value: (value,))
+    graph.validate()
+    return graph
+
+
+def measure_memory(inputs: int) -> dict[str, float]:
+    """Measures a job in memory."""
+    sink = Stored()
+    graph = make_chain(MemorySource([VALUE] * inputs), sink)
+    began, worked = time.perf_counter(), time.process_time()
+    Job("bench", graph.tasks, JobEnvironment()).run(lambda: False)
+    seconds, worked = time.perf_counter() - began, time.process_time() - worked
+    assert sink.count == inputs
+    return {"memory, segments/s": inputs / seconds, "memory, µs of CPU a segment": worked / inputs * 1e6}
+
+
+def measure_sqlite(directory: Path, inputs: int) -> dict[str, float]:
+    """Measures rows from one file to another."""
+    source, target = directory / "source.db", directory / "target.db"
+    for path in (source, target):
+        path.unlink(missing_ok=True)
+    with closing(sqlite3.connect(source)) as connection, connection:
+        connection.execute("CREATE TABLE orders (id INTEGER PRIMARY KEY, item TEXT)")
+        connection.executemany("INSERT INTO orders VALUES (?, ?)", ((n, "x" * 100) for n in range(inputs)))
+    graph = ks.Graph("bench")
+    rows = graph.source("rows", sources.SQLite(source, table="orders", key="id", ends=True))
+    stored = sinks.SQLite(target, table="stored", columns={"id": int, "item": str})
+    graph.sink(rows, to=stored, id="store")(lambda row: (row["id"], row["item"]))
+    graph.validate()
+    began = time.perf_counter()
+    Job("bench", graph.tasks, JobEnvironment()).run(lambda: False)
+    seconds = time.perf_counter() - began
+    with closing(sqlite3.connect(target)) as connection:
+        assert connection.execute("SELECT count(*) FROM stored").fetchone() == (inputs,)
+    return {"SQLite, rows/s": inputs / seconds}
+
+
+def measure_latency() -> dict[str, float]:
+    """Measures the time from an input to its row while inputs come one by one."""
+    source, sink, added = MemorySource(ends=False), Stored(), dict[int, float]()
+    graph = make_chain(source, sink)
+    job, ended = Job("bench", graph.tasks, JobEnvironment()), threading.Event()
+    thread = threading.Thread(target=job.run, args=(ended.is_set,))
+    thread.start()
+    began = time.perf_counter()
+    for number in range(LATENCY_INPUTS):
+        while time.perf_counter() < began + number / RATE:
+            time.sleep(0.0002)
+        added[number] = time.perf_counter()
+        source.inputs[number] = number
+    while len(sink.written_at) < LATENCY_INPUTS:
+        time.sleep(0.01)
+    ended.set()
+    thread.join()
+    waits = sorted((sink.written_at[number] - at) * 1000 for number, at in added.items())
+    return {"latency, median ms": median(waits), "latency, p99 ms": quantiles(waits, n=100)[-1]}
+
+
+def measure_acker(inputs: int) -> dict[str, float]:
+    """Measures acknowledgements of three copies of each input."""
+    acker, acks, seconds = Acker(), 0, 0.0
+    for _ in range(0, inputs, 1_000):
+        ids = new_ids(os.urandom, 1_000)
+        copies = [new_patterns(os.urandom, 1_000) for _ in range(3)]
+        began = time.perf_counter()
+        acker.open(ids, [one ^ two ^ three for one, two, three in zip(*copies, strict=True)])
+        done = [acker.ack(ids, patterns) for patterns in copies]
+        seconds += time.perf_counter() - began
+        acks += 3_000
+        assert done == [[], [], ids]
+    return {"acker, acks/s": acks / seconds, "acker, entries left": len(acker)}
+
+
+def main(
+    rounds: Annotated[int, typer.Option(min=1)] = 3,
+    inputs: Annotated[int, typer.Option(min=1_000, help="of a run")] = 300_000,
+) -> None:
+    """Measures graphs of channels."""
+    found: dict[str, list[float]] = {}
+    with tempfile.TemporaryDirectory() as directory:
+        for _ in range(rounds):
+            measured = measure_memory(inputs) | measure_sqlite(Path(directory), inputs // 2)
+            for figure, value in (measured | measure_latency() | measure_acker(inputs)).items():
+                found.setdefault(figure, []).append(value)
+    table, missed = Table("figure", "median", "from", "to", "target"), False
+    for target in TARGETS:
+        values = found[target.figure]
+        reached = median(values)
+        met = target.least <= reached <= target.most
+        missed |= not met
+        wanted = f"≥ {target.least:,.0f}" if target.least else f"≤ {target.most:,.0f}"
+        shown = (f"{each:,.2f}" for each in (reached, min(values), max(values)))
+        table.add_row(target.figure, *shown, f"{wanted}: {'met' if met else 'missed'}")
+    Console().print(table)
+    sys.exit(missed)
+
+
+if __name__ == "__main__":
+    typer.run(main)
