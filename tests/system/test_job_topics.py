@@ -18,7 +18,7 @@ import pytest
 
 from kstreams_py import Settings
 from tests.system.app import SHORT
-from tests.system.command import command, list_children
+from tests.system.command import command, kstreams, list_children
 from tests.system.harness import Cluster, wait_until
 
 GRAPH: Final = """
@@ -69,6 +69,13 @@ def order(number: int) -> dict[str, int]:
     return {"id": number, "price": number % 13, "count": number % 5}
 
 
+def kill_worker(supervisor: int, worker: int) -> None:
+    """Kills a worker, and waits until its supervisor has seen that: it must not take it for a worker that drains."""
+    with suppress(ProcessLookupError):
+        os.kill(worker, signal.SIGKILL)
+    wait_until(lambda: worker not in list_children(supervisor), "the supervisor has collected the worker")
+
+
 def has_stored(path: Path, least: int) -> bool:
     return len(stored(path)) >= least
 
@@ -97,8 +104,7 @@ def test_same_functions_over_topics_and_channels_store_equal_rows(
                 least = (number * RECORDS + chance.randrange(RECORDS)) // kills - len(BAD)
                 wait_until(partial(has_stored, tmp_path / table, least), "rows are stored")
                 if workers := list_children(run.process.pid):
-                    with suppress(ProcessLookupError):
-                        os.kill(chance.choice(workers), signal.SIGKILL)
+                    kill_worker(run.process.pid, chance.choice(workers))
             wait_until(partial(has_stored, tmp_path / table, RECORDS - len(BAD)), "all rows are stored")
             run.send(signal.SIGTERM)
             assert run.wait() == 0, run.text
@@ -108,6 +114,13 @@ def test_same_functions_over_topics_and_channels_store_equal_rows(
         letters = cluster.read(f"{name}-{graph}.errors")
         assert {dict(m.headers())["ks-proc"] for m in letters} == {f"{name}-{graph}.parse".encode()}
         assert len({dict(m.headers())["ks-hash"] for m in letters}) == len(BAD)
+    of_tasks = f"{file}:over_channels"
+    listed = kstreams("dead-letters", "list", of_tasks, "--json", environment=environment)
+    found = [json.loads(line) for line in listed.out.splitlines()]
+    assert (listed.status, {each["processor"] for each in found}) == (0, {f"{name}-c.parse"})
+    replayed = kstreams("dead-letters", "replay", of_tasks, "--processor", "parse", environment=environment)
+    why = "task 'parse' has no transaction for it and its mark: send the record to its topic again"
+    assert (replayed.status, why in replayed.out) == (1, True), replayed
 
 
 def test_rows_of_a_table_go_to_a_topic_which_a_processor_of_the_same_graph_reads(

@@ -217,7 +217,7 @@ class LetterReader:
         - `processors`: the ids of those that have dead letters; the graph may no longer have them.
         - `named`: whether a dead letter matches the selection.
         """
-        known = sorted({processor.id for processor in self._graph.processors} | set(processors))
+        known = sorted({each.id for each in (*self._graph.processors, *self._graph.tasks)} | set(processors))
         if selection.processor is not None and id_of(self._graph.name, selection.processor, known) not in known:
             raise UserMistake(
                 f"graph {self._graph.name!r} has no processor {selection.processor!r}: it has {', '.join(known)}"

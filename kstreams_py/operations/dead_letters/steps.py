@@ -37,12 +37,15 @@ class LetterSteps:
         self._environment = replace(environment, open_calls=partial(open_calls, patience=None))
         self._originals = originals
         self._processors = {processor.id: processor for processor in graph.processors}
+        self._tasks = {task.id for task in graph.tasks}
         self._loaded: dict[str, tuple[Runner, _OneStep]] = {}
 
     def prepare(self, letter: Letter) -> Inputs | str:
         """Returns the inputs of the step in the order that its processor declares, or why the step cannot be run."""
         name = letter.processor_id
         processor = self._processors.get(name)
+        if name in self._tasks:
+            return f"task {name!r} has no transaction for it and its mark: send the record to its topic again"
         if processor is None:
             return f"graph {self._graph.name!r} no longer has processor {name!r}: declare it again"
         if why := why_not_replayed(processor):
