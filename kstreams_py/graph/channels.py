@@ -127,8 +127,12 @@ def describe_tasks(tasks: Iterable[JobTask]) -> list[str]:
     return ["", "tasks", *lines] if lines else []
 
 
-def check_source(what: str, source: object) -> None:
-    """Raises GraphError for what is no source."""
+def check_source(what: str, source: object, max_pending: object, timeout: object) -> None:
+    """Raises GraphError for what is no source, and for limits that are no numbers above 0."""
+    if max_pending is not None and not (isinstance(max_pending, int) and max_pending > 0):
+        raise GraphError(f"{what}: max_pending={max_pending!r} is no number of inputs: give an int above 0")
+    if timeout is not None and not (isinstance(timeout, int | float) and timeout > 0):
+        raise GraphError(f"{what}: timeout={timeout!r} is no number of seconds: give one above 0")
     if isinstance(source, type) or not callable(getattr(source, "open", None)):
         raise GraphError(f"{what}: {source!r} is no source: give one, such as sources.SQLite(...)")
 

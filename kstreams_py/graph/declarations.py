@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache
@@ -218,12 +218,18 @@ class Channel(Generic[V]):
 
     - `source`, `topic`: where its values come from; both are None if tasks write them.
     - `errors`: the dead-letter topic of the records of `topic`; None for none.
+    - `group_by`: returns the group of a value, which can be hashed; None for no groups.
+    - `max_pending`: how many inputs of its source may be under way; None for the default.
+    - `timeout`: seconds after which an input of which nothing is under way is read again; None for the default.
     """
 
     name: str
     source: Source | None = None
     topic: Topic[Any, V] | None = None
     errors: str | None = None
+    group_by: Callable[[V], Hashable] | None = None
+    max_pending: int | None = None
+    timeout: float | None = None
 
     def __str__(self) -> str:
         return self.name

@@ -6,7 +6,7 @@ Each declaration is checked at once, and refused with a GraphError that names th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import fields
 from typing import Any, Final, Generic, Unpack, overload
 
@@ -225,19 +225,30 @@ class Graph(Decorators, Generic[GraphKey, GraphValue]):
             )
         return known
 
-    def source(self, name: str, source: Source) -> Channel:
+    def source(
+        self, name: str, source: Source, *, max_pending: int | None = None, timeout: float | None = None
+    ) -> Channel:
         """Declares a channel that is filled from a source. Its tasks get an input again until all is done with it.
 
         - `source`: such as `sources.SQLite(...)`.
+        - `max_pending`: how many of its inputs may be under way in a worker: 10,000 by default. While these wait, it is
+          not read.
+        - `timeout`: seconds after which an input is read again of which nothing is under way any more: 60 by default.
 
         Raises GraphError.
         """
-        check_source(f"source {name!r}", source)
-        return self._add_channel(Channel(name, source))
+        check_source(f"source {name!r}", source, max_pending, timeout)
+        return self._add_channel(Channel(name, source, max_pending=max_pending, timeout=timeout))
 
-    def channel(self, name: str) -> Channel:
-        """Declares a channel, which carries values between tasks in memory. Raises GraphError."""
-        return self._add_channel(Channel(name))
+    def channel(self, name: str, *, group_by: Callable[[Any], Hashable] | None = None) -> Channel:
+        """Declares a channel, which carries values between tasks in memory. Raises GraphError.
+
+        - `group_by`: returns the group of a value. Calls that overlap in a task run one after another within a group,
+          in the order of its values; a value that is read again after a death, or tried again, comes later.
+        """
+        if group_by is not None and not callable(group_by):
+            raise GraphError(f"channel {name!r}: group_by={group_by!r} is no function: give one of a value")
+        return self._add_channel(Channel(name, group_by=group_by))
 
     def _add_channel(self, channel: Channel) -> Channel:
         check_topic_name(channel.name)

@@ -92,8 +92,8 @@ class Job:
                 self._inputs[channel] = SourceInputs(
                     name,
                     environment.open_source(channel, name),
-                    (least, environment.max_pending),
-                    environment.timeout,
+                    (least, channel.max_pending or environment.max_pending),
+                    channel.timeout or environment.timeout,
                     environment.entropy,
                     environment.open_letters(channel),
                 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from functools import reduce
 from heapq import heappop, heappush
 from itertools import count
@@ -104,6 +104,7 @@ class TaskRunner:
             segments, results = self._run(self._take(now))
             if self._task.retry is not None:
                 segments, results = self._repeat(segments, results, now)
+            self._end(segments)
             self._unstored = segments, results
         segments, results = self._unstored
         if self._sending is not None:
@@ -122,6 +123,9 @@ class TaskRunner:
         self.counters.records_out += made.sent
         self.counters.dead_letters += len(made.failed)
         return Turned(segments.ids, made.patterns, [(segments.ids[index], error) for index, error in made.failed])
+
+    def _end(self, segments: Segments) -> None:
+        """Forgets what is known of segments that are not called again."""
 
     def _take_due(self, now: float) -> Segments:
         """Takes the segments that are run again now, and those that the turn before had no time for."""
@@ -219,6 +223,8 @@ class OverlappingTaskRunner(TaskRunner):
         self._calls = environment.open_calls(task, lambda _, returned: copy_value(returned))
         self._open: dict[int, Segments] = {}
         """The segment of each call under way, by ticket."""
+        self._groups: dict[Pattern, Hashable | FailedCall] = {}
+        """By pattern, the group of a segment whose calls come one after another; or what its `group_by` raised."""
 
     @property
     def is_busy(self) -> bool:
@@ -234,26 +240,63 @@ class OverlappingTaskRunner(TaskRunner):
         free, taken = 2 * self._task.concurrency - len(self._open), Segments()
         while self._again and self._again[0][0] <= now and len(taken) < free:
             taken.add(heappop(self._again)[2])
-        for inbox in self._inboxes:
-            taken.add(inbox.take(max(0, free - len(taken))))
+        for channel, inbox in zip(self._task.inputs, self._inboxes, strict=True):
+            part = inbox.take(max(0, free - len(taken)))
+            if channel.group_by is not None:
+                self._group(channel.group_by, part)
+            taken.add(part)
         return taken
+
+    def _group(self, group_by: Callable[[Any], Hashable], segments: Segments) -> None:
+        """Notes the groups of segments. What `group_by` raises is what the call of its segment raises."""
+        for pattern, value in zip(segments.patterns, segments.values, strict=True):
+            try:
+                group = group_by(value)
+                hash(group)
+            except Exception as error:
+                group = FailedCall(error)
+            self._groups[pattern] = group
 
     def _run(self, segments: Segments) -> tuple[Segments, Sequence[Any]]:
         """Starts calls; returns the segments whose calls have ended."""
-        calls = list[Call]()
-        for index, arguments in enumerate(arguments_of(self._task, self._values(segments), self._origins(segments))):
-            ticket = next(self._numbers)
-            self._open[ticket] = segments.choose([index])
-            calls.append(Call(ticket, ticket, arguments))
+        done, results = self._start(segments)
+        while ended := self._calls.collect() if self._open else ():
+            dropped = Segments()
+            for each in ended:
+                if isinstance(each.error, SystemExit | KeyboardInterrupt):
+                    raise exited(self._task, each.error) from each.error
+                called = self._open.pop(each.ticket)
+                if not each.has_run:  # another one of its group has raised
+                    dropped.add(called)
+                    continue
+                done.add(called)
+                results.append(each.result if each.error is None else FailedCall(each.error))
+            if not dropped:
+                break
+            self._start(dropped)
+        return done, results
+
+    def _end(self, segments: Segments) -> None:
+        """Forgets what is known of segments that are not called again."""
+        for pattern in segments.patterns if self._groups else ():
+            self._groups.pop(pattern, None)
+
+    def _start(self, segments: Segments) -> tuple[Segments, list[Any]]:
+        """Starts calls; returns the segments that have no group, and their results."""
+        failed, results, calls = Segments(), list[Any](), list[Call]()
+        arguments = arguments_of(self._task, self._values(segments), self._origins(segments))
+        for index, each in enumerate(arguments):
+            ticket, segment = next(self._numbers), segments.choose([index])
+            group = self._groups.get(segment.patterns[0])
+            if type(group) is FailedCall:
+                failed.add(segment)
+                results.append(group)
+                continue
+            self._open[ticket] = segment
+            calls.append(Call(ticket, ("alone", ticket) if group is None else ("group", group), each))
         if calls:
             self._calls.start(calls)
-        done, results = Segments(), list[Any]()
-        for ended in self._calls.collect() if self._open else ():
-            if isinstance(ended.error, SystemExit | KeyboardInterrupt):
-                raise exited(self._task, ended.error) from ended.error
-            done.add(self._open.pop(ended.ticket))
-            results.append(ended.result if ended.error is None else FailedCall(ended.error))
-        return done, results
+        return failed, results
 
     def close(self) -> None:
         """Cancels the calls, and closes the connection to the target."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
@@ -448,6 +449,45 @@ def test_function_that_exits_ends_the_job_by_an_error_and_not_the_process(concur
     plant.graph.sink(plant.rows, id="end", concurrency=concurrency)(lambda _: sys.exit(0))
     with pytest.raises(ks.FunctionExited, match=r"end: <lambda> \(test_jobs.py:\d+\) ended by SystemExit\(0\)"):
         plant.run()
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_calls_of_a_group_come_one_after_another_also_after_a_failure(*, asynchronous: bool) -> None:
+    plant = JobPlant(range(INPUTS), batch=INPUTS)
+    grouped, table = plant.graph.channel("grouped", group_by=lambda value: 1 / (value - 13) and value % 3), Table(plant)
+    active, seen, failed = Counter[int](), list[int](), set[int]()
+
+    def begin(value: int) -> None:
+        active[value % 3] += 1
+        assert active[value % 3] == 1
+        seen.append(value)
+
+    def end(value: int) -> tuple[int]:
+        active[value % 3] -= 1
+        if value % 7 == 5 and value not in failed:
+            failed.add(value)
+            raise ConnectionError(value)
+        return (value,)
+
+    async def fetch(value: int) -> tuple[int]:
+        begin(value)
+        await asyncio.sleep(0.001)
+        return end(value)
+
+    def call(value: int) -> tuple[int]:
+        begin(value)
+        time.sleep(0.001)
+        return end(value)
+
+    plant.graph.map(plant.rows, to=grouped, id="pass")(lambda value: value)
+    plant.graph.sink(grouped, to=table, id="store", concurrency=8, retry=ks.Retry())(fetch if asynchronous else call)
+    plant.run()
+    assert plant.refused() == {13: "store: ZeroDivisionError: division by zero"}
+    assert table.values == [value for value in range(INPUTS) if value != 13]
+    assert failed == {5, 12, 19, 26}
+    for group in range(3):
+        first = [*dict.fromkeys(value for value in seen if value % 3 == group)]
+        assert first == [value for value in range(INPUTS) if value % 3 == group and value != 13]
 
 
 def test_function_gets_the_same_delivery_hash_at_each_attempt() -> None:

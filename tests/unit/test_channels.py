@@ -119,6 +119,14 @@ REFUSED: dict[str, tuple[str, Declare]] = {
         "source 'more': 'file.db' is no source: give one, such as sources.SQLite(...)",
         lambda graph, rows: graph.source("more", "file.db"),  # type: ignore[arg-type]
     ),
+    "a number of inputs": (
+        "source 'more': max_pending=0 is no number of inputs: give an int above 0",
+        lambda graph, rows: graph.source("more", MemorySource(), max_pending=0),
+    ),
+    "a time": (
+        "source 'more': timeout='1s' is no number of seconds: give one above 0",
+        lambda graph, rows: graph.source("more", MemorySource(), timeout="1s"),  # type: ignore[arg-type]
+    ),
     "a function of two values": (
         "task 'f': its function is <lambda>(one, other): write <lambda>(value) or <lambda>(value, step)",
         lambda graph, rows: graph.map(rows, to=graph.channel("a"), id="f")(lambda one, other: one),
