@@ -13,7 +13,7 @@ records       adapter  kstreams send, tail
 deploy        adapter  kstreams k8s, systemd
 topics        adapter  kstreams topics create, check, describe
 slots         adapter  kstreams slots list, release
-dead_letters  adapter  kstreams dead-letters list, show, replay
+dead_letters  adapter  kstreams dead-letters list, show, replay, discard
 transactions  adapter  kstreams transactions list, describe, find-hanging, abort, commit
 recover       adapter  kstreams recover reset, export, restore
 doctor        adapter  kstreams doctor

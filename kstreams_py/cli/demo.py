@@ -17,11 +17,11 @@ def run_flights(
     records: Annotated[
         int | None, typer.Option(help="number of departures, spread over the year; all 336,776 by default", min=1)
     ] = None,
-    kills: Annotated[int, typer.Option(help="how often a worker is killed, spread over the run", min=0)] = 12,
+    kills: Annotated[int, typer.Option(help="number of kills of workers, spread over the run", min=0)] = 12,
     seed: Annotated[int, typer.Option(help="seed of the random kills")] = 1,
     output: Annotated[Path, typer.Option(help="directory for the report and its data")] = Path("flights-demo"),
 ) -> None:
-    """Process a year of flights, kill workers at random, and check every row. Exit status 1 if one is wrong."""
+    """Process a year of flights, kill workers at random, and check every row. Exit status 1 if any check fails."""
     try:
         from kstreams_py.demo import flights  # noqa: PLC0415, its libraries are optional
     except ImportError as error:
@@ -33,19 +33,24 @@ def run_flights(
 def run_ordering(
     flights: Annotated[int, typer.Option(help="number of departures, from the beginning of the year", min=1)] = 6_000,
     kills: Annotated[
-        int, typer.Option(help="how often a worker is killed, and a consumer's process, spread over the run", min=0)
+        int,
+        typer.Option(help="number of kills of workers, and as many of consumer processes, spread over the run", min=0),
     ] = 8,
-    seed: Annotated[int, typer.Option(help="seed of the random kills")] = 1,
+    seed: Annotated[int, typer.Option(help="seed of the random kills, and of the front ends' random delays")] = 1,
     store: Annotated[
-        str | None, typer.Option(help="where events are queued: redis://host:port/0; a file in --output by default")
+        str | None,
+        typer.Option(
+            help="where events are queued: redis://host:port/0, or the path of a new file; by default, a file in "
+            "--output"
+        ),
     ] = None,
     output: Annotated[Path, typer.Option(help="directory for the report and its data")] = Path("ordering-demo"),
 ) -> None:
     """Change aircraft from four processes, kill workers and consumers of the events, and check order and states.
 
     Three consumer groups apply the events, and pause at random. The same events are also sent without event ordering,
-    to count those that overtake others. Exit status 1 if, in one of the groups, the state of an aircraft is not the one
-    in the file of flights.
+    to count those that overtake others. Exit status 1 if any check fails, such as a group whose state of an aircraft
+    differs from the flight data.
     """
     from kstreams_py.demo import ordering  # noqa: PLC0415, its libraries take time to import
 

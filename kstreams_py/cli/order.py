@@ -52,9 +52,9 @@ def order(
     topic: Topic = None,
     store: Store = "events.db",
     name: Annotated[
-        str, typer.Option("--name", help="name of the worker: a restart under this name goes on with its objects")
+        str, typer.Option("--name", help="name of the worker: a restart under this name continues with its objects")
     ] = "worker",
-    lanes: Annotated[int, typer.Option(help="objects that are processed at once", min=1)] = LANES,
+    lanes: Annotated[int, typer.Option(help="how many objects are processed concurrently", min=1)] = LANES,
     batch: Annotated[int, typer.Option(help="the most events of an object in one step", min=1)] = BATCH,
     prefix: Prefix = "",
     accept_partitions: AcceptPartitions = False,
@@ -62,10 +62,10 @@ def order(
     bootstrap_servers: Bootstrap = None,
     config: Config = None,
 ) -> None:
-    """Send queued events to a topic until Ctrl-C or SIGTERM, the events of each object in one order.
+    """Send queued events to a topic, each object's events in one order, until Ctrl-C or SIGTERM.
 
-    Each event gets an id, and the id of the object's previous event. A killed worker goes on where it was when it is
-    started again under its name. If another process takes its name, it exits with status 4.
+    Each event gets an id, and the id of the object's previous event. A killed worker, started again under its name,
+    continues where it stopped. If another process takes a worker's name, the older process exits with status 4.
     """
     if context.invoked_subcommand is not None:
         _check_no_options(context)
@@ -99,7 +99,10 @@ def status(
     prefix: Prefix = "",
     as_json: Annotated[bool, typer.Option("--json", help="a JSON object a line")] = False,
 ) -> None:
-    """Show objects with events, and workers with their objects. Exit status 1 if an object waits for a dead worker."""
+    """Show objects with events, and workers with their objects.
+
+    Exit status 1 if an object waits for a worker that has been silent for 30 s: the worker may be dead.
+    """
     with closing(_open_existing(store, prefix)) as storage:
         standing = Standing(storage.objects(), storage.workers())
     for line in map(json.dumps, standing.as_fields()) if as_json else standing.describe():
@@ -122,7 +125,7 @@ def takeover(
 ) -> None:
     """Send the events that a dead worker has taken, and release its objects to other workers.
 
-    If the worker of this name is alive, it exits with status 4.
+    A worker of this name that is still alive exits with status 4.
     """
     events = _require(topic)
     with closing(_open_existing(store, prefix)) as storage:
@@ -181,7 +184,7 @@ def _require(topic: str | None) -> str:
 
 @contextmanager
 def _open_sender(topic: str, name: str, bootstrap_servers: str | None, config: Path | None) -> Iterator[KafkaSender]:
-    """Gives a sender to an existing topic. Raises TopicError, BrokerUnavailable."""
+    """Yields a sender of events to an existing topic. Raises TopicError, and BrokerUnavailable."""
     with open_environment(Settings.load(config, bootstrap_servers=bootstrap_servers)) as environment:
         found = find_topic(environment, topic)
         with closing(KafkaSender(environment.cluster, found, name, environment.sleep)) as sender:

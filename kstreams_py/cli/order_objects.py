@@ -30,8 +30,8 @@ def stopped(
 ) -> None:
     """Show the objects that stand still in the processors that apply events. Exit status 1 if there is one.
 
-    An object is stopped after an event that contradicts its order, or waits for an event that has not arrived. Needs
-    READ on the changelog.
+    An object stands still when it is stopped at an event that contradicts its order, or waits for an event that has
+    not arrived. Needs READ on the changelog.
     """
     with open_graph(target, bootstrap_servers, config) as (graph, environment):
         found = [
@@ -67,7 +67,7 @@ def resume(
         operator = Operator(graph, _one(graph, processor), environment, name)
         missed = operator.missed()
         if operator.object.goes_on and not missed:
-            raise UserMistake(f"object {name!r} is not stopped: `kstreams order stopped` shows those that are")
+            raise UserMistake(f"object {name!r} goes on: `kstreams order stopped` shows those that do not")
         if operator.object.held and operator.object.stop is None and not missed:
             raise UserMistake(
                 f"object {name!r} is not stopped, it waits for event {operator.object.held[0].prev}: if that is lost, "
@@ -90,8 +90,9 @@ def accept(
 ) -> None:
     """Let an object go on without the event that it waits for, or with the one that contradicts its order.
 
-    The oldest event that waits or was refused is applied after the newest applied one: events between them are lost.
-    The processor's workers must run. The command is refused while `kstreams order resume` has events to send again.
+    The oldest waiting event, or else the oldest refused one, is applied directly after the newest applied event; any
+    events between the two are lost. The processor's workers must run. The command is refused while `kstreams order
+    resume` has events to send again.
     """
     with open_graph(target, bootstrap_servers, config) as (graph, environment):
         operator = Operator(graph, _one(graph, processor), environment, name)

@@ -15,7 +15,7 @@ flights        adapter  `kstreams demo flights` from start to end
 aircraft       rule     the events of aircraft in the file of departures
 children       acts     processes that end with the demonstration
 front_end      acts     a process that changes aircraft, and sends events with and without event ordering
-order_workers  acts     the workers of event ordering, started again after each kill
+order_workers  acts     the workers of event ordering, restarted after each kill
 order_checks   acts     reads the topics as consumers do, and compares the results with the file
 ordering_graph adapter  the three consumer groups, as a user would write them
 order_consumers acts    the processes of the consumer groups, and the result of each group

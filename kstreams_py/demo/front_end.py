@@ -2,7 +2,7 @@
 
 It stores the aircraft's new state and queues its events in one atomic step. For comparison, it also sends the same
 events itself, as a program without event ordering does: after the change is stored, through a producer of its own,
-which collects records for a moment. The front ends collect for different times, so events overtake each other.
+which collects records for a moment. The front ends collect for different lengths of time, so events overtake others.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _LOOK_SECONDS: Final = 0.002
 
 @dataclass(frozen=True, slots=True)
 class FrontEndTask:
-    """The task of a front end.
+    """What one front-end process has to do.
 
     - `name`: one of aircraft.FRONT_ENDS.
     - `flights`: how many departures of the file it reads.
@@ -137,7 +137,7 @@ class FrontEnd:
 
 
 def main(text: str) -> None:
-    """Runs a front end. `text`: its Task as JSON."""
+    """Runs a front end. `text`: its FrontEndTask as JSON."""
     task = FrontEndTask(**json.loads(text))
     producer = KafkaCluster(Settings.load()).producer(IDEMPOTENT, f"front end {task.name}")
     with closing(Ordering(task.store, prefix=task.prefix)) as ordering:

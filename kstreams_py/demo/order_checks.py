@@ -92,7 +92,7 @@ class OrderResults:
     - `groups`: the result of each consumer group, by its name.
     - `plain`: the result of a consumer without event ordering.
     - `killed`: how many processes were killed.
-    - `not_stopped`: how many workers failed to stop when they were told to.
+    - `not_stopped`: how many workers did not exit with status 0 when they were stopped.
     """
 
     changes: Sequence[AircraftChange]

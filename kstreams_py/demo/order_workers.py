@@ -53,7 +53,7 @@ class OrderWorkers:
         return all(found.get(name, 0) > before for name, before in self._before.items())
 
     def look(self, killed: Collection[int] = ()) -> None:
-        """Starts workers that have ended again. Raises WorkersFailed for one whose process id is not in `killed`."""
+        """Restarts the workers that have ended. Raises WorkersFailed for one whose process id is not in `killed`."""
         for place, process in enumerate(self._running):
             if process.poll() is None:
                 continue
@@ -63,7 +63,7 @@ class OrderWorkers:
             self._running[place] = self._start(WORKERS[place])
 
     def stop(self) -> int:
-        """Stops the workers with SIGTERM. Returns how many failed to stop."""
+        """Stops the workers with SIGTERM. Returns how many did not exit with status 0 within STOP_SECONDS."""
         for process in self._running:
             process.send_signal(signal.SIGTERM)
         return sum(self._await_end(process) != 0 for process in self._running)

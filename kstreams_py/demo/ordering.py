@@ -1,7 +1,7 @@
 """`kstreams demo ordering`: four front ends change aircraft, three workers send the events, three groups apply them.
 
-Workers and the processes of the groups are killed at random. The result of each group is compared with the file. So is
-the result of the rule of ordering/chain.py alone, which reads the topic in this process.
+Workers and the processes of the groups are killed at random. The result of each group is compared with the file of
+flights. So is the result of the rule in ordering/chain.py alone, applied in this process to the events of the topic.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Demo:
 
     - `flights`: how many departures to process, the first ones of the year.
     - `kills`: how many workers, and how many processes of the consumer groups, to kill, spread evenly over the run.
-    - `seed`: the seed of the kills.
+    - `seed`: the seed of the kills, and of the delays of the front ends.
     - `store`: the path of a file, or the URL of a Redis. Keys in Redis begin with `prefix`, and are deleted at the end.
     """
 
@@ -126,8 +126,8 @@ class OrderingStage:
     def run(self, made: Sequence[AircraftChange]) -> tuple[Killed, int]:
         """Runs until every group has applied every event, or no new record comes for STALLED seconds.
 
-        Returns the numbers of kills, and the number of workers that failed to stop. Raises WorkersFailed if a front
-        end, a worker or a process of the groups ends by itself.
+        Returns the numbers of kills, and how many workers did not exit with status 0 when they were stopped. Raises
+        WorkersFailed if a front end fails, or a worker or a process of the groups ends by itself.
         """
         topics = (EVENTS, PLAIN, *map(topic_of, PAUSES))
         watch = TopicWatch(self.cluster, [TopicPartition(name, p) for name in topics for p in range(PARTITIONS)])
@@ -178,7 +178,7 @@ class OrderingStage:
         consumers: OrderConsumers,
         run: tuple[float, int],
     ) -> None:
-        """Kills a worker and a process of the groups if a kill is due, and shows the counts.
+        """Kills a worker, and a consumer process, when its kill is due; restarts killed workers, and shows the counts.
 
         - `run`: when the run began, and how many events it has.
         """
@@ -239,7 +239,7 @@ def _stored(demo: Demo, made: Sequence[AircraftChange]) -> dict[str, State]:
 
 
 def _check(store: str, prefix: str) -> None:
-    """Raises SettingsError for a store that exists, and StoreUnavailable for one that cannot be used."""
+    """Raises SettingsError for a store file that exists, and the same as open_storage() for one that cannot be used."""
     if not prefix and Path(store).exists():
         raise SettingsError(f"{store} exists, and may have events: name another file with --store")
     open_storage(store, prefix).close()

@@ -18,10 +18,10 @@ from kstreams_py.development.versions import OutputsShown, Version, VersionEnded
 logger = logging.getLogger(__name__)
 
 NAMES_MAX: Final = 3
-"""The most changed files that a line names."""
+"""The maximum number of changed files that a log line names."""
 
 LOADING_SECONDS: Final = 10.0
-"""Seconds after which a warning names a version that is still being checked: its import may never return."""
+"""Seconds after which a warning says that new code is still being loaded: its import may never return."""
 
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """The signals that end a run. When a terminal is closed, SIGHUP comes twice: from the kernel and from the shell."""
@@ -36,7 +36,7 @@ class Changed:
 
 @dataclass(frozen=True)
 class Asked:
-    """A signal has asked for the end; a second one that insists asks for it at once."""
+    """A signal has asked the session to end. If it is a repeated one and `insists`, the workers are ended at once."""
 
     insists: bool = True
 
@@ -45,12 +45,7 @@ Report = Callable[[VersionReady | OutputsShown | VersionEnded], None]
 
 
 class DevSession:
-    """The versions of one graph, one after the other. `run` takes events one by one from a queue.
-
-    - `running`: the version whose workers run; None if there is none.
-    - `coming`: the version that is being checked, or waits for the workers of the old one to drain; None if there is
-      none.
-    """
+    """The versions of one graph, one after the other. `run` takes events one by one from a queue."""
 
     def __init__(
         self,
@@ -67,7 +62,7 @@ class DevSession:
         """
         self._clock = clock
         self._slow_at = 0.0
-        """When a warning has to name the coming version, because it takes long."""
+        """When a warning has to say that the code of the coming version is still being loaded."""
         self._start = start
         self._changes = changes
         self._what = what
@@ -75,7 +70,9 @@ class DevSession:
             queue.SimpleQueue()
         )
         self._running: Version | None = None
+        """The version whose workers run."""
         self._coming: Version | None = None
+        """The version that is being checked, or waits for the workers of the running one to drain."""
         self._is_ready = False
         """Whether the coming version has been checked."""
         self._is_draining = False

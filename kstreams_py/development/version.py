@@ -1,9 +1,9 @@
 """The process of one version of a graph's code: checks it, runs it when told to, then drains it.
 
 Each version has a process of its own, because a process cannot import changed code a second time. The process reports
-to `kstreams dev` by lines of JSON in the pipe of reports: `ready` with the topics that it has created, `positions` up
-to which it has shown outputs, and at last `error`. A line on its standard input tells it to run, with the positions
-from which to show outputs. At the end of its standard input it drains, or ends if that line has not come yet.
+to `kstreams dev` in lines of JSON on the report pipe: `ready` with the topics that it has created, `positions` up to
+which it has shown outputs, and finally `error`, if it fails. A line on its standard input tells it to run, with the
+positions from which to show outputs. At the end of its standard input it drains, or ends if that line has not come yet.
 """
 
 from __future__ import annotations
@@ -55,7 +55,10 @@ def written_topics(graph: Graph) -> list[str]:
 
 
 class Following:
-    """Shows the committed records of a graph's outputs and dead letters that are written after its construction."""
+    """Shows the records of a graph's outputs and dead letters, once they are committed.
+
+    It shows those after the ends that the topics had when it was created, or after the offsets given to `go_on`.
+    """
 
     def __init__(
         self,
@@ -85,7 +88,10 @@ class Following:
         """The next offset to show of each partition."""
 
     def go_on(self, positions: Mapping[TopicPartition, int]) -> None:
-        """Continues at these offsets, in partitions that have them; a topic that was created again does not."""
+        """Continues at these offsets, except in partitions that end before them.
+
+        Such partitions are those of a topic that was created again.
+        """
         ends = self._ends()
         self.positions |= {tp: at for tp, at in positions.items() if at <= ends.get(tp, -1)}
 
@@ -113,8 +119,8 @@ class Following:
     def run(self, looked: Callable[[], None], stopped: threading.Event) -> None:
         """Looks until `stopped` is set, and once more after that. Calls `looked` after each look that found records.
 
-        Waits for a broker that does not answer. Ends with a warning at a record that cannot be shown, because the
-        workers do not depend on this.
+        Waits for a broker that does not answer. On any other error, logs a warning and returns: the workers do not
+        depend on the display of outputs.
         """
         is_away, is_last = False, False
         while not is_last:
@@ -153,7 +159,7 @@ def run_version(target: str, workers: int, settings: Settings, partitions: int) 
     Raises UserMistake for a mistake in the graph or its topics, and WorkersFailed for a worker that died.
     """
     told = queue.SimpleQueue[bytes]()
-    # before the import, which may never return: `kstreams dev` may have ended by then
+    # before the import, which may never return: this process has to end with `kstreams dev` even then
     threading.Thread(target=lambda: told.put(_read_line()), name="go", daemon=True).start()
     graph = load(target)
     graph.validate()

@@ -1,11 +1,11 @@
-"""Channels: inputs that Kafka does not keep, acknowledged when all that was made of them is done, else read again.
+"""Jobs: tasks linked by channels in memory; an input is acknowledged once all made of it is done, else read again.
 
 In reading order:
 
 identity        rule  ids of inputs, patterns of copies, and origins, by which an effect is known again
 acker           rule  finds out when everything that was made of an input is done
 pending         rule  the inputs that are under way
-adaptive_limit  rule  how many at once, by the time that the last ones took
+adaptive_limit  rule  a limit on how many inputs or segments are taken, by the time that the last ones took
 segments        rule  segments in batches
 gathering       rule  pairs the branches of one segment
 copies          acts  copies of values, so that no function changes what another one has
@@ -13,7 +13,7 @@ topic_inputs    acts  the records of a topic as inputs
 topic_outputs   acts  writes records of results, and dead letters, to topics
 environment     acts  what a job works with: its sources and targets, a clock, entropy, its limits
 task            acts  calls the function of a task, sends or stores its results
-runners         acts  runs a task: takes segments, calls, sends or stores, acknowledges
+runners         acts  runs a task: takes segments, calls its function, sends or stores the results, acknowledges
 inputs          acts  claims the inputs of a source, acknowledges or refuses them
 job             acts  the loop of a job in one process
 """

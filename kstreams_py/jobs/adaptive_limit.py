@@ -1,15 +1,15 @@
-"""How many at once: as many as take a wanted time, by the time that the last ones took."""
+"""A limit on how many are taken at a time: as many as take a wanted time, by the time that the last ones took."""
 
 from __future__ import annotations
 
 from typing import Final
 
 GROWTH: Final = 4
-"""The most by which a limit grows at once: one fast batch says little."""
+"""The factor by which a limit grows at most in one change: one fast batch says little."""
 
 
 class AdaptiveLimit:
-    """A limit that follows the speed of what is limited: it shrinks at once, and grows fourfold at most."""
+    """A limit that follows the speed of what is limited. One change shrinks it by any factor, and grows it fourfold."""
 
     def __init__(self, seconds: float, first: int, most: int, least: int = 1) -> None:
         """Makes a limit.
@@ -22,7 +22,7 @@ class AdaptiveLimit:
         self.limit = max(self._least, min(first, most))
 
     def took(self, count: int, seconds: float) -> None:
-        """Takes what so many took."""
+        """Sets the limit by the last measurement: `count` took so many seconds."""
         if count:
             wanted = int(self._seconds * count / seconds) if seconds > 0 else self._most
             self.limit = max(self._least, min(wanted, self.limit * GROWTH, self._most))

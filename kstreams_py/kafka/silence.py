@@ -19,14 +19,14 @@ STILL_SECONDS: Final = 30.0
 """Seconds without a record before a member looks for the reason, and between two attempts."""
 
 OUTAGE: Final = UNREACHABLE | {E._UNKNOWN_PARTITION}
-"""Errors of a request for ends while brokers are away: without an answer, a client calls its partitions unknown."""
+"""Errors of a request for ends while brokers are away. A client that gets no answer reports partitions as unknown."""
 
 ENDS_SECONDS: Final = 1.0
 """Limit of the request for the ends of the partitions, in seconds."""
 
 
 class Silence:
-    """Measures how long a member has read nothing; logs a warning if the group or the brokers are the reason."""
+    """Measures how long a member has read nothing, and warns unless it has read all that its partitions have."""
 
     def __init__(self, member: str, group: str, limit: float) -> None:
         """`limit`: seconds that a request may take."""
@@ -71,7 +71,11 @@ class Silence:
         self._is_unreachable = error.code() in UNREACHABLE
 
     def look(self, client: ck.Consumer, ends: Positions, paused: Collection[TopicPartition]) -> None:
-        """Logs a warning if nothing has been read for STILL_SECONDS though records wait.
+        """Logs a warning if nothing has been read for STILL_SECONDS, and one of these holds:
+
+        - the group has made no assignment,
+        - the brokers do not answer, or the end offsets cannot be read,
+        - records wait in a partition that is not paused.
 
         `ends` has the end offset of each partition that was read to its end.
         """
@@ -110,7 +114,10 @@ class Silence:
         return end.error is not None or end.offset > max(at.offset, self.start_offsets[tp], ends.get(tp, 0))
 
     def _warn(self, text: str, *, is_away: bool = False) -> None:
-        """Logs a warning. `is_away`: brokers are the reason, so it is a part of the outage that all clients report."""
+        """Logs a warning.
+
+        - `is_away`: whether unreachable brokers are the reason; the log then folds it into the outage of all clients.
+        """
         self._is_away |= is_away
         of_kind = repeated(f"times that {self._member} reads nothing", text)
         logger.warning("%s: %s", self._member, text, extra=away(self._reading) if is_away else of_kind)

@@ -1,6 +1,6 @@
-"""Objects of event ordering that have stopped, and an operator's decisions on them.
+"""Objects of event ordering that stand still, and an operator's decisions on them.
 
-An object is stopped after an event that contradicts its order, or waits for an event that has not arrived. A decision
+An object is stopped at an event that contradicts its order, or waits for an event that has not arrived. A decision
 (ordering/decisions.py) is a record in the topic of the events. A worker of the consuming group carries it out while it
 runs, in the transaction that commits the record's offset. Once the group has read the decision, no more events of the
 object become dead letters. Those that have become dead letters are sent again, each in one transaction with the mark

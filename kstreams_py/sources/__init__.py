@@ -1,4 +1,4 @@
-"""Sources: inputs that Kafka does not keep, claimed to be read and acknowledged when all that was made of them is done.
+"""Sources of jobs: inputs that Kafka does not keep, which a worker claims, and acknowledges once they are done.
 
 In reading order:
 

@@ -145,8 +145,8 @@ HELP = """\
 │                topics.                                                       │
 ╰──────────────────────────────────────────────────────────────────────────────╯
 ╭─ Ordering ───────────────────────────────────────────────────────────────────╮
-│ order          Send queued events to a topic until Ctrl-C or SIGTERM, the    │
-│                events of each object in one order.                           │
+│ order          Send queued events to a topic, each object's events in one    │
+│                order, until Ctrl-C or SIGTERM.                               │
 ╰──────────────────────────────────────────────────────────────────────────────╯
 
 """

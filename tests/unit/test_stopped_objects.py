@@ -507,7 +507,7 @@ def test_commands_show_a_stopped_object_and_let_it_go_on(
     assert (status, text.splitlines()[-1]) == (0, "object 'a' goes on; 2 of its events were sent again")
     driver.run()
     assert run("stopped", "g") == (0, "all objects go on\n")
-    with pytest.raises(UserMistake, match=r"^object 'a' is not stopped: "):
+    with pytest.raises(UserMistake, match=r"^object 'a' goes on: "):
         run("resume", "g", "a")
     with pytest.raises(UserMistake, match=r"^object 'a' goes on: "):
         run("accept", "g", "a")
