@@ -25,7 +25,7 @@ def acls(
         str | None,
         typer.Option("--principal", metavar="TYPE:NAME", help="who gets the rights; User:GRAPH-ROLE by default"),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="a JSON object a line")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON object per line")] = False,
     bootstrap_servers: Bootstrap = None,
     config: Config = None,
 ) -> None:

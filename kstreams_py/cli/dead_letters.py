@@ -29,13 +29,13 @@ Since = Annotated[
     typer.Option("--since", help="only records since then (by timestamp): 30m, 1h, 2d, or 2026-05-01T12:00"),
 ]
 OfProcessor = Annotated[str | None, typer.Option("--processor", help="only this processor, by its id")]
-OfTopic = Annotated[str | None, typer.Option("--topic", help="only from this topic of dead letters")]
+OfTopic = Annotated[str | None, typer.Option("--topic", help="only from this dead-letter topic")]
 OfPartition = Annotated[int | None, typer.Option("--partition", help="only from this partition", min=0)]
 AtOffset = Annotated[int | None, typer.Option("--offset", help="only the dead letter at this offset", min=0)]
 SHOWN = 10
 """How many dead letters a discard shows before it asks."""
 
-AsJson = Annotated[bool, typer.Option("--json", help="a JSON object a line")]
+AsJson = Annotated[bool, typer.Option("--json", help="one JSON object per line")]
 
 
 @app.command("list")
@@ -46,7 +46,7 @@ def list_letters(
     processor: OfProcessor = None,
     topic: OfTopic = None,
     waiting: Annotated[
-        bool, typer.Option("--waiting", help="only where some are neither replayed nor discarded")
+        bool, typer.Option("--waiting", help="only rows of which some are neither replayed nor discarded")
     ] = False,
     as_json: AsJson = False,
     bootstrap_servers: Bootstrap = None,
@@ -80,9 +80,9 @@ def show(
     topic: OfTopic = None,
     partition: OfPartition = None,
     offset: AtOffset = None,
-    count: Annotated[int, typer.Option("-n", help="how many of each partition, the newest ones", min=1)] = 10,
-    replayed: Annotated[bool, typer.Option("--replayed", help="those that are replayed, too")] = False,
-    discarded: Annotated[bool, typer.Option("--discarded", help="those that are discarded, too")] = False,
+    count: Annotated[int, typer.Option("-n", help="the newest N of each partition", min=1)] = 10,
+    replayed: Annotated[bool, typer.Option("--replayed", help="also those that are replayed")] = False,
+    discarded: Annotated[bool, typer.Option("--discarded", help="also those that are discarded")] = False,
     as_json: AsJson = False,
     bootstrap_servers: Bootstrap = None,
     config: Config = None,
@@ -160,7 +160,7 @@ def replay(
 @app.command()
 def discard(
     target: Target,
-    reason: Annotated[str, typer.Option("--reason", help="why nobody needs them, for who lists them later")],
+    reason: Annotated[str, typer.Option("--reason", help="why nobody needs them, for those who list them later")],
     error: Error = None,
     since: Since = None,
     processor: OfProcessor = None,

@@ -19,9 +19,12 @@ from kstreams_py.settings import Settings
 def doctor(
     target: Annotated[
         str | None,
-        typer.Argument(help="path/to/file.py or module; add :name if it has several graphs; without it: the cluster"),
+        typer.Argument(
+            help="path/to/file.py or module; add :name if it has several graphs; without it, only the cluster is "
+            "examined"
+        ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="a JSON object a line")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON object per line")] = False,
     bootstrap_servers: Bootstrap = None,
     config: Config = None,
 ) -> None:

@@ -94,7 +94,7 @@ def is_confirmed(question: str) -> bool:
 def open_graph(
     target: str, bootstrap_servers: str | None, config: Path | None, *, needs_processors: bool = True
 ) -> Iterator[tuple[Graph, Environment]]:
-    """Gives the graph and a real cluster, closed at the end. `needs_processors`: see `Graph.validate`."""
+    """Yields the graph and a real cluster, closed at the end. `needs_processors`: see `Graph.validate`."""
     graph = load(target)
     graph.validate(needs_processors=needs_processors)
     with open_environment(Settings.load(config, bootstrap_servers=bootstrap_servers), target) as environment:
@@ -103,7 +103,7 @@ def open_graph(
 
 @contextmanager
 def open_environment(settings: Settings, target: str = UNKNOWN) -> Iterator[Environment]:
-    """Gives a real cluster, closed at the end. `target`: how the command names the graph."""
+    """Yields a real cluster, closed at the end. `target`: how the command names the graph."""
     registry = open_registry(settings.schema_registry_url, settings.schema_directory, settings.schema_registry)
     cluster = KafkaCluster(settings)
     try:

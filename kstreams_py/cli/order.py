@@ -97,7 +97,7 @@ def order(
 def status(
     store: Store = "events.db",
     prefix: Prefix = "",
-    as_json: Annotated[bool, typer.Option("--json", help="a JSON object a line")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON object per line")] = False,
 ) -> None:
     """Show objects with events, and workers with their objects.
 

@@ -24,7 +24,7 @@ Seconds = Annotated[float, typer.Option("--wait", help="how many seconds to wait
 def stopped(
     target: Target,
     processor: Annotated[str | None, typer.Option("--processor", help="only this processor, by its id")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="a JSON object a line")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON object per line")] = False,
     bootstrap_servers: Bootstrap = None,
     config: Config = None,
 ) -> None:

@@ -40,7 +40,7 @@ Conf = Annotated[
     list[str] | None,
     typer.Option("--conf", metavar="NAME=VALUE", help="a setting of Spark, such as the executors' image; repeatable"),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="a JSON object a line")]
+AsJson = Annotated[bool, typer.Option("--json", help="one JSON object per line")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="also print what Spark prints, and what it logs")]
 
 
@@ -257,7 +257,7 @@ def _chosen(
 def _opening(
     graph: Graph, master: str | None = None, conf: Sequence[str] | None = None, *, verbose: bool
 ) -> Iterator[Callable[[], Any]]:
-    """Gives a function that opens the session for the graph's pipelines at its first call; ends it afterwards."""
+    """Yields a function that opens the session for the graph's pipelines at its first call; ends it afterwards."""
     from kstreams_py import spark  # noqa: PLC0415
     from kstreams_py.spark.pipelines.targets import conf_of  # noqa: PLC0415
 

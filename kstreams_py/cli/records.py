@@ -104,7 +104,7 @@ def tail(
             "2026-05-01T12:00; or beginning, or end",
         ),
     ] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="go on with new records, until Ctrl-C")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="continue with new records, until Ctrl-C")] = False,
     count: Annotated[
         int | None,
         typer.Option("-n", help=f"the newest N records, {NEWEST} by default; with --from, the first N", min=1),
@@ -116,14 +116,14 @@ def tail(
     bootstrap_servers: Bootstrap = None,
     config: Config = None,
 ) -> None:
-    """Print records of a topic, a JSON object a line; without --from, the newest ones.
+    """Print records of a topic, one JSON object per line; without --from, the newest ones.
 
     Prints only committed records, up to the last stable offset of each partition when the command starts; with
-    --follow, it goes on with new records. Records are in the order of their partition, and partitions are merged by the
+    --follow, continues with new records. Records are in the order of their partition, and partitions are merged by the
     records' timestamps. A key or value that --graph cannot decode is printed as bytes, with the reason as "undecoded".
     Dead letters are printed with their inputs decoded.
 
-    With --uncommitted, it prints all records, up to the last offset of each partition. A record that readers of
+    With --uncommitted, prints all records, up to the last offset of each partition. A record that readers of
     committed records do not see has a "fate": "pending" if its transaction or an earlier one is open (with --follow it
     is printed once, as pending), "aborted" if its transaction was aborted, and "unknown" if that cannot be told because
     its topic is compacted.
@@ -202,7 +202,7 @@ def _input_lines() -> Iterable[bytes]:
 def _opened(
     target: str | None, topic: str, bootstrap_servers: str | None, config: Path | None
 ) -> Iterator[tuple[Lines, Environment]]:
-    """Gives the lines of a topic, and a real cluster that has it."""
+    """Yields the lines of a topic, and a real cluster that has the topic."""
     graph = None if target is None else load(target)
     settings = Settings.load(config, bootstrap_servers=bootstrap_servers)
     with open_environment(settings) as environment:

@@ -51,8 +51,8 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-AsJsonLines = Annotated[bool, typer.Option("--json", help="a JSON object a line")]
-AsJson = Annotated[bool, typer.Option("--json", help="a JSON object a line; needs --yes or --dry-run")]
+AsJsonLines = Annotated[bool, typer.Option("--json", help="one JSON object per line")]
+AsJson = Annotated[bool, typer.Option("--json", help="one JSON object per line; needs --yes or --dry-run")]
 
 
 @app.command()
@@ -96,7 +96,7 @@ def audit(
     """Compare outputs with inputs by delivery hash. Exit status 1 for anomalies that a guarantee does not allow.
 
     Finds outputs that are duplicate, foreign or out of order, outputs of inputs that will be read again, journals that
-    a start refuses and, with --every, inputs without output. Reads the whole topics. Workers may run meanwhile, a
+    a start refuses and, with --every, inputs without output. Reads the whole topics. Workers may run meanwhile; a
     replay of dead letters must not. Needs READ on the groups, the topics and __ks.*.
     """
     now = time.time()
@@ -159,9 +159,9 @@ def forget(
 ) -> None:
     """Delete the group of a processor that is no longer declared, and what is recorded of its beginnings.
 
-    Prints its positions, and asks first. Exit status 1 if the answer is no. Refused while its group has members, and
-    while the framework's topics of it are left. If it is declared again, it begins at auto_offset_reset. Needs DELETE
-    on the group, READ on its topics, and WRITE on __ks.GRAPH.beginnings.
+    Prints the positions of the group, and asks first. Exit status 1 if the answer is no. Refused while the group has
+    members, and while the framework's topics of the processor are left. If the processor is declared again, it begins
+    at auto_offset_reset. Needs DELETE on the group, READ on its topics, and WRITE on __ks.GRAPH.beginnings.
     """
     graph = load(target)  # not validated: a graph of which nothing is left had processors, too
     with open_environment(Settings.load(config, bootstrap_servers=bootstrap_servers), target) as environment:

@@ -38,7 +38,7 @@ def run(
     log_format: Annotated[
         str | None,
         typer.Option(
-            help="text or json: an object a line, with graph, processor, slot and partition as fields; default: "
+            help="text or json: one object per line, with graph, processor, slot and partition as fields; default: "
             "KSTREAMS_LOG_FORMAT, or text"
         ),
     ] = None,
@@ -55,11 +55,11 @@ def run(
         bool,
         typer.Option(
             "--leave",
-            help="leave the groups when it stops: partitions move at once instead of waiting for a restart",
+            help="leave the groups when the workers stop: partitions move at once instead of waiting for a restart",
         ),
     ] = False,
 ) -> None:
-    """Run a graph until Ctrl-C. A second Ctrl-C ends it at once."""
+    """Run a graph until Ctrl-C or SIGTERM. A second Ctrl-C ends it immediately."""
     chosen = [
         name for name, value in (("--slot", slot), ("--slots", slots), ("--workers", workers)) if value is not None
     ]

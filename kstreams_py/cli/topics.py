@@ -53,7 +53,7 @@ def create(
 ) -> None:
     """Create the graph's missing topics, and the framework's own topics (__ks.*).
 
-    Workers and a replay of dead letters then need no right to create topics.
+    Workers, replays of dead letters and pipelines then need no right to create topics.
     """
     with open_graph(target, bootstrap_servers, config, needs_processors=False) as (graph, environment):
         cluster = environment.cluster

@@ -35,7 +35,7 @@ from kstreams_py.settings import Settings
 
 app = typer.Typer(help="Transactions: list and describe them, find hanging ones, and end them.", no_args_is_help=True)
 
-AsJson = Annotated[bool, typer.Option("--json", help="a JSON object a line")]
+AsJson = Annotated[bool, typer.Option("--json", help="one JSON object per line")]
 OnTopic = Annotated[str, typer.Option("--topic", help="the topic, as find-hanging prints it")]
 OnPartition = Annotated[int, typer.Option("--partition", help="the partition", min=0)]
 OnCluster = Annotated[

@@ -57,7 +57,7 @@ class Group(TyperGroup):
 
 
 def improve_help(app: typer.Typer) -> None:
-    """Gives an app's commands and groups, and theirs, these classes."""
+    """Sets these classes for an app's commands and groups, and for those of its groups."""
     app.info.cls = Group
     for command in app.registered_commands:
         command.cls = Command

@@ -100,7 +100,8 @@ HELP = """\
 │                fork, dead letters and a sink, and its tests.                 │
 │ dev            Run a graph while you write it: starts a broker, topics and   │
 │                workers, and prints outputs, until Ctrl-C.                    │
-│ run            Run a graph until Ctrl-C. A second Ctrl-C ends it at once.    │
+│ run            Run a graph until Ctrl-C or SIGTERM. A second Ctrl-C ends it  │
+│                immediately.                                                  │
 │ send           Send records to a topic: one from --value and --key, or lines │
 │                of JSON from standard input.                                  │
 │ topics         The topics of a graph: create, check, describe, delete.       │
@@ -113,7 +114,7 @@ HELP = """\
 │ graph          Describe a graph as text, Mermaid or SVG.                     │
 │ doctor         Find what holds readers back or endangers a promise. Exit     │
 │                status 0 for notes at most, 1 for warnings or errors.         │
-│ tail           Print records of a topic, a JSON object a line; without       │
+│ tail           Print records of a topic, one JSON object per line; without   │
 │                --from, the newest ones.                                      │
 │ state          The state that processors keep.                               │
 │ slots          The slots of a graph: list the workers that hold them,        │
