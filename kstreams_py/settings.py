@@ -217,11 +217,11 @@ class Settings(BaseModel):
     - `schema_directory`: the directory of these files; all workers and readers need the same directory.
     - `state_directory`: the directory in which this machine's workers keep states with `on_disk`.
     - `auto_offset_reset`: where a processor without committed offsets begins.
-    - `commit_interval_ms`: the age of uncommitted steps at which a worker commits; it commits at once if no record
+    - `commit_interval_ms`: the age of uncommitted steps at which a worker commits; it commits immediately if no record
       comes.
     - `commit_records`: the number of uncommitted steps at which a worker commits.
-    - `value_bytes_max`: the most bytes of a value; a record with a larger one becomes a dead letter unread. A worker
-      needs memory for two values of this size, and for the largest batch in the topic, decompressed.
+    - `value_bytes_max`: the maximum size of a value in bytes; a record with a larger one becomes a dead letter unread.
+      A worker needs memory for two values of this size, and for the largest batch in the topic, decompressed.
     - `transaction_timeout_ms`: when it has passed, the broker aborts a transaction; it must be longer than the longest
       call of a function.
     - `session_timeout_ms`: when it has passed, the group gives the partitions of a silent worker to others.
@@ -231,8 +231,8 @@ class Settings(BaseModel):
     - `stuck_timeout_ms`: when it has passed, a worker that runs no turn is replaced; None only warns.
     - `held_timeout_ms`: when it has passed, a warning names the event of `graph.ordered` that still waits for the one
       before it.
-    - `leave_on_stop`: workers that stop leave their groups, so that their partitions move at once. By default a slot
-      keeps them for `session_timeout_ms`, so that a restart causes no rebalance.
+    - `leave_on_stop`: workers that stop leave their groups, so that their partitions move immediately. By default a
+      slot keeps them for `session_timeout_ms`, so that a restart causes no rebalance.
     - `http`: the host:port at which a run serves /metrics, /livez, /readyz and /status; None for no server.
     - `http_hosts`: host names under which these may be requested, with commas between them; `*` for any. The host in
       `http`, localhost, this machine's name and any IP address are always allowed.

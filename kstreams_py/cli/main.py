@@ -182,7 +182,7 @@ def _is_json() -> bool:
 
 
 def _exit(status: int) -> NoReturn:
-    """Ends the process at once: it must not wait for a loop that did not drain in time."""
+    """Ends the process immediately: it must not wait for a loop that did not drain in time."""
     logs.finish()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -85,7 +85,7 @@ def order(
         worker = OrderingWorker(storage, sender, name, lanes=lanes, batch=batch)
 
         def stop(signum: int, _: object) -> None:
-            signal.signal(signum, signal.SIG_DFL)  # a second signal ends the process at once
+            signal.signal(signum, signal.SIG_DFL)  # a second signal ends the process immediately
             worker.stop()
 
         for signum in (signal.SIGINT, signal.SIGTERM):

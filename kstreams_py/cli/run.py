@@ -16,7 +16,7 @@ from kstreams_py.running.wiring import SlotRun, SupervisedRun, awaited_slot, che
 from kstreams_py.settings import Settings
 
 WORKERS_MAX: Final = 1_000
-"""The most worker processes of one machine; each takes some 70 MB."""
+"""The maximum number of worker processes of one machine; each takes some 70 MB."""
 
 
 def run(
@@ -55,7 +55,7 @@ def run(
         bool,
         typer.Option(
             "--leave",
-            help="leave the groups when the workers stop: partitions move at once instead of waiting for a restart",
+            help="leave the groups when the workers stop: partitions move immediately, and wait for no restart",
         ),
     ] = False,
 ) -> None:

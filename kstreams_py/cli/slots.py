@@ -34,7 +34,7 @@ def release(
     bootstrap_servers: Bootstrap = None,
     config: Config = None,
 ) -> None:
-    """Remove the static members of these slots from every group of the graph, so that their partitions move at once.
+    """Remove the static members of these slots from every group of the graph. Their partitions move immediately.
 
     Use this for slots that no worker takes again. It does not end a worker that still runs: such a worker joins its
     groups again, or ends if it was in the middle of a commit. A slot that has no member is free already.

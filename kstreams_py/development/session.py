@@ -36,7 +36,7 @@ class Changed:
 
 @dataclass(frozen=True)
 class Asked:
-    """A signal has asked the session to end. If it is a repeated one and `insists`, the workers are ended at once."""
+    """A signal has asked the session to end. If it is a repeated one and `insists`, the workers are killed."""
 
     insists: bool = True
 
@@ -175,10 +175,10 @@ class DevSession:
             self._go()
 
     def _end(self) -> None:
-        """Drains the running version; the second time, ends it at once."""
+        """Drains the running version; the second time, ends it immediately."""
         if not self._is_ending:
             logger.info("draining")
-        was_asked = self._is_draining and not self._is_ending  # by a reload: asking again would end it at once
+        was_asked = self._is_draining and not self._is_ending  # by a reload: asking again would end it immediately
         self._is_ending = self._is_draining = True
         self._drop_coming()
         if self._running is not None and not was_asked:

@@ -95,7 +95,7 @@ class Version:
                 self._stdin.flush()
 
     def stop(self) -> None:
-        """Makes the version drain; the second time, ends its workers at once."""
+        """Makes the version drain; the second time, ends its workers immediately."""
         if self._process.poll() is None:
             self._process.terminate()
 

@@ -76,7 +76,7 @@ def _is_whole(value: Any, code: str) -> bool:
 
 
 def _record_check(record: dict[Any, Any], names: Names, known: dict[str, Check | None]) -> Check | None:
-    """Checks all required numbers at once: by their types, or by packing them if one has an unusual type."""
+    """Checks all required numbers together: by their types, or by packing them if one has an unusual type."""
     fields = record["fields"]
     checks = {f["name"]: fits for f in fields if (fits := quick_check(f["type"], names, known)) is not None}
     if not checks:

@@ -24,7 +24,7 @@ from fastavro.write import LOGICAL_WRITERS
 from kstreams_py.formats.schemas import JsonSchema, Names, kind_of, name_of
 
 DIGITS_MAX: Final = 4_300
-"""The most digits of a decimal, Python's own limit: the time to read them grows with the square of their number."""
+"""The maximum number of digits of a decimal, Python's own limit: the time to read them grows with its square."""
 
 _LOGICAL: Final = ("logicalType", "precision", "scale")
 """The key that makes a type a logical type."""

@@ -33,7 +33,7 @@ from kstreams_py.graph.sink import Evidence, Sink
 Choice = TypeVar("Choice", Guarantee, Durability, Order, Start)
 
 CONCURRENCY_MAX: Final = 10_000
-"""The most calls at once: each call of a plain function has a thread."""
+"""The maximum number of concurrent calls: each call of a plain function has a thread."""
 
 _TOPIC_NAME: Final = re.compile(r"(?!\.{1,2}\Z)[a-zA-Z0-9._-]{1,249}\Z")
 _GRAPH_NAME: Final = re.compile(r"(?!\.{1,2}\Z)[a-zA-Z0-9._-]{1,100}\Z")  # directories get this name
@@ -207,7 +207,7 @@ def check_journal(processor: Processor) -> None:
 
 
 def check_calls(what: str, concurrency: object) -> int:
-    """Returns how many calls may be under way at once. Raises GraphError for what is no such number."""
+    """Returns how many calls may run concurrently. Raises GraphError for what is no such number."""
     if not isinstance(concurrency, int) or isinstance(concurrency, bool) or not 1 <= concurrency <= CONCURRENCY_MAX:
         raise GraphError(f"{what}: concurrency is {concurrency!r}: give a number from 1 to {CONCURRENCY_MAX:,}")
     return concurrency

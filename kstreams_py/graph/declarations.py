@@ -119,7 +119,7 @@ class KeyedStore(Protocol[StateKey, V]):
 
 
 BATCH_MAX: Final = 10_000
-"""The most input sets that a journal may deliver together."""
+"""The maximum number of input sets that a journal may deliver together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +129,8 @@ class Journal:
     The journal records a task's next offsets before its function is called, and the places of the outputs before
     their transaction is committed. After a crash, the next start reads the outputs back from there.
 
-    - `batch`: the most input sets of a task that are delivered together. With 1, each is recorded and committed by
-      itself.
+    - `batch`: the maximum number of input sets of a task that are delivered together. With 1, each is recorded and
+      committed by itself.
 
     Raises GraphError unless `batch` is a number from 1 to 10,000.
     """
@@ -253,7 +253,7 @@ class Processor:
     - `hash_header`: outputs have the delivery hash as a header.
     - `retry`: when a step that raised is run again; None for never.
     - `asynchronous`: the function is a coroutine function, or an asynchronous generator.
-    - `concurrency`: how many calls may be under way at once.
+    - `concurrency`: how many calls may run concurrently.
     - `order`: which of these calls wait for one another.
     - `journal`: how deliveries are recorded in a journal; None where the transaction is enough.
     - `cluster`: the cluster of its outputs and dead letters, as in Topic.
@@ -360,7 +360,7 @@ class OptionsOfAll(Defaults, Generic[KeyOfState, ValueOfState], total=False):
     - `retry` (Retry or None): when a step that raised is run again; by default the graph's.
     - `persistence` (Journal or str): "transaction" (the default), or "journal" or a Journal to record each delivery in
       its own topic before it happens.
-    - `concurrency` (int): how many calls may be under way at once; 1 by default, also for an async function.
+    - `concurrency` (int): how many calls may run concurrently; 1 by default, also for an async function.
     - `order` (Order or str): which of these calls wait for one another: those of a "partition" (the default), of a
       "key", or "none".
     - `state` (State or None): a keyed store, which the function takes as its last argument, `state`; None by default.

@@ -1,6 +1,6 @@
 """Graph: topics and the processors between them.
 
-Each declaration is checked at once, and refused with a GraphError that names the thing and the remedy.
+Each declaration is checked immediately, and refused with a GraphError that names the thing and the remedy.
 `Graph.validate` checks the graph as a whole. A declaration never changes afterwards.
 """
 

@@ -102,7 +102,7 @@ class SourceInputs:
         """
         under_way = len(self.pending) + len(self._done) + len(self._refused) + len(self._expired)
         free, alone = self._limit.limit - under_way, not under_way
-        # a claim may cost a commit of the medium: few of them at once would be slow
+        # a claim may cost a commit of the medium: a few at a time would be slow
         if under_way > self._limit.limit / 2 or (self.connection.waits_alone and not alone):
             if now > self.asked_at + HEARD_SECONDS:
                 self.asked_at = now

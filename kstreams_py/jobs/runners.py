@@ -27,7 +27,7 @@ from kstreams_py.steps.dead_letters import format_error
 logger = logging.getLogger(__name__)
 
 CALLED_MAX: Final = 10_000
-"""The most segments of a task that are run before the next task has its turn."""
+"""The maximum number of segments of a task that are run before the next task has its turn."""
 
 CALLED_FIRST: Final = 100
 """Those of the first turn, before the speed of the function is known."""
@@ -236,7 +236,7 @@ class OverlappingTaskRunner(TaskRunner):
         return super().under_way().union(*(each.ids for each in self._open.values()))
 
     def _take(self, now: float) -> Segments:
-        """Takes as many as may wait for their calls: as many as are made at once."""
+        """Takes segments until as many wait for their calls as calls may run concurrently."""
         free, taken = 2 * self._task.concurrency - len(self._open), Segments()
         while self._again and self._again[0][0] <= now and len(taken) < free:
             taken.add(heappop(self._again)[2])

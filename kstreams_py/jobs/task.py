@@ -94,8 +94,8 @@ class Function:
         while len(results) < count:
             try:
                 called = starmap(self._call, arguments)
-                # keeps the results before the one that raises; copies each at once, as a value of a topic is encoded: a
-                # function may change later what it has returned
+                # keeps the results before the one that raises; copies each immediately, as a value of a topic is
+                # encoded: a function may change later what it has returned
                 results.extend(called if self._task.generator else map(copy_value, called))
                 if len(results) < count:  # for `extend`, a StopIteration is the end of its input
                     results.append(FailedCall(RuntimeError("the function raised StopIteration")))

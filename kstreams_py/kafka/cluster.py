@@ -89,7 +89,7 @@ class KafkaCluster(_Reading):
         self._patient = patient
         self._others: dict[str, KafkaCluster] = {}
         self._lock = threading.Lock()
-        """Held while another cluster is opened: workers of several processors may ask for it at once."""
+        """Held while another cluster is opened: workers of several processors may ask for it concurrently."""
         self._keepers = 0  # see _count_keepers
         self._limit = settings.request_timeout_ms / 1000
         servers = settings.bootstrap_servers

@@ -1,4 +1,4 @@
-"""Requests that describe a cluster as a whole: each asks a broker for everything of one kind at once."""
+"""Requests that describe a cluster as a whole: each asks a broker for everything of one kind."""
 
 from __future__ import annotations
 

@@ -152,7 +152,7 @@ class Producer(Protocol):
         """
 
     def drop(self) -> None:
-        """Ends the client at once: nothing is flushed, committed or aborted."""
+        """Ends the client immediately: nothing is flushed, committed or aborted."""
 
 
 Report = Callable[[Any, Message], None]
@@ -220,7 +220,7 @@ class Partitions(Protocol):
         """Returns committed records of a partition, in order.
 
         - `start`: the first offset to read.
-        - `limit`: the most records to return; None for all.
+        - `limit`: the maximum number of records to return; None for all.
         - `committed`: if False, records of open and aborted transactions are returned, too.
         """
 
@@ -263,7 +263,7 @@ class Cluster(Partitions, Protocol):
         """
 
     def leave(self, consumer: Consumer) -> bool:
-        """Removes the static member of a closed consumer, so that its partitions move at once.
+        """Removes the static member of a closed consumer, so that its partitions move immediately.
 
         Returns whether it was removed: a membership that this consumer does not hold (any more) is left alone.
         """

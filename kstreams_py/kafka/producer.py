@@ -247,7 +247,7 @@ class KafkaProducer:
 
     def init_transactions(self) -> None:
         # measured: librdkafka retries only after 500 ms, both without a coordinator and while the coordinator ends the
-        # transaction of the producer just fenced, which takes 10 ms; a new client asks at once
+        # transaction of the producer just fenced, which takes 10 ms; a new client asks immediately
         self._await_connection()
         for seconds in SETTLING_SECONDS:
             try:

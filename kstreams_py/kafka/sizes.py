@@ -9,7 +9,7 @@ from typing import Any, Final
 from kstreams_py.kafka.contracts import TopicInfo
 
 BATCH_OVERHEAD: Final = 200
-"""The most bytes of a batch that are Kafka's own."""
+"""The maximum number of bytes of a batch that are Kafka's own."""
 
 CLIENT_BYTES: Final = 1_000_000
 """The client's limit for a record, unless message.max.bytes sets another."""

@@ -127,7 +127,7 @@ class TopicAdmin:
                         "partitions=, replication= or config= of its declaration, or create it by hand (kafka-topics)"
                     ) from None
         names, deadline = {topic.topic for topic in wanted}, time.monotonic() + self._limit
-        while missing := names - self.topics(names).keys():  # not all brokers learn of them at once
+        while missing := names - self.topics(names).keys():  # brokers learn of them one after the other
             if time.monotonic() > deadline:
                 raise TopicError(
                     f"topics {', '.join(sorted(missing))} were created and cannot be seen: see the broker's log"
@@ -148,7 +148,7 @@ class TopicAdmin:
                 if error.args[0].code() != E.UNKNOWN_TOPIC_OR_PART:
                     raise self.explain(error.args[0], topics=[name]) from None
         deadline = time.monotonic() + self._limit
-        while left := self.topics(names):  # not all brokers learn of it at once
+        while left := self.topics(names):  # brokers learn of it one after the other
             if time.monotonic() > deadline:
                 raise TopicError(
                     f"topics {', '.join(sorted(left))} were deleted and are still seen: see the broker's log"

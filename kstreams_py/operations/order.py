@@ -40,7 +40,7 @@ from kstreams_py.steps.environment import Environment
 logger = logging.getLogger(__name__)
 
 LETTERS_AT_ONCE: Final = 500
-"""The most events that one transaction sends again."""
+"""The maximum number of events that one transaction sends again."""
 
 LOOK_SECONDS: Final = 0.2
 

@@ -31,7 +31,7 @@ class DeletableTopic:
     - `processors`: the ids of the processors whose groups must have no members.
     - `follows`: what follows from its deletion, each a sentence without its full stop.
     - `partitions`: how many it has.
-    - `records`: the most records that it has: markers and aborted records have offsets, too.
+    - `records`: the maximum number of records that it has: markers and aborted records have offsets, too.
     """
 
     name: str

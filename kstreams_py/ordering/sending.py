@@ -82,7 +82,7 @@ class KafkaSender:
         self._producer.flush()
 
     def close(self) -> None:
-        """Ends the producer at once."""
+        """Ends the producer immediately."""
         if self._producer is not None:
             self._producer.drop()
             self._producer = None

@@ -116,7 +116,7 @@ Step: TypeAlias = Find | Take | Own | Resume | Pop | Complete | Drop | Return | 
 Answer: TypeAlias = str | bool | Work | BegunObject | None
 
 TOKENS_MAX: Final = 200
-"""The most tokens that one `Begin` reads, so that other workers get their turn at the store."""
+"""The maximum number of tokens that one `Begin` reads, so that other workers get their turn at the store."""
 
 
 def begin(step: Begin, run: Callable[[Step], Answer]) -> BegunObject | None:

@@ -48,7 +48,7 @@ class OrderingWorker:
 
     - `name`: the name of the worker, by which the work that it holds is found after a crash. Two processes must not
       have the same name at a time: the older one ends with Replaced.
-    - `lanes`: how many objects are worked on at once.
+    - `lanes`: how many objects are worked on concurrently.
     - `batch`: how many events of an object are taken, sent and completed in one step each. With 1, the steps are those
       of the algorithm's description.
     - `sleep`: waits for a number of seconds.

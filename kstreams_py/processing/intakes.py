@@ -19,7 +19,7 @@ from kstreams_py.steps.plan import Intake, Plan
 
 
 class Pace:
-    """How many records to fetch and to take at once.
+    """How many records to fetch and to take at a time.
 
     A slow function must neither outlast its transaction nor keep its worker from the group, and a fast one must not
     pay per call. With `whole_fetches` each intake costs a commit of its own, so everything that was fetched is taken.
@@ -42,7 +42,7 @@ class Pace:
         return self.fetch if self._whole_fetches else min(self.fetch, max(self.TAKE_MAX, self._least))
 
     def ran(self, steps: int, seconds: float) -> None:
-        """Aims at fetches of FETCH_SECONDS of work: grows fourfold at most, shrinks at once."""
+        """Aims at fetches of FETCH_SECONDS of work: grows fourfold at most, shrinks immediately."""
         wanted = int(self.FETCH_SECONDS * steps / seconds) if seconds > 0 else self.FETCH_MAX
         self.fetch = max(self._least, min(wanted, self.fetch * 4, self.FETCH_MAX))
 
@@ -254,7 +254,7 @@ class Intakes:
         """Returns the intake that waits to be prepared, or takes the next one; None if no step is ready."""
         if self._taken is None:
             limit = self.pace.take
-            if (target := self._committer.target) is not None:  # a commit is due once it can write no more rows at once
+            if (target := self._committer.target) is not None:  # a commit is due once one write can take no more rows
                 limit = min(limit, target.rows_max)
             if self._runner.overlaps:  # at least one step of each partition, so that the partitions overlap
                 limit = max(limit, len(self._tasks.by_partition))

@@ -38,7 +38,7 @@ LINE_SECONDS: Final = 1.0
 """Seconds that a worker waits for the end of a line that it has begun to read."""
 
 READ_MAX: Final = 1 << 16
-"""The most bytes of one read: the capacity of a pipe."""
+"""The maximum size of one read in bytes: the capacity of a pipe."""
 
 FINISH_SECONDS: Final = 5.0
 """Seconds after which output is given up if a child process of a worker still holds it open."""

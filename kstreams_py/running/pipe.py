@@ -23,13 +23,13 @@ REPORT_FD: Final = "KSTREAMS_REPORT_FD"
 """The environment variable with the file descriptor to which a worker writes its reports and its last error."""
 
 ITEMS_MAX: Final = 2_048
-"""The most bytes of a line of several items: it must fit beside bounded lines in the smallest pipe of Linux."""
+"""The maximum size of a line of several items, in bytes: it must fit beside bounded lines in Linux's smallest pipe."""
 
 TEXTS: Final = ("failure", "why", "hidden")
 """The fields of a report that are texts of any length."""
 
 TEXT_MAX: Final = 400
-"""The most characters of a text in a report."""
+"""The maximum length of a text in a report."""
 
 
 def report_writer() -> Callable[[Sequence[Report]], None] | None:

@@ -1,4 +1,4 @@
-"""One slot: a worker process that runs a loop for each processor of a graph, and drains them together."""
+"""One slot: a worker process with a loop for each processor and one for all tasks, which drain together."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def _place_of(find_frame: Callable[[], FrameType | None]) -> str:
 
 
 class Slot:
-    """All processors of a graph in one process, each in a thread with a consumer and a producer of its own."""
+    """A graph in one process: each processor in a thread with its own consumer and producer, all tasks in one more."""
 
     def __init__(self, graph: Graph, slot: int, environment: Environment) -> None:
         self._graph = graph
@@ -166,8 +166,8 @@ class Slot:
     ) -> None:
         """Checks the graph and its topics, then runs until `stop` or the end of a loop.
 
-        - `report`: called with the reports of all processors every REPORT_INTERVAL seconds. An exception of `report`
-          ends the loops and is raised here.
+        - `report`: called with the reports of all processors and tasks every REPORT_INTERVAL seconds. An exception of
+          `report` ends the loops and is raised here.
         - `create`: create missing topics first.
         - `partitions`: the number of partitions of new topics, if nothing else decides.
 
@@ -188,7 +188,7 @@ class Slot:
             loop.thread.start()
         self._watch_cluster(workers)
         try:
-            report(self._reports(loops))  # report at once: the supervisor measures silence from the first report
+            report(self._reports(loops))  # immediately: the supervisor measures silence from the first report
             while not self._stopping.wait(REPORT_INTERVAL):
                 report(self._reports(loops))
         except BaseException:
@@ -225,7 +225,7 @@ class Slot:
             threading.Thread(target=self._keep_looking, args=(cluster, topic), name=cluster, daemon=True).start()
 
     def _drain(self, loops: Sequence[_Loop | JobLoop], report: Callable[[Sequence[Report]], None]) -> list[str]:
-        """Waits up to drain_timeout_ms for the loops to end; returns the processors whose loop did not."""
+        """Tells the loops to end, and waits up to drain_timeout_ms; returns the ids of those that did not."""
         self._stopping.set()
         deadline = time.monotonic() + self._environment.settings.drain_timeout_ms / 1000
         for loop in loops:
@@ -265,7 +265,7 @@ class Slot:
             self._stopping.set()
 
     def _leave(self, workers: Sequence[Worker]) -> None:
-        """Leaves the groups, so that their partitions move at once. Every worker has closed its consumer before."""
+        """Leaves the groups, so that their partitions move immediately. Every worker has closed its consumer before."""
         for i, worker in enumerate(workers):
             try:
                 left = self._cluster.leave(worker.consumer)
@@ -330,7 +330,7 @@ class Slot:
         return away.get("") or away.get(worker.processor.cluster, "")
 
     def _keep_lags(self, workers: Sequence[Worker]) -> None:
-        """Asks for the ends of the inputs every REPORT_INTERVAL seconds, in a thread of its own."""
+        """Asks for the ends of the inputs every REPORT_INTERVAL seconds: for lags, hidden records and outages."""
         logs.set_context(graph=self._graph.name, slot=self._slot)
         failures = 0
         while True:

@@ -99,7 +99,7 @@ class Running:
             logger.error("the workers were stopped by %s: %s", type(failure).__name__, failure)
 
     def stop(self) -> None:
-        """Lets the workers commit what they have processed, then end. Returns at once. Any thread; may be repeated."""
+        """Lets the workers commit what they have processed, then end. Returns immediately. Any thread may call this."""
         if not self._is_elsewhere():
             self._run.stop()
 

@@ -29,7 +29,7 @@ BACKOFF: Final = (0.0, 0.0, 0.2, 0.5, 1.0, 2.0, 5.0, 5.0)
 
 
 ENDS_KEPT: Final = 20
-"""The most ends of a slot's processes in its status."""
+"""The maximum number of ends of a slot's processes in its status."""
 
 
 class Next(Enum):

@@ -56,11 +56,11 @@ class _Child:
 
 
 class Supervisor:
-    """Runs a process for each slot until `stop`, or until a worker ends by itself.
+    """Runs a process for each slot until `stop`, until a worker drains by itself, or until restarts do not help.
 
     - `command`: returns the command line of a slot's worker.
     - `slots`: the numbers of the slots.
-    - `drain_seconds`: the longest time between `stop` and the end.
+    - `drain_seconds`: the time after `stop` at which workers that have not drained are killed.
     - `environment`: variables in addition to those of this process.
     - `standby`: a command that imports everything, then reads a slot number from standard input. A process on standby
       replaces a dead worker without the time that Python takes to start. None for no standby.
@@ -106,11 +106,11 @@ class Supervisor:
             child.slot.restarts_max = 0
 
     def stop(self) -> None:
-        """Lets all workers drain, then `run` end. May be called from any thread and from a signal handler."""
+        """Lets all workers drain; then `run` returns. May be called from any thread and from a signal handler."""
         self._stopping = True
 
     def kill(self) -> None:
-        """Like `stop`, but kills the workers at once: what is not committed is processed again at the next start."""
+        """Like `stop`, but kills the workers: what is not committed is processed again at the next start."""
         self._killing = self._stopping = True
 
     def run(
@@ -313,7 +313,7 @@ class Supervisor:
             self._observe(RunStatus(slots, self._clock(), stopping=self._stopping))
 
     def _end(self) -> dict[int, int]:
-        """Sends SIGTERM, then SIGKILL after `drain_seconds`; returns the exit statuses of slots that did not drain."""
+        """Sends SIGTERM, and SIGKILL after `drain_seconds` or `kill`. Returns the statuses of undrained slots."""
         self._drop_spare()
         running = [(child, child.process) for child in self._children if child.process is not None]
         self._note_status()  # before the workers know, so that /readyz turns false first

@@ -59,7 +59,7 @@ class Run(Protocol):
         """Checks the topics, starts the workers, calls `on_start`, waits for the workers' end. Raises their failure."""
 
     def stop(self) -> None:
-        """Lets the workers commit what they have processed, then end. Any thread may call it, also before `run`."""
+        """Lets the workers commit what they have processed, then end. Any thread may call this, also before `run`."""
 
     def own_process(self) -> None:
         """Installs signal handlers that stop the run. Main thread only."""
@@ -103,7 +103,7 @@ class SlotRun:
         self._slot.stop()
 
     def own_process(self) -> None:
-        """Drains on SIGTERM and on a first Ctrl-C, ends at once on a second; collects garbage less often."""
+        """Drains on SIGTERM and Ctrl-C; a Ctrl-C after that ends the process. Collects garbage less often."""
         gc.freeze()
         gc.set_threshold(GARBAGE_THRESHOLD, 20, 20)
 
@@ -217,7 +217,7 @@ class SupervisedRun:
         self._supervisor.stop()
 
     def own_process(self) -> None:
-        """Drains on a first SIGTERM or Ctrl-C, kills the workers on a second; KeyboardInterrupt before they start."""
+        """Drains on a first SIGTERM or Ctrl-C, kills the workers on a second. Before they start, a Ctrl-C is raised."""
 
         def ask(signum: int, _: object) -> None:
             if signum == signal.SIGINT and not self._started:
@@ -282,7 +282,7 @@ def open_progress(*, background: bool) -> Progress:
 
 @contextmanager
 def observing(graph: Graph, settings: Settings) -> Iterator[Observe | None]:
-    """Serves the endpoints of a run inside the block; gives a function that takes its status, None without `http`.
+    """Serves the endpoints of a run inside the block; yields a function that takes its status, None without `http`.
 
     Raises SettingsError if the address cannot be bound, MissingSoftware without prometheus-client.
     """
@@ -328,7 +328,7 @@ def check_tracing(settings: Settings) -> None:
 
 @contextmanager
 def exporting(graph: Graph, settings: Settings, *, background: bool = False) -> Iterator[object]:
-    """Exports the spans of a traced run inside the block; gives their tracer provider, None if it is not traced.
+    """Exports the spans of a traced run inside the block; yields their tracer provider, None if it is not traced.
 
     - `background`: the run is part of a program, whose tracer provider is left alone.
 

@@ -109,7 +109,7 @@ class Directory:
             os.utime(self.data / name)  # its hour begins now: readers may have just read the previous manifest
         path = self.path / f"{MANIFEST}.new"
         path.write_bytes(encode_manifest(manifest))
-        # at once: a disk flushes once for all simultaneous requests (2 ms; one after another 7 ms)
+        # concurrently: a disk flushes once for all simultaneous requests (2 ms; one after another 7 ms)
         list(self._syncing.map(_sync, [*written, self.data, path]))
         path.replace(self.path / MANIFEST)
         (self.path / PUBLISHED).touch()  # after the manifest: a writer that dies in between has published

@@ -292,7 +292,7 @@ class PostgreSQLConnection:
         needed = {self._table} if self._sink.evidence is Evidence.HASH else {self._table, self._offsets}
         if not all(_find(connection, table) for table in needed):
             with connection.transaction():
-                # CREATE TABLE IF NOT EXISTS fails if two writers run it at once
+                # CREATE TABLE IF NOT EXISTS fails if two writers run it concurrently
                 connection.execute("SELECT pg_advisory_xact_lock(hashtext('kstreams_py.sinks'))")
                 self._create(connection, {table for table in needed if not _find(connection, table)})
         described = connection.execute(DESCRIBE, (_find(connection, self._table),)).fetchall()

@@ -17,7 +17,7 @@ LEASE: Final = 10.0
 """The default seconds after which the claims of a worker that is silent are taken over."""
 
 LOOKED_AT: Final = 20_000
-"""How many rows are looked through at once for those that nobody has claimed."""
+"""How many rows are looked through at a time for those that nobody has claimed."""
 
 LOOK_SECONDS: Final = 0.2
 """Seconds for which one read looks through rows: a stop, and the other tasks, wait for it."""

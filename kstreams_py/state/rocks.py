@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 DIRECTORIES_MAX: Final = 20
-"""The most directories of one task: each frozen process of the slot keeps one."""
+"""The maximum number of directories of one task: each frozen process of the slot keeps one."""
 
 MEMORY_BYTES: Final = 16 << 20
 """Bytes of a task's changes that are kept in memory before they are written; also the size of the read cache."""

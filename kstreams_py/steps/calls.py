@@ -1,4 +1,4 @@
-"""Concurrent calls of a function, on one event loop or in threads: how many at once, and which one after another."""
+"""Concurrent calls of a function, on an event loop or in threads: how many run together, and which one by one."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Called(Protocol):
 class Chains:
     """Tickets of calls, by chain: each chain runs one call at a time, in the order in which they were added.
 
-    `limit` is how many calls run at once, of all chains.
+    `limit` is how many calls run concurrently, of all chains.
     """
 
     def __init__(self, limit: int) -> None:

@@ -26,10 +26,10 @@ except ValueError as error:  # raised by the import of `propagate`
     raise SettingsError(f"OTEL_PROPAGATORS is not accepted: {error} Correct or unset it") from None
 
 LINKS_MAX: Final = 128
-"""The most links of one span, to records of a batch or steps of a commit. It is the SDK's default limit."""
+"""The maximum number of links of a span, to records of a batch or steps of a commit. It is the SDK's default limit."""
 
 EXCEPTIONS_MAX: Final = 8
-"""The most exceptions that the span of a batch records."""
+"""The maximum number of exceptions that the span of a batch records."""
 
 
 class _Carrier(Getter[Headers]):

@@ -11,7 +11,7 @@ from kstreams_py.records import Positions, TopicPartition
 from kstreams_py.steps.outputs import OUTPUT_BYTES
 
 ROWS_MAX: Final = 50_000
-"""The most rows in one write; a single step may have more."""
+"""The maximum number of rows in one write; a single step may have more."""
 
 ROWS_FIRST: Final = 1_000
 """Rows in the first write, before the speed of the target is known."""
@@ -48,7 +48,7 @@ class Target:
         - `clock`: returns seconds that never decrease.
         """
         self.rows_max = ROWS_FIRST
-        """How many rows to write at once, so that it takes WRITE_SECONDS."""
+        """How many rows to write together, so that a write takes WRITE_SECONDS."""
         self._sink = sink
         self._consumer = consumer
         self._topic_ids = topic_ids
@@ -107,7 +107,7 @@ class Target:
             self._connection = None
 
     def _pace(self, rows: int, seconds: float) -> None:
-        """Aims at writes of WRITE_SECONDS: grows fourfold at most, shrinks at once."""
+        """Aims at writes of WRITE_SECONDS: grows fourfold at most, shrinks immediately."""
         wanted = int(WRITE_SECONDS * rows / seconds) if seconds > 0 else ROWS_MAX
         self.rows_max = max(1, min(wanted, self.rows_max * 4, ROWS_MAX))
 

@@ -64,7 +64,7 @@ def _dated(event: HistoryEvent) -> str:
 
 
 FEW: Final = 3
-"""The most events of one type in the evidence of an anomaly."""
+"""The maximum number of events of one type in the evidence of an anomaly."""
 
 _RANKS: Final = {kind: rank for rank, kind in enumerate(Kind)}
 

@@ -65,7 +65,7 @@ class Contents:
         timestamp: int | None = None,
         partition: int = -1,
     ) -> None:
-        """Writes a record, which is committed at once.
+        """Writes a record, which is committed immediately.
 
         - `value`: None for a tombstone.
         - `timestamp`: milliseconds since 1970; None for the clock's time.

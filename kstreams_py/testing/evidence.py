@@ -1,7 +1,7 @@
 """A history by topic and transaction, and the causes of the records that each topic should hold.
 
 It keeps the events, because an anomaly's evidence is the events that show it. Offsets that contradict each other are
-anomalies at once; an incomplete history raises HistoryError.
+anomalies themselves; an incomplete history raises HistoryError.
 """
 
 from __future__ import annotations

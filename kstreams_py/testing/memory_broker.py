@@ -1,6 +1,6 @@
 """A Kafka broker in memory: partitions with markers, transactions with epochs, groups with memberships.
 
-It reads no clock and never waits: time is an argument, and every request is answered at once. Its clients are in
+It reads no clock and never waits: time is an argument, and every request is answered immediately. Its clients are in
 memory_clients.py, the faults in faults.py. It behaves as Apache Kafka with a client that speaks EndTxn v1:
 
 - A transaction opens with its first partition or group, and ends with one marker in each of its partitions. The markers
@@ -9,7 +9,7 @@ memory_clients.py, the faults in faults.py. It behaves as Apache Kafka with a cl
 - A batch is identified by producer id, epoch and sequence per partition: duplicates are dropped, gaps are refused.
 - A group rebalances in two phases: all members join again, or their sessions time out; then a new generation is
   assigned.
-- A static membership outlives its process: the member that takes it gets its partitions at once, without a rebalance.
+- A static membership outlives its process: the member that takes it gets its partitions without a rebalance.
 - They are the old partitions, whatever the new member subscribes to and however its topics have grown. Only the next
   rebalance assigns others, and none comes by itself (seen on Kafka 4.3.1 with librdkafka 2.16).
 """
@@ -264,7 +264,7 @@ class MemoryGroup:
         self.positions.update(positions)
 
     def join(self, instance_id: str, topics: Collection[str], now: float) -> int:
-        """Joins and returns the new member id: at once for a held membership, otherwise after a rebalance."""
+        """Joins and returns the new member id: immediately for a held membership, otherwise after a rebalance."""
         self._members += 1
         held = self.static_members.get(instance_id)
         if held is None:
@@ -338,7 +338,7 @@ class MemoryGroup:
             self.leader = min(self.static_members, default="")
 
     def leave(self, instance_id: str, member: int) -> bool:
-        """Ends the membership at once if this member holds it; returns whether it did."""
+        """Ends the membership immediately if this member holds it; returns whether it did."""
         held = self.static_members.get(instance_id)
         if held is None or held.member != member:
             return False

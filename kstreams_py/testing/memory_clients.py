@@ -381,8 +381,8 @@ class MemoryConsumer:
     """kafka.contracts.Consumer in memory: a static member of its group, which behaves as librdkafka does.
 
     A member whose session has timed out forgets its member id and joins again, which takes the membership from its
-    holder. As kafka/ does, it first asks the group for the holder; but a member without partitions joins again at once,
-    because the client does not report that its session has timed out.
+    holder. As kafka/ does, it first asks the group for the holder; but a member without partitions joins again
+    without asking, because the client does not report that its session has timed out.
     """
 
     def __init__(self, network: Network, group: str, instance_id: str, metadata_age: float = 0.0) -> None:

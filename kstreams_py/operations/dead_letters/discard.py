@@ -2,7 +2,7 @@
 
 A discard deletes nothing: a dead letter stays in its topic as long as that keeps it. Its mark is written as a replay
 writes its own, in a transaction under the same transactional id. So a discard that dies leaves each dead letter marked
-or not, none is marked twice, and a discard and a replay that run at once cannot both take the same dead letter.
+or not, none is marked twice, and a discard and a replay that run concurrently cannot both take the same dead letter.
 
 Only the selected dead letters are marked, and not others of the same delivery: one of these may be forged.
 """
@@ -22,7 +22,7 @@ from kstreams_py.processing.dead_letters.marks import mark_record
 from kstreams_py.steps.environment import Environment
 
 REASON_MAX: Final = 500
-"""The most characters of a reason: one transaction may write thousands of marks."""
+"""The maximum length of a reason: one transaction may write thousands of marks."""
 
 
 def check_reason(reason: str) -> str:

@@ -22,7 +22,7 @@ from kstreams_py.records import Inputs, Message, Positions, TopicPartition, too_
 from kstreams_py.steps.environment import Environment
 
 AHEAD_MAX: Final = 128
-"""The most records in one read: dead letters are replayed by partition, in the order of their inputs."""
+"""The maximum number of records in one read: dead letters are replayed by partition, in the order of their inputs."""
 
 AHEAD_BYTES: Final = 1_000_000
 """The next read is smaller if one had more bytes than this."""

@@ -26,7 +26,7 @@ from kstreams_py.steps.environment import Environment
 logger = logging.getLogger(__name__)
 
 UNREADABLE_NAMED: Final = 20
-"""The most records that are no dead letters, or no marks, and that are named one by one."""
+"""The maximum number of records that are no dead letters, or no marks, and that are named one by one."""
 
 MARK: Final = "mark of a replayed dead letter"
 

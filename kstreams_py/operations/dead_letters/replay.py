@@ -9,7 +9,7 @@ pair the record with one that it does not belong to.
 **After a crash.** A new replay first fences the previous one, which ends its transaction, and then reads the marks. A
 dead letter has its outputs and its mark, or neither: nothing is sent twice, and nothing is lost. The function runs
 again for dead letters that were not committed, with the delivery hash of the first delivery: a sink that stores the
-hash skips rows that it has. If two replays run at once, the second fences the first, which exits with status 4.
+hash skips rows that it has. If two replays run concurrently, the second fences the first, which exits with status 4.
 
 **What stays.** A dead letter stays, and the exit status is 1, if
 
@@ -106,7 +106,7 @@ class RowWriter:
 logger = logging.getLogger(__name__)
 
 STEPS_MAX: Final = 100
-"""The most steps in one transaction."""
+"""The maximum number of steps in one transaction."""
 
 SECONDS_MAX: Final = 1.0
 """Seconds of running steps before a commit; the transaction is open only while outputs are written."""

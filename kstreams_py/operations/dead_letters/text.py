@@ -15,13 +15,13 @@ from kstreams_py.printable import join_lines
 from kstreams_py.processing.dead_letters.letters import Input, Letter, LetterGroup, Mark
 
 EXAMPLE_LENGTH: Final = 100
-"""The most characters of an example's message in the list."""
+"""The maximum length of an example's message in the list."""
 
 REASONS_SHOWN: Final = 3
-"""The most reasons that the list shows of a group; JSON has all of them."""
+"""The maximum number of reasons that the list shows of a group; JSON has all of them."""
 
 VALUE_LENGTH: Final = 2_000
-"""The most characters of a key, value or header in the text; JSON has all of it."""
+"""The maximum length of a key, value or header in the text; JSON has all of it."""
 
 
 def show_time(milliseconds: int) -> str | None:

@@ -42,7 +42,7 @@ from kstreams_py.steps.environment import Environment
 logger = logging.getLogger(__name__)
 
 MARKS_MAX: Final = 10_000
-"""The most marks that a transaction without outputs writes or deletes."""
+"""The maximum number of marks that a transaction without outputs writes or deletes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ NAME: Final = "kstreams-send"
 IDEMPOTENT: Final = ProducerMode(transactional=False, acks=-1, may_repeat=False)
 
 UNCONFIRMED_MAX: Final = 1_000
-"""The most lines that are sent before a wait for their acknowledgements."""
+"""The maximum number of lines that are sent before a wait for their acknowledgements."""
 
 CONFIRM_SECONDS: Final = 0.2
 """Seconds after which the next line causes a wait for acknowledgements."""
@@ -25,7 +25,7 @@ ALONE: Final = 0
 """The line number of a record that comes from no line."""
 
 LINES_NAMED: Final = 20
-"""The most refused lines that a message names."""
+"""The maximum number of refused lines that a message names."""
 
 
 class LineSender:

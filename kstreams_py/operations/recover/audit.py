@@ -53,7 +53,7 @@ class AuditScope:
 def audit(graph: Graph, environment: Environment, selection: AuditScope, shown: int = SHOWN) -> list[AuditReport]:
     """Audits a graph, and returns a report of each processor.
 
-    - `shown`: the most anomalies that a report shows of a processor.
+    - `shown`: the maximum number of anomalies that a report shows of a processor.
 
     Raises UserMistake for a processor that the graph does not have, and if a topic is missing.
     """

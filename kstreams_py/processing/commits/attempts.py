@@ -23,7 +23,7 @@ FAILURES_MAX: Final = 40
 """Failures in a row before the worker gives up, after about three minutes."""
 
 WAIT_MAX: Final = 5.0
-"""The most seconds between two attempts."""
+"""The longest wait between two attempts, in seconds."""
 
 PRODUCERS_MAX: Final = 10
 """New producers in a row without a commit between them, before the worker gives up."""

@@ -60,7 +60,7 @@ class Context:
     - `topic_ids`: the broker's id of each input.
     - `replacement`: makes the dead letter of a refused output.
     - `journal`: saves the choices of an alts, or records deliveries; None if neither is needed.
-    - `batch_bytes`: the most bytes of a batch that each topic accepts; None for no limit.
+    - `batch_bytes`: the maximum size in bytes of a batch that each topic accepts; None for no limit.
     - `tracing`: makes spans of commits; None for none.
     - `stores`: the state of the tasks; None without one.
     - `written`: the partitions that the producer writes.

@@ -243,7 +243,7 @@ class Session:
         self._drop()
 
     def _drop(self) -> None:
-        """Drops the producer at once."""
+        """Drops the producer immediately."""
         if self._producer is not None:
             self._producer.drop()
             self.lost.update(self._producer.lost)

@@ -30,7 +30,7 @@ PAGE_BYTES: Final = 1_000_000
 """A page doubles if the one before has fewer bytes than this."""
 
 PAGE_MAX: Final = 6_400
-"""The most records in a page."""
+"""The maximum number of records in a page."""
 
 
 class LetterCounter:

@@ -4,7 +4,7 @@ In reading order:
 
 ledger     rule  how far each input partition is processed, and how far committed
 choices    rule  which input each coming step of an alts reads
-intake     rule  the steps that a worker takes from its tasks at once
+intake     rule  the steps that a worker takes from its tasks together
 task       rule  one processor on one partition number, and the records that wait in it
 ready      rule  the steps that are ready to be run, by arrival or by partition
 tasks      rule  routes records to tasks, and takes the steps that are ready

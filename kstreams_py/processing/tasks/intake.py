@@ -1,4 +1,4 @@
-"""An intake: the steps that a worker takes from its tasks at once, and what was saved of them."""
+"""An intake: the steps that a worker takes from its tasks together, and what was saved of them."""
 
 from __future__ import annotations
 

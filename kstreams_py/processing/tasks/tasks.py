@@ -30,7 +30,7 @@ records of 1 kB: a quarter more CPU at 32 MiB).
 """
 
 TAKEN_AT_LEAST: Final = 10
-"""Records that may come in at once, however full the buffers are: the awaited ones may be among them."""
+"""Records that may come in at a time, however full the buffers are: the awaited ones may be among them."""
 
 
 class Tasks:
@@ -186,9 +186,9 @@ class Tasks:
         }
 
     def limit_fetch(self, wanted: int) -> int:
-        """Returns how many of the wanted records to take in at once, by the number and size of those that wait.
+        """Returns how many of the wanted records to take in now, by the number and size of those that wait.
 
-        Everything that the client has ready, taken at once, would add to the records that wait.
+        Everything that the client has ready, taken together, would add to the records that wait.
         """
         if (ready := self._by_partition) is not None:
             wanted = max(1, wanted - min(map(ready.count, self.by_partition), default=0))

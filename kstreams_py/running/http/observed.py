@@ -14,7 +14,7 @@ from kstreams_py.running.health import LOOK_LATE
 from kstreams_py.running.status import RunStatus, without_errors
 
 FAILURES_KEPT: Final = 20
-"""The most failures that are kept, of all workers together: the newest ones."""
+"""The maximum number of failures that are kept, of all workers together: the newest ones."""
 
 FRESH_SECONDS: Final = 1.0
 """Seconds that a reader waits for a new status if the newest is old: this process may have been stopped itself."""

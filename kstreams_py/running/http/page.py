@@ -34,7 +34,7 @@ PHONE: Final = 469.0
 """The widest upright picture that a phone shows whole, at three quarters of its size; a wider one is scrolled."""
 
 NAME_MAX: Final = 12
-"""The most characters of a name in one line."""
+"""The maximum length of a name in one line."""
 
 VALUES_WIDTH: Final = 106.0
 """The width of the longest live values, as in "\N{WARNING SIGN} broker away" and "12,345/s out"."""

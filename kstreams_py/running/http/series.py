@@ -230,7 +230,7 @@ CONTENT_TYPE = prometheus.CONTENT_TYPE_PLAIN_0_0_4
 _number: Callable[[float], str] = floatToGoString
 
 LABELS_KEPT: Final = 50_000
-"""The most label texts in the cache."""
+"""The maximum number of label texts in the cache."""
 
 
 def exposition(graph: str, status: RunStatus) -> bytes:

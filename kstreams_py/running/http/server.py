@@ -24,13 +24,13 @@ from kstreams_py.running.http.endpoints import Answer
 logger = logging.getLogger(__name__)
 
 CONNECTION_SECONDS: Final = 5.0
-"""The most seconds of a connection, from its start to the end of the answer."""
+"""The longest time of a connection, in seconds, from its start to the end of the answer."""
 
 CONNECTIONS_MAX: Final = 64
-"""The most connections at once. One more ends the oldest, so that a probe is answered despite idle connections."""
+"""The maximum number of connections. One more ends the oldest, so that a probe is answered despite idle connections."""
 
 REQUEST_MAX: Final = 1 << 14
-"""The most bytes of a request with its headers."""
+"""The maximum size of a request with its headers, in bytes."""
 
 _IP_ADDRESS: Final = re.compile(r"\d{1,3}(\.\d{1,3}){3}|\[[0-9a-fA-F:.]+\]", re.ASCII)
 

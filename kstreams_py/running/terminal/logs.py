@@ -36,7 +36,7 @@ NEW_WRITTEN: Final = 5
 """The further lines that each window writes because their text is new to the kind."""
 
 TEXTS: Final = 100
-"""The most texts that are remembered of a kind; the oldest is forgotten first."""
+"""The maximum number of texts that are remembered of a kind; the oldest is forgotten first."""
 
 _NUMBER: Final = re.compile(r"\d+")
 """Ignored when texts are compared: offsets, times and ids."""
@@ -201,7 +201,7 @@ FIELDS: Final = ("graph", "processor", "slot", "partition")
 """The context of a line, as far as known."""
 
 OTEL_MAX: Final = 200
-"""The most characters of a line of OpenTelemetry, which may quote a whole header of a record."""
+"""The maximum length of a line of OpenTelemetry, which may quote a whole header of a record."""
 
 OTEL_HEADERS: Final = "opentelemetry.util.re"
 """The logger that quotes invalid headers in OTEL_EXPORTER_OTLP_HEADERS, which are often secrets."""

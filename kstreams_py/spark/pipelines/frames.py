@@ -57,7 +57,7 @@ OBSERVED_SECONDS: Final = 60.0
 """Seconds that Spark's listener may take; other queries of the session may delay it, and a run without it fails."""
 
 PLAN_CHARACTERS: Final = 20_000
-"""The most characters of a plan that are kept."""
+"""The maximum length of a plan; the rest is not kept."""
 
 
 def call(pipeline: Pipeline, frames: Sequence[Any]) -> Rows:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 TASK_OFFSETS: Final = 100_000
-"""Offsets for each task that runs at once. A topic with no more in all is read by no more tasks than run at once."""
+"""Offsets for each concurrent task. A topic with no more in all is read by no more tasks than run concurrently."""
 
 _RECORDS, _MALFORMED = "records", "malformed"
 

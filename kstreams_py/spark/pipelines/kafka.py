@@ -66,7 +66,7 @@ TRANSACTION_MS: Final = 60_000
 POLL_SECONDS: Final = 0.05
 
 RUNS_BYTES: Final = 900_000
-"""The most bytes of the record of the runs: clients and brokers take 1 MB by default."""
+"""The maximum size of the record of the runs in bytes: clients and brokers take 1 MB by default."""
 
 _RESET: Final = "reset_by"
 """The field with the pipeline that is reset, in the record of the runs while a reset is under way."""
@@ -75,7 +75,7 @@ _TOPIC_ID: Final = "topic_id"
 """The field with the broker's id of the topic, in the record of the runs: another topic of the same name differs."""
 
 _CHUNK: Final = 5_000
-"""The number of records that are queued at once."""
+"""The number of records that are queued at a time."""
 
 
 class KafkaTable:

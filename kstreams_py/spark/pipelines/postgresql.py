@@ -64,7 +64,7 @@ LOCK_SECONDS: Final = 60
 """Seconds that a run waits for another run that publishes."""
 
 _LINES: Final = 2_000
-"""The number of rows that are passed on at once."""
+"""The number of rows that are passed on at a time."""
 
 CONNECT_SECONDS: Final = 30
 """The longest time until the server accepts a connection; a run has no open Kafka transaction meanwhile."""
