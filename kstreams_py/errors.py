@@ -246,7 +246,7 @@ class FunctionExited(KStreamsError):
 
 
 class DrainTimeout(KStreamsError):
-    """A worker did not stop within drain_timeout_ms: its last steps are run again, or lost (at most once)."""
+    """A worker did not stop within drain_timeout_ms: its last steps are run again, or lost (at_most_once)."""
 
 
 class WorkerStuck(KStreamsError):

@@ -1,8 +1,8 @@
-"""Where a group begins to read; it records its beginnings, so that it does not start over after its offsets expire.
+"""Decides where a group begins to read, and records it, so that the group does not start over once its offsets expire.
 
 Kafka deletes the committed offsets of a group that is stopped for longer than `offsets.retention.minutes`. The topic
 `__ks.<graph>.beginnings` (compacted) has one record for each partition that a processor has begun to read, committed
-together with the offset at which it began. A partition that has a record and no committed offset has lost it.
+together with the offset at which it began. A partition that has a record and no committed offset has lost its offset.
 
 Without transactions the offset and the record cannot be committed together. So the offset is first written to a record
 of its own, then it is committed, then the partition is recorded as begun, and only then its steps are run. If a start
@@ -133,7 +133,7 @@ class Beginning:
     def other_names(self) -> list[str]:
         """Returns the processors of which this one may be the new name.
 
-        They are gone from the graph, had the same inputs, and a state or none as this one, which is new.
+        They are no longer declared, had the same inputs, and had a state only if this one has; this one is new.
         """
         read = topics_read(self.read())
         mine = {(topic, info.topic_id) for topic, info in self._inputs.items()}
@@ -242,7 +242,7 @@ def topics_read(begun: Collection[BegunPartition]) -> dict[str, set[tuple[str, s
 
 
 def undeclared(begun: Collection[BegunPartition], graph: Graph) -> dict[str, list[TopicPartition]]:
-    """Returns the partitions that processors have begun to read which the graph does not declare, by their ids."""
+    """Returns the partitions that undeclared processors have begun to read, by the ids of these processors."""
     declared, found = {each.id for each in graph.processors}, dict[str, list[TopicPartition]]()
     for each in sorted(begun):
         if each.processor not in declared and not each.processor.endswith(_HAS_STATE):
@@ -267,7 +267,7 @@ def forgotten_state(topic: str, begun: BegunPartition) -> Output:
 def forgotten_processor(cluster: Cluster, topic: str, processor: str) -> list[Output]:
     """Returns the tombstones of all that a topic of beginnings has of a processor.
 
-    Those of its inputs are last: it is found by these if not all are written.
+    Those of its inputs come last: if not all tombstones are written, the processor is still found by its inputs.
     """
     begun, starts = read_begun(cluster, topic)
     keys: list[Sequence[object]] = [

@@ -90,7 +90,7 @@ class Intakes:
     def __init__(
         self, context: Context, tasks: Tasks, runner: Runner, committer: Committer, owed: Owed, stopping: Event
     ) -> None:
-        """`stopping` is set once a function stops the worker."""
+        """`stopping` ends the runs of steps. It is also set here, once a function stops the worker."""
         processor, retries = context.processor, runner.retries
         least = 2 * processor.concurrency if runner.overlaps and not committer.commits_each_intake else 1
         self.pace = Pace(whole_fetches=committer.commits_each_intake or context.journal is not None, least=least)
@@ -203,7 +203,7 @@ class Intakes:
             self._taken = None
 
     def assigned(self) -> None:
-        """Goes on with the waits, and with the intake that was kept, once the tasks have new positions."""
+        """Continues the waits, and the intake that was kept, once the tasks have new positions."""
         if self._taken is not None:  # its steps are committed and not processed: they may still be given back
             self._ledger.advance(self._taken.begins())
         if self._waits is not None:
@@ -214,7 +214,8 @@ class Intakes:
     def finish_calls(self, deadline: float) -> None:
         """Makes no more overlapping calls, and waits for those under way; other steps are run again, or given back.
 
-        At most once, committed steps are run first, for half of the time; steps whose calls do not end count as done.
+        Under at_most_once, committed steps are run first, for half of the time; steps whose calls do not end count as
+        done.
         """
         runner, must_finish, failure = self._runner, self._committer.must_finish, None
         half = self._clock() + (deadline - self._clock()) / 2
@@ -237,7 +238,7 @@ class Intakes:
             raise failure
 
     def _run_past_failures(self) -> ClientError | None:
-        """Runs the intake that was taken. At most once, returns an error: the outputs stay in the committer."""
+        """Runs the intake that was taken. Under at_most_once, returns an error: the outputs stay in the committer."""
         try:
             self._run_taken()
         except ClientError as error:

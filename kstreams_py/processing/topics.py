@@ -216,7 +216,7 @@ class Growth:
     def check(self, partitions: Collection[TopicPartition]) -> None:
         """Checks the inputs again if one of `partitions` is new, and grows the journal with them.
 
-        Raises GraphError if inputs that are read in step now differ in partitions.
+        Raises GraphError if inputs that are read in step now differ in partitions, and TopicError.
         """
         if any(tp.partition >= self._counts[tp.topic] for tp in partitions):
             found = self._cluster.topics([topic.name for topic in self._processor.inputs])

@@ -198,9 +198,9 @@ class Worker:
     def finish(self) -> None:
         """Commits what is processed; raises the exception that stopped the worker, unless that was Stop.
 
-        1. At most once, join again if a commit of offsets may come late, and wait for the assignment.
+        1. Under at_most_once, join again if a commit of offsets may come late, and wait for the assignment.
         2. Finish the steps that no other worker would run, commit, and give back the steps that were not run.
-        3. On an error, at most once tries again until the deadline; the others leave the steps to the next worker.
+        3. On an error, at_most_once tries again until the deadline; the others leave the steps to the next worker.
         4. Raise a refusal that no dead letter replaces, then the exception of the function.
 
         Raises DrainTimeout if steps or outputs that no other worker would repeat could not be finished in time.
@@ -250,7 +250,7 @@ class Worker:
         return self._environment.clock() + self._environment.settings.drain_timeout_ms / 1000 * DRAIN_SHARE
 
     def _rejoin_to_give_back(self, deadline: float) -> None:
-        """At most once, joins again if a late commit could undo the giving back, and waits for the assignment."""
+        """Under at_most_once, joins again if a late commit could undo a give-back, and waits for the assignment."""
         if self.consumer.tainted and self.ledger.unprocessed:
             try:
                 self._finish_steps(deadline)
@@ -274,7 +274,7 @@ class Worker:
         return committer.must_repeat_commit or committer.busy or self.tasks.owes or bool(self.ledger.unprocessed)
 
     def close(self) -> None:
-        """Ends producer and consumer without a commit. At most once, waits for the outputs that are on their way."""
+        """Ends runner, producer and consumer without a commit. Under at_most_once, waits for outputs on their way."""
         self.runner.close()
         self.committer.end()
         self.consumer.close()
@@ -336,11 +336,12 @@ class Worker:
 
         1. Leave out partitions of topics that are no longer read: a static member gets its old assignment first.
         2. Require that no transaction of this worker's ids hangs: its next commit would make those records visible.
-        3. Run the rest of an intake whose offsets are committed: no other worker would run it.
-        4. Read the committed offsets. A guarantee may start at the offsets of its state or its target instead.
+        3. Run the rest of an intake whose offsets are committed: no other worker would run it. If a function has
+           stopped the worker meanwhile, end here.
+        4. Check inputs that have grown, and read the committed offsets. A target that stores offsets decides instead.
         5. Find where partitions without a committed offset begin, and record that.
         6. Recover the deliveries that a journal records, and the choices.
-        7. Start the tasks at these offsets, or before the steps that at most once owes, and seek.
+        7. Start the tasks at these offsets, or before the steps that at_most_once owes, and seek.
         """
         assigned, inputs = self._assigned or set(), {topic.name for topic in self.processor.inputs}
         partitions = {tp for tp in assigned if tp.topic in inputs}
@@ -428,8 +429,8 @@ class Worker:
     def _lose(self) -> None:
         """Acts on a lost membership: another worker may already run later steps.
 
-        At most once, committed steps that were not run are run if the partitions come back before another worker has
-        run later ones. Calls that are under way count as done.
+        Under at_most_once, committed steps that were not run are run if the partitions come back before another worker
+        has run later ones, and calls that are under way count as done.
         """
         if self.committer.must_finish:
             self.runner.finish()

@@ -24,11 +24,11 @@ worker (`stop_on`, a registry without an answer), the replay commits the finishe
 - *Joins*: the dead letter has one record of each input. The function gets them in the order of the graph's inputs.
 - *Alts*: the dead letter has the one input that was chosen. No journal is needed, because nothing is chosen again.
 - *Batches*: the function gets a list of one value.
-- *Refused outputs*: a dead letter for a refused output is replayed like others. At most once, the other outputs of the
+- *Refused outputs*: a dead letter for a refused output is replayed like others. With at_most_once, other outputs of the
   step are written already: the dead letter stays if the step could have several outputs.
 - *Sinks with a target*: rows are stored by their delivery hashes before the mark is committed; after a crash in between
   the target knows them. With offsets as evidence a dead letter stays: a crash in between would store its rows twice.
-- *At least once*, a crash can leave several dead letters of one delivery: one is run, and all are marked. If the
+- *At least once*: a crash can leave several dead letters of one delivery: one is run, and all are marked. If the
   delivery succeeded after its dead letter was written, a replay sends it once more, as this guarantee allows.
 - *Weaker guarantees*: outputs and marks are transactional for them too. A reader must be `read_committed`, or it sees
   the outputs of aborted attempts. Side effects of a function may happen more than once under every guarantee.

@@ -20,7 +20,7 @@ FAILURES_WARNED: Final = 3
 """Failures in a row after which each one is logged as a warning, and the next attempt waits."""
 
 FAILURES_MAX: Final = 40
-"""Failures in a row before the worker gives up, after about three minutes."""
+"""Failures in a row, without those by outages, before the worker gives up: after about three minutes."""
 
 WAIT_MAX: Final = 5.0
 """The longest wait between two attempts, in seconds."""

@@ -148,7 +148,7 @@ class Committer(ABC):
 
     @property
     def mistake(self) -> RecordRefused | None:
-        """The refusal of an output that no dead letter replaces: at most once raises it after all other outputs."""
+        """The refusal of an output that no dead letter replaces: at_most_once raises it after all other outputs."""
         return None
 
     # The steps that are processed and not committed.
@@ -266,6 +266,7 @@ class Committer(ABC):
     def recover(self, error: ClientError) -> bool:
         """Aborts or replaces the producer, according to the error class; returns whether the caller must rewind.
 
+        If a sink is away, waits, and leaves the producer as it is.
         If no broker answers, the next `check` raises the error: the client must hear the group before the next attempt.
         Raises Replaced if another worker holds the membership, Fatal if there is no recovery, RecordRefused if an
         output is refused and no dead letter can be written in its place.

@@ -51,9 +51,9 @@ logger = logging.getLogger(__name__)
 
 
 class Journaled(ExactlyOnce):
-    """Outputs and offsets are committed in one transaction, after its attempt is recorded in a journal.
+    """Outputs and offsets are committed in one transaction, after the attempt at it is recorded in a journal.
 
-    Outputs on another cluster are committed with the attempt, in place of the offsets.
+    Outputs on another cluster are committed with a copy of the attempt, in place of the offsets.
     """
 
     commits_each_intake = True

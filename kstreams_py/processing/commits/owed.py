@@ -1,4 +1,4 @@
-"""The steps that a worker owes at most once: their offsets are committed, and they were not run."""
+"""The steps that a worker owes under at_most_once: their offsets are committed, and they were not run."""
 
 from __future__ import annotations
 

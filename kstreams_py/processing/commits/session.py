@@ -33,7 +33,7 @@ A replacement fences the transactional id and joins at about the same time: the 
 """
 
 MEMBERSHIP_ASKED_MAX: Final = 30
-"""How often the worker asks the group who holds the slot, a second apart, before it ends."""
+"""How many times, a second apart, the worker asks the group who holds the slot before it ends."""
 
 
 _REASONS: Final = {SessionState.UNKNOWN: "unknown_outcome", SessionState.FENCED: "fenced"}
@@ -192,7 +192,7 @@ class Session:
         self.renew(reason)
 
     def force_ready(self) -> None:
-        """Makes the session ready without an abort (at most once): the producer keeps the outputs on their way."""
+        """Makes the session ready without an abort (at_most_once): the producer keeps the outputs on their way."""
         self._opened_at = None
         self.state = SessionState.READY
 

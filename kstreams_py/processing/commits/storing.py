@@ -1,8 +1,8 @@
 """The guarantee of processors whose target stores the next offsets of the inputs with the rows.
 
-They are stored together, if the target still has the offsets that this worker has read. The target's offsets decide;
-the group's offsets follow. Dead letters are committed before the rows of the same intakes, so a crash between the two
-writes them twice, with one delivery hash.
+Rows and offsets are stored together, if the target still has the offsets that this worker has read. The target's
+offsets decide; the group's offsets follow. Dead letters are committed before the rows of the same intakes, so a crash
+between the two writes them twice, with one delivery hash.
 """
 
 from __future__ import annotations

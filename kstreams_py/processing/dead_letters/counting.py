@@ -70,9 +70,9 @@ class LetterCounter:
         return [*self._places]
 
     def count(self, seconds: float) -> Mapping[str, WaitingCount]:
-        """Goes on counting for some `seconds`; returns the newest count of each topic.
+        """Continues the count for about so many `seconds`; returns the newest count of each topic.
 
-        Once the count of a topic was whole, it may lag behind. While no broker answers, it stays.
+        A count that was complete once may lag behind; while no broker answers, it stays the same.
         """
         if not self._places:
             return self._counts
@@ -154,7 +154,7 @@ class LetterCounter:
             (letters.unmark if is_deletion else letters.mark)(place.offset)
 
     def _count(self, name: str, deadline: float, *, has_marks: bool) -> WaitingCount:
-        """Goes on with a topic of dead letters."""
+        """Continues the count of a dead-letter topic."""
         is_whole, counted = has_marks, 0
         try:
             for number in range(self._topics[name].partitions):

@@ -16,7 +16,7 @@ JOURNAL_TRUNCATED_EVERY: Final = 1_000
 """Choices of a task between two deletions of all but its newest record."""
 
 OFFSETS_MIN: Final = 2
-"""The least offsets that choices take: their record, and the marker of its transaction."""
+"""The minimum number of offsets that choices take: one for their record, one for the marker of its transaction."""
 
 
 class ChoicesJournal:

@@ -98,7 +98,7 @@ TRUNCATED_EVERY: Final = 1_000
 ATTEMPT: Final = "attempt at a delivery"
 
 OFFSETS_MIN: Final = 4
-"""The least offsets that a delivery takes: a snapshot and an attempt, each with the marker of its transaction."""
+"""The minimum number of offsets that a delivery takes: for a snapshot and an attempt, each with its marker."""
 
 
 class DeliveryJournal:
@@ -151,7 +151,7 @@ class DeliveryJournal:
         """Recovers the tasks at these committed offsets; returns where they go on, and the choices that alts follow.
 
         Raises Retriable while an open transaction hides records that decide, or a cluster does not answer; Unavailable
-        once one has hidden them for too long (`hidden.py`); RecoveryUndecidable if the records contradict each other.
+        once one has hidden them for too long (HiddenWaits); RecoveryUndecidable if the records contradict each other.
         """
         self.forget()
         try:
@@ -237,7 +237,7 @@ class DeliveryJournal:
         self.choices.clear()
 
     def _bounds(self, journals: Collection[TopicPartition]) -> tuple[Positions, Positions]:
-        """The first and the end offsets of journals. Raises Retriable if a transaction is open on one."""
+        """Returns the first and the end offsets of journals. Raises the same as HiddenWaits.wait() if one is open."""
         starts, ends = self._cluster.starts(journals), self._cluster.ends(journals)
         written = self._cluster.ends(journals, committed=False)
         for tp in sorted(journals):
@@ -260,7 +260,7 @@ class DeliveryJournal:
         return False
 
     def _tail(self, journal: TopicPartition, start: int, end: int) -> Sequence[Message]:
-        """The records of a task from its newest snapshot on; all records if there is none."""
+        """Returns the records of a task from its newest snapshot on; all records if there is none."""
         window = WINDOW
         while True:
             begin = max(start, end - window)

@@ -135,9 +135,10 @@ def forgotten_record(topic: str, partition: int) -> Output:
 
 
 def newest_unit(messages: Sequence[Message], partition: int) -> Unit | None:
-    """The unit of the newest snapshot among the records of a task, which are in the order of their offsets.
+    """Returns the unit of the newest snapshot among the records of a task, which are in the order of their offsets.
 
-    None if there are none. Raises RecoveryUndecidable for a record that has no snapshot before it or cannot be read.
+    Returns None if there is none. Raises RecoveryUndecidable for a record that has no snapshot before it, names another
+    snapshot, or cannot be read.
     """
     unit: Unit | None = None
     for m in messages:
@@ -162,7 +163,7 @@ def newest_unit(messages: Sequence[Message], partition: int) -> Unit | None:
 
 
 def type_of(m: Message) -> str:
-    """The type of a journal's record, of any release."""
+    """Returns the type of a journal's record, of any release."""
     return (dict(readable_headers(m)).get(TYPE_HEADER) or b"").decode(errors="replace")
 
 

@@ -37,7 +37,7 @@ class Recovery:
     - `branch`: the branches of the algorithm, in order.
     - `snapshot`: the snapshot at which the delivery is made again; None to take a new one.
     - `choices`: the inputs that an alts reads, as far as they are not delivered; None if it is free.
-    - `offsets`: the least offsets where its inputs go on, by topic; the committed ones may be behind them.
+    - `offsets`: by topic, the offsets before which its inputs must not go on; the committed ones may be behind them.
     """
 
     branch: str
@@ -164,7 +164,7 @@ def _same(attempt: Attempt, topic_ids: Mapping[str, str]) -> dict[str, int]:
 
 
 def show(offsets: Mapping[str, int]) -> str:
-    """Offsets by topic, as text."""
+    """Returns offsets by topic, as text."""
     return ", ".join(f"{topic}@{offset}" for topic, offset in sorted(offsets.items())) or "none"
 
 

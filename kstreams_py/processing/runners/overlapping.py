@@ -346,7 +346,8 @@ class OverlappingRunner(Runner):
     def _settle_others(self, left: Sequence[Any], plan: Plan) -> None:
         """Waits for the calls under way beside a step that stops the worker, and settles the steps that it may.
 
-        At most once, a failed step counts as tried, and so does one whose call does not end: neither is given back.
+        Under at_most_once, a failed step counts as tried, and so does one whose call does not end: neither is given
+        back.
         """
         deadline = self._clock() + self._stop_seconds
         self.finish()

@@ -92,8 +92,8 @@ class Runner:
     def run(self, intake: Taken) -> Plan:
         """Calls the function for each step.
 
-        Once the outputs are many (OUTPUTS_MAX, OUTPUT_BYTES), the other steps go back to the tasks. They also do if a
-        step must be run again; its partition then waits.
+        Once the outputs are many (OUTPUTS_MAX, OUTPUT_BYTES), the steps that are left go back to the tasks. They also
+        do so if a step must be run again; the partition of that step then waits.
         """
         plan = self._run_by_task(intake.steps) if self._by_task else self._run_steps(intake)
         plan.intake = intake

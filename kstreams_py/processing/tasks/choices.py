@@ -66,7 +66,7 @@ class Choices:
         return Choices(runs, tuple(start for start in self.starts if start.topic in named))
 
     def still_valid(self, committed: Mapping[str, int], topic_ids: Mapping[str, str]) -> tuple[Choices, list[str]]:
-        """Returns the choices that are not delivered and still valid, and the reasons for dropping others.
+        """Returns the choices that are not delivered and still valid, and the reasons why others are dropped.
 
         - `committed`: the next offset of each input.
         - `topic_ids`: the id of each current input.

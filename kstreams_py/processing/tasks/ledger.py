@@ -65,5 +65,5 @@ class Ledger:
 
     @property
     def unprocessed(self) -> Positions:
-        """The next offset of each partition that is committed further than processed (at most once)."""
+        """The next offset of each partition that is committed further than processed (at_most_once)."""
         return {tp: cursor.next for tp, cursor in self.cursors.items() if cursor.next < cursor.committed}

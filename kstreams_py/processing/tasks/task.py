@@ -39,8 +39,8 @@ class Task:
 
     - `cursors`: the ledger's cursor of each input whose partition is assigned.
     - `prefixes`: the common prefix of the delivery hashes of each input's steps.
-    - `runs_left`: the script of an alts that follows saved choices, that is, the rest of them: the topic of each run,
-      and the offset of its last record, in order.
+    - `runs_left`: the script of an alts that follows saved choices, that is, the choices that are left: the topic of
+      each run, and the offset of its last record, in order.
     - `queues`: the records that wait: those of a join for its other inputs, those of an alts for their turn in the
       script.
     """

@@ -53,7 +53,7 @@ class Tasks:
         """
         self.by_partition: dict[int, Task] = {}
         self.rest: Taken | None = None
-        """The steps of an intake that were not run with the others: `take` gives them next.
+        """The steps of an intake that were not run with the others: `take` returns them next.
 
         Their offsets may already be committed: the steps must be run or given back before the worker stops.
         """

@@ -96,7 +96,7 @@ class Waits:
             self._tasks.resume(wait.partitions)
 
     def restore(self) -> None:
-        """Goes on with the waits after a rewind, for tasks that are still held here and at the same offsets."""
+        """Continues the waits after a rewind, for tasks that are still held here and are at the same offsets."""
         positions, kept = self._tasks.ledger.positions, []
         for wait in self._waits:
             same = {
