@@ -9,7 +9,7 @@ from kstreams_py.demo.flights_graph import departed
 from kstreams_py.formats.registries import open_registry
 
 settings = Settings.load()
-registry = open_registry(settings.schema_registry_url, settings.schema_directory)
+registry = open_registry(settings.schema_registry_url, settings.schema_directory, settings.schema_registry)
 session = spark.session("delays by airline")
 rows = spark.view(session, departed, registry=registry, settings=settings)
 delays = rows.groupBy("carrier").agg(sf.count("*").alias("flights"), sf.round(sf.avg("arr_delay"), 2).alias("minutes"))

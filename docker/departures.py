@@ -21,7 +21,7 @@ RATE = 5_000
 """Departures a second."""
 
 settings = Settings.load()
-registry = open_registry(settings.schema_registry_url, settings.schema_directory)
+registry = open_registry(settings.schema_registry_url, settings.schema_directory, settings.schema_registry)
 rows = data_files.read(int(sys.argv[1]) if sys.argv[1:] else None)
 with closing(KafkaCluster(settings)) as cluster:
     create_topics(graph, cluster)

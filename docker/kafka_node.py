@@ -81,7 +81,7 @@ def answers() -> bool:
     from confluent_kafka import KafkaException  # noqa: PLC0415, the broker itself needs no client
     from confluent_kafka.admin import AdminClient  # noqa: PLC0415
 
-    quiet = {"bootstrap.servers": f"127.0.0.1:{INSIDE}", "log_level": 0}
+    quiet: dict[str, str | int | float | bool] = {"bootstrap.servers": f"127.0.0.1:{INSIDE}", "log_level": 0}
     try:
         found = AdminClient(quiet).list_topics(timeout=5)
     except KafkaException:

@@ -217,7 +217,8 @@ class LetterReader:
         - `processors`: the ids of those that have dead letters; the graph may no longer have them.
         - `named`: whether a dead letter matches the selection.
         """
-        known = sorted({each.id for each in (*self._graph.processors, *self._graph.tasks)} | set(processors))
+        declared = [*(each.id for each in self._graph.processors), *(each.id for each in self._graph.tasks)]
+        known = sorted({*declared, *processors})
         if selection.processor is not None and id_of(self._graph.name, selection.processor, known) not in known:
             raise UserMistake(
                 f"graph {self._graph.name!r} has no processor {selection.processor!r}: it has {', '.join(known)}"
