@@ -27,7 +27,14 @@ from kstreams_py.metrics import RENEWALS, WorkerState
 from kstreams_py.running.http.series import SERIES
 from kstreams_py.settings import OTHER_VARIABLES, OWNED, Settings
 
-PUBLIC: Final = ("kstreams_py", "kstreams_py.testing", "kstreams_py.embedded", "kstreams_py.sinks", "kstreams_py.spark")
+PUBLIC: Final = (
+    "kstreams_py",
+    "kstreams_py.testing",
+    "kstreams_py.embedded",
+    "kstreams_py.sinks",
+    "kstreams_py.sources",
+    "kstreams_py.spark",
+)
 """The modules that users import."""
 
 

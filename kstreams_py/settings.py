@@ -72,7 +72,7 @@ OTHER_VARIABLES: Final[Mapping[str, str]] = {
     "KSTREAMS_LOG_FORMAT": "the format of the command's log: text or json",
     "KSTREAMS_SLOT": "the slot of `--slot auto`",
     "KSTREAMS_MAVEN_REPOSITORY": "the URL of the Maven repository that has the broker's and Spark's jars",
-    "KSTREAMS_DEMO_DIRECTORY": "the directory of the demo's database",
+    "KSTREAMS_DEMO_DIRECTORY": "the directory of the tables of a demo",
     "KSTREAMS_REPORT_FD": "set by a supervisor for its workers",
     "KSTREAMS_OUTPUT_FDS": "set by a supervisor for its workers",
     "KSTREAMS_TEST_BOOTSTRAP": "of the project's tests",

@@ -15,6 +15,8 @@ PARTS: Final[dict[str, tuple[str, ...]]] = {
         "unit/test_origins*",
         "unit/test_channels*",
         "contract/test_source*",
+        "simulation/test_mutations_of_jobs*",
+        "system/test_demo_channels*",
     ),
     "journal": ("simulation/test_grid*", "*/test_journal*", "system/test_grid*", "*/test_two_clusters*"),
     "spark": (

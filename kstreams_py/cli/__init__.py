@@ -27,5 +27,5 @@ pipeline      adapter  kstreams pipeline run, list, status, reset, sql, submit
 state         adapter  kstreams state show
 order         adapter  kstreams order, order status, order takeover
 order_objects adapter  kstreams order stopped, order resume, order accept
-demo          adapter  kstreams demo flights|ordering
+demo          adapter  kstreams demo flights|ordering|channels
 """

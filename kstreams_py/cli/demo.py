@@ -55,3 +55,22 @@ def run_ordering(
     from kstreams_py.demo import ordering  # noqa: PLC0415, its libraries take time to import
 
     raise typer.Exit(ordering.run(flights, kills, seed, store, output))
+
+
+@app.command("channels")
+def run_channels(
+    rows: Annotated[int, typer.Option(help="number of flights, spread over the year, of 336,776", min=1)] = 50_000,
+    kills: Annotated[
+        int, typer.Option(help="how often a worker is killed, spread over the run; one is frozen, too", min=0)
+    ] = 12,
+    workers: Annotated[int, typer.Option(help="worker processes", min=1, max=100)] = 2,
+    seed: Annotated[int, typer.Option(help="seed of the random kills")] = 1,
+    output: Annotated[Path, typer.Option(help="directory for the report and the tables")] = Path("channels-demo"),
+) -> None:
+    """Store the flights of a table in another one, over channels, kill and freeze workers, and check every row.
+
+    It needs neither Kafka nor Java. Exit status 1 if a row is lost, doubled or wrong.
+    """
+    from kstreams_py.demo import channels  # noqa: PLC0415, its libraries take time to import
+
+    raise typer.Exit(channels.run(rows, kills, workers, seed, output))

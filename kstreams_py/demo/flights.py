@@ -21,7 +21,7 @@ from kstreams_py.demo.checks import Results, exit_status, judge
 from kstreams_py.demo.data import Delays
 from kstreams_py.demo.flights_graph import airports, departed, flights, graph
 from kstreams_py.demo.recoveries import Recoveries, are_running
-from kstreams_py.demo.screen import LOG, Screen, open_cluster, prepare
+from kstreams_py.demo.screen import LOG, Screen, log_writer, open_cluster, prepare
 from kstreams_py.demo.traffic import TICK, GroupProgress, Kills, Loader, TopicWatch, Traffic
 from kstreams_py.embedded.jars import spark_jars
 from kstreams_py.errors import ClientError, PipelineFailed
@@ -33,10 +33,8 @@ from kstreams_py.kafka.contracts import TopicInfo
 from kstreams_py.operations.dead_letters.text import Describer
 from kstreams_py.processing.topics import check_topics, create_topics
 from kstreams_py.records import Positions, TopicPartition
-from kstreams_py.running.output import STDERR, Write
 from kstreams_py.running.status import RunStatus
 from kstreams_py.running.supervisor import Supervisor
-from kstreams_py.running.terminal import logs
 from kstreams_py.running.terminal.progress import LockedConsole
 from kstreams_py.running.wiring import standby_command, worker_command
 from kstreams_py.settings import Settings
@@ -133,7 +131,7 @@ class FlightsStage:
 
         self.screen.say(f"{len(SLOTS)} workers, {kills.left} kills to come; the log is {self.output / LOG}")
         with self.screen, ThreadPoolExecutor() as pool:
-            workers = pool.submit(supervisor.run, lambda _: None, note, _writer(self.output / LOG, self.screen))
+            workers = pool.submit(supervisor.run, lambda _: None, note, log_writer(self.output / LOG, self.screen))
             others = [pool.submit(each) for each in (load, lambda: watch.run(stopping))]
             try:
                 while not (loader.done and not kills.left and progress.complete()):
@@ -207,19 +205,6 @@ def _sources(topics: dict[str, TopicInfo]) -> Callable[[str, TopicPartition], by
         return hash_prefix(group_of(graph.name, processor), tp.topic, topics[tp.topic].topic_id, tp.partition)
 
     return source
-
-
-def _writer(log: Path, screen: Screen) -> Write:
-    """Returns a function that takes lines of workers with their slot: logs go to the file, prints to the screen."""
-
-    def write(output: int, slot: str, lines: Sequence[bytes]) -> None:
-        if output == STDERR:
-            with log.open("ab") as file:  # a single appending write, so lines of threads do not mix
-                file.write(b"".join(logs.dress(output, slot, line) + b"\n" for line in lines))
-        else:
-            screen.write(output, slot, lines)
-
-    return write
 
 
 def _prepared(output: Path) -> Path:

@@ -24,6 +24,8 @@ from kstreams_py.embedded import EmbeddedKafka
 from kstreams_py.errors import SettingsError
 from kstreams_py.kafka.cluster import KafkaCluster
 from kstreams_py.metrics import Rate
+from kstreams_py.running.output import STDERR, Write
+from kstreams_py.running.terminal import logs
 from kstreams_py.running.terminal.progress import Display
 from kstreams_py.settings import Settings
 
@@ -52,8 +54,15 @@ class Screen(Display):
 
     def killed(self, kill: Kill, number: int, of: int) -> None:
         """Prints a line for a kill, the `number`th of `of`."""
+        self._hit("SIGKILL", f" {number} of {of}", kill)
+
+    def frozen(self, frozen: Kill, seconds: float) -> None:
+        """Prints a line for a worker that is frozen."""
+        self._hit("SIGSTOP", f" for {seconds:g} s", frozen)
+
+    def _hit(self, signal: str, what: str, kill: Kill) -> None:
         after = kill.at - self._entered_at
-        self.say(f"  {after:5.1f} s  [red]SIGKILL[/] {number} of {of}: slot {kill.slot} (process {kill.pid})")
+        self.say(f"  {after:5.1f} s  [red]{signal}[/]{what}: slot {kill.slot} (process {kill.pid})")
 
     def recovered(self, seconds: Sequence[float | None]) -> None:
         """Prints a line for the times between the kills and the next commits of their slots, if there are any."""
@@ -104,6 +113,19 @@ def _drawn(counts: Mapping[str, int], rates: Mapping[str, float], progress: tupl
 LOG: Final = "run.log"
 
 
+def log_writer(log: Path, screen: Screen) -> Write:
+    """Returns a function that takes lines of workers with their slot: logs go to the file, prints to the screen."""
+
+    def write(output: int, slot: str, lines: Sequence[bytes]) -> None:
+        if output == STDERR:
+            with log.open("ab") as file:  # a single appending write, so lines of threads do not mix
+                file.write(b"".join(logs.dress(output, slot, line) + b"\n" for line in lines))
+        else:
+            screen.write(output, slot, lines)
+
+    return write
+
+
 def prepare(output: Path, names: Iterable[str]) -> Path:
     """Creates the directory if necessary, and removes these files and directories of an earlier run.
 
@@ -125,7 +147,7 @@ def prepare(output: Path, names: Iterable[str]) -> Path:
 def open_cluster(output: Path) -> Iterator[tuple[Settings, KafkaCluster]]:
     """Yields settings and cluster of a temporary broker, with a temporary directory of schemas."""
     with (
-        _logged_to(output / LOG),
+        logged_to(output / LOG),
         tempfile.TemporaryDirectory(prefix="kstreams-schemas-") as schemas,
         EmbeddedKafka() as kafka,
     ):
@@ -135,7 +157,7 @@ def open_cluster(output: Path) -> Iterator[tuple[Settings, KafkaCluster]]:
 
 
 @contextmanager
-def _logged_to(path: Path) -> Iterator[None]:
+def logged_to(path: Path) -> Iterator[None]:
     """Writes the log of this process to the file of the workers' log, because the screen uses the terminal."""
     root, handler = logging.getLogger(), logging.FileHandler(path)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))

@@ -1,4 +1,4 @@
-"""The traffic around the workers: writes departures, counts committed records, kills workers."""
+"""The traffic around the workers: writes departures, counts committed records, kills and freezes workers."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import signal
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
@@ -177,6 +178,59 @@ class Kills:
         self._due.pop()
         self.done.append(kill)
         return kill
+
+
+AWAKE_SECONDS: Final = 1.5
+"""Seconds for which a worker that was frozen is left alone: what it does then is what the freeze is for."""
+
+
+class Freeze:
+    """Freezes a worker of a random slot in the middle of the run, and lets it go on.
+
+    - `seconds`: for how long.
+    - `records`: the number of records in the whole run.
+    - `seed`: the seed of the slot.
+    """
+
+    def __init__(self, seconds: float, records: int, seed: int) -> None:
+        self._random = random.Random(seed)
+        self._seconds, self._due = seconds, records // 2
+        self._frozen: Kill | None = None
+        self._is_awake = False
+        self.has_thawed = False
+        """Whether a worker was frozen for that long, and goes on."""
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether a worker is frozen, or has just been."""
+        return self._frozen is not None and time.monotonic() < self._frozen.at + self._seconds + AWAKE_SECONDS
+
+    def look(self, done: int, pids: Mapping[int, int]) -> Kill | None:
+        """Freezes a worker once `done` records have reached the middle, and returns it; lets it go on when it is time.
+
+        - `pids`: process ids by slot.
+        """
+        if self._frozen is not None:
+            if time.monotonic() >= self._frozen.at + self._seconds:
+                self.end()
+                self.has_thawed = True
+            return None
+        if done < self._due or not pids:
+            return None
+        slot = self._random.choice(sorted(pids))
+        try:
+            os.kill(pids[slot], signal.SIGSTOP)
+        except ProcessLookupError:
+            return None  # it has ended by itself; the next look freezes another one
+        self._frozen = Kill(time.monotonic(), slot, pids[slot])
+        return self._frozen
+
+    def end(self) -> None:
+        """Lets a frozen worker go on: it cannot be stopped while it is frozen."""
+        if self._frozen is not None and not self._is_awake:
+            self._is_awake = True
+            with suppress(ProcessLookupError):
+                os.kill(self._frozen.pid, signal.SIGCONT)
 
 
 class GroupProgress:

@@ -43,6 +43,9 @@ UNDER_WAY_SECONDS: Final = 1.0
 more would be read again after a death.
 """
 
+MEASURED_SECONDS: Final = 0.1
+"""The speed is that of so many seconds: calls that overlap end in ones and twos, now and then several at once."""
+
 
 class FailedTask(NamedTuple):
     """The task that could not process a segment, and its error."""
@@ -78,6 +81,8 @@ class SourceInputs:
         self._limit = AdaptiveLimit(UNDER_WAY_SECONDS, UNDER_WAY_FIRST, max(limits), min(limits))
         self._settled_at: float | None = None
         """When inputs were settled last; None while none is under way."""
+        self._measured, self._measured_seconds = 0, 0.0
+        """How many inputs were settled since the speed was known last, and in which time."""
         self._entropy = entropy
         self.pending = PendingInputs[Claim](timeout)
         self._letters = letters
@@ -157,8 +162,12 @@ class SourceInputs:
         Raises SourceUnavailable, or SinkAway if dead letters cannot be written, and keeps it for the next call.
         """
         if (count := len(self._done) + len(self._refused)) and self._settled_at is not None:
-            self._limit.took(count, now - self._settled_at)
+            self._measured += count
+            self._measured_seconds += now - self._settled_at
             self._settled_at = now if self.pending else None
+            if self._measured_seconds >= MEASURED_SECONDS:
+                self._limit.took(self._measured, self._measured_seconds)
+                self._measured, self._measured_seconds = 0, 0.0
         if self._done:
             self.connection.ack(self._done)
             self._done = []

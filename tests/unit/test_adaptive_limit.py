@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+
 from kstreams_py.jobs.adaptive_limit import AdaptiveLimit
+from kstreams_py.jobs.inputs import SourceInputs
+from kstreams_py.testing.memory_source import MemorySource
 
 
 def test_limit_grows_fourfold_at_most_and_shrinks_at_once() -> None:
@@ -23,3 +27,13 @@ def test_limit_is_never_above_the_most_nor_below_the_least() -> None:
     limit = AdaptiveLimit(1.0, 50, 100)
     limit.took(1_000, 0.0)
     assert limit.limit == 100
+
+
+def test_limit_of_inputs_follows_their_speed_and_not_two_that_end_at_once() -> None:
+    inputs = SourceInputs("graph:rows", MemorySource(range(1_000)).open("rows"), (4, 10_000), 60.0, os.urandom)
+    segments, limits = inputs.read(0.0).ids, set[int]()
+    for number, segment in enumerate(segments):
+        inputs.complete([segment])
+        inputs.settle(number // 2 * 0.02 + number % 2 * 0.001)
+        limits.add(inputs._limit.limit)
+    assert limits - {500} <= {*range(90, 125)}, "100 inputs in a second"

@@ -578,7 +578,7 @@ def test_screen_says_the_median_and_the_longest_time_from_a_kill_to_the_next_com
 def test_workers_log_goes_to_the_file_and_their_prints_to_the_screen(
     tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
-    write = demo._writer(tmp_path / "run.log", new_screen()[0])
+    write = screen.log_writer(tmp_path / "run.log", new_screen()[0])
     write(STDERR, "1", [b"a warning", b"\xff"])
     write(STDOUT, "2", [b"printed", b"twice"])
     write(STDERR, "0", [b"another"])

@@ -1,4 +1,4 @@
-"""Code of documents passes, or is that of examples which pass: docs/testing.md, docs/delivery.md, docs/sinks.md."""
+"""Code of documents passes, or is that of examples which pass: pages testing, delivery, sinks and channels."""
 
 from __future__ import annotations
 
@@ -6,10 +6,15 @@ import ast
 import operator
 import re
 import shutil
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from kstreams_py import Settings, embedded, testing
+import pytest
+
+import kstreams_py as ks
+from kstreams_py import Settings, embedded, sinks, sources, testing
 from kstreams_py.embedded import EmbeddedKafka
 from kstreams_py.operations.dead_letters.reader import LetterReader
 from kstreams_py.operations.dead_letters.text import Describer, groups_as_text
@@ -37,9 +42,36 @@ def test_code_blocks_of_the_document_are_the_example_files() -> None:
     assert examples == named_blocks(TEXT)
 
 
-def test_graph_of_the_page_of_sinks_is_the_recipe() -> None:
-    recipe = (EXAMPLES / "recipes" / "items.py").read_text(encoding="utf-8").split('"""\n\n', 1)[1]
-    assert named_blocks((ROOT / "docs" / "sinks.md").read_text(encoding="utf-8")) == {"items.py": recipe}
+@pytest.mark.parametrize(("page", "name"), [("sinks", "items.py"), ("channels", "enrich.py")])
+def test_graph_of_a_page_is_the_recipe(page: str, name: str) -> None:
+    recipe = (EXAMPLES / "recipes" / name).read_text(encoding="utf-8").split('"""\n\n', 1)[1]
+    assert named_blocks((ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")) == {name: recipe}
+
+
+def test_sql_of_the_page_of_channels_shows_refused_rows_and_gives_them_back(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "channels.md").read_text(encoding="utf-8")
+    shown, given_back = re.findall(r'^sqlite3 shop.db "(.*)"$|```sql\n(.*?)```', page, flags=re.MULTILINE | re.DOTALL)
+    graph, prices = ks.Graph("enrich"), dict[str, int]()
+    orders = graph.source("orders", sources.SQLite(tmp_path / "shop.db", table="orders", key="id", ends=True))
+
+    def price(order: dict[str, Any]) -> tuple[int, int]:
+        if order["item"] not in prices:
+            raise LookupError(f"no price of {order['item']!r}: status 404")
+        return order["id"], prices[order["item"]]
+
+    graph.sink(orders, to=sinks.SQLite(tmp_path / "priced.db", table="priced", columns=["id", "cents"]))(price)
+    with closing(sqlite3.connect(tmp_path / "shop.db", isolation_level=None)) as shop:
+        shop.execute("CREATE TABLE orders (id INTEGER PRIMARY KEY, item TEXT)")
+        shop.execute("INSERT INTO orders VALUES (3, 'gear')")
+        ks.start(graph).wait()
+        (row,) = shop.execute(shown[0]).fetchall()
+        assert "|".join(map(str, row)) in page.split(shown[0])[1].split("```")[2]
+        prices["gear"] = 7
+        shop.execute(given_back[1])
+        ks.start(graph).wait()
+        assert shop.execute(shown[0]).fetchall() == []
+    with closing(sqlite3.connect(tmp_path / "priced.db")) as priced:
+        assert priced.execute("SELECT id, cents FROM priced").fetchall() == [(3, 7)]
 
 
 def test_examples_pass_at_each_branch_and_more_than_50_crash_points(tmp_path: Path) -> None:

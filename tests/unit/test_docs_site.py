@@ -183,7 +183,7 @@ def test_examples_page_has_each_recipe_and_its_tests_as_code() -> None:
         r"^<!-- (\w+\.py) -->\n```python\n(.*?)^```", WRITTEN["examples.md"], flags=re.MULTILINE | re.DOTALL
     )
     files = [*sorted(RECIPES.glob("*.py")), *sorted((RECIPES / "tests").glob("*.py"))]
-    assert len(shown) == len(files) == 16
+    assert len(shown) == len(files) == 20
     # without the docstring of a graph: the page says in its own words what it is for
     assert dict(shown) == {path.name: path.read_text(encoding="utf-8").split('"""\n\n', 1)[-1] for path in files}
 
@@ -201,7 +201,7 @@ def test_pages_are_readable_where_no_site_is_built_of_them() -> None:
 
 def test_tests_of_the_recipes_pass(tmp_path: Path) -> None:
     shutil.copytree(RECIPES, tmp_path / "recipes", ignore=shutil.ignore_patterns("__pycache__"))
-    assert run_tests(tmp_path / "recipes", "tests") == 12
+    assert run_tests(tmp_path / "recipes", "tests") == 14
 
 
 def blocks(version: str) -> dict[str, str]:

@@ -38,8 +38,7 @@ with Progress() as progress:
 DEMO = """
 import os, sys, threading, time
 from pathlib import Path
-from kstreams_py.demo.flights import _writer
-from kstreams_py.demo.screen import Screen
+from kstreams_py.demo.screen import Screen, log_writer
 from kstreams_py.running.terminal.progress import LockedConsole
 from kstreams_py.running.supervisor import Supervisor
 
@@ -54,7 +53,7 @@ def note(status):
         supervisor.stop()
 
 with screen:
-    write = _writer(here.with_suffix(".log"), screen)
+    write = log_writer(here.with_suffix(".log"), screen)
     run = threading.Thread(target=supervisor.run, args=(lambda _: None, note, write))
     run.start()
     while run.is_alive():

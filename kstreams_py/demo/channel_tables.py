@@ -1,0 +1,70 @@
+"""The tables of `kstreams demo channels`: the flights that are read, and those that are stored, with counts of both."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from kstreams_py.demo.channel_checks import StoredRow, TablesFound
+from kstreams_py.demo.channels_graph import COLUMNS, SOURCE, TARGET
+from kstreams_py.demo.data import FIELDS, Row
+from kstreams_py.sinks import SQLite
+from kstreams_py.sinks.sqlite import listed
+from kstreams_py.sources.claims import CLAIMS, DONE, REFUSED
+
+_COUNTED: Final = """
+CREATE TABLE counted (written INTEGER NOT NULL, stored INTEGER NOT NULL);
+INSERT INTO counted VALUES (0, 0);
+CREATE TRIGGER counted_written BEFORE INSERT ON {table} BEGIN UPDATE counted SET written = written + 1; END;
+CREATE TRIGGER counted_stored AFTER INSERT ON {table} BEGIN UPDATE counted SET stored = stored + 1; END;
+"""
+"""The first trigger runs for each row that is written, the second for those whose hash is not there yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class DemoTables:
+    """The two tables. `directory`: that of their files."""
+
+    directory: Path
+
+    @property
+    def source(self) -> Path:
+        """The path of the file with the flights that are read."""
+        return self.directory / SOURCE.path.name
+
+    @property
+    def target(self) -> Path:
+        """The path of the file with those that are stored."""
+        return self.directory / TARGET.path.name
+
+    def create(self, rows: Sequence[Row]) -> None:
+        """Creates both tables, and fills the first one. The key of a flight is its number, from 1 on."""
+        with closing(sqlite3.connect(self.source)) as connection, connection:
+            connection.execute(f"CREATE TABLE {SOURCE.table} ({SOURCE.key} INTEGER PRIMARY KEY, {listed(FIELDS)})")
+            marks = ", ".join("?" * (1 + len(FIELDS)))
+            numbered = ((number, *row) for number, row in enumerate(rows, 1))
+            connection.executemany(f"INSERT INTO {SOURCE.table} VALUES ({marks})", numbered)
+        SQLite(self.target, table=TARGET.table, columns=COLUMNS).open("").close()
+        with closing(sqlite3.connect(self.target)) as connection, connection:
+            connection.executescript(_COUNTED.format(table=TARGET.table))
+
+    def count(self) -> tuple[int, int]:
+        """Returns how many rows were written, and how many of them were new, so far."""
+        with closing(sqlite3.connect(self.target)) as connection:
+            written, stored = connection.execute("SELECT written, stored FROM counted").fetchone()
+        return written, stored
+
+    def read(self) -> TablesFound:
+        """Reads the result of a run."""
+        with closing(sqlite3.connect(self.source)) as connection:
+            states = dict(connection.execute(f"SELECT state, count(*) FROM {CLAIMS} GROUP BY state"))
+            refused = dict(connection.execute(f"SELECT key, reason FROM {CLAIMS} WHERE state = {REFUSED}"))
+            deaths = Counter(dict(connection.execute(f"SELECT key, deaths FROM {CLAIMS} WHERE deaths > 0")))
+        with closing(sqlite3.connect(self.target)) as connection:
+            rows = Counter[StoredRow](connection.execute(f"SELECT {listed(COLUMNS)} FROM {TARGET.table}"))
+        return TablesFound(rows, refused, states.get(DONE, 0), sum(states.values()), deaths, self.count()[0])
