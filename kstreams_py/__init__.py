@@ -5,6 +5,7 @@ Modules outside the packages:
 errors       rule     every exception, drawn as a tree
 records      rule     values that cross packages: TopicPartition, Positions, Message, Out, Step
 metrics      rule     what is counted and timed of a processor, and the states of a worker
+hosts        rule     whether a request over HTTP is for this server, by the host that it names
 printable    rule     makes text from outside safe to print: nothing in it moves a cursor or begins a line
 log_fields   rule     fields of log records, by which the command's log folds records of the same kind
 secrets      adapter  hides passwords, and the user and password of URLs

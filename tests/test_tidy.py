@@ -35,7 +35,7 @@ LAYERS = (
     {"sinks", "state"},
     {"kafka", "graph"},
     {"formats", "embedded", "reports"},
-    {"settings", "metrics", "log_fields", "printable", "forks"},
+    {"settings", "metrics", "log_fields", "printable", "forks", "hosts"},
     {"records", "secrets"},
     {"errors"},
 )
@@ -70,6 +70,7 @@ CLIENTS = {
     "pythonjsonlogger",
     "opentelemetry",
     "watchfiles",
+    "tornado",
 }
 """Client libraries: only adapters import them."""
 

@@ -24,7 +24,7 @@ FILE_MODULE: Final = "graph_file_"
 
 EXTRAS: Final = {
     "delta": "delta", "jgo": "broker", "opentelemetry": "otel", "prometheus_client": "metrics", "psycopg": "postgresql",
-    "pyarrow": "parquet", "pyspark": "spark", "redis": "redis", "rocksdict": "rocksdb",
+    "pyarrow": "parquet", "pyspark": "spark", "redis": "redis", "rocksdict": "rocksdb", "tornado": "http",
 }  # fmt: skip
 """The extra of this package that installs a module."""
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 
 class Claim(NamedTuple):
@@ -42,7 +42,7 @@ class SourceConnection(Protocol):
 
     @property
     def lease(self) -> float:
-        """Seconds for which a claim is kept without a word from this connection."""
+        """Seconds for which a claim is kept without a word from this connection; infinity if nobody takes it over."""
 
     @property
     def is_exhausted(self) -> bool:
@@ -75,6 +75,17 @@ class SourceConnection(Protocol):
 
     def close(self) -> None:
         """Closes the connection. Claims that were not given back are taken over by others after their lease."""
+
+
+@runtime_checkable
+class WakingConnection(Protocol):
+    """What a connection has beside a SourceConnection if it learns of inputs at once, and if its `read` costs nothing.
+
+    A job then does not wait until its next look for them.
+    """
+
+    def wake_by(self, wake: Callable[[], None]) -> None:
+        """Takes what the connection calls when an input comes, in any thread."""
 
 
 class Source(Protocol):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Final, NamedTuple
 
 from kstreams_py.errors import SinkAway, SourceUnavailable
-from kstreams_py.graph.source import BadInput, Claim, SourceConnection
+from kstreams_py.graph.source import BadInput, Claim, SourceConnection, WakingConnection
 from kstreams_py.jobs.adaptive_limit import AdaptiveLimit
 from kstreams_py.jobs.identity import (
     ROOT,
@@ -97,6 +97,7 @@ class SourceInputs:
         """When the source was asked for inputs last."""
         self._looks_at, self._idle = float("-inf"), 0.0
         """When a source without inputs is asked again, and the seconds between its last two answers."""
+        self._idle_most = 0.0 if isinstance(connection, WakingConnection) else IDLE_MOST
         self.replayed = 0
         """How many inputs were given back because they expired."""
 
@@ -118,7 +119,7 @@ class SourceInputs:
         claims = self.connection.read(free, alone=alone)
         self.asked_at = now
         if not claims:
-            self._idle = min(max(2 * self._idle, IDLE_FIRST), IDLE_MOST)
+            self._idle = min(max(2 * self._idle, IDLE_FIRST), self._idle_most)
             self._looks_at = now + self._idle
             return Segments()
         self._idle = 0.0

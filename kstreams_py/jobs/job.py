@@ -11,6 +11,7 @@ from typing import Final
 from kstreams_py.errors import SinkAway, SourceUnavailable, Stop, UserMistake
 from kstreams_py.graph.channels import JobTask, TaskKind, common_channel, sort_tasks
 from kstreams_py.graph.declarations import Channel
+from kstreams_py.graph.source import WakingConnection
 from kstreams_py.jobs.acker import Acker
 from kstreams_py.jobs.environment import JobEnvironment
 from kstreams_py.jobs.identity import SegmentId, name_in_path
@@ -85,18 +86,31 @@ class Job:
         self.tasks = [open_runner(graph, task, ordered, self._readers, environment) for task in ordered]
         self._gathers = [each for each in self.tasks if isinstance(each, GatheringRunner)]
         self._inputs: dict[Channel, SourceInputs] = {}
-        least = 4 * sum(task.concurrency for task in tasks)
+        self._woken, self._is_woken = threading.Event(), False
+        """Whether an input has come, and whether a source tells."""
+        try:
+            self._connect(graph, tasks)
+        except BaseException:
+            self.close()
+            raise
+
+    def _connect(self, graph: str, tasks: Sequence[JobTask]) -> None:
+        environment, least = self._environment, 4 * sum(task.concurrency for task in tasks)
         for channel in dict.fromkeys(channel for task in tasks for channel in task.inputs):
             if channel.is_filled:
                 name = f"{graph}:{channel.name}"  # both names may have dots
+                letters, connection = environment.open_letters(channel), environment.open_source(channel, name)
                 self._inputs[channel] = SourceInputs(
                     name,
-                    environment.open_source(channel, name),
+                    connection,
                     (least, channel.max_pending or environment.max_pending),
                     channel.timeout or environment.timeout,
                     environment.entropy,
-                    environment.open_letters(channel),
+                    letters,
                 )
+                if isinstance(connection, WakingConnection):
+                    connection.wake_by(self._woken.set)
+                    self._is_woken = True
 
     def run(self, is_stopped: Callable[[], bool]) -> None:
         """Runs until it is stopped, or until no source has an input left. Gives back what is under way."""
@@ -112,7 +126,7 @@ class Job:
                 if self.is_exhausted:
                     return
                 idle = shortest if self._is_busy else min(max(idle * 2, shortest), longest)
-                self._environment.sleep(idle)
+                self._wait(idle)
         except Stop as stop:
             logger.info("a function stops the job: %s", stop)
         except Exception as error:
@@ -123,6 +137,13 @@ class Job:
             ended.set()
             keeper.join()
             self.close(failed=failed)
+
+    def _wait(self, seconds: float) -> None:
+        """Waits for so long, or until a source tells of an input."""
+        if not self._is_woken:
+            self._environment.sleep(seconds)
+        elif self._woken.wait(seconds):
+            self._woken.clear()
 
     def _keep(self, ended: threading.Event) -> None:
         """Keeps the claims while the job runs, in a thread of its own: a function may take longer than a lease."""

@@ -21,6 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from kstreams_py import Graph, Settings
 from kstreams_py.errors import MissingSoftware, SettingsError
+from kstreams_py.hosts import is_own_host
 from kstreams_py.metrics import RENEWALS, Counters, StepCounts, WorkerState
 from kstreams_py.processing.dead_letters.waiting import WaitingCount
 from kstreams_py.records import TopicPartition
@@ -32,7 +33,7 @@ from kstreams_py.running.http.page import build_page
 from kstreams_py.running.http.remedies import REMEDIES, RUNBOOK
 from kstreams_py.running.http.runbook import build_runbook
 from kstreams_py.running.http.series import SERIES, exposition, meanings
-from kstreams_py.running.http.server import CONNECTIONS_MAX, REQUEST_MAX, _head, is_own_host, serving
+from kstreams_py.running.http.server import CONNECTIONS_MAX, REQUEST_MAX, _head, serving
 from kstreams_py.running.reports import Report
 from kstreams_py.running.status import End, RunStatus, SlotStatus
 from kstreams_py.running.wiring import observing

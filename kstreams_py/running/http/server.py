@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import logging
-import re
 import socket
 import socketserver
 import threading
@@ -19,6 +18,7 @@ from http.server import BaseHTTPRequestHandler
 from typing import Any, Final
 
 from kstreams_py.errors import SettingsError
+from kstreams_py.hosts import is_own_host
 from kstreams_py.running.http.endpoints import Answer
 
 logger = logging.getLogger(__name__)
@@ -31,8 +31,6 @@ CONNECTIONS_MAX: Final = 64
 
 REQUEST_MAX: Final = 1 << 14
 """The maximum size of a request with its headers, in bytes."""
-
-_IP_ADDRESS: Final = re.compile(r"\d{1,3}(\.\d{1,3}){3}|\[[0-9a-fA-F:.]+\]", re.ASCII)
 
 
 @contextmanager
@@ -62,16 +60,6 @@ def serving(address: str, answer: Callable[[str], Answer], hosts: str = "") -> I
         finally:
             server.shutdown()
             thread.join()
-
-
-def is_own_host(header: str, own: set[str]) -> bool:
-    """Returns whether a Host header names this server: an IP address, localhost, or a name in `own` ("*" for any).
-
-    A page of another site can reach a server on the loopback by changing the address of its own name (DNS rebinding);
-    the browser then sends that name.
-    """
-    host = re.sub(r":\d*\Z", "", header.strip().lower(), flags=re.ASCII)
-    return "*" in own or host in {"localhost", *own} - {""} or bool(_IP_ADDRESS.fullmatch(host))
 
 
 class _Server(socketserver.ThreadingTCPServer):

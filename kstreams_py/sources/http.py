@@ -1,0 +1,82 @@
+"""Requests over HTTP as a source: each is answered when everything that was made of it is done."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+from pathlib import Path
+
+from kstreams_py.errors import MissingSoftware, SettingsError
+from kstreams_py.graph.source import SourceConnection
+from kstreams_py.sources.http_requests import RequestRules
+
+
+@dataclass(frozen=True, kw_only=True)
+class HTTP(RequestRules):
+    """The POST requests of a path, each answered when everything that was made of it is done.
+
+    Needs Tornado: `pip install 'kstreams_py[http]'`. A body of the type `application/json` is an input as its value,
+    another one as bytes. Only one worker can listen at a port: run the graph with one. Several sources may have one
+    port, with a path each.
+
+    The answers are small JSON objects:
+
+    - 200: everything is stored.
+    - 422: the input was refused, with the reason; or its key was sent with another body before.
+    - 503: too many requests wait, or the worker stops: send it again.
+    - 504: no end is known before the deadline. The input goes on.
+    - 400, 401, 403, 404, 405, 413, 415, 421: the request is no input; the reason says why.
+
+    Nobody but the client keeps a request until it is answered: a client that gets 503, 504 or no answer sends it again.
+    With the header `Idempotency-Key` it is the same input then: it is answered as before, or waits for the end of the
+    one under way, and a target that stores by hash has its rows once even if a worker was killed. Without the header,
+    each request is another input. A key identifies an input of the source for ever, so a client takes a UUID.
+
+    - `port`: 0 for any free one, which the log names.
+    - `host`: the name or address to listen at. Any other than the loopback needs a `token`.
+    - `token`: what clients send as `Authorization: Bearer TOKEN`; read it from the environment. Without one, pages in a
+      browser of this machine are refused.
+    - `certificate`, `key`: files in PEM format for TLS. The certificate's file may have the key as well.
+    - `request`: functions get an HTTPRequest: the body, the headers, and the query of the URL.
+    - `body_max`: the most bytes of a body.
+    - `max_pending`: how many requests may be under way.
+    - `deadline`: seconds from a whole request to its answer, after which it is 504.
+    - `show_reasons`: whether an answer of 422 has the text of the exception; else only the log has it.
+
+    Raises SettingsError for options that are not possible.
+    """
+
+    port: int
+    host: str = "127.0.0.1"
+    certificate: Path | str | None = None
+    key: Path | str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.port < 1 << 16:
+            raise SettingsError(f"port={self.port}: give a number below 65536")
+        if self.token is None and not _is_loopback(self.host):
+            raise SettingsError(
+                f"host={self.host!r}: others can send inputs there: give token=, such as os.environ['ORDERS_TOKEN']"
+            )
+        if self.key is not None and self.certificate is None:
+            raise SettingsError(f"key={str(self.key)!r}: give its certificate= as well")
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'http' if self.certificate is None else 'https'}://{host}:{self.port}{self.path}"
+
+    def open(self, reader: str) -> SourceConnection:
+        """See Source."""
+        try:
+            from kstreams_py.sources.http_server import open_requests  # noqa: PLC0415 an extra
+        except ImportError:
+            raise MissingSoftware("a source of HTTP needs Tornado: pip install 'kstreams_py[http]'") from None
+        return open_requests(str(self), reader, self, (self.host, self.port), (self.certificate, self.key))
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

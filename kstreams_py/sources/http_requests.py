@@ -1,0 +1,232 @@
+"""Requests as inputs: which are refused, what their clients are answered, and which of them are one input."""
+
+from __future__ import annotations
+
+import hmac
+import json
+import re
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any, Final, Generic, NamedTuple, TypeVar
+
+from kstreams_py.errors import SettingsError
+from kstreams_py.formats.serdes import Json
+from kstreams_py.hosts import is_own_host
+
+BYTES_MAX: Final = 64 << 20
+"""The most bytes of the bodies that are received or under way, for one path; two bodies always fit."""
+
+ENDED_MAX: Final = 10_000
+"""How many inputs with a key are known after their end, for one path."""
+
+REASON_MAX: Final = 1_000
+"""The most characters of a reason in an answer."""
+
+_KEY: Final = re.compile(r"[!-~]{1,255}")
+_PATH: Final = re.compile(r"/[!-\"$->@-~]*")
+_TOKEN: Final = re.compile(r"[!-~]+")
+
+WaiterT = TypeVar("WaiterT")
+
+
+class Reply(NamedTuple):
+    """What a client is answered.
+
+    - `code`: the status code.
+    - `status`: what became of its input, in a word or two.
+    - `reason`: why.
+    - `headers`: names and values, beside those of every answer.
+    """
+
+    code: int
+    status: str
+    reason: str = ""
+    headers: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def body(self) -> bytes:
+        """The body of the answer: JSON in ASCII, so that nothing in a reason has a meaning of its own."""
+        told = {"status": self.status}
+        if self.reason:
+            told["reason"] = self.reason[:REASON_MAX]
+        return json.dumps(told).encode() + b"\n"
+
+
+_SOON: Final = (("Retry-After", "1"),)
+
+DONE: Final = Reply(200, "done")
+NO_PATH: Final = Reply(404, "invalid", "no source has this path")
+ANOTHER_BODY: Final = Reply(422, "invalid", "the Idempotency-Key was sent with another body: give each input its own")
+HIDDEN: Final = Reply(422, "refused", "the log of the run has the reason")
+BUSY: Final = Reply(503, "not done", "too many requests wait: send it again later", _SOON)
+STOPPED: Final = Reply(503, "not done", "it was given up before its end: send it again with its Idempotency-Key", _SOON)
+LATE: Final = Reply(504, "under way", "no end is known yet: send it again with its Idempotency-Key to learn of it")
+
+_METHOD: Final = Reply(405, "invalid", "send it with POST", (("Allow", "POST"),))
+_NO_TOKEN: Final = Reply(
+    401, "invalid", "send the token of the source: Authorization: Bearer TOKEN", (("WWW-Authenticate", "Bearer"),)
+)
+_WEB_PAGE: Final = Reply(403, "invalid", "a page in a browser sent it: the source needs a token= for that")
+_NOT_OWN: Final = Reply(421, "invalid", "the host is neither localhost nor an IP address: the source needs a token=")
+_ENCODED: Final = Reply(415, "invalid", "send the body without a Content-Encoding")
+_BAD_KEY: Final = Reply(400, "invalid", "the Idempotency-Key is not 1 to 255 visible ASCII characters")
+
+
+@dataclass(frozen=True, slots=True)
+class HTTPRequest:
+    """What functions get of a source with `request=True`.
+
+    - `body`: what they get without it.
+    - `headers`: by name in lower case, without `authorization`.
+    - `query`: the text behind the `?` of the URL, which `urllib.parse.parse_qs` reads.
+    """
+
+    body: Any
+    headers: Mapping[str, str]
+    query: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestRules:
+    """Which requests are inputs, and how many at once: see HTTP."""
+
+    path: str = "/"
+    token: str | None = field(default=None, repr=False)
+    request: bool = False
+    body_max: int = 1 << 20
+    max_pending: int = 500
+    deadline: float = 30.0
+    show_reasons: bool = True
+
+    def __post_init__(self) -> None:
+        if not _PATH.fullmatch(self.path):
+            raise SettingsError(f"path={self.path!r}: give a path that begins with /, percent-encoded, without ? and #")
+        if self.token is not None and not _TOKEN.fullmatch(self.token):
+            raise SettingsError("token: give visible ASCII characters, and at least one")
+        for name in ("body_max", "max_pending"):
+            if getattr(self, name) < 1:
+                raise SettingsError(f"{name}={getattr(self, name)}: give a number above 0")
+        if not 0 < self.deadline < float("inf"):
+            raise SettingsError(f"deadline={self.deadline}: give seconds above 0")
+
+    def refuse(self, method: str, headers: Mapping[str, str]) -> Reply | None:
+        """Returns the answer to a request that is no input, by its head; None if it may be one.
+
+        Without a token, the server is on the loopback of the machine, where pages in a browser reach it as well.
+
+        - `headers`: by name in any case.
+        """
+        if self.token is not None:
+            scheme, _, given = headers.get("Authorization", "").partition(" ")
+            if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), self.token.encode()):
+                return _NO_TOKEN
+        elif "Origin" in headers:
+            return _WEB_PAGE
+        elif not is_own_host(headers.get("Host", "localhost"), ()):
+            return _NOT_OWN
+        if method != "POST":
+            return _METHOD
+        if headers.get("Content-Encoding", "identity").lower() != "identity":
+            return _ENCODED
+        if not _KEY.fullmatch(headers.get("Idempotency-Key", "-")):
+            return _BAD_KEY
+        return None
+
+    def refused(self, reason: str) -> Reply:
+        """Returns the answer to a request whose input was refused."""
+        return Reply(422, "refused", reason[:REASON_MAX]) if self.show_reasons else HIDDEN
+
+    def decode(self, body: bytes, headers: Mapping[str, str], query: str) -> Any:
+        """Returns the value of an input. Raises DecodeError for a body that is not the JSON that it should be."""
+        value = Json().deserialize(body) if is_json(headers) else body
+        if not self.request:
+            return value
+        named = {name.lower(): text for name, text in headers.items()}
+        named.pop("authorization", None)
+        return HTTPRequest(value, named, query)
+
+
+def is_json(headers: Mapping[str, str]) -> bool:
+    """Returns whether a body is JSON, by the type that its request names."""
+    kind = headers.get("Content-Type", "").partition(";")[0].strip().lower()
+    return kind == "application/json" or kind.endswith("+json")
+
+
+def hash_request(body: bytes, headers: Mapping[str, str], query: str) -> bytes:
+    """Returns what tells a request from another one with the same key."""
+    about = f"{is_json(headers)} {query}\0".encode()
+    return blake2b(about + body, digest_size=16, person=b"ks-request").digest()
+
+
+class RequestInput(Generic[WaiterT]):
+    """An input that is under way: its key and its hash, the bytes that it holds, and who waits for its end."""
+
+    __slots__ = ("hash", "key", "size", "waiting")
+
+    def __init__(self, key: str | None, hashed: bytes, size: int) -> None:
+        self.key, self.hash, self.size = key, hashed, size
+        self.waiting = set[WaiterT]()
+
+
+class RequestInputs(Generic[WaiterT]):
+    """The inputs of one path that are under way, and the ends of the last ones with a key."""
+
+    def __init__(self, rules: RequestRules) -> None:
+        self._most, self._bytes_most = rules.max_pending, max(BYTES_MAX, 2 * rules.body_max)
+        self._under_way = set[RequestInput[WaiterT]]()
+        self._by_key: dict[str, RequestInput[WaiterT]] = {}
+        self._ended = OrderedDict[str, tuple[bytes, Reply]]()
+        self.held = 0
+        """The bytes of the bodies that are received or under way."""
+
+    def __len__(self) -> int:
+        return len(self._under_way)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether as many inputs are under way as may be."""
+        return len(self._under_way) >= self._most
+
+    def hold(self, size: int) -> bool:
+        """Counts bytes that are received; returns False, and counts none, if there are too many."""
+        if self.held + size > self._bytes_most:
+            return False
+        self.held += size
+        return True
+
+    def find(self, key: str, hashed: bytes) -> RequestInput[WaiterT] | Reply | None:
+        """Returns the input under way that has this key, or the answer if there is one already."""
+        if (known := self._by_key.get(key)) is not None:
+            return known if known.hash == hashed else ANOTHER_BODY
+        if (ended := self._ended.get(key)) is not None:
+            return ended[1] if ended[0] == hashed else ANOTHER_BODY
+        return None
+
+    def add(self, key: str | None, hashed: bytes, size: int) -> RequestInput[WaiterT]:
+        """Adds an input with a body of so many bytes."""
+        made = RequestInput[WaiterT](key, hashed, size)
+        self.held += size
+        self._under_way.add(made)
+        if key is not None:
+            self._by_key[key] = made
+        return made
+
+    def end(self, ended: RequestInput[WaiterT], reply: Reply) -> set[WaiterT]:
+        """Removes an input; returns who waits for its end. One that was given up is no longer known."""
+        if ended not in self._under_way:
+            return set()
+        self._under_way.remove(ended)
+        self.held -= ended.size
+        if ended.key is not None:
+            del self._by_key[ended.key]
+            if reply.code != STOPPED.code:
+                self._ended[ended.key] = ended.hash, reply
+                if len(self._ended) > ENDED_MAX:
+                    self._ended.popitem(last=False)
+        return ended.waiting
+
+    def end_all(self, reply: Reply) -> set[WaiterT]:
+        """Removes all inputs; returns who waits for them."""
+        return set[WaiterT]().union(*(self.end(each, reply) for each in [*self._under_way]))
