@@ -60,8 +60,10 @@ class Shop:
     def open(self, *, begin: bool = True, **options: Any) -> RequestsConnection:
         found = sources.HTTP(**{"port": 0, **options}).open(READER)
         assert isinstance(found, RequestsConnection)
-        assert not begin or found.read(9, alone=True) == []  # lets clients in
-        return self._opened.enter_context(closing(found))
+        self._opened.enter_context(closing(found))
+        if begin:
+            found.read(0, alone=True)  # lets clients in
+        return found
 
     def send(self, to: RequestsConnection, body: Any, key: str | None = None, **options: Any) -> Future[Answered]:
         return self._pool.submit(send, to.url, json.dumps(body).encode(), key, **options)
