@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol
 from kstreams_py.errors import SettingsError, SourceUnavailable
 from kstreams_py.graph.source import Claim
 from kstreams_py.sinks.sqlite import MAY_RETURN, code_of, describe_error, open_file, transaction
-from kstreams_py.sources.suspects import DELETED, REASON, choose
+from kstreams_py.sources.suspects import DELETED, REASON, choose, has_suspects
 
 CLAIMS: Final = "kstreams_claims"
 _OWNERS: Final = "kstreams_claim_owners"
@@ -103,15 +103,21 @@ class ClaimsFile:
 
     def read(self, limit: int, *, alone: bool) -> list[Claim]:
         """See SourceConnection."""
-        doubtful, self._is_doubtful = self._is_doubtful, True
+        doubtful = self._is_doubtful
+        self._is_doubtful = doubtful or limit > 0
         with self._usable() as connection:
             if self._owner is None or read_clock() > self._renewed_at + self.lease / 3:
                 self._renew(connection)
                 self._renewed_at = read_clock()
-            claims = self._read_unknown(connection) if doubtful else []
-            claims += self._read_again(connection, limit - len(claims), alone=alone)
-            if not self.waits_alone and len(claims) < limit:
-                claims += self._read_new(connection, limit - len(claims))
+            if not limit:
+                return []
+            if claims := self._read_unknown(connection) if doubtful else []:
+                # what is read beside suspects would be one of them at the next death
+                self.waits_alone = has_suspects(claim.attempts for claim in claims)
+            else:
+                claims = self._read_again(connection, limit, alone=alone)
+                if not self.waits_alone and len(claims) < limit:
+                    claims += self._read_new(connection, limit - len(claims))
         self._is_doubtful = False
         self._held.update(claim.token for claim in claims)
         return claims

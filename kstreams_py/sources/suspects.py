@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from typing import Final, Generic, NamedTuple, TypeVar
 
 KeyT = TypeVar("KeyT", bound=Hashable)
@@ -36,6 +36,11 @@ class Choice(NamedTuple, Generic[KeyT]):
     refused: list[KeyT]
     are_suspects: bool
     left: bool
+
+
+def has_suspects(deaths: Iterable[int]) -> bool:
+    """Returns whether one of these inputs is a suspect, by the deaths of each: nothing else is read beside it."""
+    return any(count >= min(GROUPS) for count in deaths)
 
 
 def choose(deaths: Mapping[KeyT, int], limit: int, *, alone: bool) -> Choice[KeyT]:

@@ -12,6 +12,7 @@ import pytest
 from kstreams_py import sources
 from kstreams_py.errors import SettingsError, SourceUnavailable
 from kstreams_py.sources import claims, sqlite
+from kstreams_py.sources.suspects import DEATHS_MAX
 from tests.contract.source_media import LEASE, READER, InSQLite
 from tests.contract.test_sources import read
 
@@ -135,7 +136,21 @@ def test_claims_of_a_read_that_failed_are_read_again(medium: InSQLite, monkeypat
     monkeypatch.undo()
     monkeypatch.setattr(claims, "read_clock", lambda: medium.now)
     connection.ack([first])
+    assert connection.read(0, alone=False) == [], "who asks for none does not look at what it gets"
     assert read(connection) == [2]
+
+
+def test_suspects_whose_claim_had_no_answer_are_read_again_by_themselves(medium: InSQLite) -> None:
+    medium.insert(1, 2, 3)
+    for _ in range(DEATHS_MAX - 1):
+        medium.open().read(100, alone=True)
+        medium.wait(2 * LEASE)
+    connection = medium.open()
+    with pytest.MonkeyPatch.context() as lost:
+        lost.setattr(claims, "claim_of", raise_lost)
+        with pytest.raises(SourceUnavailable):
+            connection.read(100, alone=True)
+    assert (read(connection), connection.waits_alone) == ([1], True)
 
 
 def raise_lost(*_: object) -> None:
