@@ -135,11 +135,10 @@ class TaskRunner:
         return taken
 
     def _take(self, now: float) -> Segments:
-        """Takes the segments to run now: those that are due, and those of one inbox."""
+        """Takes the segments to run now: those that are due, then those of the fullest inbox, and of the others."""
         taken = self._take_due(now)
-        inbox = next((each for each in self._inboxes if each), None)
-        if inbox is not None and len(taken) < self._limit.limit:
-            taken.add(inbox.take(self._limit.limit - len(taken)))
+        for inbox in sorted(self._inboxes, key=len, reverse=True):
+            taken.add(inbox.take(max(0, self._limit.limit - len(taken))))
         return taken
 
     def _run(self, segments: Segments) -> tuple[Segments, Sequence[Any]]:
