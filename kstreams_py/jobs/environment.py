@@ -15,6 +15,7 @@ from kstreams_py.graph.names import group_of, member_of
 from kstreams_py.graph.sink import Sink, SinkConnection
 from kstreams_py.graph.source import SourceConnection
 from kstreams_py.graph.topology import Graph
+from kstreams_py.jobs.acker import Acker
 from kstreams_py.jobs.identity import Entropy
 from kstreams_py.jobs.topic_inputs import TopicConnection
 from kstreams_py.jobs.topic_outputs import TopicLetters, TopicOutputs
@@ -23,6 +24,9 @@ from kstreams_py.steps.environment import Environment
 
 MAX_PENDING: Final = 10_000
 TIMEOUT: Final = 60.0
+
+LOOK_SECONDS: Final = 0.25
+"""Between two looks at a source that has no inputs: each look may be a transaction there."""
 
 
 def open_source(channel: Channel, reader: str) -> SourceConnection:
@@ -33,7 +37,7 @@ def open_source(channel: Channel, reader: str) -> SourceConnection:
 
 @dataclass(frozen=True, slots=True)
 class JobEnvironment:
-    """What a job works with; a simulation replaces clock, sleep, entropy and calls.
+    """What a job works with; a simulation replaces clock, sleep, entropy, calls and acker.
 
     - `open_source`, `open_sink`: connect to the source of a channel, or to a sink's target, under the name of who does.
     - `open_letters`: makes what writes the dead letters of a channel that a topic fills; None if there are none.
@@ -43,8 +47,10 @@ class JobEnvironment:
     - `entropy`: returns random bytes.
     - `chance`: returns a random number between 0 and 1, which varies the waits before retries.
     - `open_calls`: makes the object that runs overlapping calls of a function.
+    - `open_acker`: makes the acker.
     - `max_pending`: how many inputs of a source may be under way.
     - `timeout`: seconds after which an input that is neither complete nor under way is read again.
+    - `look_seconds`: the longest time between two looks at a source that has no inputs.
     """
 
     open_source: Callable[[Channel, str], SourceConnection] = open_source
@@ -58,8 +64,10 @@ class JobEnvironment:
     open_calls: Callable[[JobTask, Callable[[int, Any], Any]], Calls] = lambda task, finish: open_calls(
         task, finish, patience=0.0
     )
+    open_acker: Callable[[], Acker] = Acker
     max_pending: int = MAX_PENDING
     timeout: float = TIMEOUT
+    look_seconds: float = LOOK_SECONDS
 
 
 def job_environment(graph: Graph, slot: int, environment: Environment) -> JobEnvironment:

@@ -36,6 +36,11 @@ class Gathering:
         self._branches = branches
         self._waiting: dict[SegmentId, dict[Path, dict[int, Held]]] = {}
         """By input, and by the path of the segment that the branches have in common, those that came, by branch."""
+        self._count = 0
+        """How many those are; other threads ask for it."""
+
+    def __len__(self) -> int:
+        return self._count
 
     def add(self, segment: SegmentId, branch: int, common: Path, held: Held) -> Gathered | None:
         """Adds a segment of a branch; returns all of them, which no longer wait, if it is the last.
@@ -50,9 +55,11 @@ class Gathering:
                 "yields several results"
             )
         group[branch] = held
+        self._count += 1
         if len(group) < self._branches:
             return None
         del groups[common]
+        self._count -= self._branches
         if not groups:
             del self._waiting[segment]
         return Gathered(segment, common, [group[each] for each in range(self._branches)])
@@ -68,4 +75,6 @@ class Gathering:
     def forget(self, segments: Iterable[SegmentId]) -> int:
         """Drops what waits of these inputs; returns how many segments that were."""
         dropped = (self._waiting.pop(segment, {}) for segment in segments)
-        return sum(len(group) for groups in dropped for group in groups.values())
+        count = sum(len(group) for groups in dropped for group in groups.values())
+        self._count -= count
+        return count

@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 from kstreams_py.errors import SinkAway, SourceUnavailable
 from kstreams_py.graph.source import BadInput, Claim, SourceConnection, WakingConnection
 from kstreams_py.jobs.adaptive_limit import AdaptiveLimit
+from kstreams_py.jobs.environment import LOOK_SECONDS
 from kstreams_py.jobs.identity import (
     ROOT,
     Entropy,
@@ -29,8 +30,7 @@ from kstreams_py.steps.dead_letters import format_error
 logger = logging.getLogger(__name__)
 
 IDLE_FIRST: Final = 0.001
-IDLE_MOST: Final = 0.25
-"""Seconds between two looks at a source that has no inputs: each look may be a transaction there."""
+"""Seconds between the first two looks at a source that has no inputs; each further wait is twice the last."""
 
 HEARD_SECONDS: Final = 0.5
 """Seconds after which a source that has no input to give is asked all the same: a group must hear its members."""
@@ -68,6 +68,7 @@ class SourceInputs:
         timeout: float,
         entropy: Entropy,
         letters: TopicLetters | None = None,
+        look_seconds: float = LOOK_SECONDS,
     ) -> None:
         """Makes no request.
 
@@ -75,6 +76,7 @@ class SourceInputs:
         - `limits`: how many inputs may be under way at least, so that all calls of the tasks have one, and at most.
         - `timeout`: the seconds after which an input that is neither complete nor under way is read again.
         - `letters`: writes the dead letters of inputs that are refused, which are records of a topic; None for none.
+        - `look_seconds`: the longest time between two looks at a source that has no inputs.
         """
         self.name = name
         self.connection = connection
@@ -97,7 +99,7 @@ class SourceInputs:
         """When the source was asked for inputs last."""
         self._looks_at, self._idle = float("-inf"), 0.0
         """When a source without inputs is asked again, and the seconds between its last two answers."""
-        self._idle_most = 0.0 if isinstance(connection, WakingConnection) else IDLE_MOST
+        self._idle_most = 0.0 if isinstance(connection, WakingConnection) else look_seconds
         self.replayed = 0
         """How many inputs were given back because they expired."""
 

@@ -12,7 +12,6 @@ from kstreams_py.errors import SinkAway, SourceUnavailable, Stop, UserMistake
 from kstreams_py.graph.channels import JobTask, TaskKind, common_channel, sort_tasks
 from kstreams_py.graph.declarations import Channel
 from kstreams_py.graph.source import WakingConnection
-from kstreams_py.jobs.acker import Acker
 from kstreams_py.jobs.environment import JobEnvironment
 from kstreams_py.jobs.identity import SegmentId, name_in_path
 from kstreams_py.jobs.inputs import SourceInputs
@@ -43,6 +42,14 @@ def open_runner(
         return GatheringRunner(graph, task, readers, environment, writers)
     kind = OverlappingTaskRunner if task.overlaps else TaskRunner
     return kind(graph, task, readers, environment)
+
+
+def is_death(error: Exception) -> bool:
+    """Returns whether an error that ends a job counts as a death of the inputs under way.
+
+    Whichever of them it was, the cap of deaths must end it; a mistake of the program is none of an input.
+    """
+    return not isinstance(error, (Stop, UserMistake))
 
 
 class Outages:
@@ -77,7 +84,7 @@ class Job:
         """Connects to the sources. Raises SourceUnavailable and SettingsError."""
         self._environment = environment
         self._readers = Readers(environment.entropy)
-        self._acker = Acker()
+        self._acker = environment.open_acker()
         self.outages = Outages()
         self.turns = 0
         """How often each task had its turn."""
@@ -107,6 +114,7 @@ class Job:
                     channel.timeout or environment.timeout,
                     environment.entropy,
                     letters,
+                    environment.look_seconds,
                 )
                 if isinstance(connection, WakingConnection):
                     connection.wake_by(self._woken.set)
@@ -130,8 +138,7 @@ class Job:
         except Stop as stop:
             logger.info("a function stops the job: %s", stop)
         except Exception as error:
-            # whatever input it was, the cap of deaths must end it; a mistake of the program is none of an input
-            failed = not isinstance(error, UserMistake)
+            failed = is_death(error)
             raise
         finally:
             ended.set()
@@ -149,11 +156,15 @@ class Job:
         """Keeps the claims while the job runs, in a thread of its own: a function may take longer than a lease."""
         leases = [each.connection.lease for each in self._inputs.values()]
         while not ended.wait(min([*leases, LEASE_MAX]) / 3):
-            for inputs in self._inputs.values():
-                try:
-                    inputs.connection.keep()
-                except Exception as error:  # the next attempt may succeed, and without one the claims are lost
-                    logger.info("%s: cannot keep the claims: %s", inputs.name, error)
+            self.keep()
+
+    def keep(self) -> None:
+        """Keeps the claims. Another thread may call it."""
+        for inputs in self._inputs.values():
+            try:
+                inputs.connection.keep()
+            except Exception as error:  # the next attempt may succeed, and without one the claims are lost
+                logger.info("%s: cannot keep the claims: %s", inputs.name, error)
 
     @property
     def is_exhausted(self) -> bool:

@@ -87,6 +87,11 @@ class TaskRunner:
         """Whether calls are under way, which may end at any time."""
         return False
 
+    @property
+    def is_retrying(self) -> bool:
+        """Whether a segment waits for another attempt."""
+        return bool(self._again)
+
     def under_way(self) -> set[SegmentId]:
         """Returns the inputs that have a segment here."""
         parts = [*self._inboxes, self._rest, *(segments for _, _, segments in self._again)]
@@ -337,6 +342,11 @@ class GatheringRunner(TaskRunner):
                     values = tuple(held.value for held in found.held)
                     taken.add(Segments([segment], [patterns], [given], [common], [values]))
         return taken
+
+    @property
+    def waiting(self) -> int:
+        """How many segments wait here, also for those of other branches."""
+        return super().waiting + len(self._gathering)
 
     def take_arrived(self) -> set[SegmentId]:
         """Returns the inputs with a segment that waits here since the last call."""

@@ -9,7 +9,8 @@ memory_clients  acts     its producers and consumers, and the network between th
 memory_target   acts     a sink's target in memory
 memory_source   acts     a source of jobs in memory
 memory_cluster  acts     a cluster in memory, on a clock that only the test moves, with injected faults
-contents        acts     the contents of the topics, states and targets of a graph in memory
+memory_jobs     acts     the jobs of a graph in memory
+contents        acts     the contents of the topics, sources, states and targets of a graph in memory
 driver          acts     TestDriver: a graph in one thread, record by record
 events          rule     the events of a test
 history         adapter  records events in one order, over threads, processes and files
@@ -28,6 +29,7 @@ from kstreams_py.testing.events import Isolation, Outcome
 from kstreams_py.testing.expected import Expected
 from kstreams_py.testing.history import History
 from kstreams_py.testing.memory_cluster import ManualClock, MemoryCluster
+from kstreams_py.testing.memory_source import MemorySource
 from kstreams_py.testing.memory_target import MemoryTarget
 from kstreams_py.testing.verdicts import Anomaly
 
@@ -42,6 +44,7 @@ __all__ = [
     "ManualClock",
     "MemoryCluster",
     "MemoryRegistry",
+    "MemorySource",
     "MemoryTarget",
     "Outcome",
     "Record",

@@ -1,4 +1,4 @@
-"""The contents of a TestDriver's topics, states and targets; records that a test sends."""
+"""The contents of a TestDriver's topics, sources, states and targets; records and inputs that a test adds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from kstreams_py.errors import DecodeError, GraphError, did_you_mean
 from kstreams_py.formats.registry import Registry
 from kstreams_py.formats.serdes import Serde, bind
-from kstreams_py.graph.declarations import Processor, Topic
+from kstreams_py.graph.declarations import Channel, Processor, Topic
 from kstreams_py.graph.names import group_of
 from kstreams_py.graph.sink import RowRules, Sink, SinkConnection
 from kstreams_py.graph.topology import Graph
@@ -17,6 +17,7 @@ from kstreams_py.records import HASH_HEADER, PLACE_HEADER, Headers, Message, Pos
 from kstreams_py.state.reading import read_state
 from kstreams_py.testing.events import Isolation
 from kstreams_py.testing.memory_cluster import MemoryCluster
+from kstreams_py.testing.memory_source import MemorySource
 from kstreams_py.testing.memory_target import MemoryTarget
 
 
@@ -41,7 +42,7 @@ class Record:
 
 
 class Contents:
-    """The topics, states and targets of a graph on a cluster in memory."""
+    """The topics, sources, states and targets of a graph on a cluster in memory."""
 
     def __init__(self, graph: Graph, cluster: MemoryCluster, registry: Registry) -> None:
         self.cluster = cluster
@@ -54,6 +55,7 @@ class Contents:
         self._targets: dict[str, MemoryTarget] = {}
         """The target of each sink that stores rows, by `graph.processor`."""
         self._serdes: dict[tuple[str, str], Serde] = {}
+        self._sources = {name: cluster.source() for name, each in graph.channels.items() if each.source is not None}
 
     def send(
         self,
@@ -77,6 +79,19 @@ class Contents:
         raw = [None if part is None else self._serde(name, role).serialize(part) for role, part in _roles(key, value)]
         self._holding(name).append(name, raw[1], raw[0], headers, timestamp, partition)
 
+    def source(self, channel: Channel | str) -> MemorySource:
+        """Returns the source in memory that takes the place of the one which fills a channel.
+
+        `add` adds inputs to it, `left` are those that are not done, `refused` are those that failed, with the reasons.
+        """
+        name = str(channel)
+        if name not in self._sources:
+            if name in self._graph.channels:
+                raise GraphError(f"{name!r} is a channel that tasks write to, and no source: add inputs to a source")
+            close = did_you_mean(name, self._sources) or f"it has {', '.join(self._sources) or 'none'}"
+            raise GraphError(f"graph {self._graph.name!r} has no source {name!r}: {close}")
+        return self._sources[name]
+
     def read(self, topic: Topic | str, isolation: Isolation | str = Isolation.COMMITTED) -> list[Record]:
         """Returns all records of a topic, by partition and offset. Raises DecodeError if its serdes refuse one."""
         name = self._topic(topic).name
@@ -91,12 +106,18 @@ class Contents:
         return [record.value for record in self.read(topic)]
 
     def dead_letters(self) -> list[Record]:
-        """Returns the dead letters of all processors; each value is a dict by schemas/dead_letter.avsc."""
-        names = dict.fromkeys(p.errors for p in self._graph.processors if p.errors is not None)
-        return [record for name in names for record in self.read(name)]
+        """Returns the dead letters of all processors and tasks; each value is a dict by schemas/dead_letter.avsc."""
+        names = [each.errors for each in self._graph.processors]
+        names += [each.errors for task in self._graph.tasks for each in task.inputs]
+        return [record for name in dict.fromkeys(names) if name is not None for record in self.read(name)]
 
     def committed(self, processor: str) -> Positions:
-        """Returns the committed offsets of a processor, by its id; partitions without one are left out."""
+        """Returns the committed offsets of a processor, by its id; partitions without one are left out.
+
+        Those of tasks that read a topic are under the name of the topic.
+        """
+        if (group := group_of(self._graph.name, processor)) in self._graph.groups:
+            return self.cluster.groups[group]
         return self.cluster.groups[self._consumer(self._processor(processor))]
 
     def rows(self, processor: str) -> list[tuple[Any, ...]]:
@@ -106,10 +127,11 @@ class Contents:
         the rows that the table which the sink creates would refuse by their values. It does not know what only an
         existing table has: other types, constraints, triggers.
         """
-        found = self._processor(processor)
+        tasks = {each.id: each for each in self._graph.tasks}
+        found = tasks.get(processor) or self._processor(processor)
         if found.target is None:
             raise GraphError(f"processor {processor!r} stores no rows: declare a target, @graph.sink(..., to=)")
-        target = self._targets.get(self._consumer(found))
+        target = self._targets.get(group_of(self._graph.name, found.id))
         return [row.values for row in target.rows] if target is not None else []
 
     def state(self, name: str) -> dict[Any, Any]:
@@ -123,7 +145,8 @@ class Contents:
     def _processor(self, name: str) -> Processor:
         processors = {each.id: each for each in self._graph.processors}
         if name not in processors:
-            close = did_you_mean(name, processors) or f"it has {', '.join(processors)}"
+            others = [*processors, *(task.id for task in self._graph.tasks)]
+            close = did_you_mean(name, others) or f"it has {', '.join(others)}"
             raise GraphError(f"graph {self._graph.name!r} has no processor {name!r}: {close}")
         return processors[name]
 
@@ -139,6 +162,10 @@ class Contents:
     def _topic(self, topic: Topic | str) -> Topic:
         found = self._graph.topics.get(str(topic))
         if found is None:
+            if str(topic) in self._sources:
+                raise GraphError(f"{str(topic)!r} is a source, and no topic: add inputs with `source`")
+            if str(topic) in self._graph.channels:
+                raise GraphError(f"{str(topic)!r} is a channel, and no topic: it keeps no values; a sink stores `rows`")
             names = self._graph.topics
             close = did_you_mean(str(topic), names) or f"it has {', '.join(names)}; see `cluster`"
             raise GraphError(f"graph {self._graph.name!r} has no topic {str(topic)!r}: {close}")

@@ -8,12 +8,18 @@ The workers are the real ones (processing/worker.py), on a MemoryCluster and a c
         assert driver.values("shop.priced") == [{"quantity": 2, "unit_price": 5, "total": 10}]
 
 A *process* here is a slot: all processors of the graph, which die together in a crash and start again at `restart`.
+
+A graph of channels runs as well, on sources in memory, without the media of its own::
+
+    driver.source("rows").add({"id": 1, "item": "tea"})
+    driver.run()
+    assert driver.rows("store") == [(1, "tea")]
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -34,6 +40,7 @@ from kstreams_py.steps.calls import open_calls
 from kstreams_py.steps.environment import Environment, open_tracing
 from kstreams_py.testing.contents import Contents, MemoryRegistry
 from kstreams_py.testing.memory_cluster import ManualClock, MemoryCluster
+from kstreams_py.testing.memory_jobs import MemoryJob, MemoryJobs
 
 QUIET_TURNS: Final = 3
 """A run is complete after this many turns in a row without a change."""
@@ -114,6 +121,7 @@ class TestDriver(Contents):
             tracing=open_tracing(settings),
             open_sink=self._open_sink,
         )
+        self._jobs = MemoryJobs(graph, self.cluster, self._sources, self._environment)
         self._down: set[int] = set()
         self._joining: set[int] = set()
         self._workers: dict[int, list[Worker]] = {}
@@ -148,6 +156,8 @@ class TestDriver(Contents):
     def run(self) -> None:
         """Runs all processes until every record is processed and committed, or waits for another attempt (Retry).
 
+        Every input of a source is then acknowledged or refused, unless it waits for an attempt, or for `expire`.
+
         Raises the exception that stops a worker: one of a class in `stop_on`, raised by a function, or one of
         errors.py. After Stop, the process is down.
         """
@@ -173,7 +183,30 @@ class TestDriver(Contents):
     @property
     def retrying(self) -> frozenset[str]:
         """The ids of the processors that have a step waiting for another attempt."""
-        return frozenset(w.processor.id for workers in self._workers.values() for w in workers if w.is_retrying)
+        waiting = [w.processor.id for workers in self._workers.values() for w in workers if w.is_retrying]
+        return frozenset([*waiting, *self._jobs.retrying()])
+
+    def expire(self) -> None:
+        """Moves the clock past the time-out of inputs: the next turn reads again what is lost on its way.
+
+        An input that still waits in a task, for an attempt or for its target, is not lost.
+        """
+        self._check_tasks()
+        self.advance(self._jobs.timeout)
+
+    def lose(self, message: str) -> None:
+        """Loses the next message of a kind between the tasks of a job: its input is read again after `expire`.
+
+        - `message`: "ack", the acknowledgement by which a task says that it is done with a value.
+        """
+        self._check_tasks()
+        if message != "ack":
+            raise UserMistake(f"no message {message!r} can be lost: lose 'ack', or let a request fail: cluster.faults")
+        self._jobs.lose_acknowledgement()
+
+    def _check_tasks(self) -> None:
+        if not self._graph.tasks:
+            raise UserMistake(f"graph {self._graph.name!r} has no channel: advance(seconds) moves the clock")
 
     # Crashes.
 
@@ -207,7 +240,7 @@ class TestDriver(Contents):
         self._until_quiet(crash=True)
         if self._down == down:
             requests = Counter(faults.requests[before:])
-            listed = ", ".join(f"{number} {name}" for name, number in requests.items())
+            listed = ", ".join(f"{number} {name}" for name, number in requests.items()) or "none"
             raise UserMistake(f"the run ended before request {point}: its requests were {listed}; see crash_points()")
 
     def crash_points(self) -> list[CrashPoint]:
@@ -221,8 +254,12 @@ class TestDriver(Contents):
         return points
 
     def restart(self) -> None:
-        """Starts the processes that are down again, in their slots, at the next turn."""
+        """Starts the processes that are down again, in their slots, at the next turn.
+
+        The leases of those that were killed end: what they had claimed of a source is read again.
+        """
         self._down.clear()
+        self._jobs.end_leases()
 
     @property
     def down(self) -> frozenset[int]:
@@ -246,11 +283,12 @@ class TestDriver(Contents):
 
     def _state(self) -> object:
         """Returns the state that a turn changes if it does anything."""
-        return [
+        of_workers = [
             (slot, worker.counters.as_dict(), worker.ledger.positions, worker.committer.busy, worker.tasks.ready)
             for slot, workers in self._workers.items()
             for worker in workers
         ]
+        return of_workers, self._jobs.state()
 
     def _on_request(self, name: str, client: object) -> None:
         if self._waiting and name == "consume":
@@ -271,6 +309,7 @@ class TestDriver(Contents):
 
     def _turn_all(self) -> None:
         """Runs one turn of all slots. New workers join first, so that none has begun when partitions are assigned."""
+        self._jobs.begin_turn()
         for act in (self._start, self._join, self._turn):
             for slot in self._slots:
                 if slot not in self._down:
@@ -287,17 +326,21 @@ class TestDriver(Contents):
             raise
 
     def _turn(self, slot: int) -> None:
-        """Runs one turn of each processor. Once one has stopped, the others commit what is processed, as in a slot."""
-        workers, failures = self._workers[slot], dict[Worker, Exception]()
-        for worker in workers:
-            _keep_failure(worker, worker.run_turn, failures)
+        """Runs one turn of each processor, and of the job."""
+        self._turn_each(slot, [*self._workers[slot], *self._jobs.of(slot)])
+
+    def _turn_each(self, slot: int, loops: Sequence[Worker | MemoryJob]) -> None:
+        """Runs one turn of each. Once one has stopped, the others commit what is processed, as in a slot."""
+        failures = dict[Worker | MemoryJob, Exception]()
+        for loop in loops:
+            _keep_failure(loop, loop.run_turn, failures)
             if failures or self._stopping[slot].is_set():
                 break
         else:
             return
-        for worker in workers:
-            if worker not in failures:
-                _keep_failure(worker, worker.finish, failures)
+        for loop in loops:
+            if loop not in failures:
+                _keep_failure(loop, loop.finish, failures)
         self._end(slot)
         if failures:
             raise next(iter(failures.values()))
@@ -318,13 +361,14 @@ class TestDriver(Contents):
         ]
         for worker in self._workers[slot]:
             worker.start()
+        self._jobs.start(slot, stopping)
         self._joining.add(slot)
 
     def _join(self, slot: int) -> None:
         """Runs the turn in which a new worker is assigned its partitions and reads no record yet."""
         if slot in self._joining:
             self._joining.discard(slot)
-            self._turn(slot)
+            self._turn_each(slot, [*self._workers[slot], *self._jobs.joining(slot)])
 
     def _kill(self, slot: int) -> None:
         """Drops the workers of a process that dies, with their calls under way."""
@@ -332,15 +376,19 @@ class TestDriver(Contents):
             worker.runner.close()
             if worker.committer.stores is not None:
                 worker.committer.stores.close()  # the operating system frees the files of a process
+        self._jobs.kill(slot)
 
     def _end(self, slot: int) -> None:
         self._down.add(slot)
         for worker in self._workers.pop(slot, []):
             worker.close()
+        self._jobs.close(slot)
 
 
-def _keep_failure(worker: Worker, act: Callable[[], None], failures: dict[Worker, Exception]) -> None:
+def _keep_failure(
+    loop: Worker | MemoryJob, act: Callable[[], None], failures: dict[Worker | MemoryJob, Exception]
+) -> None:
     try:
         act()
     except Exception as error:
-        failures[worker] = error
+        failures[loop] = error

@@ -33,6 +33,7 @@ from kstreams_py.testing.events import Isolation
 from kstreams_py.testing.memory_broker import Broker
 from kstreams_py.testing.memory_clients import MemoryConsumer, MemoryProducer, Network
 from kstreams_py.testing.memory_records import Content, Marker, as_read, milliseconds
+from kstreams_py.testing.memory_source import MemorySource
 from kstreams_py.testing.memory_target import MemoryTarget
 from kstreams_py.testing.request_faults import Outage, RequestFault
 
@@ -356,6 +357,10 @@ class MemoryCluster(_Transactions):
     ) -> MemoryTarget:
         """Makes a sink's target whose requests have the faults of this cluster; see MemoryTarget."""
         return MemoryTarget(self._network, Evidence(evidence), refuses, check)
+
+    def source(self, values: Iterable[Any] = ()) -> MemorySource:
+        """Makes a source of these inputs, whose requests have the faults of this cluster; see MemorySource."""
+        return MemorySource(values, clock=self.clock, request=self._network.request)
 
     def append(
         self,

@@ -4,15 +4,37 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from itertools import count
-from typing import Any
+from typing import Any, Final
 
+from kstreams_py.errors import ClientError, SourceUnavailable
 from kstreams_py.graph.source import Claim
 from kstreams_py.sources.claims import claim_of
-from kstreams_py.sources.suspects import DELETED, REASON, choose
+from kstreams_py.sources.suspects import DELETED, REASON, choose, has_suspects
 
 FREE, CLAIMED, DONE, REFUSED = "free", "claimed", "done", "refused"
+
+CLAIM: Final = "claim"
+"""The name of the request that claims inputs; one that finds none is not made."""
+
+ACK: Final = "ack"
+"""The name of the request that acknowledges inputs."""
+
+REFUSE: Final = "refuse"
+"""The name of the request that refuses inputs."""
+
+GIVE_BACK: Final = "give_back"
+"""The name of the request that gives inputs back."""
+
+Request = Callable[[str, Callable[[], Any]], Any]
+"""Carries out a request of a name, and returns its result. It may raise before that, or after."""
+
+
+def carry_out(_: str, action: Callable[[], Any]) -> Any:
+    """Carries out a request without a fault."""
+    return action()
 
 
 @dataclass(slots=True)
@@ -28,14 +50,23 @@ class Kept:
     deaths: int = 0
     reason: str | None = None
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the input is never read again."""
+        return self.state in (DONE, REFUSED)
+
 
 class MemorySource:
     """Inputs in memory, by key. Connections share them and their claims, as those of a database do.
+
+    MemoryCluster.source() makes one whose requests have the faults of the cluster: "claim", "ack", "refuse" and
+    "give_back".
 
     - `inputs`: the value of each input, by its key; more may be added while it is read.
     - `ends`: no input is added any more.
     - `lease`: seconds for which a claim is kept without a word from its connection.
     - `clock`: returns the seconds by which leases end.
+    - `request`: carries out the requests of all connections; one without an answer raises SourceUnavailable.
     """
 
     def __init__(
@@ -45,9 +76,10 @@ class MemorySource:
         ends: bool = True,
         lease: float = 10.0,
         clock: Callable[[], float] = time.monotonic,
+        request: Request = carry_out,
     ) -> None:
         self.inputs: dict[Any, Any] = dict(enumerate(values))
-        self.ends, self.lease, self.clock = ends, lease, clock
+        self.ends, self.lease, self.clock, self.request = ends, lease, clock, request
         self.kept: dict[str, dict[Any, Kept]] = {}
         """By reader and key."""
         self.owners = count()
@@ -61,6 +93,22 @@ class MemorySource:
         """See Source."""
         return MemoryConnection(self, self.kept.setdefault(reader, {}))
 
+    def add(self, *values: Any) -> None:
+        """Adds an input for each value. Its key is the next number, beginning with 0."""
+        self.inputs.update(enumerate(values, len(self.inputs)))
+
+    @property
+    def left(self) -> list[Any]:
+        """The values of the inputs that are neither acknowledged nor refused, in the order of adding."""
+        ended = {key for kept in self.kept.values() for key, each in kept.items() if each.has_ended}
+        return [value for key, value in self.inputs.items() if key not in ended]
+
+    @property
+    def refused(self) -> list[tuple[Any, str]]:
+        """The values of the inputs that were refused, each with the reason, in the order of adding."""
+        reasons = {key: each.reason for kept in self.kept.values() for key, each in kept.items() if each.reason}
+        return [(value, reasons[key]) for key, value in self.inputs.items() if key in reasons]
+
 
 class MemoryConnection:
     """See SourceConnection."""
@@ -69,6 +117,8 @@ class MemoryConnection:
         self._source, self._kept = source, kept
         self.lease = source.lease
         self._owner = next(source.owners)
+        self._held = set[Any]()
+        """The keys that this connection has returned and that have no end: others of its claims had no answer."""
         self.identity = ""
         self.waits_alone = False
         self.keep()
@@ -76,34 +126,51 @@ class MemoryConnection:
     @property
     def is_exhausted(self) -> bool:
         """See SourceConnection."""
-        ended = all(each.state in (DONE, REFUSED) for each in self._kept.values())
+        ended = all(each.has_ended for each in self._kept.values())
         return self._source.ends and ended and self._source.inputs.keys() <= self._kept.keys()
 
     def read(self, limit: int, *, alone: bool) -> list[Claim]:
         """See SourceConnection."""
         self.keep()
-        claims = self._read_again(limit, alone=alone)
-        if not self.waits_alone:
-            new = sorted(self._source.inputs.keys() - self._kept.keys())[: max(0, limit - len(claims))]
-            self._kept.update((key, Kept(CLAIMED, self._owner)) for key in new)
-            claims += map(self._claim, new)
-        return claims
+        if not limit:
+            return []
+        if unknown := self._unknown():
+            self.waits_alone = has_suspects(self._kept[key].deaths for key in unknown)
+            return self._returned(unknown)
+        if not self._find(limit, alone=alone):
+            return []
+        return self._returned(self._request(CLAIM, lambda: self._claim(self._find(limit, alone=alone))))
 
     def ack(self, claims: Sequence[Claim]) -> None:
         """See SourceConnection."""
-        for kept in self._own(claims):
-            kept.state = DONE
+
+        def end() -> None:
+            for kept in self._own(claims):
+                kept.state = DONE
+
+        self._request(ACK, end)
+        self._let_go(claims)
 
     def refuse(self, claims: Sequence[tuple[Claim, str]]) -> None:
         """See SourceConnection."""
-        for claim, reason in claims:
-            for kept in self._own([claim]):
-                kept.state, kept.reason = REFUSED, reason
+
+        def end() -> None:
+            for claim, reason in claims:
+                for kept in self._own([claim]):
+                    kept.state, kept.reason = REFUSED, reason
+
+        self._request(REFUSE, end)
+        self._let_go([claim for claim, _ in claims])
 
     def give_back(self, claims: Sequence[Claim], *, failed: bool) -> None:
         """See SourceConnection."""
-        for kept in self._own(claims):
-            kept.state, kept.deaths = FREE, kept.deaths + failed
+
+        def free() -> None:
+            for kept in self._own(claims):
+                kept.state, kept.deaths = FREE, kept.deaths + failed
+
+        self._request(GIVE_BACK, free)
+        self._let_go(claims)
 
     def keep(self) -> None:
         """See SourceConnection."""
@@ -112,27 +179,60 @@ class MemoryConnection:
     def close(self) -> None:
         """See SourceConnection."""
 
+    def end_lease(self) -> None:
+        """Ends the lease at once, as if its time had passed: the claims are those of a dead worker."""
+        self._source.seen[self._owner] = float("-inf")
+
+    def _request(self, name: str, action: Callable[[], Any]) -> Any:
+        try:
+            return self._source.request(name, action)
+        except ClientError as error:
+            raise SourceUnavailable(f"{name}: no answer", may_return=True) from error
+
+    def _owns(self, kept: Kept) -> bool:
+        return kept.state == CLAIMED and kept.owner == self._owner
+
     def _own(self, claims: Iterable[Claim]) -> list[Kept]:
         found = [self._kept[claim.token] for claim in claims]
-        return [kept for kept in found if kept.state == CLAIMED and kept.owner == self._owner]
+        return [kept for kept in found if self._owns(kept)]
 
-    def _read_again(self, limit: int, *, alone: bool) -> list[Claim]:
+    def _let_go(self, claims: Iterable[Claim]) -> None:
+        self._held.difference_update(claim.token for claim in claims)
+
+    def _unknown(self) -> list[Any]:
+        """Returns the inputs that a request without an answer has claimed."""
+        inputs, held = self._source.inputs, self._held
+        return [key for key, kept in self._kept.items() if self._owns(kept) and key in inputs and key not in held]
+
+    def _to_read_again(self) -> dict[Any, int]:
+        """Returns the inputs that were given back, or whose connection is dead, each with its deaths."""
         silent = self._source.clock() - self._source.lease
-        again = {
+        return {
             key: kept.deaths + (kept.state == CLAIMED)
             for key, kept in self._kept.items()
-            if kept.state == FREE or (kept.state == CLAIMED and self._source.seen[kept.owner] < silent)
+            if (kept.state == FREE or (kept.state == CLAIMED and self._source.seen[kept.owner] < silent))
+            and key not in self._held
         }
-        chosen = choose(again, limit, alone=alone)
-        self.waits_alone = chosen.left or chosen.are_suspects
-        for key in chosen.refused:
-            self._kept[key] = Kept(REFUSED, self._owner, again[key], REASON)
-        for key in [key for key in chosen.read if key not in self._source.inputs]:
-            chosen.read.remove(key)
-            self._kept[key] = Kept(REFUSED, self._owner, again[key], DELETED)
-        for key in chosen.read:
-            self._kept[key] = Kept(CLAIMED, self._owner, again[key])
-        return [*map(self._claim, chosen.read)]
 
-    def _claim(self, key: Any) -> Claim:
-        return claim_of(key, self._source.inputs[key], self._kept[key].deaths)
+    def _find(self, limit: int, *, alone: bool) -> list[tuple[Any, Kept]]:
+        """Returns the inputs to claim, and those to refuse, each with what is to be kept of it."""
+        inputs, deaths = self._source.inputs, self._to_read_again()
+        chosen = choose(deaths, limit, alone=alone)
+        self.waits_alone = chosen.left or chosen.are_suspects
+        found = [(key, Kept(REFUSED, self._owner, deaths[key], REASON)) for key in chosen.refused]
+        for key in chosen.read:
+            state, reason = (CLAIMED, None) if key in inputs else (REFUSED, DELETED)
+            found.append((key, Kept(state, self._owner, deaths[key], reason)))
+        new = [] if self.waits_alone else sorted(inputs.keys() - self._kept.keys())
+        return found + [(key, Kept(CLAIMED, self._owner)) for key in new[: max(0, limit - len(chosen.read))]]
+
+    def _claim(self, found: list[tuple[Any, Kept]]) -> list[Any]:
+        """Claims and refuses inputs; returns the keys of those that are to be read."""
+        self._kept.update(found)
+        return [key for key, kept in found if kept.state == CLAIMED]
+
+    def _returned(self, keys: Iterable[Any]) -> list[Claim]:
+        """Returns claims, with copies of the values: a function may change what it gets."""
+        claims = [claim_of(key, deepcopy(self._source.inputs[key]), self._kept[key].deaths) for key in keys]
+        self._held.update(claim.token for claim in claims)
+        return claims

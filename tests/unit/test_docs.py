@@ -77,14 +77,15 @@ def test_sql_of_the_page_of_channels_shows_refused_rows_and_gives_them_back(tmp_
 def test_examples_pass_at_each_branch_and_more_than_50_crash_points(tmp_path: Path) -> None:
     shutil.copy(EXAMPLES / "shop.py", tmp_path)
     (tmp_path / "tests").mkdir()
-    shutil.copy(EXAMPLES / "tests" / "test_shop.py", tmp_path / "tests")
+    for name in ("test_shop.py", "test_departures.py"):
+        shutil.copy(EXAMPLES / "tests" / name, tmp_path / "tests")
     blocks = named_blocks(DELIVERY)
     assert blocks.keys() == {
         f"{test}{name}.py" for name in ("payments", "mirror", "prices", "orders") for test in ("", "test_")
     }
     for name, text in blocks.items():
         (tmp_path / name).write_text(text, encoding="utf-8")
-    assert run_tests(tmp_path) > 50 + 8
+    assert run_tests(tmp_path) > 50 + 8 + 20
 
 
 def strings_of_the_code() -> set[str]:
