@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 import pytest
 
 from kstreams_py.errors import KStreamsError
-from tests.simulation import test_grid, test_mutations, test_state
+from tests.simulation import mutations_of_jobs, test_grid, test_mutations, test_state
 from tests.simulation.mutation import Mutation
 from tests.simulation.plan import ALO, AMO
 
@@ -69,7 +69,8 @@ def patches() -> dict[str, tuple[Patch, tuple[str, ...]]]:
     found = {name: (mutation.apply, _files(mutation)) for name, mutation in test_mutations.MUTATIONS.items()}
     cells = {mutation.__name__: (mutation, ("test_grid", "test_journal")) for mutation, _, _ in test_grid.SEEN_BY}
     states = {name: (patch, ("test_state",)) for name, patch in test_state.MUTATIONS.items()}
-    return cells | found | states
+    jobs = {name: (patch, ("test_jobs",)) for name, patch in mutations_of_jobs.MUTATIONS.items()}
+    return cells | found | states | jobs
 
 
 def _files(mutation: Mutation) -> tuple[str, ...]:

@@ -10,35 +10,37 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from copy import deepcopy
+from functools import partial
 from typing import Any
 
 import pytest
 
 import kstreams_py as ks
 from kstreams_py.jobs.runners import Turned
-from tests.simulation.jobs import JobPlant, Table
+from kstreams_py.sources.suspects import DEATHS_MAX, REASON
+from tests.simulation.jobs import JobPlant, RowsOf, Table
 
-Declare = Callable[[JobPlant], tuple[list[Table], list[list[Any]]]]
-"""Declares the tasks of a plant; returns its tables, and the values that each must have at the end."""
+Declared = tuple[list[Table], RowsOf]
+"""The tables of a plant, and what each input must produce."""
 
 INPUTS = 30
 
 
-def declare_chain(plant: JobPlant) -> tuple[list[Table], list[list[Any]]]:
+def declare_chain(plant: JobPlant) -> Declared:
     parsed, table = plant.graph.channel("parsed"), Table(plant)
     plant.graph.map(plant.rows, to=parsed, id="parse")(lambda value: value + 1)
     plant.graph.sink(parsed, to=table, id="store")(lambda value: (value,))
-    return [table], [[value + 1 for value in range(INPUTS)]]
+    return [table], lambda value: [[value + 1]]
 
 
-def declare_filter(plant: JobPlant) -> tuple[list[Table], list[list[Any]]]:
+def declare_filter(plant: JobPlant) -> Declared:
     even, table = plant.graph.channel("even"), Table(plant)
     plant.graph.map(plant.rows, to=even, id="filter")(lambda value: value if value % 2 == 0 else None)
     plant.graph.sink(even, to=table, id="store")(lambda value: (value,))
-    return [table], [[*range(0, INPUTS, 2)]]
+    return [table], lambda value: [[] if value % 2 else [value]]
 
 
-def declare_several(plant: JobPlant) -> tuple[list[Table], list[list[Any]]]:
+def declare_several(plant: JobPlant) -> Declared:
     words, table = plant.graph.channel("words"), Table(plant)
 
     @plant.graph.map(plant.rows, to=words)
@@ -46,26 +48,26 @@ def declare_several(plant: JobPlant) -> tuple[list[Table], list[list[Any]]]:
         yield from (value * 10 + each for each in range(value % 3))
 
     plant.graph.sink(words, to=table, id="store")(lambda value: (value,))
-    return [table], [sorted(value * 10 + each for value in range(INPUTS) for each in range(value % 3))]
+    return [table], lambda value: [[value * 10 + each for each in range(value % 3)]]
 
 
-def declare_fork(plant: JobPlant) -> tuple[list[Table], list[list[Any]]]:
+def declare_fork(plant: JobPlant) -> Declared:
     low, high = plant.graph.channel("low"), plant.graph.channel("high")
-    tables = [Table(plant), Table(plant)]
     plant.graph.map(plant.rows, to=[low, high], id="fork")(
         lambda value: {low: value, high: value} if value % 5 == 0 else {low if value < 15 else "high": value}
     )
+    tables = [Table(plant), Table(plant)]
     plant.graph.sink(low, to=tables[0], id="store_low")(lambda value: (value,))
     plant.graph.sink(high, to=tables[1], id="store_high")(lambda value: [(value,), (-value,)])
-    both = {*range(0, INPUTS, 5)}
-    high_values = [value for value in range(INPUTS) if value >= 15 or value in both]
-    return tables, [
-        [value for value in range(INPUTS) if value < 15 or value in both],
-        sorted([*high_values, *(-value for value in high_values)]),
-    ]
+
+    def rows_of(value: int) -> list[list[int]]:
+        is_both = value % 5 == 0
+        return [[value] if value < 15 or is_both else [], [value, -value] if value >= 15 or is_both else []]
+
+    return tables, rows_of
 
 
-def declare_diamond(plant: JobPlant) -> tuple[list[Table], list[list[Any]]]:
+def declare_diamond(plant: JobPlant) -> Declared:
     """Two tasks read one channel, and one task reads the outputs of both."""
     parsed, left, right = (plant.graph.channel(name) for name in ("parsed", "left", "right"))
     table = Table(plant)
@@ -73,10 +75,10 @@ def declare_diamond(plant: JobPlant) -> tuple[list[Table], list[list[Any]]]:
     plant.graph.map(parsed, to=left, id="first")(lambda value: value)
     plant.graph.map(parsed, to=right, id="second")(lambda value: -1 - value)
     plant.graph.sink(left, right, alts=True, to=table, id="store")(lambda value: (value,))
-    return [table], [sorted([*range(INPUTS), *(-1 - value for value in range(INPUTS))])]
+    return [table], lambda value: [[value, -1 - value]]
 
 
-def declare_gather(plant: JobPlant) -> tuple[list[Table], list[list[Any]]]:
+def declare_gather(plant: JobPlant) -> Declared:
     """Two branches of what a task yields, one of which has no value for some."""
     parts, left, right, both = (plant.graph.channel(name) for name in ("parts", "left", "right", "both"))
     table = Table(plant)
@@ -89,34 +91,61 @@ def declare_gather(plant: JobPlant) -> tuple[list[Table], list[list[Any]]]:
     plant.graph.map(parts, to=right, id="second")(lambda part: None if part[0] % 4 == 0 else (part[0] * 100, part[1]))
     plant.graph.gather(left, right, to=both, id="pair")(lambda one, other: (*one, *other))
     plant.graph.sink(both, to=table, id="store")(lambda pair: (pair,))
-    paired = [value for value in range(INPUTS) if value % 4]
-    return [table], [[(value, number, value * 100, number) for value in paired for number in range(3)]]
+    return [table], lambda value: [[(value, each, value * 100, each) for each in range(3) if value % 4]]
 
 
-def declare_gather_at_sink(plant: JobPlant) -> tuple[list[Table], list[list[Any]]]:
+def declare_gather_at_sink(plant: JobPlant) -> Declared:
     """A sink that takes a value as it was read, and what two tasks made of it."""
     squares, negatives, table = plant.graph.channel("squares"), plant.graph.channel("negatives"), Table(plant)
     plant.graph.map(plant.rows, to=squares, id="square")(lambda value: value**2)
     plant.graph.map(plant.rows, to=negatives, id="negate")(lambda value: -value)
     plant.graph.sink(plant.rows, squares, negatives, to=table, id="store")(lambda *values: (values,))
-    return [table], [[(value, value**2, -value) for value in range(INPUTS)]]
+    return [table], lambda value: [[(value, value**2, -value)]]
 
 
-def declare_overlapping(plant: JobPlant) -> tuple[list[Table], list[list[Any]]]:
-    """Coroutines, and threads, several at once."""
-    fetched, parsed, table = plant.graph.channel("fetched"), plant.graph.channel("parsed"), Table(plant)
+def declare_overlapping(plant: JobPlant) -> Declared:
+    """Coroutines, and threads, several at once; those of a group one after another, also when one fails."""
+    fetched = plant.graph.channel("fetched", group_by=lambda value: value % 5)
+    parsed, table, calls = plant.graph.channel("parsed"), Table(plant), Counter[int]()
 
     @plant.graph.map(plant.rows, to=fetched, concurrency=4)
     async def fetch(value: int) -> int:
         await asyncio.sleep(0)
         return value + 1
 
-    plant.graph.map(fetched, to=parsed, id="parse", concurrency=3)(lambda value: value if value % 2 else None)
+    @plant.graph.map(fetched, to=parsed, concurrency=3, retry=ks.Retry(backoff="1s..2s"))
+    def parse(value: int) -> int | None:
+        calls[value] += 1
+        if value % 7 == 0 and calls[value] == 1:
+            raise ConnectionError
+        return value if value % 2 else None
+
     plant.graph.sink(parsed, to=table, id="store")(lambda value: (value,))
-    return [table], [[*range(1, INPUTS + 1, 2)]]
+    return [table], lambda value: [[] if value % 2 else [value + 1]]
 
 
-GRAPHS: dict[str, Declare] = {
+def declare_refusals(plant: JobPlant) -> Declared:
+    """Functions that raise, for a while or for ever, and rows that the target refuses."""
+    parsed, calls = plant.graph.channel("parsed"), Counter[int]()
+    table = Table(plant, refuses=lambda value: value in (3, 4))
+
+    @plant.graph.map(plant.rows, to=parsed, retry=ks.Retry(attempts=3, backoff="1s..2s"))
+    def parse(value: int) -> int:
+        if value in (0, 7, 29):
+            raise ValueError(f"no {value}")
+        calls[value] += 1
+        if value == 28 or (value % 9 == 2 and calls[value] == 1):
+            raise ConnectionError(f"no answer for {value}")
+        return value
+
+    plant.graph.sink(parsed, to=table, id="store")(lambda value: (value,))
+    reasons = {number: f"parse: ValueError: no {number}" for number in (0, 7, 29)}
+    reasons |= {number: f"store: RowRefused: {number} is not taken" for number in (3, 4)}
+    reasons |= {28: "parse: ConnectionError: no answer for 28"}
+    return [table], lambda value: reasons.get(value) or [[value]]
+
+
+GRAPHS: dict[str, Callable[[JobPlant], Declared]] = {
     "chain": declare_chain,
     "filter": declare_filter,
     "several": declare_several,
@@ -125,86 +154,128 @@ GRAPHS: dict[str, Declare] = {
     "gather": declare_gather,
     "gather at a sink": declare_gather_at_sink,
     "overlapping": declare_overlapping,
+    "refusals": declare_refusals,
 }
 
 
-def plant_of(graph: str, **options: Any) -> tuple[JobPlant, Callable[[], None]]:
-    """Returns a plant of a graph, and a check that each effect is there once and no input left."""
+def plant_of(graph: str, **options: Any) -> JobPlant:
     plant = JobPlant(range(INPUTS), **options)
-    tables, expected = GRAPHS[graph](plant)
+    plant.tables, plant.rows_of = GRAPHS[graph](plant)
+    return plant
 
-    def check() -> None:
-        assert [table.values for table in tables] == expected
-        kept = plant.source.kept["plant:rows"]
-        assert {key: each.state for key, each in kept.items()} == dict.fromkeys(range(INPUTS), "done")
 
-    return plant, check
+def points_of(graph: str) -> range:
+    """Returns the numbers of the points of a run without faults."""
+    plant = plant_of(graph)
+    plant.run_all()
+    plant.check()
+    assert plant.points >= 18, "claims, stores and acknowledgements of three batches"
+    return range(1, plant.points + 1)
 
 
 @pytest.mark.parametrize("graph", GRAPHS)
 def test_job_stores_what_its_functions_return_and_acknowledges_every_input(graph: str) -> None:
-    plant, check = plant_of(graph)
+    plant = plant_of(graph)
     plant.run()
-    check()
-    assert plant.job is not None
+    plant.check()
 
 
 @pytest.mark.parametrize("graph", GRAPHS)
-def test_death_at_each_request_leaves_each_effect_once_and_nothing_lost(graph: str) -> None:
-    plant, check = plant_of(graph)
-    plant.run()
-    requests = plant.requests
-    assert requests >= 12, "claims, stores and acknowledgements of three batches"
-    for point in range(1, requests + 1):
-        plant, check = plant_of(graph)
-        assert plant.run_through_deaths(dict.fromkeys([0], point).get) == 1
-        check()
+def test_death_at_each_point_leaves_each_effect_once_and_nothing_lost(graph: str) -> None:
+    for point in points_of(graph):
+        plant = plant_of(graph)
+        plant.strikes[point] = plant.die
+        plant.run_all()
+        assert plant.strikes == {}
+        plant.check()
+
+
+@pytest.mark.parametrize("graph", GRAPHS)
+def test_request_without_an_answer_at_each_point_is_made_again(graph: str) -> None:
+    for point in points_of(graph):
+        plant = plant_of(graph)
+        plant.strikes[point] = plant.be_away
+        plant.run_all()
+        assert (plant.strikes, {each.deaths for each in plant.kept.values()}) == ({}, {0})
+        plant.check()
+
+
+@pytest.mark.parametrize("graph", GRAPHS)
+def test_worker_that_wakes_up_past_its_lease_changes_nothing(graph: str) -> None:
+    """At each point: another worker has taken its inputs over, and is done with them."""
+    for point in points_of(graph):
+        plant, seen = plant_of(graph), list[str]()
+
+        def freeze(name: str, plant: JobPlant = plant, seen: list[str] = seen) -> None:
+            plant.start()
+            plant.freeze(name)
+            seen.append(plant.show())
+
+        plant.strikes[point] = freeze
+        plant.run_all()
+        assert seen == [plant.show()]
+        plant.check()
+
+
+def run_under_faults(graph: str, seed: int) -> None:
+    chance = random.Random(seed)
+    called, seconds = chance.choice([None, 2, 3]), chance.choice([0.0, 0.4])
+    plant = plant_of(
+        graph, batch=chance.choice([3, 10, INPUTS]), seed=seed, timeout=2.0, called=called, turn_seconds=seconds
+    )
+    plant.strikes = dict.fromkeys(chance.sample(range(1, 100), 6), plant.be_away)
+    faults = chance.choices(["death", "freeze", "message"], k=4)  # fewer than DEATHS_MAX of one input
+    plant.faulty = chance.sample(range(1, 40), faults.count("message"))
+    for fault in faults:
+        strike = plant.die if fault == "death" else partial(plant.freeze, turns=chance.randint(1, 80))
+        plant.strikes |= {chance.randint(1, 60): strike} if fault != "message" else {}
+    plant.run_all(workers=chance.randint(1, 2))
+    plant.check()
 
 
 @pytest.mark.parametrize("graph", GRAPHS)
 @pytest.mark.parametrize(
-    "seeds", [range(20), pytest.param(range(20, 1_020), marks=pytest.mark.long)], ids=["0 to 19", "20 to 1019"]
+    "seeds", [range(60), pytest.param(range(60, 1_060), marks=pytest.mark.long)], ids=["0 to 59", "60 to 1059"]
 )
-def test_random_deaths_leave_each_effect_once_and_nothing_lost(graph: str, seeds: range) -> None:
+def test_random_faults_leave_each_effect_once_and_nothing_lost(graph: str, seeds: range) -> None:
     for seed in seeds:
-        chance = random.Random(seed)
-        plant, check = plant_of(graph, batch=chance.randint(1, 12), seed=seed)
-        # fewer than DEATHS_MAX of one input
-        plant.run_through_deaths({number: chance.randint(1, 40) for number in range(4)}.get)
-        check()
+        try:
+            run_under_faults(graph, seed)
+        except BaseException as error:
+            error.add_note(f"seed {seed}")
+            raise
 
 
-def test_each_replayed_row_is_written_again_and_stored_once() -> None:
-    plant = JobPlant(range(INPUTS))
-    ((table,), _) = declare_chain(plant)
-    at = ["claimed", "store", "stored", "ack", "acked"].index("ack") + 1
-    plant.run_through_deaths(lambda number: at if number == 0 else None)
+def test_replayed_rows_are_written_again_and_stored_once() -> None:
+    plant = plant_of("chain")
+    plant.strikes[5] = plant.die  # before the first acknowledgement
+    plant.run_all()
+    (table,) = plant.tables
     assert (len(table.rows), table.written.total()) == (INPUTS, INPUTS + plant.batch)
 
 
-def test_input_whose_function_raises_is_refused_and_the_others_go_on() -> None:
-    plant = JobPlant(range(INPUTS))
-    parsed, table = plant.graph.channel("parsed"), Table(plant)
+@pytest.mark.parametrize("batch", [7, INPUTS])
+def test_input_that_kills_its_workers_is_refused_and_no_other(batch: int) -> None:
+    plant = JobPlant(range(INPUTS), batch=batch, called=4)
+    plant.tables, plant.rows_of = [Table(plant)], lambda value: REASON if value == 13 else [[value]]
 
-    @plant.graph.map(plant.rows, to=parsed)
-    def parse(value: int) -> int:
-        if value in (0, 7, 29):
-            raise ValueError(f"no {value}")
-        return value
+    @plant.graph.sink(plant.rows, to=plant.tables[0])
+    def store(value: int) -> tuple[int]:
+        if value == 13:
+            plant.die("store")
+        return (value,)
 
-    plant.graph.sink(parsed, to=table, id="store")(lambda value: (value,))
-    plant.run()
-    assert plant.refused() == {number: f"parse: ValueError: no {number}" for number in (0, 7, 29)}
-    assert table.values == [value for value in range(INPUTS) if value not in (0, 7, 29)]
+    plant.run_all()
+    plant.check()
 
 
-def test_row_that_the_target_refuses_is_refused_and_the_others_are_stored() -> None:
-    plant = JobPlant(range(INPUTS))
-    table = Table(plant, refuses=lambda value: value in (3, 4))
-    plant.graph.sink(plant.rows, to=table, id="store")(lambda value: (value,))
-    plant.run()
-    assert plant.refused() == {number: f"store: RowRefused: {number} is not taken" for number in (3, 4)}
-    assert table.values == [value for value in range(INPUTS) if value not in (3, 4)]
+def test_messages_that_never_arrive_once_and_in_time_end_every_input() -> None:
+    plant = plant_of("chain", timeout=2.0)
+    plant.faulty, plant.rows_of = range(1, 1_000_000), None
+    plant.run_all()
+    assert {each.state for each in plant.kept.values()} == {"done", "refused"}
+    assert {each.deaths for each in plant.kept.values() if each.state == "refused"} == {DEATHS_MAX}
+    assert plant.tables[0].values == [*range(1, INPUTS + 1)]
 
 
 def test_many_refused_rows_do_not_write_the_others_again_and_again() -> None:
@@ -220,7 +291,7 @@ def test_many_refused_rows_do_not_write_the_others_again_and_again() -> None:
     assert list(plant.refused()) == [*range(0, 600, 2)]
     assert table.values == sorted(value for each in range(1, 600, 2) for value in (each, each if each % 3 else -each))
     assert max(table.written.values()) == 1
-    assert plant.requests < 2_000
+    assert plant.points < 4_000
 
 
 def test_result_that_a_function_changes_later_keeps_what_it_was() -> None:
@@ -494,7 +565,8 @@ def test_function_gets_the_same_delivery_hash_at_each_attempt() -> None:
     plant = JobPlant(range(3), batch=1)
     hashes: list[tuple[int, bytes]] = []
     plant.graph.sink(plant.rows, id="end")(lambda value, step: hashes.append((value, step.delivery_hash)))
-    assert plant.run_through_deaths(lambda number: 2 if number == 0 else None) == 1  # before the first ack
+    plant.strikes[3] = plant.die  # before the first acknowledgement
+    plant.run_all()
     assert [value for value, _ in hashes] == [0, 1, 2, 0] or [value for value, _ in hashes] == [0, 0, 1, 2]
     assert len({*hashes}) == len({found for _, found in hashes}) == 3
     assert {len(found) for _, found in hashes} == {16}
