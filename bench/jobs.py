@@ -1,6 +1,6 @@
 """Measures graphs of channels: `scripts/bench jobs`. No broker is started.
 
-- *memory*: a source in memory, three tasks, a sink in memory; 100 bytes a value.
+- *memory*: a queue in memory, three tasks, a sink in memory; 100 bytes a value.
 - *SQLite*: the rows of a table in SQLite to a table in another file, each once by its hash.
 - *latency*: from the call that adds an input to the write of its row, at 1,000 a second, in memory.
 - *acker*: acknowledgements of three copies of an input, and its memory before and after.
@@ -17,7 +17,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 from statistics import median, quantiles
@@ -30,12 +30,12 @@ from rich.table import Table
 import kstreams_py as ks
 from kstreams_py import sinks, sources
 from kstreams_py.graph.sink import Evidence, Row
+from kstreams_py.graph.source import Claim
 from kstreams_py.jobs.acker import Acker
 from kstreams_py.jobs.environment import JobEnvironment
 from kstreams_py.jobs.identity import new_ids, new_patterns
 from kstreams_py.jobs.job import Job
 from kstreams_py.records import Positions
-from kstreams_py.testing.memory_source import MemorySource
 
 VALUE: Final = b"x" * 100
 
@@ -91,7 +91,58 @@ class Stored:
         """There is nothing to close."""
 
 
-def make_chain(source: MemorySource, sink: Stored) -> ks.Graph:
+class Queue:
+    """A source in memory, as lean as a source can be: it keeps a count of what was acknowledged, and no claims."""
+
+    lease = float("inf")
+    identity = ""
+    waits_alone = False
+
+    def __init__(self, values: Sequence[Any] = (), *, ends: bool = True) -> None:
+        self.values, self._ends = [*values], ends
+        self._read, self._done = 0, 0
+        self._wake: Callable[[], None] = lambda: None
+
+    def __str__(self) -> str:
+        return "a queue"
+
+    def add(self, value: Any) -> None:
+        self.values.append(value)
+        self._wake()
+
+    def wake_by(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
+
+    def open(self, _: str) -> Queue:
+        return self
+
+    @property
+    def is_exhausted(self) -> bool:
+        return self._ends and self._done == len(self.values)
+
+    def read(self, limit: int, *, alone: bool) -> list[Claim]:  # noqa: ARG002, nothing is read twice
+        begin = self._read
+        found = self.values[begin : begin + limit]
+        self._read += len(found)
+        return [Claim(number, value, 0, None) for number, value in enumerate(found, begin)]
+
+    def ack(self, claims: Sequence[Claim]) -> None:
+        self._done += len(claims)
+
+    def refuse(self, claims: Sequence[tuple[Claim, str]]) -> None:
+        raise AssertionError(claims[0])
+
+    def give_back(self, claims: Sequence[Claim], *, failed: bool) -> None:
+        """Drops them: the run is over."""
+
+    def keep(self) -> None:
+        """There is no claim to keep."""
+
+    def close(self) -> None:
+        """There is nothing to close."""
+
+
+def make_chain(source: Queue, sink: Stored) -> ks.Graph:
     """Returns a graph of three tasks."""
     graph = ks.Graph("bench")
     rows, parsed, enriched = graph.source("rows", source), graph.channel("parsed"), graph.channel("enriched")
@@ -105,7 +156,7 @@ def make_chain(source: MemorySource, sink: Stored) -> ks.Graph:
 def measure_memory(inputs: int) -> dict[str, float]:
     """Measures a job in memory."""
     sink = Stored()
-    graph = make_chain(MemorySource([VALUE] * inputs), sink)
+    graph = make_chain(Queue([VALUE] * inputs), sink)
     began, worked = time.perf_counter(), time.process_time()
     Job("bench", graph.tasks, JobEnvironment()).run(lambda: False)
     seconds, worked = time.perf_counter() - began, time.process_time() - worked
@@ -136,7 +187,7 @@ def measure_sqlite(directory: Path, inputs: int) -> dict[str, float]:
 
 def measure_latency() -> dict[str, float]:
     """Measures the time from an input to its row while inputs come one by one."""
-    source, sink, added = MemorySource(ends=False), Stored(), dict[int, float]()
+    source, sink, added = Queue(ends=False), Stored(), dict[int, float]()
     graph = make_chain(source, sink)
     job, ended = Job("bench", graph.tasks, JobEnvironment()), threading.Event()
     thread = threading.Thread(target=job.run, args=(ended.is_set,))
@@ -146,7 +197,7 @@ def measure_latency() -> dict[str, float]:
         while time.perf_counter() < began + number / RATE:
             time.sleep(0.0002)
         added[number] = time.perf_counter()
-        source.inputs[number] = number
+        source.add(number)
     while len(sink.written_at) < LATENCY_INPUTS:
         time.sleep(0.01)
     ended.set()
