@@ -25,6 +25,7 @@ from kstreams_py.jobs.identity import (
 from kstreams_py.jobs.pending import PendingInputs
 from kstreams_py.jobs.segments import Segments
 from kstreams_py.jobs.topic_outputs import FailedRecord, TopicLetters
+from kstreams_py.log_fields import repeated
 from kstreams_py.steps.dead_letters import format_error
 
 logger = logging.getLogger(__name__)
@@ -135,6 +136,11 @@ class SourceInputs:
         bad = {segment: value for segment, value in zip(ids, values, strict=True) if type(value) is BadInput}
         for segment, value in bad.items():
             self.fail(segment, self.name, value.error)
+        first = format_error(next(iter(bad.values())).error)
+        logger.warning(
+            "%s: %d inputs cannot be read, and are refused: %s", self.name, len(bad), first,
+            extra=repeated(f"inputs of {self.name} that cannot be read", first),
+        )  # fmt: skip
         self.complete(bad)
         return read.without(bad.keys())
 

@@ -207,6 +207,7 @@ class Job:
         for inputs in self._inputs.values():
             with self.outages.of(inputs.name):
                 if inputs.settle(self._environment.clock()):
+                    worked = True  # inputs that cannot be read reach no task
                     for task in self.tasks:
                         task.counters.commits += 1
             with self.outages.of(inputs.name):

@@ -67,7 +67,8 @@ class Segments:
     def choose(self, indexes: Iterable[int]) -> Segments:
         """Returns the segments at these indexes."""
         at = [*indexes]
-        return Segments(*([field[i] for i in at] for field in self._fields()))
+        # inputs have no patterns yet
+        return Segments(*([field[i] for i in at] if field else () for field in self._fields()))
 
     def without(self, dropped: Collection[SegmentId]) -> Segments:
         """Returns the segments of other inputs than these."""

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 import kstreams_py as ks
+from kstreams_py.graph.source import BadInput
 from kstreams_py.jobs.runners import Turned
 from kstreams_py.sources.suspects import DEATHS_MAX, REASON
 from tests.simulation.jobs import JobPlant, RowsOf, Table
@@ -276,6 +277,17 @@ def test_messages_that_never_arrive_once_and_in_time_end_every_input() -> None:
     assert {each.state for each in plant.kept.values()} == {"done", "refused"}
     assert {each.deaths for each in plant.kept.values() if each.state == "refused"} == {DEATHS_MAX}
     assert plant.tables[0].values == [*range(1, INPUTS + 1)]
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_input_that_cannot_be_read_is_refused_and_no_function_gets_it(every: int) -> None:
+    plant = JobPlant([BadInput(ValueError("bad")) if at % every == 0 else at for at in range(INPUTS)])
+    plant.tables = [Table(plant)]
+    plant.rows_of = lambda value: [[value]] if isinstance(value, int) else "plant:rows: ValueError: bad"
+    plant.graph.sink(plant.rows, to=plant.tables[0], id="store")(lambda value: (value,))
+    plant.run()
+    plant.check()
+    assert plant.now == 0.0, "it waits for nothing"
 
 
 def test_many_refused_rows_do_not_write_the_others_again_and_again() -> None:
