@@ -5,14 +5,17 @@ In reading order:
 suspects       rule     which inputs are read again together, after deaths of their workers
 claims         adapter  claims in a SQLite file: which inputs are under way, by whom, and which are done
 sqlite         adapter  the rows of a table in SQLite
+records        adapter  the records of one file, from any of them on: lines of JSON, rows of CSV and of Parquet
+files          adapter  the lines and rows of files
 http_requests  rule     which requests over HTTP are inputs, what they are answered, and which are one input
 http_server    adapter  the HTTP server: its thread, ports, connections and their limits
 http           acts     requests over HTTP, each answered when all that was made of it is done
 """
 
-from kstreams_py.graph.source import Claim, Source, SourceConnection
+from kstreams_py.graph.source import BadInput, Claim, Source, SourceConnection
+from kstreams_py.sources.files import Files
 from kstreams_py.sources.http import HTTP
 from kstreams_py.sources.http_requests import HTTPRequest
 from kstreams_py.sources.sqlite import SQLite
 
-__all__ = ["HTTP", "Claim", "HTTPRequest", "SQLite", "Source", "SourceConnection"]
+__all__ = ["HTTP", "BadInput", "Claim", "Files", "HTTPRequest", "SQLite", "Source", "SourceConnection"]

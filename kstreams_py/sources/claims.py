@@ -9,10 +9,11 @@ import os
 import sqlite3
 import time
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from kstreams_py.errors import SettingsError, SourceUnavailable
 from kstreams_py.graph.source import Claim
@@ -56,21 +57,40 @@ def read_clock() -> float:
     return time.clock_gettime(_CLOCK)
 
 
-class ClaimedInputs(Protocol):
+class ClaimedInputs(ABC):
     """What the claims are about: inputs with a key each, which never changes."""
 
+    forgets_done: bool = False
+    """Whether the claims of inputs that are done are deleted: `find` knows without them what it has returned."""
+
+    are_complete: bool = False
+    """Whether the last `find` was the last one of a look at all of them, found none, and none will come."""
+
+    @abstractmethod
     def prepare(self, connection: sqlite3.Connection) -> None:
         """Checks the inputs on a new connection. Raises SettingsError if they cannot be read as they are declared."""
 
+    @abstractmethod
     def find(self, connection: sqlite3.Connection, reader: str, limit: int) -> Sequence[tuple[Any, Any]]:
         """Returns the key and the value of up to `limit` inputs that `reader` has not claimed."""
 
+    @abstractmethod
     def values(self, connection: sqlite3.Connection, keys: Sequence[Any]) -> Mapping[Any, Any]:
         """Returns the values of inputs by their keys, without those that are gone."""
 
-    @property
-    def are_complete(self) -> bool:
-        """Whether the last `find` was the last one of a look at all of them, found none, and none will come."""
+    def take(self, _: sqlite3.Connection, found: Sequence[tuple[Any, Any]]) -> Sequence[tuple[Any, Any]]:
+        """Called in the transaction that claims what `find` has found; returns what may be claimed of it."""
+        return found
+
+    def load(self, _: sqlite3.Connection, found: Sequence[tuple[Any, Any]]) -> Sequence[tuple[Any, Any]]:
+        """Called once inputs are claimed, with what `find` or `values` returned; returns what functions get.
+
+        It may take long, as other workers do not wait for it.
+        """
+        return found
+
+    def close(self) -> None:  # noqa: B027 most have nothing to close
+        """Closes what is open."""
 
 
 class ClaimsFile:
@@ -152,16 +172,19 @@ class ClaimsFile:
 
     def close(self) -> None:
         """See SourceConnection."""
+        self._inputs.close()
         for connection in (self._connection, self._keeper):
             if connection is not None:
                 connection.close()
         self._connection = self._keeper = None
 
     def _end(self, state: int, claims: Iterable[tuple[str | None, Claim]]) -> None:
-        ended = f"UPDATE {CLAIMS} SET state = {state}, reason = ? WHERE reader = ? AND key = ? AND owner = ?"
+        ended = f"UPDATE {CLAIMS} SET state = {state}, reason = ?1"
+        if state == DONE and self._inputs.forgets_done:
+            ended = f"DELETE FROM {CLAIMS}"
         rows = [(reason, self._reader, claim.token, self._owner) for reason, claim in claims]
         with self._usable() as connection, transaction(connection):
-            connection.executemany(f"{ended} AND state = {CLAIMED}", rows)
+            connection.executemany(f"{ended} WHERE reader = ?2 AND key = ?3 AND owner = ?4 AND state = {CLAIMED}", rows)
         self._held.difference_update(key for _, _, key, _ in rows)
 
     def _read_again(self, connection: sqlite3.Connection, limit: int, *, alone: bool) -> list[Claim]:
@@ -182,23 +205,30 @@ class ClaimsFile:
             deaths = {key: count for key, count in found if key not in self._held}
             chosen = choose(deaths, limit, alone=alone)
             values = self._inputs.values(connection, chosen.read)
-            refused = [(REASON, self._reader, key) for key in chosen.refused]
-            refused += [(DELETED, self._reader, key) for key in chosen.read if key not in values]
-            connection.executemany(
-                f"UPDATE {CLAIMS} SET state = {REFUSED}, reason = ? WHERE reader = ? AND key = ?", refused
-            )
+            self._give_up(connection, REASON, chosen.refused)
+            self._give_up(connection, DELETED, (key for key in chosen.read if key not in values))
             connection.executemany(
                 f"UPDATE {CLAIMS} SET state = {CLAIMED}, owner = ?, deaths = ? WHERE reader = ? AND key = ?",
                 [(self._owner, deaths[key], self._reader, key) for key in values],
             )
         self.waits_alone = chosen.left or chosen.are_suspects
-        return [claim_of(key, value, deaths[key]) for key, value in values.items()]
+        loaded = self._inputs.load(connection, [*values.items()])
+        return [claim_of(key, value, deaths[key]) for key, value in loaded]
 
     def _read_unknown(self, connection: sqlite3.Connection) -> list[Claim]:
         """Returns the claims of this worker that it does not know of: those of a read whose commit had no answer."""
         deaths = {key: count for key, count in self._own(connection) if key not in self._held}
         values = self._inputs.values(connection, [*deaths])
-        return [claim_of(key, value, deaths[key]) for key, value in values.items()]
+        if deleted := deaths.keys() - values.keys():
+            with transaction(connection):
+                self._give_up(connection, DELETED, deleted)
+        loaded = self._inputs.load(connection, [*values.items()])
+        return [claim_of(key, value, deaths[key]) for key, value in loaded]
+
+    def _give_up(self, connection: sqlite3.Connection, reason: str, keys: Iterable[Any]) -> None:
+        """Refuses inputs that are not read again."""
+        refused = f"UPDATE {CLAIMS} SET state = {REFUSED}, reason = ? WHERE reader = ? AND key = ?"
+        connection.executemany(refused, [(reason, self._reader, key) for key in keys])
 
     def _own(self, connection: sqlite3.Connection) -> list[tuple[Any, int]]:
         """Returns the keys of this worker's claims, with their deaths."""
@@ -213,9 +243,9 @@ class ClaimsFile:
         """Claims inputs that nobody has claimed."""
         found, are_shared = self._inputs.find(connection, self._reader, limit), False
         if found:
-            claimed = [(self._reader, key, self._owner) for key, _ in found]
             with transaction(connection):
-                before = connection.total_changes
+                found = self._inputs.take(connection, found)
+                claimed, before = [(self._reader, key, self._owner) for key, _ in found], connection.total_changes
                 connection.executemany(f"INSERT OR IGNORE INTO {CLAIMS} VALUES (?, ?, {CLAIMED}, ?, 0, NULL)", claimed)
                 are_shared = connection.total_changes - before < len(found)
         elif self._inputs.are_complete:
@@ -224,7 +254,7 @@ class ClaimsFile:
         if are_shared:  # another worker has claimed some of them meanwhile
             own = {key for key, _ in self._own(connection)} - self._held
             found = [(key, value) for key, value in found if key in own]
-        return [claim_of(key, value, 0) for key, value in found]
+        return [claim_of(key, value, 0) for key, value in self._inputs.load(connection, found)]
 
     def _renew(self, connection: sqlite3.Connection) -> None:
         """Renews the lease; registers this worker as an owner first, if it is none."""
@@ -257,10 +287,10 @@ class ClaimsFile:
         # SQLite takes any bytes as text: those that are not UTF-8 become half surrogates, which no target takes
         connection.text_factory = lambda data: data.decode("utf-8", "surrogateescape")
         try:
-            # what a crash of the machine takes of the claims is read again, and stored once by its origin
-            connection.execute("PRAGMA synchronous = NORMAL")
             self._inputs.prepare(connection)
             self._create(connection)
+            # what a crash of the machine takes of the claims is read again, and stored once by its origin
+            connection.execute("PRAGMA synchronous = NORMAL")
         except BaseException:
             connection.close()
             raise
@@ -268,20 +298,30 @@ class ClaimsFile:
 
     def _create(self, connection: sqlite3.Connection) -> None:
         with transaction(connection):
-            for statement in filter(str.strip, _CREATE.split(";")):
-                connection.execute(statement)
-            for table, expected in _COLUMNS.items():
-                found = tuple(name for (name,) in connection.execute("SELECT name FROM pragma_table_info(?)", (table,)))
-                if found != expected:
-                    raise SettingsError(
-                        f"{self._path}: table {table} is of another version of kstreams_py (its columns are "
-                        f"{', '.join(found)}): read it with that version, or drop it to read all inputs again"
-                    )
+            create_tables(connection, self._path, _CREATE, _COLUMNS)
             # another file under the same name has other inputs, with the same keys
             made = f"INSERT INTO {_IDENTITY} SELECT ? WHERE NOT EXISTS (SELECT 1 FROM {_IDENTITY})"
             connection.execute(made, (uuid.uuid4().hex,))
             (made,) = connection.execute(f"SELECT id FROM {_IDENTITY}").fetchone()
             self.identity = f"{made} {self._reader}"
+
+
+def create_tables(
+    connection: sqlite3.Connection, path: Path, statements: str, columns: Mapping[str, tuple[str, ...]]
+) -> None:
+    """Creates the tables of a claims file that are missing, in a transaction.
+
+    - `columns`: by table. Raises SettingsError if a table has others.
+    """
+    for statement in filter(str.strip, statements.split(";")):
+        connection.execute(statement)
+    for table, expected in columns.items():
+        found = tuple(name for (name,) in connection.execute("SELECT name FROM pragma_table_info(?)", (table,)))
+        if found != expected:
+            raise SettingsError(
+                f"{path}: table {table} is of another version of kstreams_py (its columns are {', '.join(found)}): "
+                "read it with that version, or drop it to read all inputs again"
+            )
 
 
 def claim_of(key: Any, value: Any, deaths: int) -> Claim:

@@ -11,7 +11,7 @@ from typing import Any, Final
 from kstreams_py.errors import SettingsError, did_you_mean
 from kstreams_py.sinks.sqlite import listed, quoted
 from kstreams_py.sources import claims
-from kstreams_py.sources.claims import CLAIMS, ClaimsFile
+from kstreams_py.sources.claims import CLAIMS, ClaimedInputs, ClaimsFile
 
 LEASE: Final = 10.0
 """The default seconds after which the claims of a worker that is silent are taken over."""
@@ -72,7 +72,7 @@ class SQLite:
         return ClaimsFile(self.path, f"{reader} {self.table}.{self.key}", self.lease, _TableRows(self))
 
 
-class _TableRows:
+class _TableRows(ClaimedInputs):
     """The rows of a table: see ClaimedInputs."""
 
     def __init__(self, source: SQLite) -> None:
@@ -87,7 +87,6 @@ class _TableRows:
         self._passed_at = float("-inf")
         """When a pass was last begun, and how long it takes to look through the table in one."""
         self._pass_seconds = 0.0
-        self.are_complete = False
 
     def prepare(self, connection: sqlite3.Connection) -> None:
         """See ClaimedInputs."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from abc import ABC, abstractmethod
 from contextlib import closing
@@ -102,3 +103,41 @@ class InSQLite(Medium):
 
     def refused(self) -> list[tuple[int, str]]:
         return self.run("SELECT key, reason FROM kstreams_claims WHERE state = 3")
+
+
+class InFiles(Medium):
+    """Lines of JSON: each `insert` makes a file, in the order of its lowest number."""
+
+    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__()
+        monkeypatch.setattr(claims, "read_clock", lambda: self.now)
+        self.directory = directory
+        self._inserted: dict[str, list[int]] = {}
+
+    def insert(self, *ids: int) -> None:
+        path = self.directory / f"{min(ids):06}.jsonl"
+        self._inserted[str(path)] = sorted(ids)
+        lines = (json.dumps({"id": each, "item": f"item {each}"}) + "\n" for each in sorted(ids))
+        path.write_text("".join(lines), encoding="utf-8")
+
+    def delete(self) -> None:
+        for path in self.directory.glob("*.jsonl"):
+            path.unlink()
+
+    def source(self, **options: Any) -> Source:
+        given = {"paths": self.directory / "*.jsonl", "format": "jsonl", "claims": self.directory / "claims.db"}
+        return sources.Files(**{**given, **options})
+
+    def run(self, statement: str) -> list[Any]:
+        with closing(sqlite3.connect(self.directory / "claims.db")) as connection, connection:
+            return connection.execute(statement).fetchall()
+
+    def refused(self) -> list[tuple[int, str]]:
+        return [(self._inserted[path][line - 1], reason) for path, line, reason in self.refused_lines()]
+
+    def refused_lines(self) -> list[tuple[str, int, str]]:
+        """Returns the path, the number and the reason of each, by the statement of the documentation."""
+        return self.run(
+            "SELECT path, key & 0xffffffffff AS line, reason FROM kstreams_claims AS c JOIN kstreams_files AS f"
+            " ON f.reader = c.reader AND file = key >> 40 WHERE state = 3"
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -23,7 +24,7 @@ import kstreams_py as ks
 from kstreams_py import sinks, sources
 
 graph = ks.Graph("orders")
-rows = graph.source("rows", sources.SQLite({source!r}, table="orders", key="id", ends={ends}, lease=1.0))
+rows = graph.source("rows", sources.{source}, ends={ends}, lease=1.0))
 parsed = graph.channel("parsed")
 
 
@@ -40,19 +41,31 @@ def store(row):
     return row["id"], row["item"]
 """
 
+SOURCES: Final = {
+    "a table": "SQLite({path!r}, table='orders', key='id'",
+    "lines": "Files({lines!r}, format='jsonl', claims={path!r}",
+}
+
 NO_BROKER: Final = {"KSTREAMS_BOOTSTRAP_SERVERS": "127.0.0.1:1"}
 
 
 class Shop:
-    """A table of orders, the graph that copies it, and what is stored."""
+    """A table of orders, or lines, the graph that copies them, and what is stored."""
 
-    def __init__(self, directory: Path, rows: int, *, ends: bool = True, seconds: float = 0.0) -> None:
-        self.source, self.target = directory / "source.db", directory / "target.db"
-        self.file, self._rows = directory / "orders.py", rows
-        names = {"source": str(self.source), "target": str(self.target)}
-        self.file.write_text(GRAPH.format(ends=ends, seconds=seconds, **names), encoding="utf-8")
+    def __init__(
+        self, directory: Path, rows: int, *, ends: bool = True, seconds: float = 0.0, medium: str = "a table"
+    ) -> None:
+        self.source, self.target, lines = directory / "source.db", directory / "target.db", directory / "orders.jsonl"
+        self.file, self._rows, self._medium = directory / "orders.py", rows, medium
+        source = SOURCES[medium].format(path=str(self.source), lines=str(lines))
+        self.file.write_text(
+            GRAPH.format(source=source, target=str(self.target), ends=ends, seconds=seconds), encoding="utf-8"
+        )
         self.run_sql("CREATE TABLE orders (id INTEGER PRIMARY KEY, item TEXT)")
         self.insert(range(rows))
+        if medium == "lines":
+            made = (json.dumps({"id": each, "item": f"item {each}"}) for each in range(rows))
+            lines.write_text("\n".join(made), encoding="utf-8")
 
     def insert(self, ids: range) -> None:
         with closing(sqlite3.connect(self.source)) as connection, connection:
@@ -75,7 +88,11 @@ class Shop:
         expected = [(each, f"item {each}") for each in range(rows) if each != 13]
         assert self.run_sql("SELECT id, item FROM stored ORDER BY id", self.target) == expected
         claims = self.run_sql("SELECT state, count(*), min(key), reason FROM kstreams_claims GROUP BY state, reason")
-        assert claims == [(2, rows - 1, 0, None), (3, 1, 13, "parse: ValueError: no 13")]
+        if self._medium == "lines":
+            assert claims == [(3, 1, 1 << 40 | 14, "parse: ValueError: no 13")]
+            assert self.run_sql("SELECT rows FROM kstreams_files") == [(rows,)]
+        else:
+            assert claims == [(2, rows - 1, 0, None), (3, 1, 13, "parse: ValueError: no 13")]
 
 
 def test_table_that_ends_is_stored_whole_without_a_broker_and_the_run_ends(tmp_path: Path) -> None:
@@ -86,9 +103,10 @@ def test_table_that_ends_is_stored_whole_without_a_broker_and_the_run_ends(tmp_p
     shop.check(1_000)
 
 
+@pytest.mark.parametrize("medium", SOURCES)
 @pytest.mark.parametrize("kills", [3, pytest.param(30, marks=pytest.mark.long)])
-def test_workers_killed_at_random_store_each_row_once(tmp_path: Path, kills: int) -> None:
-    shop, chance = Shop(tmp_path, rows=1_000 * kills, seconds=0.002), random.Random(kills)
+def test_workers_killed_at_random_store_each_row_once(tmp_path: Path, kills: int, medium: str) -> None:
+    shop, chance = Shop(tmp_path, rows=1_000 * kills, seconds=0.002, medium=medium), random.Random(kills)
     with command(tmp_path, "run", shop.file, "--workers", 2, environment=NO_BROKER) as running:
         for number in range(kills):
             wait_until(partial(shop.has_stored, 800 * number + chance.randrange(800)), "rows are stored")

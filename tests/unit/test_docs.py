@@ -50,7 +50,7 @@ def test_graph_of_a_page_is_the_recipe(page: str, name: str) -> None:
 
 def test_sql_of_the_page_of_channels_shows_refused_rows_and_gives_them_back(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "channels.md").read_text(encoding="utf-8")
-    shown, given_back = re.findall(r'^sqlite3 shop.db "(.*)"$|```sql\n(.*?)```', page, flags=re.MULTILINE | re.DOTALL)
+    shown, given_back = re.findall(r'^sqlite3 shop.db "(.*?)"$|```sql\n(.*?)```', page, flags=re.MULTILINE | re.DOTALL)
     graph, prices = ks.Graph("enrich"), dict[str, int]()
     orders = graph.source("orders", sources.SQLite(tmp_path / "shop.db", table="orders", key="id", ends=True))
 

@@ -1,0 +1,502 @@
+"""The records of one file in their order, from any of them on: lines of JSON, rows of CSV and of Parquet."""
+
+from __future__ import annotations
+
+import bisect
+import csv
+import gzip
+import io
+import json
+import os
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterator, Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple
+
+from kstreams_py.errors import DecodeError
+from kstreams_py.graph.source import BadInput
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+RECORD_MAX: Final = 16 * 2**20
+"""Bytes of the longest record: a line, or the lines of a row of CSV."""
+
+READ_BYTES: Final = 4 * 2**20
+"""Bytes of records after which no more are read together."""
+
+_BUFFER: Final = 128 * 2**10
+_BATCH_ROWS: Final = 1_024
+"""Rows of Parquet that are in memory as values."""
+
+_SKIPPED: Final = 1_024
+"""Records that are skipped between two looks at the clock."""
+
+_BOM: Final = b"\xef\xbb\xbf"
+
+
+def _bad_input(reason: str) -> BadInput:
+    return BadInput(DecodeError(reason))
+
+
+_TOO_LONG: Final = _bad_input(f"it is longer than {RECORD_MAX >> 20} MB")
+_NUL: Final = _bad_input("it has NUL bytes: the file is damaged, or no text in UTF-8")
+
+
+class FilePosition(NamedTuple):
+    """A place between two records.
+
+    - `rows`: how many lines are before it; in Parquet, how many rows.
+    - `offset`: how many bytes are before it, decompressed; 0 in Parquet.
+    """
+
+    rows: int = 0
+    offset: int = 0
+
+
+class FileRecord(NamedTuple):
+    """A record that was found.
+
+    - `number`: of its first line in the file; in Parquet, of the row. The first one is 1.
+    - `rows`, `offset`: the position behind it.
+    - `data`: what `decode` makes its value of.
+    """
+
+    number: int
+    rows: int
+    offset: int
+    data: Any
+
+
+class OpenRecords(ABC):
+    """A file that is open, and read on from a position.
+
+    - `file`: the file on the disk.
+    - `is_finished`: whether `take` has returned the last record that the file has now.
+    - `is_final`: whether what was read might be other records if bytes were appended.
+    - `awaited`: what the file lacks, if it ends with what is no record yet, and is rarely written so.
+    """
+
+    can_seek = True
+    """Whether it can begin at any position."""
+
+    def __init__(self, file: IO[bytes], rows: int) -> None:
+        self.file = file
+        self.is_finished = self.is_final = False
+        self.awaited = ""
+        self._ahead: list[FileRecord] = []
+        """Those that were read since the position of the last `take`."""
+        self._from = self._to = rows
+        """The rows before the position of the last `take`, and those before the next record."""
+        self._records: Iterator[FileRecord] = iter(())
+
+    def reaches(self, rows: int) -> bool:
+        """Whether `take` can go on after so many rows."""
+        return self._from <= rows and (rows <= self._to or not self.can_seek)
+
+    def take(self, rows: int, limit: int, is_over: Callable[[], bool]) -> list[FileRecord]:
+        """Returns up to `limit` records after so many rows. Those that are not claimed can be taken again.
+
+        After an exception, it cannot be used.
+
+        - `is_over`: returns whether the time for skipping records is over; then nothing is returned.
+        """
+        ahead = self._ahead
+        del ahead[: bisect.bisect_right(ahead, rows, key=lambda record: record.number)]
+        self._from = rows
+        if len(ahead) < limit and not self._fill(rows, limit, is_over):
+            return []
+        return ahead[:limit]
+
+    def _fill(self, rows: int, limit: int, is_over: Callable[[], bool]) -> bool:
+        """Reads ahead; returns whether there was time for it."""
+        skipped, first = 0, None
+        for record in self._records:
+            if record.number <= rows:
+                skipped += 1
+                if skipped % _SKIPPED == 0 and is_over():
+                    return False
+                continue
+            first = record.offset if first is None else first
+            self._to = record.rows
+            self._ahead.append(record)
+            if len(self._ahead) >= limit or record.offset - first > READ_BYTES:
+                return True
+        self.is_finished = True
+        return True
+
+    @abstractmethod
+    def size_at(self, offset: int) -> int:
+        """Returns how many bytes of the file on the disk are known, once it was read up to an offset."""
+
+    @abstractmethod
+    def decode(self, data: Any) -> Any:
+        """Returns the value of the data of a record, or BadInput."""
+
+    def values(self, numbers: Collection[int]) -> dict[int, Any]:
+        """Returns the values of records after the position. Nothing else is read of this object."""
+        wanted, found = set(numbers), dict[int, Any]()
+        for record in self._records:
+            if record.number in wanted:
+                found[record.number] = self.decode(record.data)
+                if len(found) == len(wanted):
+                    break
+        return found
+
+    def close(self) -> None:
+        """Closes the file."""
+        self.file.close()
+
+
+class _TooLong(Exception):
+    """A line is longer than RECORD_MAX. It was passed. `size`: its bytes."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.size = size
+
+
+class _Lines:
+    """The lines of a text, from a position on.
+
+    - `is_complete`: whether the end of the text is also that of its last line.
+    - `is_final`: whether a line without a newline was read, or something else depended on the end.
+    - `end`: the offset at which the text ends; None if it ends with the file.
+    """
+
+    def __init__(self, data: Any, end: int | None, *, is_complete: bool) -> None:
+        self._data, self._end = data, end
+        self.is_complete, self.is_final = is_complete, False
+        self.rows = self.offset = 0
+        self._returned: list[tuple[bytes, int]] = []
+
+    def seek(self, position: FilePosition) -> None:
+        """Goes to a position."""
+        self._data.seek(position.offset)
+        self.rows, self.offset = position
+
+    def take(self) -> bytes:
+        """Returns the next line; nothing at the end. Raises _TooLong behind a line that is too long."""
+        if self._returned:
+            line, size = self._returned.pop()
+        elif self._end is not None and self.offset >= self._end:
+            return b""
+        else:
+            line = self._data.readline(RECORD_MAX + 1)
+            size = len(line)
+            if line[-1:] != b"\n" and line:
+                line, size = self._take_odd(line)
+        self.rows += bool(size)
+        self.offset += size
+        if size > RECORD_MAX:
+            raise _TooLong(size)
+        return line.removeprefix(_BOM) if self.offset == size else line
+
+    def _take_odd(self, line: bytes) -> tuple[bytes, int]:
+        """Returns the next line and its size, from its beginning without a newline."""
+        size = len(line)
+        while size > RECORD_MAX and line[-1:] != b"\n" and (line := self._data.readline(_BUFFER)):
+            size += len(line)
+        if line[-1:] == b"\n":
+            return b"", size
+        if not self.is_complete:
+            return b"", 0
+        self.is_final = True
+        return line, size
+
+    def put_back(self, taken: Sequence[tuple[bytes, int]]) -> None:
+        """Puts the last lines back, each with its size, to be taken again."""
+        self._returned += reversed(taken)
+        self.rows -= len(taken)
+        self.offset -= sum(size for _, size in taken)
+
+
+class TextRecords(OpenRecords):
+    """The records of a file of lines, which may be compressed by gzip."""
+
+    def __init__(self, path: str, start: FilePosition, end: int | None, *, is_complete: bool) -> None:
+        """Opens a file.
+
+        - `start`: where to begin; a compressed file has only its beginning.
+        - `end`: the offset up to which it is read; None for all.
+        - `is_complete`: nothing is appended any more: the last line needs no newline.
+        """
+        file: Any = Path(path).open("rb", buffering=0)  # noqa: SIM115 `close` closes it
+        self.can_seek = not path.endswith(".gz")
+        # what was decompressed before an error is read first, which another buffer around it would lose
+        self._data: Any = io.BufferedReader(file, _BUFFER) if self.can_seek else gzip.GzipFile(fileobj=file)
+        self._lines = _Lines(self._data, end, is_complete=is_complete)
+        self._is_damaged = False
+        start = start if self.can_seek else FilePosition()
+        super().__init__(file, start.rows)
+        self._records = self._read(start)
+
+    def size_at(self, offset: int) -> int:
+        """See OpenRecords. Of a compressed file, a buffer more is known; and all, where the end mattered."""
+        if self._is_damaged:
+            return os.fstat(self.file.fileno()).st_size
+        return offset if self.can_seek and not self.is_final else self.file.tell()
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._data.close()
+        super().close()
+
+    def _read(self, start: FilePosition) -> Iterator[FileRecord]:
+        rows = 0
+        try:
+            self._begin()
+            if start.rows > self._lines.rows:
+                self._lines.seek(start)
+            for record in self._split():
+                rows = record.rows
+                yield record
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            if isinstance(error, EOFError) and not self._lines.is_complete:  # it is being written
+                self.awaited = f"what follows: {error}"
+                return
+            self.is_final = self._is_damaged = True
+            reason = f"it cannot be decompressed from here on: {error}"
+            # the position is behind what was read, so that a reader up to it finds the error again
+            yield FileRecord(rows + 1, rows + 1, self._lines.offset + 1, _bad_input(reason))
+
+    def _begin(self) -> None:
+        """Reads what is before the records."""
+
+    def _split(self) -> Iterator[FileRecord]:
+        lines = self._lines
+        while True:
+            try:
+                if not (line := lines.take()):
+                    return
+                number = lines.rows
+                if self._is_empty(line):
+                    continue
+                if (data := self._data_of(line)) is None:
+                    return
+            except _TooLong:
+                number, data = lines.rows, _TOO_LONG
+            self.is_final = lines.is_final
+            yield FileRecord(number, lines.rows, lines.offset, data)
+
+    @abstractmethod
+    def _is_empty(self, line: bytes) -> bool:
+        """Returns whether a line is passed over."""
+
+    @abstractmethod
+    def _data_of(self, line: bytes) -> Any:
+        """Returns the data of the record that begins with a line; None if it has no end yet. Takes its other lines."""
+
+
+class JsonRecords(TextRecords):
+    """The lines of a file, each with a JSON value. Lines of blanks are passed over."""
+
+    def _is_empty(self, line: bytes) -> bool:
+        return line.isspace()
+
+    def _data_of(self, line: bytes) -> Any:
+        return line
+
+    def decode(self, data: Any) -> Any:
+        """See OpenRecords."""
+        if type(data) is BadInput:
+            return data
+        try:
+            return json.loads(data.decode("utf-8", "surrogateescape"))
+        except RecursionError:
+            return _bad_input("it is no JSON that can be read: it is nested too deeply")
+        except json.JSONDecodeError as error:
+            return _bad_input(f"it is no JSON: {error.msg} at column {error.colno}")
+        except ValueError as error:  # an integer of too many digits
+            return _bad_input(f"it is no JSON that can be read: {error}")
+
+
+class CsvRecords(TextRecords):
+    """The rows of a CSV file, by the names in its first row. Empty lines are passed over.
+
+    Where a quoted field breaks the rules of CSV, or has no end, the line in which its row began is refused alone.
+    """
+
+    def __init__(self, path: str, start: FilePosition, end: int | None, delimiter: str, *, is_complete: bool) -> None:
+        """See TextRecords."""
+        super().__init__(path, start, end, is_complete=is_complete)
+        self._delimiter = delimiter
+        self._names: list[str] | BadInput = []
+
+    def _begin(self) -> None:
+        header = next(self._split(), None)
+        if header is None:
+            return
+        names = self._fields(header.data)
+        if isinstance(names, BadInput):
+            self._names = _bad_input(f"the header of its file cannot be read: {names.error}")
+        elif (double := _first_double(names)) is not None:
+            self._names = _bad_input(f"the header of its file names {double!r} twice")
+        else:
+            self._names = names
+
+    def _is_empty(self, line: bytes) -> bool:
+        return not line.strip(b"\r\n")
+
+    def _data_of(self, line: bytes) -> Any:
+        return self._quoted(line) if b'"' in line else line
+
+    def _quoted(self, first: bytes) -> list[str] | BadInput | None:
+        """Returns the fields of the row that begins with a line; None if it has no end yet."""
+        taken: list[tuple[bytes, int]] = []
+        try:
+            return next(csv.reader(self._follow(first, taken), delimiter=self._delimiter, strict=True))
+        except csv.Error as error:
+            reason = f"it is no CSV: {error}"
+        except _TooLong:
+            reason = str(_TOO_LONG.error)
+        if taken and not taken[-1][1]:
+            if not self._lines.is_complete:
+                self.awaited = f"the quote that ends a field of the row at line {self._lines.rows - len(taken) + 1}"
+                return None
+            self._lines.is_final = True
+            taken.pop()
+        self._lines.put_back(taken)
+        return _bad_input(reason)
+
+    def _follow(self, first: bytes, taken: list[tuple[bytes, int]]) -> Iterator[str]:
+        """Yields a line and those after it, while a row may have them; adds those after it to `taken`, with the end."""
+        size = len(first)
+        yield first.decode("utf-8", "surrogateescape")
+        while True:
+            try:
+                line = self._lines.take()
+            except _TooLong as error:
+                taken.append((b"", error.size))
+                raise
+            taken.append((line, len(line)))
+            if not line:
+                return
+            size += len(line)
+            if size > RECORD_MAX:
+                raise _TooLong(size)
+            yield line.decode("utf-8", "surrogateescape")
+
+    def _fields(self, data: Any) -> list[str] | BadInput:
+        if not isinstance(data, bytes):
+            return _NUL if isinstance(data, list) and any("\0" in field for field in data) else data
+        if b"\0" in data:
+            return _NUL
+        text = data.decode("utf-8", "surrogateescape").rstrip("\r\n")
+        if "\r" in text:
+            return _bad_input("it is no CSV: it has a carriage return outside of quotes")
+        return text.split(self._delimiter)
+
+    def decode(self, data: Any) -> Any:
+        """See OpenRecords."""
+        if isinstance(self._names, BadInput):
+            return self._names
+        fields = self._fields(data)
+        if isinstance(fields, BadInput):
+            return fields
+        if len(fields) != len(self._names):
+            return _bad_input(f"it has {len(fields)} fields, and the header of its file has {len(self._names)}")
+        return dict(zip(self._names, fields, strict=True))
+
+
+class ParquetRecords(OpenRecords):
+    """The rows of a Parquet file, read in batches of its row groups."""
+
+    def __init__(self, path: str, start: FilePosition, *, is_complete: bool) -> None:
+        """Opens a file.
+
+        - `start`: where to begin.
+        - `is_complete`: a file that cannot be opened is not being written, but damaged.
+        """
+        import pyarrow as pa  # noqa: PLC0415 an extra
+        from pyarrow import parquet  # noqa: PLC0415
+
+        super().__init__(Path(path).open("rb"), start.rows)  # noqa: SIM115 `close` closes it
+        self.is_final = True
+        self._errors = pa.ArrowException, ValueError, OverflowError, OSError, EOFError
+        """What pyarrow raises for data that it cannot read, or convert."""
+        self._first, self._values = 1, list[Any]()
+        """The number of the first row of the batch in memory, and its values."""
+        self._group = -1
+        self._batches: Iterator[pa.RecordBatch] = iter(())
+        """The batches after that one in its row group."""
+        self._broken: dict[int, tuple[int, BadInput]] = {}
+        """By row group, the first row that cannot be read, and why."""
+        self._begins = [0]
+        """The rows before each row group, and before the end."""
+        try:
+            self._table = parquet.ParquetFile(self.file)
+        except self._errors as error:
+            _raise_outage(error)
+            self.awaited = f"what makes it a Parquet file: {error}"
+            if is_complete:
+                self._broken[0] = 1, _bad_input(f"its file is no Parquet file that can be read: {error}")
+                self._records = iter([FileRecord(1, 1, 0, 1)])
+            return
+        groups, names = range(self._table.num_row_groups), self._table.schema_arrow.names
+        self._begins += accumulate(self._table.metadata.row_group(group).num_rows for group in groups)
+        numbers = range(start.rows + 1, self._begins[-1] + 1)
+        self._records = (FileRecord(number, number, 0, number) for number in numbers)
+        if (double := _first_double(names)) is not None:
+            self._broken = dict.fromkeys(groups, (1, _bad_input(f"its file has the column {double!r} twice")))
+
+    def size_at(self, _: int) -> int:
+        """See OpenRecords: all bytes are known, as the last ones describe the others."""
+        return os.fstat(self.file.fileno()).st_size
+
+    def decode(self, data: Any) -> Any:
+        """See OpenRecords: reads the row."""
+        number: int = data
+        if not 0 <= number - self._first < len(self._values):
+            group = max(0, bisect.bisect_left(self._begins, number) - 1)
+            broken, reason = self._broken.get(group, (number + 1, None))
+            if number >= broken:
+                return reason
+            try:
+                self._go_to(group, number)
+            except self._errors as error:
+                _raise_outage(error)
+                # the rows before it are read again from the beginning of the group, if they are asked for
+                self._group, unreadable = -1, _bad_input(f"its row group {group} cannot be read: {error}")
+                self._broken[group] = self._first, unreadable
+                return unreadable
+        return self._values[number - self._first]
+
+    def _go_to(self, group: int, number: int) -> None:
+        """Reads the batch with a row."""
+        self._first += len(self._values)
+        self._values = []
+        if group != self._group or number < self._first:
+            self._group, self._first = group, self._begins[group] + 1
+            self._batches = self._table.iter_batches(_BATCH_ROWS, row_groups=[group], use_threads=False)
+        for batch in self._batches:
+            if number < self._first + len(batch):
+                self._values = self._to_values(batch)
+                return
+            self._first += len(batch)
+        raise EOFError("it has fewer rows than the end of the file says")
+
+    def _to_values(self, batch: pa.RecordBatch) -> list[Any]:
+        try:
+            return [*batch.to_pylist()]
+        except self._errors:
+            return [self._to_value(batch.slice(at, 1)) for at in range(len(batch))]
+
+    def _to_value(self, row: pa.RecordBatch) -> Any:
+        try:
+            return row.to_pylist()[0]
+        except self._errors as error:  # such as a timestamp with nanoseconds
+            return _bad_input(f"it has a value that Python does not have: {error}")
+
+
+def _raise_outage(error: Exception) -> None:
+    """Raises an error of the disk. pyarrow raises one of the same class, without a number, for what it cannot read."""
+    if isinstance(error, OSError) and error.errno is not None:
+        raise error
+
+
+def _first_double(names: Sequence[str]) -> str | None:
+    """Returns the first name that is there twice."""
+    return next((name for number, name in enumerate(names) if name in names[:number]), None)
