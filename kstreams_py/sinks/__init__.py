@@ -5,6 +5,7 @@ In reading order:
 columns       rule     columns with their types, and the rows that do not fit them
 sqlite        adapter  a table in SQLite
 postgresql_columns rule   columns of a table in PostgreSQL, and the statement that stores rows whole or not at all
+postgresql_connections adapter  connections to PostgreSQL, and which errors are the server's
 postgresql    adapter  a table in PostgreSQL
 redis         adapter  keys in Redis
 manifest      rule     the manifest of a directory of Parquet files: which files are published

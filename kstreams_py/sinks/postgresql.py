@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import os
-import re
-import socket
-import threading
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 from uuid import UUID
 
-from kstreams_py.errors import KStreamsError, MissingSoftware, RowRefused, SettingsError, SinkUnavailable, StaleWriter
+from kstreams_py.errors import KStreamsError, RowRefused, SettingsError, SinkUnavailable, StaleWriter
 from kstreams_py.graph.pipelines import Mode
 from kstreams_py.graph.sink import Evidence, Row
 from kstreams_py.records import Positions, TopicPartition
-from kstreams_py.secrets import split_user
 from kstreams_py.sinks.columns import (
     FLOATS,
     HASH_COLUMN,
@@ -43,28 +38,19 @@ from kstreams_py.sinks.postgresql_columns import (
     make_insert,
     quote,
 )
+from kstreams_py.sinks.postgresql_connections import (
+    Database,
+    check_table_name,
+    commit_to_disk,
+    find_table,
+    first_line,
+    limited,
+    name_database,
+    quote_table,
+)
 
 if TYPE_CHECKING:
     import psycopg
-
-LIMIT_SECONDS: Final = 20.0
-"""The longest time of a call, in seconds. A server that does not answer for longer counts as away."""
-
-_SETTINGS: Final = {
-    "lock_timeout": "5s",  # for a row that another writer has locked
-    "statement_timeout": "15s",
-    # a writer that is frozen in its transaction keeps rows locked: the server ends the transaction
-    "idle_in_transaction_session_timeout": "10s",
-}
-
-_CONNECTION: Final[dict[str, Any]] = {
-    "connect_timeout": "5",
-    "application_name": "kstreams_py",
-    "keepalives_idle": "5",
-    "keepalives_interval": "5",
-    "keepalives_count": "2",
-}
-"""Parameters of libpq, unless the URL sets them."""
 
 _TYPES: Final[dict[type, str]] = {
     str: "text",
@@ -116,15 +102,6 @@ _TAKEN: Final[dict[str, tuple[TakenValues, str]]] = {
 For other types, PostgreSQL decides.
 """
 
-_OF_SERVER: Final = ("08", "25", "28", "40", "53", "55P03", "57", "58", "F0", "XX001", "XX002")
-"""Beginnings of the SQLSTATEs that no row causes: the server cannot serve the request now, or is broken."""
-
-_MAY_RETURN: Final = ("08", "40", "53200", "53300", "55P03", "57P", "57014", "25")
-"""Beginnings of transient SQLSTATEs: connections, serialization, memory, locks, a server that stops or is a standby."""
-
-_LASTING: Final = ("authentication failed", "does not exist", "no pg_hba.conf entry", "no password supplied")
-"""Texts in errors of connections that another attempt does not open either: libpq does not pass on their SQLSTATE."""
-
 
 @dataclass(frozen=True, init=False)
 class PostgreSQL:
@@ -154,12 +131,10 @@ class PostgreSQL:
     def __init__(
         self, url: str, *, table: str, columns: Columns | None = None, evidence: Evidence | str = Evidence.HASH
     ) -> None:
-        form = "postgresql://user:password@host:port/database"
-        _, bare = split_user(url, "PostgreSQL", form, ("postgresql", "postgres"))
-        name = re.sub(r"[?#].*", "", bare.replace("postgres:", "postgresql:", 1), flags=re.DOTALL)
+        name = name_database(url)
         names, types = ((), ()) if columns is None else split_columns(columns, _TYPES)
         kept = read_evidence(evidence, tuple(Evidence))
-        check_names("the name of a table or schema", table.split(".", 1))
+        check_table_name(table)
         check_names("the name of a column", names)
         vars(self).update(url=url, name=name, table=table, columns=names, types=types, evidence=kept)
 
@@ -188,16 +163,13 @@ class PostgreSQLConnection:
     """One thread's connection to a table in PostgreSQL: see SinkConnection."""
 
     def __init__(self, sink: PostgreSQL, consumer: str) -> None:
-        try:
-            import psycopg  # noqa: PLC0415 an extra
-        except ImportError:
-            raise MissingSoftware("a PostgreSQL sink needs psycopg: pip install 'kstreams_py[postgresql]'") from None
-        self._psycopg = psycopg
+        self._database = Database(sink.url, "a PostgreSQL sink")
+        self._psycopg = self._database.psycopg
         self._sink = sink
         self._consumer = consumer
         self._names = (HASH_COLUMN, *sink.columns) if sink.evidence is Evidence.HASH else sink.columns
         schema, dot, self._table_name = sink.table.rpartition(".")
-        self._table, self._offsets = _quoted(sink.table), _quoted(f"{schema}{dot}kstreams_offsets")
+        self._table, self._offsets = quote_table(sink.table), quote_table(f"{schema}{dot}kstreams_offsets")
         self._columns: list[Column] = []
         self._insert = ""
         self._connection: psycopg.Connection[Any] | None = None
@@ -230,7 +202,7 @@ class PostgreSQLConnection:
             except (KStreamsError, MemoryError):
                 raise
             except Exception as error:
-                if self._is_of_server(error):
+                if self._database.is_of_server(error):
                     raise
                 self._refuse(connection, rows, error)
 
@@ -246,7 +218,7 @@ class PostgreSQLConnection:
         try:
             if self._connection is None:
                 self._connection = self._open()
-            with _limited(self._connection):
+            with limited(self._connection):
                 yield self._connection
         except self._psycopg.Error as error:
             with contextlib.suppress(self._psycopg.Error):
@@ -254,34 +226,14 @@ class PostgreSQLConnection:
             raise self._unavailable(error) from error
 
     def _unavailable(self, error: psycopg.Error) -> SinkUnavailable:
-        text, state = _first_line(error), error.sqlstate
-        if state is not None:
-            may_return = state.startswith(_MAY_RETURN)
-        else:
-            may_return = self._is_of_server(error) and not any(part in text for part in _LASTING)
-        return SinkUnavailable(f"{self._sink}: {text}", may_return=may_return)
-
-    def _is_of_server(self, error: Exception) -> bool:
-        """Whether the error comes from the server (it cannot serve now, or is broken) or the connection, not a row."""
-        state: str | None = getattr(error, "sqlstate", None)
-        if state is not None:
-            return state.startswith(_OF_SERVER)
-        return isinstance(error, (self._psycopg.OperationalError, self._psycopg.InterfaceError))
+        return SinkUnavailable(f"{self._sink}: {first_line(error)}", may_return=self._database.may_return(error))
 
     def _open(self) -> psycopg.Connection[Any]:
+        connection = self._database.connect()
         try:
-            parameters = _CONNECTION | self._psycopg.conninfo.conninfo_to_dict(self._sink.url)
-        except self._psycopg.ProgrammingError:  # its text may have the password
-            raise SettingsError(f"{self._sink.name} is not a PostgreSQL URL: correct it") from None
-        connection = self._psycopg.connect(self._psycopg.conninfo.make_conninfo("", **parameters), autocommit=True)
-        try:
-            for name, value in _SETTINGS.items():
-                connection.execute("SELECT set_config(%s, %s, false)", (name, value))
-            # offsets are committed next: rows must be on the disk by then
-            [(level,)] = connection.execute("SHOW synchronous_commit").fetchall()
-            if level == "off":
-                connection.execute("SET synchronous_commit = on")
-            self._prepare(connection)
+            with limited(connection):
+                commit_to_disk(connection)  # offsets are committed next: rows must be on the disk by then
+                self._prepare(connection)
         except BaseException:
             connection.close()
             raise
@@ -290,12 +242,12 @@ class PostgreSQLConnection:
     def _prepare(self, connection: psycopg.Connection[Any]) -> None:
         """Creates the missing tables, and checks the existing one. Raises SettingsError."""
         needed = {self._table} if self._sink.evidence is Evidence.HASH else {self._table, self._offsets}
-        if not all(_find(connection, table) for table in needed):
+        if not all(find_table(connection, table) for table in needed):
             with connection.transaction():
                 # CREATE TABLE IF NOT EXISTS fails if two writers run it concurrently
                 connection.execute("SELECT pg_advisory_xact_lock(hashtext('kstreams_py.sinks'))")
-                self._create(connection, {table for table in needed if not _find(connection, table)})
-        described = connection.execute(DESCRIBE, (_find(connection, self._table),)).fetchall()
+                self._create(connection, {table for table in needed if not find_table(connection, table)})
+        described = connection.execute(DESCRIBE, (find_table(connection, self._table),)).fetchall()
         found = {name: kind for name, *kind, _ in described}
         unfilled = [name for name, *_, is_filled in described if not is_filled]
         check_table(str(self._sink), self._names, found, unfilled)
@@ -315,7 +267,7 @@ class PostgreSQLConnection:
             raise
         except self._psycopg.ProgrammingError as error:
             raise SettingsError(
-                f"{self._sink} cannot store the sink's rows: {_first_line(error)}: name another table"
+                f"{self._sink} cannot store the sink's rows: {first_line(error)}: name another table"
             ) from error
 
     @property
@@ -444,7 +396,7 @@ class PostgreSQLConnection:
             except (KStreamsError, MemoryError):  # the first row that would be changed, before any refused row
                 raise
             except Exception as refusal:
-                if self._is_of_server(refusal):
+                if self._database.is_of_server(refusal):
                     raise
                 reasons[len(first)] = refusal
                 return False
@@ -452,30 +404,10 @@ class PostgreSQLConnection:
 
         index = first_refused(rows, accepts)
         if index is None:  # the data that a constraint checks has changed meanwhile
-            raise SinkUnavailable(f"{self._sink}: {_first_line(error)}", may_return=True) from error
+            raise SinkUnavailable(f"{self._sink}: {first_line(error)}", may_return=True) from error
         reason = reasons.get(index + 1, error)
         remedy = "" if getattr(reason, "sqlstate", None) else ": return values that psycopg takes, such as their texts"
-        raise RowRefused(f"{self._sink} does not take the row: {_first_line(reason)}{remedy}", index) from error
-
-
-@contextlib.contextmanager
-def _limited(connection: psycopg.Connection[Any]) -> Iterator[None]:
-    """Ends the connection if a call exceeds the limit: libpq itself waits forever for an answer."""
-    with socket.socket(fileno=os.dup(connection.fileno())) as line:
-        timer = threading.Timer(LIMIT_SECONDS, line.shutdown, (socket.SHUT_RDWR,))
-        timer.daemon = True
-        timer.start()
-        try:
-            yield
-        finally:
-            timer.cancel()
-            timer.join()
-
-
-def _find(connection: psycopg.Connection[Any], table: str) -> int | None:
-    """Returns the oid of a table, by its quoted name; None if it does not exist."""
-    [(oid,)] = connection.execute("SELECT to_regclass(%s)::oid", (table.replace("%%", "%"),)).fetchall()
-    return oid  # type: ignore[no-any-return]
+        raise RowRefused(f"{self._sink} does not take the row: {first_line(reason)}{remedy}", index) from error
 
 
 def _convert(values: list[Any], column: Column) -> None:
@@ -486,12 +418,3 @@ def _convert(values: list[Any], column: Column) -> None:
     kind: type = float if types == FLOATS else Decimal if Decimal in types else str
     if len(set(map(type, values)) - {type(None), kind}) > 0:
         values[:] = [value if value is None or type(value) is kind else kind(value) for value in values]
-
-
-def _first_line(error: Exception) -> str:
-    """Returns the message of an error without its details, which have values of the row."""
-    return str(error).strip().partition("\n")[0]
-
-
-def _quoted(name: str) -> str:
-    return ".".join(map(quote, name.split(".", 1)))

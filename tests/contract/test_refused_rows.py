@@ -12,7 +12,7 @@ from kstreams_py.errors import RowRefused, SinkUnavailable
 from kstreams_py.graph.sink import Evidence, Sink
 from kstreams_py.processing.intakes import Search
 from kstreams_py.records import TopicPartition
-from kstreams_py.sinks import postgresql
+from kstreams_py.sinks import postgresql_connections
 from kstreams_py.testing import TestDriver
 from tests.contract.targets import ParquetTarget, PostgreSQLTarget, RedisTarget, SQLiteTarget
 
@@ -108,7 +108,7 @@ def test_row_that_a_trigger_refuses_by_its_own_sqlstate_is_no_outage(
 def test_mutation_that_takes_unknown_errors_for_an_outage_stores_no_row(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    known = vars(postgresql)["_OF_SERVER"]
-    monkeypatch.setattr(postgresql, "_OF_SERVER", (*known, "KS"))
+    known = vars(postgresql_connections)["_OF_SERVER"]
+    monkeypatch.setattr(postgresql_connections, "_OF_SERVER", (*known, "KS"))
     with pytest.raises(SinkUnavailable, match="no sevens"):
         test_row_that_a_trigger_refuses_by_its_own_sqlstate_is_no_outage(Evidence.HASH, request)

@@ -23,7 +23,7 @@ from bench.servers import Server, start_redis
 from kstreams_py.errors import MissingSoftware, RowRefused, SettingsError, SinkUnavailable, StaleWriter
 from kstreams_py.graph.sink import Evidence, Row, SinkConnection
 from kstreams_py.records import TopicPartition
-from kstreams_py.sinks import Parquet, PostgreSQL, Redis, directory, postgresql, sqlite
+from kstreams_py.sinks import Parquet, PostgreSQL, Redis, directory, postgresql_connections, sqlite
 from kstreams_py.sinks.manifest import MERGED_AT_ONCE
 from tests.contract.dying_writer import CONSUMER, INPUT, Write, dying_writer, find_crash_anomalies
 from tests.contract.naive_sink import NaiveSink
@@ -73,10 +73,10 @@ def open_patiently(monkeypatch: pytest.MonkeyPatch, open_sink: Any) -> Any:
     """Opens connections that wait for each other as long as a busy machine may take."""
     monkeypatch.setattr(sqlite, "BUSY_SECONDS", 60.0)
     monkeypatch.setattr(directory, "LOCK_SECONDS", 60.0)
-    monkeypatch.setattr(postgresql, "LIMIT_SECONDS", 120.0)
-    monkeypatch.setitem(vars(postgresql)["_SETTINGS"], "lock_timeout", "60s")
-    monkeypatch.setitem(vars(postgresql)["_SETTINGS"], "statement_timeout", "100s")
-    monkeypatch.setitem(vars(postgresql)["_SETTINGS"], "idle_in_transaction_session_timeout", "100s")
+    monkeypatch.setattr(postgresql_connections, "LIMIT_SECONDS", 120.0)
+    monkeypatch.setitem(vars(postgresql_connections)["SETTINGS"], "lock_timeout", "60s")
+    monkeypatch.setitem(vars(postgresql_connections)["SETTINGS"], "statement_timeout", "100s")
+    monkeypatch.setitem(vars(postgresql_connections)["SETTINGS"], "idle_in_transaction_session_timeout", "100s")
     return open_sink
 
 
@@ -518,7 +518,7 @@ def test_server_that_does_not_answer_is_unavailable(
     postgres: PostgreSQLTarget, open_postgres: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connection = open_postgres()
-    monkeypatch.setattr(postgresql, "LIMIT_SECONDS", 0.3)
+    monkeypatch.setattr(postgresql_connections, "LIMIT_SECONDS", 0.3)
     pid = connection._connection.info.backend_pid
     os.kill(pid, signal.SIGSTOP)
     try:
