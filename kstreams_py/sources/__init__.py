@@ -7,6 +7,10 @@ claims         adapter  claims in a SQLite file: which inputs are under way, by 
 sqlite         adapter  the rows of a table in SQLite
 records        adapter  the records of one file, from any of them on: lines of JSON, rows of CSV and of Parquet
 files          adapter  the lines and rows of files
+passes            rule     where a worker looks for rows that nobody has claimed
+postgresql_tables adapter  a table in PostgreSQL: its columns, and the key that identifies a row
+postgresql_claims adapter  claims in tables of PostgreSQL
+postgresql        adapter  the rows of a table in PostgreSQL
 http_requests  rule     which requests over HTTP are inputs, what they are answered, and which are one input
 http_server    adapter  the HTTP server: its thread, ports, connections and their limits
 http           acts     requests over HTTP, each answered when all that was made of it is done
@@ -16,6 +20,7 @@ from kstreams_py.graph.source import BadInput, Claim, Source, SourceConnection
 from kstreams_py.sources.files import Files
 from kstreams_py.sources.http import HTTP
 from kstreams_py.sources.http_requests import HTTPRequest
+from kstreams_py.sources.postgresql import PostgreSQL
 from kstreams_py.sources.sqlite import SQLite
 
-__all__ = ["HTTP", "BadInput", "Claim", "Files", "HTTPRequest", "SQLite", "Source", "SourceConnection"]
+__all__ = ["HTTP", "BadInput", "Claim", "Files", "HTTPRequest", "PostgreSQL", "SQLite", "Source", "SourceConnection"]

@@ -11,10 +11,13 @@ from typing import Any, Final
 
 import pytest
 
+from bench.servers import Server
 from kstreams_py import sources
+from kstreams_py.graph.sink import Evidence
 from kstreams_py.graph.source import Source, SourceConnection
 from kstreams_py.sources import claims
 from kstreams_py.testing.memory_source import MemorySource
+from tests.contract.targets import PostgreSQLTarget
 
 LEASE: Final = 10.0
 
@@ -141,3 +144,32 @@ class InFiles(Medium):
             "SELECT path, key & 0xffffffffff AS line, reason FROM kstreams_claims AS c JOIN kstreams_files AS f"
             " ON f.reader = c.reader AND file = key >> 40 WHERE state = 3"
         )
+
+
+class InPostgreSQL(Medium):
+    """Rows in a schema of its own. What waits is the worker's clock; the leases in the table end sooner instead."""
+
+    def __init__(self, _: Path, monkeypatch: pytest.MonkeyPatch, server: Server) -> None:
+        super().__init__()
+        monkeypatch.setattr(claims, "read_clock", lambda: self.now)
+        self.target = PostgreSQLTarget(server, Evidence.HASH)
+        self.run = self.target.execute
+        self.run("CREATE TABLE orders (id bigint PRIMARY KEY, item text)")
+
+    def insert(self, *ids: int) -> None:
+        self.run(f"INSERT INTO orders SELECT id, 'item ' || id FROM unnest(ARRAY{[*ids]}) AS id")
+
+    def delete(self) -> None:
+        self.run("DELETE FROM orders")
+
+    def source(self, **options: Any) -> Source:
+        given = {"key": "id", **options, "table": f"{self.target.schema}.{options.get('table', 'orders')}"}
+        return sources.PostgreSQL(self.target.url, **given)
+
+    def refused(self) -> list[tuple[int, str]]:
+        return self.run("SELECT key::bigint, reason FROM kstreams_claims WHERE state = 3 ORDER BY 1")
+
+    def wait(self, seconds: float) -> None:
+        super().wait(seconds)
+        if self.run("SELECT to_regclass('kstreams_claim_owners')") != [(None,)]:
+            self.run(f"UPDATE kstreams_claim_owners SET lease_until = lease_until - interval '{seconds} seconds'")

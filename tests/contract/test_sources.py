@@ -10,18 +10,23 @@ import pytest
 
 from kstreams_py.graph.source import SourceConnection
 from kstreams_py.sources.suspects import DEATHS_MAX, DELETED, REASON
-from tests.contract.source_media import LEASE, InFiles, InMemory, InSQLite, Medium
+from tests.contract.source_media import LEASE, InFiles, InMemory, InPostgreSQL, InSQLite, Medium
 
-MEDIA: dict[str, Callable[[Path, pytest.MonkeyPatch], Medium]] = {
+MEDIA: dict[str, Callable[..., Medium]] = {
     "memory": lambda *_: InMemory(),
     "sqlite": InSQLite,
     "files": InFiles,
+    "postgresql": InPostgreSQL,
 }
+
+SERVERS = {"postgresql"}
+"""The media that have a server, which is the fixture of the same name."""
 
 
 @pytest.fixture(params=MEDIA)
 def medium(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Medium]:
-    with closing(MEDIA[request.param](tmp_path, monkeypatch)) as found:
+    servers = [request.getfixturevalue(request.param)] if request.param in SERVERS else []
+    with closing(MEDIA[request.param](tmp_path, monkeypatch, *servers)) as found:
         yield found
 
 

@@ -1,0 +1,91 @@
+"""Where a worker looks for rows that nobody has claimed: in passes over the whole table, and beyond its end.
+
+Rows of a table that grows may appear before others that were read: their key is lower, or their transaction commits
+later. So a look beyond the last key alone would lose them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+LOOK_SECONDS: Final = 0.2
+"""Seconds for which one read looks through rows: a stop, and the other tasks, wait for it."""
+
+PAUSE: Final = 10
+"""How many times as long as a pass is the time until the next one begins."""
+
+
+class Look(NamedTuple):
+    """What a look at the next rows after a key has found.
+
+    - `found`: how many of them nobody had claimed.
+    - `claimed`: how many of those were claimed; other workers may have been faster.
+    - `last`: the last key that was looked at; None if there was none.
+    - `is_end`: whether there are no rows after it.
+    """
+
+    found: int
+    claimed: int
+    last: Any
+    is_end: bool
+
+
+class Passes:
+    """The place of one worker in a table.
+
+    - `clock`: returns seconds that never decrease.
+    - `ends`: no row is inserted any more.
+    """
+
+    def __init__(self, clock: Callable[[], float], *, ends: bool) -> None:
+        self._clock, self._ends = clock, ends
+        self._after: Any = None
+        """The last key that was looked at in the current pass; None if there is no pass."""
+        self._end: Any = None
+        """The key after which nothing was looked at; None if that is not known."""
+        self._has_found = False
+        """Whether the current pass has found rows."""
+        self._was_beyond = False
+        """Whether the last look was beyond the end."""
+        self._passed_at = float("-inf")
+        """When a pass was last begun, and how long it takes to look through the table in one."""
+        self._pass_seconds = 0.0
+        self.are_complete = False
+        """Whether a pass has found nothing, and no row is inserted any more."""
+
+    def find(self, look: Callable[[Any], Look]) -> int:
+        """Looks at rows until some are claimed or it takes too long; returns how many were claimed.
+
+        - `look`: looks at the next rows after a key, or at the first ones for None.
+        """
+        if self.are_complete:
+            return 0
+        now, is_under_way = self._clock(), self._after is not None
+        is_due = is_under_way or self._ends or now >= self._passed_at + PAUSE * self._pass_seconds
+        # rows that are appended do not wait for the end of a long pass, and a pass does not wait for them
+        if self._end is not None and (not is_due or (is_under_way and not self._was_beyond)):
+            looked = self._look_on(look, self._end, now)
+            self._end, self._was_beyond = looked.last, True
+            if looked.claimed or not is_due:
+                return looked.claimed
+        self._was_beyond = False
+        if not is_under_way:
+            self._passed_at, self._pass_seconds, self._has_found = now, 0.0, False
+        looked = self._look_on(look, self._after, now)
+        self._after, self._has_found = looked.last, self._has_found or looked.found > 0
+        if looked.is_end:
+            self._end, self._after = looked.last, None
+            self.are_complete = self._ends and not self._has_found
+        self._pass_seconds += self._clock() - now
+        return looked.claimed
+
+    def _look_on(self, look: Callable[[Any], Look], after: Any, now: float) -> Look:
+        """Looks at the parts of the table after a key; returns the last look, with what all of them have found."""
+        found = 0
+        while True:
+            looked = look(after)
+            found += looked.found
+            after = after if looked.last is None else looked.last
+            if looked.claimed or looked.is_end or self._clock() >= now + LOOK_SECONDS:
+                return looked._replace(found=found, last=after)

@@ -1,0 +1,335 @@
+"""The rows of a table in PostgreSQL as a source. Claims are rows of other tables in the same schema."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from kstreams_py.errors import DecodeError, SettingsError, SourceUnavailable
+from kstreams_py.graph.source import BadInput, Claim
+from kstreams_py.sinks.postgresql_connections import (
+    SETTINGS,
+    Database,
+    check_table_name,
+    first_line,
+    limited,
+    name_database,
+)
+from kstreams_py.sources import claims
+from kstreams_py.sources.passes import PAUSE, Passes
+from kstreams_py.sources.postgresql_claims import ClaimTables
+from kstreams_py.sources.postgresql_tables import describe_table
+from kstreams_py.sources.suspects import DELETED, REASON, choose
+
+if TYPE_CHECKING:
+    import psycopg
+
+LEASE: Final = 10.0
+"""The default seconds after which the claims of a worker that is silent are taken over."""
+
+NEVER: Final = float("-inf")
+"""The time of what has not been."""
+
+_SETTINGS: Final = SETTINGS | {
+    # keys are known by their text: it must be the same in all sessions, and exact
+    "TimeZone": "UTC",
+    "DateStyle": "ISO, MDY",
+    "IntervalStyle": "postgres",
+    "extra_float_digits": "1",
+    "bytea_output": "hex",
+    # rows and claims are found by their indexes: a plan that reads all claims at each look is too slow
+    "enable_hashjoin": "off",
+    "enable_mergejoin": "off",
+    "jit": "off",
+    # a claim that another worker was faster with is no failure
+    "default_transaction_isolation": "read committed",
+}
+
+
+@dataclass(frozen=True, init=False)
+class PostgreSQL:
+    """The rows of a table in PostgreSQL, those that are inserted later included. Needs psycopg:
+    `pip install 'kstreams_py[postgresql]'`.
+
+    Each row is a dict of column to value, as psycopg returns it; times with a zone are in UTC. A row that has a value
+    that Python does not have, such as a date of infinity, is refused with the reason.
+
+    A row that was acknowledged is never read again, whatever changes in it. The claims of all workers and graphs are in
+    the table `kstreams_claims` of the same schema, which is created.
+
+    - `url`: `postgresql://user:password@host:port/database`, with any parameter of libpq. It must not be a pooler's in
+      transaction mode.
+    - `table`: its name, with its schema if that is not on the search path: `"schema.table"`. It may be partitioned.
+    - `key`: a column that identifies a row for ever: the primary key, or NOT NULL and UNIQUE. A key that is used again
+      after its row was deleted is not read. A table that is created again is refused until it is known whether its rows
+      are the same.
+    - `columns`: those to read; None for all.
+    - `ends`: no row is inserted any more: the job ends when all rows are done.
+    - `lease`: seconds after which the claims of a worker that is silent are taken over, by the clock of the database.
+    """
+
+    url: str = field(repr=False)
+    name: str
+    table: str
+    key: str
+    columns: tuple[str, ...] | None
+    ends: bool
+    lease: float
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        table: str,
+        key: str,
+        columns: Iterable[str] | None = None,
+        ends: bool = False,
+        lease: float = LEASE,
+    ) -> None:
+        name = name_database(url)
+        check_table_name(table)
+        if lease <= 0:
+            raise SettingsError(f"lease={lease}: give seconds above 0")
+        names = None if columns is None else tuple(columns)
+        vars(self).update(url=url, name=name, table=table, key=key, columns=names, ends=ends, lease=float(lease))
+
+    def __str__(self) -> str:
+        return f"{self.name}: table {self.table}"
+
+    def open(self, reader: str) -> TableConnection:
+        """See Source. Raises MissingSoftware without psycopg."""
+        return TableConnection(self, reader)
+
+
+class TableConnection:
+    """One worker's connection to a table in PostgreSQL: see SourceConnection."""
+
+    def __init__(self, source: PostgreSQL, reader: str) -> None:
+        self._database = Database(source.url, "a PostgreSQL source")
+        self._source, self._reader = source, reader
+        self.lease = source.lease
+        self._connection: psycopg.Connection[Any] | None = None
+        self._keeper: psycopg.Connection[Any] | None = None
+        """The connection of the thread that keeps the claims; None until it is needed."""
+        self._owner = int.from_bytes(os.urandom(8), "big") >> 1
+        """The number of this worker among all owners of claims. One of a sequence may be given twice, after a crash."""
+        self._renewed_at = self._search_at = NEVER
+        """When the lease was last renewed, and when claims to be read again are next looked for."""
+        self._batch = 0
+        """The number of the last read."""
+        self._held: dict[str, int] = {}
+        """By the key of each claim that was returned and that has no end, its batch."""
+        self._is_doubtful = False
+        """Whether there may be other claims of this worker: a connection has ended in the middle of a read, or with the
+        server, which may have lost commits."""
+        self.waits_alone = False
+        self.is_exhausted = False
+        with self._usable():
+            pass
+
+    @property
+    def identity(self) -> str:
+        """See SourceConnection."""
+        return self._tables.identity
+
+    def read(self, limit: int, *, alone: bool) -> list[Claim]:
+        """See SourceConnection."""
+        with self._usable():
+            self._renew()
+            if not limit:
+                return []
+            if self._is_doubtful and (found := self._return_unknown(limit)):
+                return found
+            self._batch += 1
+            claimed = self._claim_again(limit, alone=alone)
+            if not self.waits_alone and claimed < limit:
+                claimed += self._claim_new(limit - claimed)
+            return self._return() if claimed else []
+
+    def ack(self, claims: Sequence[Claim]) -> None:
+        """See SourceConnection."""
+        keys = [claim.token for claim in claims]
+        with self._usable():
+            self._tables.acknowledge(keys, self._oldest(keys))
+        self._release(keys)
+
+    def refuse(self, claims: Sequence[tuple[Claim, str]]) -> None:
+        """See SourceConnection. The reason is in the column `reason` of `kstreams_claims`, with the state 3."""
+        keys = [claim.token for claim, _ in claims]
+        with self._usable():
+            self._tables.refuse(keys, [reason for _, reason in claims])
+        self._release(keys)
+
+    def give_back(self, claims: Sequence[Claim], *, failed: bool) -> None:
+        """See SourceConnection."""
+        keys = [claim.token for claim in claims]
+        with self._usable():
+            self._tables.give_back(keys, self._oldest(keys), failed=failed)
+        self._release(keys)
+        self._search_at = NEVER
+
+    def keep(self) -> None:
+        """See SourceConnection. It needs a second connection only while the first one is in use for long."""
+        now = claims.read_clock()
+        if self._renewed_at == NEVER or now < self._renewed_at + self.lease / 3:
+            return
+        try:
+            if self._keeper is None:
+                self._keeper = self._database.connect(_SETTINGS)
+            with limited(self._keeper):
+                self._tables.renew(self._keeper)
+            self._renewed_at = now
+        except self._database.psycopg.Error as error:
+            keeper, self._keeper = self._keeper, None
+            if keeper is not None:
+                keeper.close()
+            raise self._unavailable(error) from error
+
+    def close(self) -> None:
+        """See SourceConnection."""
+        for connection in (self._connection, self._keeper):
+            if connection is not None:
+                connection.close()
+        self._connection = self._keeper = None
+
+    def _oldest(self, keys: Sequence[str]) -> int:
+        return min((self._held.get(key, 0) for key in keys), default=0)
+
+    def _release(self, keys: Sequence[str]) -> None:
+        for key in keys:
+            self._held.pop(key, None)
+
+    def _renew(self) -> None:
+        """Renews the lease if that is due."""
+        now = claims.read_clock()
+        if now < self._renewed_at + self.lease / 3:
+            return
+        if self._renewed_at == NEVER:
+            self._tables.delete_dead()
+        if not self._tables.renew():
+            self._disconnect()
+            raise SourceUnavailable(f"{self._source} was dropped, or created again", may_return=True)
+        self._renewed_at = now
+
+    def _claim_again(self, limit: int, *, alone: bool) -> int:
+        """Claims rows that were given back, or whose worker is dead; returns how many."""
+        now = claims.read_clock()
+        if not (alone and self.waits_alone) and now < self._search_at:
+            return 0
+        found = {each.key: each for each in self._tables.find_abandoned()}
+        # the index keeps claims that are done until it is vacuumed: a search takes a tenth of the time at most
+        self._search_at = now + max(self.lease / 4, PAUSE * (claims.read_clock() - now))
+        chosen = choose({key: each.deaths for key, each in found.items()}, limit, alone=alone)
+        if chosen.refused:
+            self._tables.take([found[key] for key in chosen.refused], self._batch, REASON)
+        claimed = self._tables.take([found[key] for key in chosen.read], self._batch) if chosen.read else 0
+        self.waits_alone = chosen.left or chosen.are_suspects
+        return claimed
+
+    def _claim_new(self, limit: int) -> int:
+        """Claims rows that nobody has claimed; returns how many."""
+        claimed = self._passes.find(lambda after: self._tables.claim(self._batch, after, limit))
+        if self._passes.are_complete:
+            self.is_exhausted = not self._tables.are_open()
+        return claimed
+
+    def _return_unknown(self, limit: int) -> list[Claim]:
+        """Returns claims of this worker that it does not know of."""
+        unknown = [key for key in self._tables.own_keys() if key not in self._held]
+        found = self._return(unknown[:limit]) if unknown else []
+        self._is_doubtful = len(unknown) > limit
+        return found
+
+    def _return(self, keys: Sequence[str] | None = None) -> list[Claim]:
+        """Returns the claims of this read, or those with these keys; refuses those whose row is gone."""
+        rows, bad = self._load(keys)
+        if deleted := [row[0] for row in rows if not row[3]]:
+            self._tables.refuse(deleted, [DELETED] * len(deleted))
+        key_of, names, found = self._table.key_of, self._table.names, list[Claim]()
+        for key, deaths, batch, is_there, *values in rows:
+            if is_there:
+                self._held[key] = batch
+                found.append(Claim(key_of(key), dict(zip(names, values, strict=True)), deaths, key))
+        for key, error in bad:
+            self._held[key] = 0
+            found.append(Claim(key_of(key), BadInput(error), 0, key))
+        return found
+
+    def _load(self, keys: Sequence[str] | None) -> tuple[list[Any], list[tuple[str, DecodeError]]]:
+        """Returns the rows of claims, and the keys of those that cannot be read, with the error."""
+        try:
+            return _fetch(self._tables.select(self._batch, keys))
+        except self._database.psycopg.Error as error:
+            if self._database.is_of_server(error):
+                raise
+            if keys is not None and len(keys) == 1:
+                return [], [(keys[0], _cannot_read(error))]
+        # the server cannot send a value of one of them, such as text that is none in its encoding
+        keys = [key for key in self._tables.own_keys() if key not in self._held] if keys is None else keys
+        middle = (len(keys) + 1) // 2
+        halves = [self._load(half) for half in (keys[:middle], keys[middle:]) if half]
+        return [row for rows, _ in halves for row in rows], [each for _, bad in halves for each in bad]
+
+    @contextlib.contextmanager
+    def _usable(self) -> Iterator[None]:
+        """Opens the connection if necessary. Raises SourceUnavailable with the reason, and ends the connection."""
+        try:
+            if self._connection is None:
+                self._connection = self._open()
+            with limited(self._connection):
+                yield
+        except self._database.psycopg.Error as error:
+            self._disconnect()
+            raise self._unavailable(error) from error
+
+    def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with contextlib.suppress(self._database.psycopg.Error):
+                connection.close()
+
+    def _unavailable(self, error: psycopg.Error) -> SourceUnavailable:
+        return SourceUnavailable(f"{self._source}: {first_line(error)}", may_return=self._database.may_return(error))
+
+    def _open(self) -> psycopg.Connection[Any]:
+        source, owner = self._source, (self._owner, self.lease)
+        # plans of statements that were prepared would be those for other limits, and for columns as they were
+        connection = self._database.connect(_SETTINGS, prepare_threshold=None, client_encoding="utf8")
+        try:
+            with limited(connection):
+                self._table = describe_table(connection, str(source), source.table, source.key, source.columns)
+                self._tables = ClaimTables(connection, str(source), self._reader, self._table, owner)
+        except BaseException:
+            connection.close()
+            raise
+        # a server that has crashed may have lost claims, too: their rows are found in another pass
+        self._is_doubtful, self._passes = True, Passes(claims.read_clock, ends=source.ends)
+        return connection
+
+
+def _fetch(cursor: psycopg.Cursor[Any]) -> tuple[list[Any], list[tuple[str, DecodeError]]]:
+    """Returns the rows, and the keys of those with a value that psycopg cannot load, with the error."""
+    try:
+        return cursor.fetchall(), []
+    except MemoryError:
+        raise
+    except Exception:
+        rows, bad = list[Any](), list[tuple[str, DecodeError]]()
+        for number in range(cursor.rowcount):
+            cursor.scroll(number, mode="absolute")
+            try:
+                rows.append(cursor.fetchone())
+            except MemoryError:
+                raise
+            except Exception as error:
+                assert cursor.pgresult is not None
+                key = cursor.pgresult.get_value(number, 0) or b""
+                bad.append((key.decode(), _cannot_read(error)))
+        return rows, bad
+
+
+def _cannot_read(error: Exception) -> DecodeError:
+    return DecodeError(f"{first_line(error)}: change the value, or leave its column out by columns= of the source")
