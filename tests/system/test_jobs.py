@@ -1,4 +1,4 @@
-"""A job of real processes over SQLite, without a broker: workers killed at random, every row once."""
+"""A job of real processes over a database, without a broker: workers killed at random, every row once."""
 
 from __future__ import annotations
 
@@ -12,8 +12,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+import psycopg
 import pytest
 
+from bench.servers import Server
+from kstreams_py.graph.sink import Evidence
+from tests.contract.targets import PostgreSQLTarget
 from tests.system.command import command, kstreams, list_children
 from tests.system.harness import wait_until
 
@@ -36,7 +40,7 @@ def parse(row):
     return row
 
 
-@graph.sink(parsed, to=sinks.SQLite({target!r}, table="stored", columns={{"id": int, "item": str}}))
+@graph.sink(parsed, to=sinks.{target}, columns={{"id": int, "item": str}}))
 def store(row):
     return row["id"], row["item"]
 """
@@ -44,23 +48,37 @@ def store(row):
 SOURCES: Final = {
     "a table": "SQLite({path!r}, table='orders', key='id'",
     "lines": "Files({lines!r}, format='jsonl', claims={path!r}",
+    "postgresql": "PostgreSQL({url!r}, table='{schema}.orders', key='id'",
 }
 
 NO_BROKER: Final = {"KSTREAMS_BOOTSTRAP_SERVERS": "127.0.0.1:1"}
 
 
 class Shop:
-    """A table of orders, or lines, the graph that copies them, and what is stored."""
+    """A table of orders, or lines, the graph that copies them, and what is stored.
+
+    - `server`: a PostgreSQL that has the tables; None for files.
+    """
 
     def __init__(
-        self, directory: Path, rows: int, *, ends: bool = True, seconds: float = 0.0, medium: str = "a table"
+        self,
+        directory: Path,
+        rows: int,
+        *,
+        ends: bool = True,
+        seconds: float = 0.0,
+        medium: str = "a table",
+        server: Server | None = None,
     ) -> None:
         self.source, self.target, lines = directory / "source.db", directory / "target.db", directory / "orders.jsonl"
-        self.file, self._rows, self._medium = directory / "orders.py", rows, medium
-        source = SOURCES[medium].format(path=str(self.source), lines=str(lines))
-        self.file.write_text(
-            GRAPH.format(source=source, target=str(self.target), ends=ends, seconds=seconds), encoding="utf-8"
-        )
+        self.file, self._medium = directory / "orders.py", medium
+        self._database = None if server is None else PostgreSQLTarget(server, Evidence.HASH)
+        places, target = {"path": str(self.source), "lines": str(lines)}, f"SQLite({str(self.target)!r}, table='stored'"
+        if self._database is not None:
+            places = {"url": self._database.url, "schema": self._database.schema}
+            target = "PostgreSQL({url!r}, table='{schema}.stored'".format(**places)
+        graph = GRAPH.format(source=SOURCES[medium].format(**places), target=target, ends=ends, seconds=seconds)
+        self.file.write_text(graph, encoding="utf-8")
         self.run_sql("CREATE TABLE orders (id INTEGER PRIMARY KEY, item TEXT)")
         self.insert(range(rows))
         if medium == "lines":
@@ -68,15 +86,16 @@ class Shop:
             lines.write_text("\n".join(made), encoding="utf-8")
 
     def insert(self, ids: range) -> None:
-        with closing(sqlite3.connect(self.source)) as connection, connection:
-            connection.executemany("INSERT INTO orders VALUES (?, ?)", [(each, f"item {each}") for each in ids])
+        self.run_sql("INSERT INTO orders VALUES " + ", ".join(f"({each}, 'item {each}')" for each in ids))
 
     def run_sql(self, statement: str, path: Path | None = None) -> list[Any]:
+        if self._database is not None:
+            return self._database.execute(statement)
         with closing(sqlite3.connect(path or self.source, timeout=10.0)) as connection, connection:
             return connection.execute(statement).fetchall()
 
     def stored(self) -> int:
-        with suppress(sqlite3.OperationalError):  # the table is not there yet
+        with suppress(sqlite3.OperationalError, psycopg.errors.UndefinedTable):  # the table is not there yet
             return int(self.run_sql("SELECT count(*) FROM stored", self.target)[0][0])
         return 0
 
@@ -87,7 +106,8 @@ class Shop:
         """Checks that each row but 13 is stored once and whole, and acknowledged."""
         expected = [(each, f"item {each}") for each in range(rows) if each != 13]
         assert self.run_sql("SELECT id, item FROM stored ORDER BY id", self.target) == expected
-        claims = self.run_sql("SELECT state, count(*), min(key), reason FROM kstreams_claims GROUP BY state, reason")
+        grouped = "SELECT state, count(*), min(CAST(key AS BIGINT)), reason FROM kstreams_claims GROUP BY state, reason"
+        claims = self.run_sql(f"{grouped} ORDER BY state")
         if self._medium == "lines":
             assert claims == [(3, 1, 1 << 40 | 14, "parse: ValueError: no 13")]
             assert self.run_sql("SELECT rows FROM kstreams_files") == [(rows,)]
@@ -105,8 +125,11 @@ def test_table_that_ends_is_stored_whole_without_a_broker_and_the_run_ends(tmp_p
 
 @pytest.mark.parametrize("medium", SOURCES)
 @pytest.mark.parametrize("kills", [3, pytest.param(30, marks=pytest.mark.long)])
-def test_workers_killed_at_random_store_each_row_once(tmp_path: Path, kills: int, medium: str) -> None:
-    shop, chance = Shop(tmp_path, rows=1_000 * kills, seconds=0.002, medium=medium), random.Random(kills)
+def test_workers_killed_at_random_store_each_row_once(
+    request: pytest.FixtureRequest, tmp_path: Path, kills: int, medium: str
+) -> None:
+    server = request.getfixturevalue(medium) if medium == "postgresql" else None
+    shop, chance = Shop(tmp_path, rows=1_000 * kills, seconds=0.002, medium=medium, server=server), random.Random(kills)
     with command(tmp_path, "run", shop.file, "--workers", 2, environment=NO_BROKER) as running:
         for number in range(kills):
             wait_until(partial(shop.has_stored, 800 * number + chance.randrange(800)), "rows are stored")
