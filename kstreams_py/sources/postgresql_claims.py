@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import psycopg
 
 LOOKED_AT: Final = 20_000
-"""How many rows are looked through at once for those that nobody has claimed."""
+"""How many rows are looked through at a time for those that nobody has claimed."""
 
 _COLUMNS: Final = {
     "kstreams_claims": ("reader", "key", "state", "owner", "batch", "deaths", "reason"),
@@ -98,7 +98,7 @@ class ClaimTables:
         schema, role = show(self._table.schema), show(quote(self._connection.info.user))
         if not self._find(source):
             with needing(source, f"GRANT CREATE ON SCHEMA {schema} TO {role}"), self._connection.transaction():
-                # CREATE TABLE IF NOT EXISTS fails if two workers run it at once
+                # CREATE TABLE IF NOT EXISTS fails if two workers run it concurrently
                 self._connection.execute("SELECT pg_advisory_xact_lock(hashtext('kstreams_py.sources'))")
                 self._connection.execute(_CREATE.format(schema=schema))
             self._find(source)
