@@ -227,6 +227,8 @@ class TableConnection:
             self._tables.take([found[key] for key in chosen.refused], self._batch, REASON)
         claimed = self._tables.take([found[key] for key in chosen.read], self._batch) if chosen.read else 0
         self.waits_alone = chosen.left or chosen.are_suspects
+        if len(chosen.read) == limit and not chosen.are_suspects:
+            self._search_at = NEVER  # there may be more
         return claimed
 
     def _claim_new(self, limit: int) -> int:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import psycopg
 
 LOOKED_AT: Final = 20_000
-"""How many rows are looked through at a time for those that nobody has claimed."""
+"""How many rows are looked through at a time for those that nobody has claimed, and how many claims to be taken."""
 
 _COLUMNS: Final = {
     "kstreams_claims": ("reader", "key", "state", "owner", "batch", "deaths", "reason"),
@@ -206,12 +206,13 @@ class ClaimTables:
         return Look(found, claimed, last, is_end)
 
     def find_abandoned(self) -> list[Abandoned]:
-        """Returns the claims that may be taken."""
+        """Returns claims that may be taken, first those with the most deaths."""
         statement = (
             f"SELECT c.key, c.state, c.owner, c.deaths + c.state FROM {self._claims} AS c"
             f" LEFT JOIN {self._owners} AS o ON o.owner = c.owner"
             f" WHERE c.reader = %(reader)s AND c.state <= {CLAIMED} AND (c.state = {FREE}"
-            f" OR (c.owner IS DISTINCT FROM %(owner)s AND (o.owner IS NULL OR {_DEAD}))) ORDER BY c.key"
+            f" OR (c.owner IS DISTINCT FROM %(owner)s AND (o.owner IS NULL OR {_DEAD})))"
+            f" ORDER BY c.deaths + c.state DESC, c.key LIMIT {LOOKED_AT}"
         )
         found = self._connection.execute(statement, self._parameters()).fetchall()
         return [Abandoned(*each) for each in found]

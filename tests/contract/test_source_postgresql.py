@@ -70,6 +70,15 @@ def test_large_table_is_looked_through_in_parts_and_its_end_at_once(
     assert [read(connection) for _ in range(3)] == [[100], [31], []]
 
 
+def test_many_claims_of_the_dead_are_taken_over_one_part_after_another(medium: InPostgreSQL) -> None:
+    medium.insert(1, 2, 3)
+    medium.open().read(100, alone=True)
+    medium.wait(2 * LEASE)
+    medium.insert(4)
+    connection = medium.open()
+    assert [read(connection, 2, alone=False) for _ in range(3)] == [[1, 2], [3, 4], []]
+
+
 KEYS: Final[dict[str, tuple[Sequence[str], Sequence[int | bytes]]]] = {
     "bigint": (["-9223372036854775808", "7", "10"], [-9223372036854775808, 7, 10]),
     "text": (["'00123'", "'123'", "'é%s'"], [b"00123", b"123", "é%s".encode()]),
