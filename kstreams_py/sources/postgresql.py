@@ -22,7 +22,7 @@ from kstreams_py.sources import claims
 from kstreams_py.sources.passes import PAUSE, Passes
 from kstreams_py.sources.postgresql_claims import ClaimTables
 from kstreams_py.sources.postgresql_tables import describe_table
-from kstreams_py.sources.suspects import DELETED, REASON, choose
+from kstreams_py.sources.suspects import DELETED, REASON, choose, has_suspects
 
 if TYPE_CHECKING:
     import psycopg
@@ -243,6 +243,8 @@ class TableConnection:
         unknown = [key for key in self._tables.own_keys() if key not in self._held]
         found = self._return(unknown[:limit]) if unknown else []
         self._is_doubtful = len(unknown) > limit
+        if found:  # what is read beside suspects would be one of them at the next death
+            self.waits_alone = has_suspects(claim.attempts for claim in found)
         return found
 
     def _return(self, keys: Sequence[str] | None = None) -> list[Claim]:

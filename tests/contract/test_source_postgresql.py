@@ -6,7 +6,7 @@ import datetime
 import re
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final
@@ -20,6 +20,7 @@ from kstreams_py.errors import SettingsError, SourceUnavailable
 from kstreams_py.graph.source import SourceConnection
 from kstreams_py.sinks import postgresql_connections
 from kstreams_py.sources import postgresql, postgresql_claims
+from kstreams_py.sources.suspects import DEATHS_MAX
 from tests.contract.source_media import LEASE, READER, InPostgreSQL
 from tests.contract.test_sources import read
 from tests.waiting import wait_until
@@ -384,33 +385,48 @@ def test_server_that_refuses_the_connection_does_not_return(medium: InPostgreSQL
     assert not raised.value.may_return
 
 
-@pytest.mark.parametrize("is_committed", [True, False], ids=["committed", "lost"])
-@pytest.mark.parametrize("lost", ["INSERT INTO {0}.kstreams_claims", "c.deaths, c.batch"], ids=["claim", "values"])
-def test_rows_of_a_read_whose_connection_dies_are_read_next(
-    medium: InPostgreSQL, monkeypatch: pytest.MonkeyPatch, lost: str, *, is_committed: bool
-) -> None:
-    medium.insert(1, 2, 3)
-    connection = medium.open()
-    first = connection.read(1, alone=True)
+@contextmanager
+def dying(medium: InPostgreSQL, statement: str, *, is_committed: bool) -> Iterator[None]:
+    """Ends connections at a statement, before or after its commit: nobody gets the answer."""
     execute = psycopg.Connection.execute
 
     def die(own: psycopg.Connection[Any], query: Any, *given: Any) -> Any:
-        if lost.format(f'"{medium.target.schema}"') not in query:
+        if statement not in query:
             return execute(own, query, *given)
         if is_committed:
             execute(own, query, *given)
         medium.run(f"SELECT pg_terminate_backend({own.info.backend_pid})")
         return execute(own, query, *given)
 
-    monkeypatch.setattr(psycopg.Connection, "execute", die)
-    with pytest.raises(SourceUnavailable) as raised:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(psycopg.Connection, "execute", die)
+        yield
+
+
+@pytest.mark.parametrize("is_committed", [True, False], ids=["committed", "lost"])
+@pytest.mark.parametrize("lost", ['".kstreams_claims (reader, key', "c.deaths, c.batch"], ids=["claim", "values"])
+def test_rows_of_a_read_whose_connection_dies_are_read_next(
+    medium: InPostgreSQL, lost: str, *, is_committed: bool
+) -> None:
+    medium.insert(1, 2, 3)
+    connection = medium.open()
+    first = connection.read(1, alone=True)
+    with dying(medium, lost, is_committed=is_committed), pytest.raises(SourceUnavailable) as raised:
         connection.read(1, alone=True)
     assert raised.value.may_return
-    monkeypatch.setattr(psycopg.Connection, "execute", execute)
     connection.ack(first)
+    assert connection.read(0, alone=False) == [], "who asks for none does not look at what it gets"
     assert (read(connection, 2), read(connection, 2)) in (([2], [3]), ([2, 3], []))
-    assert medium.run("SELECT key, state, deaths FROM kstreams_claims ORDER BY key") == [
-        ("1", 2, 0),
-        ("2", 1, 0),
-        ("3", 1, 0),
-    ]
+    claims = medium.run("SELECT key, state, deaths FROM kstreams_claims ORDER BY key")
+    assert claims == [("1", 2, 0), ("2", 1, 0), ("3", 1, 0)]
+
+
+def test_suspects_whose_claim_had_no_answer_are_read_again_by_themselves(medium: InPostgreSQL) -> None:
+    medium.insert(1, 2, 3)
+    for _ in range(DEATHS_MAX - 1):
+        medium.open().read(100, alone=True)
+        medium.wait(2 * LEASE)
+    connection = medium.open()
+    with dying(medium, "FOR UPDATE OF c SKIP LOCKED", is_committed=True), pytest.raises(SourceUnavailable):
+        connection.read(100, alone=True)
+    assert (read(connection), connection.waits_alone) == ([1], True)
