@@ -12,15 +12,13 @@ from kstreams_py.errors import SettingsError, did_you_mean
 from kstreams_py.sinks.sqlite import listed, quoted
 from kstreams_py.sources import claims
 from kstreams_py.sources.claims import CLAIMS, ClaimedInputs, ClaimsFile
+from kstreams_py.sources.passes import Look, Passes
 
 LEASE: Final = 10.0
 """The default seconds after which the claims of a worker that is silent are taken over."""
 
 LOOKED_AT: Final = 20_000
 """How many rows are looked through at a time for those that nobody has claimed."""
-
-LOOK_SECONDS: Final = 0.2
-"""Seconds for which one read looks through rows: a stop, and the other tasks, wait for it."""
 
 
 @dataclass(frozen=True, init=False)
@@ -78,15 +76,7 @@ class _TableRows(ClaimedInputs):
     def __init__(self, source: SQLite) -> None:
         self._source = source
         self._columns: tuple[str, ...] = ()
-        self._after: Any = None
-        """The last key that was looked at in the current pass over the table; None at its start."""
-        self._end: Any = None
-        """The last key of the table, when its end was reached last."""
-        self._has_found = False
-        """Whether the current pass has found rows."""
-        self._passed_at = float("-inf")
-        """When a pass was last begun, and how long it takes to look through the table in one."""
-        self._pass_seconds = 0.0
+        self._passes = Passes(claims.read_clock, ends=source.ends)
 
     def prepare(self, connection: sqlite3.Connection) -> None:
         """See ClaimedInputs."""
@@ -99,39 +89,35 @@ class _TableRows(ClaimedInputs):
         return {key: dict(zip(self._columns, row, strict=True)) for key, row in rows if row is not None}
 
     def find(self, connection: sqlite3.Connection, reader: str, limit: int) -> list[tuple[Any, dict[str, Any]]]:
-        """See ClaimedInputs: by their keys, in passes over the whole table, and beyond its end between them."""
-        now, self.are_complete = claims.read_clock(), False
-        if self._after is None:
-            # a pass reads the claims of all rows: it takes a tenth of the time at most
-            if now < self._passed_at + 10 * self._pass_seconds:
-                found = self._select(connection, reader, limit, self._end, None)
-                self._end = found[-1][0] if found else self._end
-                return self._rows(found)
-            self._passed_at, self._pass_seconds, self._has_found = now, 0.0, False
-        found = self._look(connection, reader, limit)
-        while not found and self._after is not None and claims.read_clock() < now + LOOK_SECONDS:
-            found = self._look(connection, reader, limit)
-        self._has_found |= bool(found)
-        self.are_complete = self._source.ends and self._after is None and not self._has_found
-        self._pass_seconds += claims.read_clock() - now
-        return self._rows(found)
+        """See ClaimedInputs: in the order of their keys."""
+        rows = list[tuple[Any, ...]]()
 
-    def _look(self, connection: sqlite3.Connection, reader: str, limit: int) -> list[tuple[Any, ...]]:
-        """Looks at the next rows of the pass; returns up to `limit` that nobody has claimed."""
-        key, after = quoted(self._source.key), self._after
+        def look(after: Any) -> Look:
+            nonlocal rows
+            rows, last, is_end = self._look(connection, reader, limit, after)
+            return Look(len(rows), len(rows), last, is_end)
+
+        self._passes.find(look)
+        self.are_complete = self._passes.are_complete
+        return [(row[0], dict(zip(self._columns, row[1:], strict=True))) for row in rows]
+
+    def _look(
+        self, connection: sqlite3.Connection, reader: str, limit: int, after: Any
+    ) -> tuple[list[tuple[Any, ...]], Any, bool]:
+        """Looks at the next rows after a key.
+
+        Returns up to `limit` that nobody has claimed, the last key that was looked at, and whether it is the last one.
+        """
+        key = quoted(self._source.key)
         since, began = ("", ()) if after is None else (f"WHERE {key} > ?", (after,))
         keys = f"SELECT {key} FROM {quoted(self._source.table)} {since} ORDER BY {key}"
         until = connection.execute(f"{keys} LIMIT 1 OFFSET {LOOKED_AT - 1}", began).fetchone()
         # asked for before the rows: what is inserted after this is beyond the end, or found in the next pass
-        last = connection.execute(f"{keys} DESC LIMIT 1", began).fetchone() if until is None else None
+        last = until or connection.execute(f"{keys} DESC LIMIT 1", began).fetchone()
         found = self._select(connection, reader, limit, after, until)
         if len(found) == limit:
-            self._after = found[-1][0]
-        elif until is not None:
-            (self._after,) = until
-        else:
-            self._after, self._end = None, after if last is None else last[0]
-        return found
+            return found, found[-1][0], False
+        return found, last and last[0], until is None
 
     def _select(
         self, connection: sqlite3.Connection, reader: str, limit: int, after: Any, until: tuple[Any] | None
@@ -146,9 +132,6 @@ class _TableRows(ClaimedInputs):
             f" WHERE c.key IS NULL {since} {'' if until is None else f'AND {key} <= ?'} ORDER BY {key} LIMIT ?"
         )
         return connection.execute(asked, (reader, *began, *(until or ()), limit)).fetchall()
-
-    def _rows(self, found: Sequence[tuple[Any, ...]]) -> list[tuple[Any, dict[str, Any]]]:
-        return [(row[0], dict(zip(self._columns, row[1:], strict=True))) for row in found]
 
     def _checked_columns(self, connection: sqlite3.Connection) -> tuple[str, ...]:
         """Returns the columns to read. Raises SettingsError for a table that cannot be read as it is declared."""

@@ -11,7 +11,7 @@ import pytest
 
 from kstreams_py import sources
 from kstreams_py.errors import SettingsError, SourceUnavailable
-from kstreams_py.sources import claims, sqlite
+from kstreams_py.sources import claims, passes, sqlite
 from kstreams_py.sources.suspects import DEATHS_MAX
 from tests.contract.source_media import LEASE, READER, InSQLite
 from tests.contract.test_sources import read
@@ -46,12 +46,13 @@ def test_file_that_is_made_anew_under_the_same_name_is_another_one(medium: InSQL
 
 def test_large_table_is_looked_through_in_parts(medium: InSQLite, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sqlite, "LOOKED_AT", 10)
-    monkeypatch.setattr(sqlite, "LOOK_SECONDS", -1.0)
+    monkeypatch.setattr(passes, "LOOK_SECONDS", -1.0)
     medium.insert(*range(0, 100, 2))
     connection = medium.open()
     assert [read(connection) for _ in range(6)] == [[*range(at, at + 20, 2)] for at in range(0, 100, 20)] + [[]]
     medium.insert(31, 100)
-    assert [read(connection) for _ in range(7)] == [[], [31], [], [], [], [100], []]
+    # a row beyond the end does not wait for the pass, nor the pass for it
+    assert [each for _ in range(8) for each in read(connection)] == [100, 31]
 
 
 def test_text_keys_are_read_unchanged(medium: InSQLite) -> None:
