@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 
@@ -13,12 +13,14 @@ class Claim(NamedTuple):
     - `value`: what functions get.
     - `attempts`: how often it was under way before when its worker died, or when it was given back as failed.
     - `token`: what the medium needs to acknowledge it.
+    - `taken_over`: whether another worker had it under way when its lease ended.
     """
 
     key: int | bytes
     value: Any
     attempts: int
     token: Any
+    taken_over: bool = False
 
 
 class BadInput(NamedTuple):
@@ -51,6 +53,10 @@ class SourceConnection(Protocol):
     @property
     def waits_alone(self) -> bool:
         """Whether inputs wait for a `read` with `alone`."""
+
+    @property
+    def refused(self) -> int:
+        """How many inputs `read` has refused by itself: those that are gone, or were under way at too many deaths."""
 
     def read(self, limit: int, *, alone: bool) -> Sequence[Claim]:
         """Claims up to `limit` inputs, which may be 0; returns none if none is there now.
@@ -88,6 +94,37 @@ class WakingConnection(Protocol):
         """Takes what the connection calls when an input comes, in any thread."""
 
 
+class RefusedInput(NamedTuple):
+    """An input that was refused.
+
+    - `key`: its key, as text.
+    - `deaths`: how often it was under way when its worker died, or when it was given back as failed.
+    """
+
+    key: str
+    deaths: int
+    reason: str
+
+
+class SourceStatus(NamedTuple):
+    """How many inputs of a source are claimed by one reader, and what keeps them. Those that are done do not count.
+
+    - `free`: given back; the next worker reads them.
+    - `claimed`: under way.
+    - `abandoned`: under way when the lease of their worker ended; the next worker reads them.
+    - `suspects`: of the free and the abandoned, those that were so at several deaths: they are read by themselves.
+    - `refused`: not to be read again.
+    - `shown`: some of the refused inputs, those with the highest keys first.
+    """
+
+    free: int = 0
+    claimed: int = 0
+    abandoned: int = 0
+    suspects: int = 0
+    refused: int = 0
+    shown: tuple[RefusedInput, ...] = ()
+
+
 class Source(Protocol):
     """The declaration of a source, in the module of a graph. It is immutable, picklable, and makes no connection.
 
@@ -98,4 +135,21 @@ class Source(Protocol):
         """Opens the connection of one worker. `reader`: the graph and the source's name in it, which own the claims.
 
         Raises SourceUnavailable, and SettingsError if the source cannot be read as it is declared.
+        """
+
+
+@runtime_checkable
+class InspectedSource(Source, Protocol):
+    """A source whose claims operators can look at, and whose refused inputs they can let be read again."""
+
+    def inspect(self, reader: str, limit: int) -> SourceStatus:
+        """Returns how the claims of a reader stand, with up to `limit` refused inputs. Changes nothing.
+
+        Raises SourceUnavailable, and SettingsError if the source cannot be read as it is declared.
+        """
+
+    def retry(self, reader: str, keys: Collection[str] | None) -> int:
+        """Lets refused inputs be read again as if they were new; returns how many. `keys`: as text; None for all.
+
+        Raises SettingsError for a key of which no input is refused, and SourceUnavailable; nothing is changed then.
         """

@@ -68,6 +68,7 @@ class TopicConnection:
 
     is_exhausted = False
     waits_alone = False
+    refused = 0
     lease = float("inf")
 
     def __init__(self, topic: Topic, group: str, member: str, environment: Environment) -> None:

@@ -21,7 +21,7 @@ from kstreams_py.sinks.sqlite import MAY_RETURN, code_of, describe_error, open_f
 from kstreams_py.sources.suspects import DELETED, REASON, choose, has_suspects
 
 CLAIMS: Final = "kstreams_claims"
-_OWNERS: Final = "kstreams_claim_owners"
+OWNERS: Final = "kstreams_claim_owners"
 _IDENTITY: Final = "kstreams_source_id"
 
 FREE, CLAIMED, DONE, REFUSED = range(4)
@@ -29,7 +29,7 @@ FREE, CLAIMED, DONE, REFUSED = range(4)
 
 _COLUMNS: Final = {
     CLAIMS: ("reader", "key", "state", "owner", "deaths", "reason"),
-    _OWNERS: ("owner", "lease", "lease_until", "process"),
+    OWNERS: ("owner", "lease", "lease_until", "process"),
     _IDENTITY: ("id",),
 }
 
@@ -37,13 +37,14 @@ _CREATE: Final = f"""
 CREATE TABLE IF NOT EXISTS {CLAIMS} (reader TEXT, key BLOB, state INTEGER NOT NULL, owner INTEGER,
     deaths INTEGER NOT NULL, reason TEXT, PRIMARY KEY (reader, key)) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS {CLAIMS}_open ON {CLAIMS} (reader) WHERE state <= {CLAIMED};
-CREATE TABLE IF NOT EXISTS {_OWNERS} (owner INTEGER PRIMARY KEY AUTOINCREMENT, lease REAL NOT NULL,
+CREATE INDEX IF NOT EXISTS {CLAIMS}_refused ON {CLAIMS} (reader) WHERE state = {REFUSED};
+CREATE TABLE IF NOT EXISTS {OWNERS} (owner INTEGER PRIMARY KEY AUTOINCREMENT, lease REAL NOT NULL,
     lease_until REAL NOT NULL, process TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS {_IDENTITY} (id TEXT NOT NULL);
 """
-"""The index has the claims that are not done, which are few: without it, a search for them would read all."""
+"""The indexes have the claims that are not done, which are few: without them, a search for these would read all."""
 
-_DEAD: Final = "(lease_until < ? OR lease_until > ? + lease)"
+DEAD: Final = "(lease_until < ? OR lease_until > ? + lease)"
 """An owner whose lease is over; or that began at another start of the machine, as no lease ends later than that."""
 
 _CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
@@ -117,6 +118,7 @@ class ClaimsFile:
         """When claims to be read again were last looked for."""
         self.waits_alone = False
         self.is_exhausted = False
+        self.refused = 0
         self.identity = ""
         with self._usable():
             pass
@@ -196,24 +198,26 @@ class ClaimsFile:
             return []
         self._searched_at = now
         asked = (
-            f"SELECT key, deaths + (state = {CLAIMED}) FROM {CLAIMS} LEFT JOIN {_OWNERS} USING (owner)"
+            f"SELECT key, deaths, state = {CLAIMED} FROM {CLAIMS} LEFT JOIN {OWNERS} USING (owner)"
             f" WHERE reader = ? AND state <= {CLAIMED}"
-            f" AND (state = {FREE} OR lease IS NULL OR {_DEAD})"
+            f" AND (state = {FREE} OR lease IS NULL OR {DEAD})"
         )
         with transaction(connection):
             found = connection.execute(asked, (self._reader, now, now)).fetchall()
-            deaths = {key: count for key, count in found if key not in self._held}
+            taken = {key: bool(died) for key, _, died in found}
+            deaths = {key: count + died for key, count, died in found if key not in self._held}
             chosen = choose(deaths, limit, alone=alone)
             values = self._inputs.values(connection, chosen.read)
-            self._give_up(connection, REASON, chosen.refused)
-            self._give_up(connection, DELETED, (key for key in chosen.read if key not in values))
+            refused = self._give_up(connection, REASON, chosen.refused)
+            refused += self._give_up(connection, DELETED, (key for key in chosen.read if key not in values))
             connection.executemany(
                 f"UPDATE {CLAIMS} SET state = {CLAIMED}, owner = ?, deaths = ? WHERE reader = ? AND key = ?",
                 [(self._owner, deaths[key], self._reader, key) for key in values],
             )
+        self.refused += refused
         self.waits_alone = chosen.left or chosen.are_suspects
         loaded = self._inputs.load(connection, [*values.items()])
-        return [claim_of(key, value, deaths[key]) for key, value in loaded]
+        return [claim_of(key, value, deaths[key], taken_over=taken[key]) for key, value in loaded]
 
     def _read_unknown(self, connection: sqlite3.Connection) -> list[Claim]:
         """Returns the claims of this worker that it does not know of: those of a read whose commit had no answer."""
@@ -221,14 +225,17 @@ class ClaimsFile:
         values = self._inputs.values(connection, [*deaths])
         if deleted := deaths.keys() - values.keys():
             with transaction(connection):
-                self._give_up(connection, DELETED, deleted)
+                refused = self._give_up(connection, DELETED, deleted)
+            self.refused += refused
         loaded = self._inputs.load(connection, [*values.items()])
         return [claim_of(key, value, deaths[key]) for key, value in loaded]
 
-    def _give_up(self, connection: sqlite3.Connection, reason: str, keys: Iterable[Any]) -> None:
-        """Refuses inputs that are not read again."""
+    def _give_up(self, connection: sqlite3.Connection, reason: str, keys: Iterable[Any]) -> int:
+        """Refuses inputs that are not read again; returns how many."""
         refused = f"UPDATE {CLAIMS} SET state = {REFUSED}, reason = ? WHERE reader = ? AND key = ?"
-        connection.executemany(refused, [(reason, self._reader, key) for key in keys])
+        rows = [(reason, self._reader, key) for key in keys]
+        connection.executemany(refused, rows)
+        return len(rows)
 
     def _own(self, connection: sqlite3.Connection) -> list[tuple[Any, int]]:
         """Returns the keys of this worker's claims, with their deaths."""
@@ -261,12 +268,12 @@ class ClaimsFile:
         process = f"process {os.getpid()}"
         until = read_clock() + self.lease
         if self._owner is None:
-            connection.execute(f"DELETE FROM {_OWNERS} WHERE {_DEAD}", (read_clock(), read_clock()))
-            made = f"INSERT INTO {_OWNERS} (lease, lease_until, process) VALUES (?, ?, ?)"
+            connection.execute(f"DELETE FROM {OWNERS} WHERE {DEAD}", (read_clock(), read_clock()))
+            made = f"INSERT INTO {OWNERS} (lease, lease_until, process) VALUES (?, ?, ?)"
             self._owner = connection.execute(made, (self.lease, until, process)).lastrowid
             return
         # if this worker was frozen past its lease, another one may have deleted it
-        renewed = f"INSERT INTO {_OWNERS} VALUES (?, ?, ?, ?) ON CONFLICT (owner) DO UPDATE SET lease_until = ?"
+        renewed = f"INSERT INTO {OWNERS} VALUES (?, ?, ?, ?) ON CONFLICT (owner) DO UPDATE SET lease_until = ?"
         connection.execute(renewed, (self._owner, self.lease, until, process, until))
 
     @contextmanager
@@ -306,6 +313,12 @@ class ClaimsFile:
             self.identity = f"{made} {self._reader}"
 
 
+def check_file(path: Path) -> None:
+    """Raises SettingsError if there is no file."""
+    if not path.is_file():
+        raise SettingsError(f"there is no file {str(path)!r}: correct the path of the source")
+
+
 def create_tables(
     connection: sqlite3.Connection, path: Path, statements: str, columns: Mapping[str, tuple[str, ...]]
 ) -> None:
@@ -315,15 +328,25 @@ def create_tables(
     """
     for statement in filter(str.strip, statements.split(";")):
         connection.execute(statement)
+    check_tables(connection, path, columns)
+
+
+def check_tables(
+    connection: sqlite3.Connection, path: Path, columns: Mapping[str, tuple[str, ...]] = _COLUMNS
+) -> bool:
+    """Returns whether all tables of a claims file are there. Raises SettingsError if one has other columns."""
+    are_there = True
     for table, expected in columns.items():
         found = tuple(name for (name,) in connection.execute("SELECT name FROM pragma_table_info(?)", (table,)))
-        if found != expected:
+        are_there &= bool(found)
+        if found and found != expected:
             raise SettingsError(
                 f"{path}: table {table} is of another version of kstreams_py (its columns are {', '.join(found)}): "
                 "read it with that version, or drop it to read all inputs again"
             )
+    return are_there
 
 
-def claim_of(key: Any, value: Any, deaths: int) -> Claim:
+def claim_of(key: Any, value: Any, deaths: int, *, taken_over: bool = False) -> Claim:
     """Returns the claim of an input. `key`: a number, or what `repr` tells from all other keys."""
-    return Claim(key if type(key) is int else repr(key).encode(), value, deaths, key)
+    return Claim(key if type(key) is int else repr(key).encode(), value, deaths, key, taken_over)

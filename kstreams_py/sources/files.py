@@ -13,18 +13,20 @@ import glob
 import logging
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from kstreams_py.errors import DecodeError, MissingSoftware, SettingsError, SourceUnavailable, did_you_mean
-from kstreams_py.graph.source import BadInput
+from kstreams_py.graph.source import BadInput, SourceStatus
 from kstreams_py.sinks.sqlite import transaction
 from kstreams_py.sources import claims, records
 from kstreams_py.sources.claims import CLAIMS, ClaimedInputs, ClaimsFile, create_tables
+from kstreams_py.sources.inspection import inspect_claims, retry_claims
 from kstreams_py.sources.records import CsvRecords, FilePosition, JsonRecords, OpenRecords, ParquetRecords
 from kstreams_py.sources.suspects import DELETED
 
@@ -144,10 +146,32 @@ class Files:
             if self.ends:
                 raise SettingsError(f"no file matches {path!r}: correct it, or leave out ends=True to wait for one")
             logger.warning("%s: no file matches yet", path)
-        # read in another format, a file has other records
-        dialect = f" {self.delimiter!r}" if self.format == "csv" else ""
-        reader = f"{reader} {self.format}{dialect}"
-        return ClaimsFile(self.claims, reader, self.lease, _FileRecords(self, reader))
+        own = self._reader(reader)
+        return ClaimsFile(self.claims, own, self.lease, _FileRecords(self, own))
+
+    def inspect(self, reader: str, limit: int) -> SourceStatus:
+        """See InspectedSource. The key of a record is shown as its file and its number there."""
+        own = self._reader(reader)
+        if not self.claims.is_file():
+            return SourceStatus()
+        return inspect_claims(self.claims, own, limit, partial(_find_places, own))
+
+    def retry(self, reader: str, keys: Collection[str] | None) -> int:
+        """See InspectedSource."""
+        own = self._reader(reader)
+        return retry_claims(self, self.claims, own, keys, partial(_find_places, own))
+
+    def _reader(self, reader: str) -> str:
+        """Returns who owns the claims: read in another format, a file has other records."""
+        return f"{reader} {self.format}" + (f" {self.delimiter!r}" if self.format == "csv" else "")
+
+
+def _find_places(reader: str, connection: sqlite3.Connection) -> Callable[[int], str]:
+    """Returns what shows a key as the path of a file and the number of a record."""
+    paths = dict[int, str]()
+    if connection.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (_FILES,)).fetchone():
+        paths |= connection.execute(f"SELECT file, path FROM {_FILES} WHERE reader = ?", (reader,))
+    return lambda key: f"{paths.get(key >> ROW_BITS, key >> ROW_BITS)}:{_number_of(key)}"
 
 
 def find_files(path: str) -> list[str]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from kstreams_py.errors import DecodeError, SettingsError, SourceUnavailable
-from kstreams_py.graph.source import BadInput, Claim
+from kstreams_py.graph.source import BadInput, Claim, SourceStatus
 from kstreams_py.sinks.postgresql_connections import (
     SETTINGS,
     Database,
@@ -21,6 +21,7 @@ from kstreams_py.sinks.postgresql_connections import (
 from kstreams_py.sources import claims
 from kstreams_py.sources.passes import PAUSE, Passes
 from kstreams_py.sources.postgresql_claims import ClaimTables
+from kstreams_py.sources.postgresql_inspection import ClaimedTable
 from kstreams_py.sources.postgresql_tables import describe_table
 from kstreams_py.sources.suspects import DELETED, REASON, choose, has_suspects
 
@@ -103,6 +104,18 @@ class PostgreSQL:
         """See Source. Raises MissingSoftware without psycopg."""
         return TableConnection(self, reader)
 
+    def inspect(self, reader: str, limit: int) -> SourceStatus:
+        """See InspectedSource."""
+        return self._claimed.inspect(reader, limit)
+
+    def retry(self, reader: str, keys: Collection[str] | None) -> int:
+        """See InspectedSource."""
+        return self._claimed.retry(reader, keys)
+
+    @property
+    def _claimed(self) -> ClaimedTable:
+        return ClaimedTable(self.url, str(self), self.table, self.key, _SETTINGS)
+
 
 class TableConnection:
     """One worker's connection to a table in PostgreSQL: see SourceConnection."""
@@ -125,8 +138,11 @@ class TableConnection:
         self._is_doubtful = False
         """Whether there may be other claims of this worker: a connection has ended in the middle of a read, or with the
         server, which may have lost commits."""
+        self._taken = set[str]()
+        """The keys of the claims of the last read that other workers had when their leases ended."""
         self.waits_alone = False
         self.is_exhausted = False
+        self.refused = 0
         with self._usable():
             pass
 
@@ -144,6 +160,7 @@ class TableConnection:
             if self._is_doubtful and (found := self._return_unknown(limit)):
                 return found
             self._batch += 1
+            self._taken.clear()
             claimed = self._claim_again(limit, alone=alone)
             if not self.waits_alone and claimed < limit:
                 claimed += self._claim_new(limit - claimed)
@@ -224,7 +241,8 @@ class TableConnection:
         self._search_at = now + max(self.lease / 4, PAUSE * (claims.read_clock() - now))
         chosen = choose({key: each.deaths for key, each in found.items()}, limit, alone=alone)
         if chosen.refused:
-            self._tables.take([found[key] for key in chosen.refused], self._batch, REASON)
+            self.refused += self._tables.take([found[key] for key in chosen.refused], self._batch, REASON)
+        self._taken.update(key for key in chosen.read if found[key].state == claims.CLAIMED)
         claimed = self._tables.take([found[key] for key in chosen.read], self._batch) if chosen.read else 0
         self.waits_alone = chosen.left or chosen.are_suspects
         if len(chosen.read) == limit and not chosen.are_suspects:
@@ -252,11 +270,13 @@ class TableConnection:
         rows, bad = self._load(keys)
         if deleted := [row[0] for row in rows if not row[3]]:
             self._tables.refuse(deleted, [DELETED] * len(deleted))
+            self.refused += len(deleted)
         key_of, names, found = self._table.key_of, self._table.names, list[Claim]()
         for key, deaths, batch, is_there, *values in rows:
             if is_there:
                 self._held[key] = batch
-                found.append(Claim(key_of(key), dict(zip(names, values, strict=True)), deaths, key))
+                value = dict(zip(names, values, strict=True))
+                found.append(Claim(key_of(key), value, deaths, key, key in self._taken))
         for key, error in bad:
             self._held[key] = 0
             found.append(Claim(key_of(key), BadInput(error), 0, key))

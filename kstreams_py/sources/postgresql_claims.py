@@ -51,11 +51,27 @@ _NOW: Final = "clock_timestamp()"
 
 _UNTIL: Final = f"{_NOW} + %(lease)s * interval '1 second'"
 
-_DEAD: Final = f"(lease_until < {_NOW} OR lease_until > {_NOW} + 2 * lease * interval '1 second')"
+DEAD: Final = f"(lease_until < {_NOW} OR lease_until > {_NOW} + 2 * lease * interval '1 second')"
 """An owner whose lease is over; or that is from before the clock was set back, which must not keep claims for long."""
 
 
 _OWN: Final = f"c.reader = %(reader)s AND c.owner = %(owner)s AND c.state = {CLAIMED}"
+
+
+def find_claims(connection: psycopg.Connection[Any], source: str, table: ReadTable) -> bool:
+    """Returns whether all tables of the claims of a table are there. Raises SettingsError for those of another version.
+
+    - `source`: what stands for the table in messages.
+    """
+    oids = {name: find_table(connection, f"{table.schema}.{name}") for name in _COLUMNS}
+    for name, oid in oids.items():
+        found = tuple(column for column, *_ in connection.execute(DESCRIBE, (oid,)))
+        if oid is not None and found != _COLUMNS[name]:
+            raise SettingsError(
+                f"{source}: table {name} is of another version of kstreams_py (its columns are {', '.join(found)}): "
+                "read it with that version, or drop it to read all rows again"
+            )
+    return None not in oids.values()
 
 
 class Abandoned(NamedTuple):
@@ -96,12 +112,12 @@ class ClaimTables:
 
     def _create(self, source: str) -> None:
         schema, role = show(self._table.schema), show(quote(self._connection.info.user))
-        if not self._find(source):
+        if not find_claims(self._connection, source, self._table):
             with needing(source, f"GRANT CREATE ON SCHEMA {schema} TO {role}"), self._connection.transaction():
                 # CREATE TABLE IF NOT EXISTS fails if two workers run it concurrently
                 self._connection.execute("SELECT pg_advisory_xact_lock(hashtext('kstreams_py.sources'))")
                 self._connection.execute(_CREATE.format(schema=schema))
-            self._find(source)
+            find_claims(self._connection, source, self._table)
         names = [f"{schema}.{name}" for name in _COLUMNS]
         needed = "bool_and(has_table_privilege(name, kind))"
         rights = f"SELECT {needed} FROM unnest(%s::text[]) AS name, unnest(%s::text[]) AS kind"
@@ -109,18 +125,6 @@ class ClaimTables:
         if not self._connection.execute(rights, (names, kinds)).fetchall()[0][0]:
             granted = f"GRANT {', '.join(kinds)} ON {', '.join(names)} TO {role}"
             raise SettingsError(f"{source}: a right to the tables of the claims is missing: run {granted}")
-
-    def _find(self, source: str) -> bool:
-        """Returns whether all tables of the claims are there. Raises SettingsError for those of another version."""
-        oids = {name: find_table(self._connection, f"{self._table.schema}.{name}") for name in _COLUMNS}
-        for name, oid in oids.items():
-            found = tuple(column for column, *_ in self._connection.execute(DESCRIBE, (oid,)))
-            if oid is not None and found != _COLUMNS[name]:
-                raise SettingsError(
-                    f"{source}: table {name} is of another version of kstreams_py (its columns are "
-                    f"{', '.join(found)}): read it with that version, or drop it to read all rows again"
-                )
-        return None not in oids.values()
 
     def _identify(self, source: str) -> str:
         """Returns what tells this table from another one under its name.
@@ -174,7 +178,7 @@ class ClaimTables:
 
     def delete_dead(self) -> None:
         """Deletes the owners that are dead: their claims have no owner then. One that was only frozen begins again."""
-        dead = f"SELECT owner FROM {self._owners} WHERE {_DEAD} FOR UPDATE SKIP LOCKED"
+        dead = f"SELECT owner FROM {self._owners} WHERE {DEAD} FOR UPDATE SKIP LOCKED"
         self._connection.execute(f"DELETE FROM {self._owners} WHERE owner IN ({dead})", ())
 
     def claim(self, batch: int, after: str | None, limit: int) -> Look:
@@ -211,7 +215,7 @@ class ClaimTables:
             f"SELECT c.key, c.state, c.owner, c.deaths + c.state FROM {self._claims} AS c"
             f" LEFT JOIN {self._owners} AS o ON o.owner = c.owner"
             f" WHERE c.reader = %(reader)s AND c.state <= {CLAIMED} AND (c.state = {FREE}"
-            f" OR (c.owner IS DISTINCT FROM %(owner)s AND (o.owner IS NULL OR {_DEAD})))"
+            f" OR (c.owner IS DISTINCT FROM %(owner)s AND (o.owner IS NULL OR {DEAD})))"
             f" ORDER BY c.deaths + c.state DESC, c.key LIMIT {LOOKED_AT}"
         )
         found = self._connection.execute(statement, self._parameters()).fetchall()

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from kstreams_py.errors import SettingsError, did_you_mean
+from kstreams_py.graph.source import SourceStatus
 from kstreams_py.sinks.sqlite import listed, quoted
 from kstreams_py.sources import claims
-from kstreams_py.sources.claims import CLAIMS, ClaimedInputs, ClaimsFile
+from kstreams_py.sources.claims import CLAIMS, ClaimedInputs, ClaimsFile, check_file
+from kstreams_py.sources.inspection import inspect_claims, retry_claims
 from kstreams_py.sources.passes import Look, Passes
 
 LEASE: Final = 10.0
@@ -64,10 +66,20 @@ class SQLite:
 
     def open(self, reader: str) -> ClaimsFile:
         """See Source."""
-        if not self.path.is_file():
-            raise SettingsError(f"there is no file {str(self.path)!r}: correct the path of the source")
-        # another table, or another key of it, has other rows
-        return ClaimsFile(self.path, f"{reader} {self.table}.{self.key}", self.lease, _TableRows(self))
+        check_file(self.path)
+        return ClaimsFile(self.path, self._reader(reader), self.lease, _TableRows(self))
+
+    def inspect(self, reader: str, limit: int) -> SourceStatus:
+        """See InspectedSource."""
+        return inspect_claims(self.path, self._reader(reader), limit)
+
+    def retry(self, reader: str, keys: Collection[str] | None) -> int:
+        """See InspectedSource."""
+        return retry_claims(self, self.path, self._reader(reader), keys)
+
+    def _reader(self, reader: str) -> str:
+        """Returns who owns the claims: another table, or another key of it, has other rows."""
+        return f"{reader} {self.table}.{self.key}"
 
 
 class _TableRows(ClaimedInputs):

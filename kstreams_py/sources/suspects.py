@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Collection, Hashable, Iterable, Mapping
 from typing import Final, Generic, NamedTuple, TypeVar
+
+from kstreams_py.errors import SettingsError
 
 KeyT = TypeVar("KeyT", bound=Hashable)
 
@@ -15,6 +17,9 @@ GROUPS: Final = {2: 1_000, 3: 30, 4: 1}
 
 An input dies once with whatever was under way beside it, which says nothing. At each further death, fewer are suspects.
 """
+
+SUSPECTED: Final = min(GROUPS)
+"""Inputs that were part of so many deaths are suspects."""
 
 REASON: Final = f"{DEATHS_MAX} times its worker died, or its job failed or lost it, while it was under way"
 """Why a suspect is refused in the end."""
@@ -51,11 +56,23 @@ def choose(deaths: Mapping[KeyT, int], limit: int, *, alone: bool) -> Choice[Key
     - `alone`: nothing is under way.
     """
     refused = [key for key, count in deaths.items() if count >= DEATHS_MAX]
-    suspects = {key: count for key, count in deaths.items() if min(GROUPS) <= count < DEATHS_MAX}
+    suspects = {key: count for key, count in deaths.items() if SUSPECTED <= count < DEATHS_MAX}
     if alone and suspects:
         most = max(suspects.values())
         group = [key for key, count in suspects.items() if count == most]
         read = group[: min(limit, GROUPS[most])]
         return Choice(read, refused, are_suspects=True, left=len(read) < len(deaths) - len(refused))
-    read = [key for key, count in deaths.items() if count < min(GROUPS)][:limit]
+    read = [key for key, count in deaths.items() if count < SUSPECTED][:limit]
     return Choice(read, refused, are_suspects=False, left=bool(suspects))
+
+
+def check_refused(source: object, refused: Collection[str], keys: Collection[str] | None) -> None:
+    """Raises SettingsError for keys of inputs that are not refused.
+
+    - `refused`: the keys of those that are.
+    - `keys`: None for all of them.
+    """
+    if missing := [key for key in keys or () if key not in refused]:
+        raise SettingsError(
+            f"{source}: no input with the key {', '.join(missing)} is refused: `kstreams sources list` has the keys"
+        )

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from itertools import count
 from typing import Any, Final
 
 from kstreams_py.errors import ClientError, SourceUnavailable
-from kstreams_py.graph.source import Claim
+from kstreams_py.graph.source import Claim, RefusedInput, SourceStatus
 from kstreams_py.sources.claims import claim_of
-from kstreams_py.sources.suspects import DELETED, REASON, choose, has_suspects
+from kstreams_py.sources.suspects import DELETED, REASON, check_refused, choose, has_suspects
 
 FREE, CLAIMED, DONE, REFUSED = "free", "claimed", "done", "refused"
 
@@ -43,12 +43,14 @@ class Kept:
 
     - `owner`: the number of the connection that has claimed it last.
     - `reason`: why it was refused.
+    - `taken_over`: whether another connection had it under way when its lease ended.
     """
 
     state: str
     owner: int
     deaths: int = 0
     reason: str | None = None
+    taken_over: bool = False
 
     @property
     def has_ended(self) -> bool:
@@ -110,6 +112,34 @@ class MemorySource:
         return [(value, reasons[key]) for key, value in self.inputs.items() if key in reasons]
 
 
+    def inspect(self, reader: str, limit: int) -> SourceStatus:
+        """See InspectedSource."""
+        kept, silent = self.kept.get(reader, {}), self.clock() - self.lease
+        claimed = [each for each in kept.values() if each.state == CLAIMED]
+        abandoned = [each for each in claimed if self.seen[each.owner] < silent]
+        free = [each for each in kept.values() if each.state == FREE]
+        deaths = [*(each.deaths for each in free), *(each.deaths + 1 for each in abandoned)]
+        refused = [(key, each) for key, each in kept.items() if each.state == REFUSED]
+        shown = sorted(refused, key=lambda each: each[0], reverse=True)[:limit]
+        return SourceStatus(
+            len(free),
+            len(claimed) - len(abandoned),
+            len(abandoned),
+            sum(has_suspects([count]) for count in deaths),
+            len(refused),
+            tuple(RefusedInput(str(key), each.deaths, each.reason or "") for key, each in shown),
+        )
+
+    def retry(self, reader: str, keys: Collection[str] | None) -> int:
+        """See InspectedSource."""
+        refused = {str(key): each for key, each in self.kept.get(reader, {}).items() if each.state == REFUSED}
+        check_refused(self, refused, keys)
+        wanted = {*(refused if keys is None else keys)}
+        for key in wanted:
+            refused[key].state, refused[key].deaths, refused[key].reason = FREE, 0, None
+        return len(wanted)
+
+
 class MemoryConnection:
     """See SourceConnection."""
 
@@ -120,6 +150,7 @@ class MemoryConnection:
         self._held = set[Any]()
         """The keys that this connection has returned and that have no end: others of its claims had no answer."""
         self.identity = ""
+        self.refused = 0
         self.waits_alone = False
         self.keep()
 
@@ -222,17 +253,20 @@ class MemoryConnection:
         found = [(key, Kept(REFUSED, self._owner, deaths[key], REASON)) for key in chosen.refused]
         for key in chosen.read:
             state, reason = (CLAIMED, None) if key in inputs else (REFUSED, DELETED)
-            found.append((key, Kept(state, self._owner, deaths[key], reason)))
+            died = self._kept[key].state == CLAIMED
+            found.append((key, Kept(state, self._owner, deaths[key], reason, taken_over=died)))
         new = [] if self.waits_alone else sorted(inputs.keys() - self._kept.keys())
         return found + [(key, Kept(CLAIMED, self._owner)) for key in new[: max(0, limit - len(chosen.read))]]
 
     def _claim(self, found: list[tuple[Any, Kept]]) -> list[Any]:
         """Claims and refuses inputs; returns the keys of those that are to be read."""
         self._kept.update(found)
+        self.refused += sum(kept.state == REFUSED for _, kept in found)
         return [key for key, kept in found if kept.state == CLAIMED]
 
     def _returned(self, keys: Iterable[Any]) -> list[Claim]:
         """Returns claims, with copies of the values: a function may change what it gets."""
-        claims = [claim_of(key, deepcopy(self._source.inputs[key]), self._kept[key].deaths) for key in keys]
+        known = [(key, deepcopy(self._source.inputs[key]), self._kept[key]) for key in keys]
+        claims = [claim_of(key, value, each.deaths, taken_over=each.taken_over) for key, value, each in known]
         self._held.update(claim.token for claim in claims)
         return claims

@@ -46,6 +46,10 @@ class Medium(ABC):
     def source(self, **options: Any) -> Source:
         """Returns the source. `options`: those that all sources have: `ends`, `lease`."""
 
+    def key_of(self, number: int) -> str:
+        """Returns the key of an input as operators see it."""
+        return str(number)
+
     @abstractmethod
     def refused(self) -> list[tuple[int, str]]:
         """Returns the number and the reason of each input that was refused."""
@@ -137,6 +141,11 @@ class InFiles(Medium):
 
     def refused(self) -> list[tuple[int, str]]:
         return [(self._inserted[path][line - 1], reason) for path, line, reason in self.refused_lines()]
+
+    def key_of(self, number: int) -> str:
+        """Returns the key of an input as operators see it."""
+        path, ids = next((path, ids) for path, ids in self._inserted.items() if number in ids)
+        return f"{path}:{ids.index(number) + 1}"
 
     def refused_lines(self) -> list[tuple[str, int, str]]:
         """Returns the path, the number and the reason of each, by the statement of the documentation."""

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from kstreams_py.graph.source import SourceConnection
+from kstreams_py.errors import SettingsError
+from kstreams_py.graph.source import InspectedSource, RefusedInput, SourceConnection, SourceStatus
 from kstreams_py.sources.suspects import DEATHS_MAX, DELETED, REASON
-from tests.contract.source_media import LEASE, InFiles, InMemory, InPostgreSQL, InSQLite, Medium
+from tests.contract.source_media import LEASE, READER, InFiles, InMemory, InPostgreSQL, InSQLite, Medium
 
 MEDIA: dict[str, Callable[..., Medium]] = {
     "memory": lambda *_: InMemory(),
@@ -81,7 +82,8 @@ def test_claims_of_a_silent_reader_are_taken_over_after_their_lease(medium: Medi
     medium.wait(LEASE - 1)
     assert read(living) == []
     medium.wait(LEASE / 2)
-    assert read_attempts(living) == [(1, 1), (2, 1)]
+    again = [(claim.value["id"], claim.attempts, claim.taken_over) for claim in living.read(100, alone=True)]
+    assert again == [(1, 1, True), (2, 1, True)]
     dead.ack(claims)  # it was only frozen: its claims are no longer its own
     medium.wait(2 * LEASE)
     assert read(medium.open()) == [1, 2]
@@ -178,5 +180,42 @@ def test_input_that_was_deleted_after_a_death_is_given_up_with_the_reason(medium
     medium.open().read(100, alone=True)
     medium.delete()
     medium.wait(2 * LEASE)
-    assert read(medium.open()) == []
+    connection = medium.open()
+    assert (read(connection), connection.refused) == ([], 1)
     assert medium.refused() == [(1, DELETED)]
+
+
+def test_claims_are_inspected_without_a_change_of_them(medium: Medium) -> None:
+    medium.insert(*range(7))
+    source = medium.source()
+    assert isinstance(source, InspectedSource)
+    assert source.inspect(READER, 5) == SourceStatus()
+    medium.open().read(2, alone=True)
+    medium.wait(2 * LEASE)
+    medium.open().read(2, alone=True)  # at its death, it is the second of these inputs
+    living = medium.open()
+    _, third, fourth, fifth = living.read(4, alone=True)
+    living.refuse([(third, "parse: ValueError: no 3"), (fourth, "parse: ValueError: no 4")])
+    living.give_back([fifth], failed=False)
+    medium.wait(LEASE * 0.9)
+    living.keep()
+    medium.wait(LEASE * 0.6)
+    shown = tuple(RefusedInput(medium.key_of(number), 0, f"parse: ValueError: no {number}") for number in (4, 3))
+    expected = SourceStatus(free=1, claimed=1, abandoned=2, suspects=2, refused=2, shown=shown)
+    assert source.inspect(READER, 5) == expected
+    assert source.inspect(READER, 1) == expected._replace(shown=shown[:1])
+    assert source.inspect("another.graph", 5) == SourceStatus()
+
+
+def test_refused_inputs_are_read_again_as_if_they_were_new(medium: Medium) -> None:
+    medium.insert(0, 1, 2)
+    source, connection = medium.source(), medium.open()
+    assert isinstance(source, InspectedSource)
+    connection.refuse([(claim, "no") for claim in connection.read(100, alone=True)])
+    with pytest.raises(SettingsError, match="no input with the key 7 is refused: `kstreams sources list` has the keys"):
+        source.retry(READER, [medium.key_of(1), "7"])
+    assert (source.retry(READER, [medium.key_of(1)]), source.inspect(READER, 0)) == (1, SourceStatus(free=1, refused=2))
+    medium.wait(LEASE)
+    claims = connection.read(100, alone=True)
+    assert [(claim.value["id"], claim.attempts, claim.taken_over) for claim in claims] == [(1, 0, False)]
+    assert (source.retry(READER, None), source.inspect(READER, 9)) == (2, SourceStatus(free=2, claimed=1))
