@@ -156,7 +156,7 @@ def test_sink_locked_by_another_connection_raises_with_the_remedy(
     with pytest.raises(SinkUnavailable) as raised:
         table.insert([(digest(1), "UA", 1)])
     assert str(raised.value) == (
-        f"{table.path}: database is locked: end the program that has locked it for more than 5 s, then start again"
+        f"{table.path}: database is locked: end the program that has locked it for more than 5 s"
     )
     other.execute("ROLLBACK")
     other.close()
