@@ -45,6 +45,8 @@ class WorkerState(StrEnum):
     """A broker that it needs does not answer."""
     SINK_AWAY = "sink away"
     """The target of its rows is away; they wait."""
+    SOURCE_AWAY = "source away"
+    """The source of its inputs is away; what it has read goes on."""
     DRAINING = "draining"
     """It commits what is processed, and ends."""
     REPLACED = "replaced"
@@ -248,6 +250,62 @@ class EventCounts:
     def measures(self) -> dict[str, float]:
         """Returns the counts, in the form of `Counters.measures`."""
         return {f"events:{name}": count for name in EVENTS if (count := getattr(self, name))}
+
+
+REPLAYS: Final[Mapping[str, str]] = {
+    "died": "its worker died, or was silent for longer than its lease; the worker that reads it again counts it",
+    "expired": "its time was over, and no task had anything of it",
+    "raised": "an exception ended the job, which gave it back",
+}
+"""Why an input of a source is read again, each cause with its meaning."""
+
+INPUTS: Final = ("done", "refused", *REPLAYS)
+"""The counts of `InputCounts`."""
+
+LATE_ACKS: Final[Mapping[str, str]] = {
+    "completed": "an input was complete that was no longer under way",
+    "dropped": "acknowledgements were not all there when the time of their input was long over",
+}
+"""Acknowledgements that changed nothing, each kind with its meaning."""
+
+
+@dataclass(slots=True)
+class InputCounts:
+    """Counts of the inputs of one source in one worker since it started; only that worker's thread writes them.
+
+    - `done`: acknowledged.
+    - `refused`: acknowledged with a reason why they were not processed.
+    - `died`, `expired`, `raised`: read again, see REPLAYS.
+    """
+
+    done: int = 0
+    refused: int = 0
+    died: int = 0
+    expired: int = 0
+    raised: int = 0
+
+    def measures(self, source: str) -> dict[str, float]:
+        """Returns the counts by name, as `inputs:name:source`, in the form of `Counters.measures`."""
+        return {f"inputs:{name}:{source}": getattr(self, name) for name in INPUTS}
+
+
+class PendingFigures(NamedTuple):
+    """The inputs of one source that a worker has under way.
+
+    - `pending`: how many.
+    - `seconds`: since the oldest of them was read; 0 for none.
+    - `key`: the key of the oldest, as a short text; "" for none.
+    - `tasks`: the tasks that have something of the oldest.
+    - `why`: what keeps the source from being read; "" for nothing.
+    - `limit`: the seconds after which an input is overdue.
+    """
+
+    pending: int = 0
+    seconds: float = 0.0
+    key: str = ""
+    tasks: tuple[str, ...] = ()
+    why: str = ""
+    limit: float = 60.0
 
 
 def estimate(size: Callable[[Sequence[T]], int], items: Sequence[T]) -> int:

@@ -225,6 +225,11 @@ def common_channel(gather: JobTask, tasks: Sequence[JobTask]) -> Channel:
     return shared[-1]
 
 
+def filled_channels(tasks: Iterable[JobTask]) -> list[Channel]:
+    """Returns the channels of tasks that a source, or a topic, fills."""
+    return [*dict.fromkeys(channel for task in tasks for channel in task.inputs if channel.is_filled)]
+
+
 def sort_tasks(tasks: Sequence[JobTask]) -> list[JobTask]:
     """Returns tasks so that each comes after those that write its inputs. Raises GraphError if they form a circle."""
     writers: dict[Channel, list[str]] = {}

@@ -15,6 +15,11 @@ def group_of(graph: str, processor: str) -> str:
     return f"{graph}.{processor}"
 
 
+def reader_of(graph: str, source: str) -> str:
+    """Returns the name under which a graph claims the inputs of a source. Both names may have dots."""
+    return f"{graph}:{source}"
+
+
 def id_of(graph: str, name: str, known: Collection[str]) -> str:
     """Returns the id of a processor that a person has named by its id or, as commands print it, by its group.
 

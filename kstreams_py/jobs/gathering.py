@@ -42,6 +42,9 @@ class Gathering:
     def __len__(self) -> int:
         return self._count
 
+    def __contains__(self, segment: SegmentId) -> bool:
+        return segment in self._waiting
+
     def add(self, segment: SegmentId, branch: int, common: Path, held: Held) -> Gathered | None:
         """Adds a segment of a branch; returns all of them, which no longer wait, if it is the last.
 

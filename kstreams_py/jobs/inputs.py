@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from kstreams_py.errors import SinkAway, SourceUnavailable
@@ -24,8 +25,11 @@ from kstreams_py.jobs.identity import (
 )
 from kstreams_py.jobs.pending import PendingInputs
 from kstreams_py.jobs.segments import Segments
+from kstreams_py.jobs.topic_inputs import TopicToken
 from kstreams_py.jobs.topic_outputs import FailedRecord, TopicLetters
 from kstreams_py.log_fields import repeated
+from kstreams_py.metrics import InputCounts, PendingFigures
+from kstreams_py.printable import escape
 from kstreams_py.steps.dead_letters import format_error
 
 logger = logging.getLogger(__name__)
@@ -58,6 +62,22 @@ class FailedTask(NamedTuple):
         return f"{self.task}: {type(self.error).__name__}: {format_error(self.error)}"
 
 
+KEY_MAX: Final = 60
+"""The most characters of a key that is shown."""
+
+
+def show_key(claim: Claim) -> str:
+    """Returns the key of an input as text of at most KEY_MAX characters; of a record, its place."""
+    key = claim.key
+    if isinstance(claim.token, TopicToken):
+        record = claim.token.record
+        text = f"{record.topic()}[{record.partition()}]@{record.offset()}"
+    else:
+        text = str(key) if isinstance(key, int) else key[: 4 * KEY_MAX].decode(errors="backslashreplace")
+    shown = escape(text)
+    return shown if len(shown) <= KEY_MAX else f"{shown[: KEY_MAX - 3]}..."
+
+
 class SourceInputs:
     """The inputs of one source that are under way."""
 
@@ -87,6 +107,7 @@ class SourceInputs:
         self._measured, self._measured_seconds = 0, 0.0
         """How many inputs were settled since the speed was known last, and in which time."""
         self._entropy = entropy
+        self._timeout = timeout
         self.pending = PendingInputs[Claim](timeout)
         self._letters = letters
         self._failed: dict[SegmentId, FailedTask] = {}
@@ -101,8 +122,11 @@ class SourceInputs:
         self._looks_at, self._idle = float("-inf"), 0.0
         """When a source without inputs is asked again, and the seconds between its last two answers."""
         self._idle_most = 0.0 if isinstance(connection, WakingConnection) else look_seconds
-        self.replayed = 0
-        """How many inputs were given back because they expired."""
+        self.counts = InputCounts()
+        """All but those refused because a task could not process them: `refused_by` has these."""
+        self.refused_by = Counter[str]()
+        """By task, the inputs that were refused because of it, and that nobody has counted yet."""
+        self._refused_by_source = 0
 
     def read(self, now: float) -> Segments:
         """Claims inputs, up to the limit of those under way; returns them as segments without patterns.
@@ -121,6 +145,7 @@ class SourceInputs:
             return Segments()
         claims = self.connection.read(free, alone=alone)
         self.asked_at = now
+        self._note_refused()
         if not claims:
             self._idle = min(max(2 * self._idle, IDLE_FIRST), self._idle_most)
             self._looks_at = now + self._idle
@@ -128,6 +153,7 @@ class SourceInputs:
         self._idle = 0.0
         ids = new_ids(self._entropy, len(claims))
         self.pending.add(ids, claims, now)
+        self.counts.died += sum(claim.taken_over for claim in claims)
         self._settled_at = now if self._settled_at is None else self._settled_at
         values = [claim.value for claim in claims]
         read = Segments(ids, (), self._identify(claims), [ROOT] * len(ids), values)
@@ -147,10 +173,30 @@ class SourceInputs:
     def _identify(self, claims: Sequence[Claim]) -> list[Given]:
         return identify(name_source(self.name, self.connection.identity), (claim.key for claim in claims))
 
-    def fail(self, segment: SegmentId, task: str, error: BaseException) -> None:
-        """Notes that an input has a segment that failed: it is refused when it is complete."""
-        if segment in self.pending:
-            self._failed.setdefault(segment, FailedTask(task, error))
+    def _note_refused(self) -> None:
+        """Warns of inputs that the source has refused by itself."""
+        if more := self.connection.refused - self._refused_by_source:
+            self._refused_by_source += more
+            self.counts.refused += more
+            logger.warning(
+                "%s: %d inputs are not read again, and are refused: `kstreams sources list` has the reasons",
+                self.name, more, extra=repeated(f"refusals by {self.name}"),
+            )  # fmt: skip
+
+    def fail(self, segment: SegmentId, task: str, error: BaseException) -> bool:
+        """Notes that an input has a segment that failed: it is refused when it is complete.
+
+        Returns whether the input is pending here.
+        """
+        if (claim := self.pending.claim(segment)) is None:
+            return False
+        failed = FailedTask(task, error)
+        self._failed.setdefault(segment, failed)
+        logger.warning(
+            "%s: input %s fails: %s: it is refused once all that was made of it is done", self.name, show_key(claim),
+            failed, extra=repeated(f"failed inputs of {self.name}", str(failed)),
+        )  # fmt: skip
+        return True
 
     def complete(self, segments: Iterable[SegmentId]) -> None:
         """Takes inputs that are complete: `settle` acknowledges them, or refuses those that failed."""
@@ -179,10 +225,12 @@ class SourceInputs:
                 self._measured, self._measured_seconds = 0, 0.0
         if self._done:
             self.connection.ack(self._done)
+            self.counts.done += len(self._done)
             self._done = []
         while self._refused:
             last = len(self._refused) if self._letters is None else self._letters.write(self._records())
             self.connection.refuse([(claim, str(failed)) for claim, failed in self._refused[:last]])
+            self.refused_by.update(failed.task for _, failed in self._refused[:last])
             del self._refused[:last]
         return count > 0
 
@@ -195,26 +243,30 @@ class SourceInputs:
             for (claim, failed), origin in zip(self._refused, origins_of(given, paths), strict=True)
         ]
 
-    def expire(self, now: float, under_way: Callable[[], Collection[SegmentId]]) -> list[SegmentId]:
+    def expire(self, now: float, under_way: Callable[[], Mapping[SegmentId, str]]) -> list[SegmentId]:
         """Takes the inputs that are overdue and not under way; returns them. Extends the others.
 
         `return_expired` gives them back.
 
-        - `under_way`: returns the inputs that have a segment in a task.
+        - `under_way`: returns the inputs that have a segment in a task, each with the task.
         """
         if not (overdue := self.pending.overdue(now)):
             return []
         busy = under_way()
         if slow := [segment for segment in overdue if segment in busy]:
             logger.warning(
-                "%s: %d inputs are under way for as long as an input may be, and go on", self.name, len(slow)
-            )
+                "%s: %d inputs are not done after %g s, and go on: %s", self.name, len(slow), self._timeout,
+                ", ".join(f"{count:,} in {task}" for task, count in Counter(busy[each] for each in slow).items()),
+            )  # fmt: skip
         self.pending.extend(slow, now)
         lost = [segment for segment in overdue if segment not in busy]
         if claims := self.pending.expire(lost):
-            logger.warning("%s: %d inputs have expired: nothing of them is under way", self.name, len(claims))
+            logger.warning(
+                "%s: %d inputs have expired after %g s, as no task has anything of them: they are read again",
+                self.name, len(claims), self._timeout,
+            )  # fmt: skip
             self._expired += claims
-            self.replayed += len(claims)
+            self.counts.expired += len(claims)
         for segment in lost:
             self._failed.pop(segment, None)
         return lost
@@ -224,6 +276,20 @@ class SourceInputs:
         if self._expired:
             self.connection.give_back(self._expired, failed=True)
             self._expired = []
+
+    def show_pending(self, now: float, find_tasks: Callable[[SegmentId], tuple[str, ...]], why: str) -> PendingFigures:
+        """Returns what is under way. Any thread may call it.
+
+        - `find_tasks`: returns the tasks that have something of an input.
+        - `why`: why the source is away; "" if it is not.
+        """
+        if not why and self.connection.waits_alone and self.pending:
+            why = "inputs whose workers died are read by themselves, once the others are done"
+        count, oldest = len(self.pending), self.pending.oldest
+        if oldest is None:
+            return PendingFigures(count, why=why, limit=self._timeout)
+        seconds = round(max(0.0, now - oldest.since), 1)
+        return PendingFigures(count, seconds, show_key(oldest.claim), find_tasks(oldest.segment), why, self._timeout)
 
     @property
     def is_exhausted(self) -> bool:
@@ -238,6 +304,7 @@ class SourceInputs:
             self.return_expired()
             if claims := self.pending.take_all():
                 self.connection.give_back(claims, failed=failed)
+                self.counts.raised += len(claims) if failed else 0
         except (SourceUnavailable, SinkAway) as error:
             logger.warning("%s: its claims are kept until their lease ends: %s", self.name, error)
         finally:

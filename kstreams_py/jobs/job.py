@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
 from kstreams_py.errors import SinkAway, SourceUnavailable, Stop, UserMistake
-from kstreams_py.graph.channels import JobTask, TaskKind, common_channel, sort_tasks
+from kstreams_py.graph.channels import JobTask, TaskKind, common_channel, filled_channels, sort_tasks
 from kstreams_py.graph.declarations import Channel
+from kstreams_py.graph.names import reader_of
 from kstreams_py.graph.source import WakingConnection
 from kstreams_py.jobs.environment import JobEnvironment
 from kstreams_py.jobs.identity import SegmentId, name_in_path
@@ -18,6 +20,7 @@ from kstreams_py.jobs.inputs import SourceInputs
 from kstreams_py.jobs.runners import GatheringRunner, OverlappingTaskRunner, TaskRunner
 from kstreams_py.jobs.task import Readers
 from kstreams_py.log_fields import repeated
+from kstreams_py.metrics import PendingFigures
 from kstreams_py.steps.dead_letters import format_error
 
 logger = logging.getLogger(__name__)
@@ -88,6 +91,10 @@ class Job:
         self.outages = Outages()
         self.turns = 0
         """How often each task had its turn."""
+        self.turning: TaskRunner | None = None
+        """The task whose turn it is."""
+        self._late = 0
+        """How many completions came for inputs of no source."""
         self._dropped_at = environment.clock()
         ordered = sort_tasks(tasks)
         self.tasks = [open_runner(graph, task, ordered, self._readers, environment) for task in ordered]
@@ -103,22 +110,21 @@ class Job:
 
     def _connect(self, graph: str, tasks: Sequence[JobTask]) -> None:
         environment, least = self._environment, 4 * sum(task.concurrency for task in tasks)
-        for channel in dict.fromkeys(channel for task in tasks for channel in task.inputs):
-            if channel.is_filled:
-                name = f"{graph}:{channel.name}"  # both names may have dots
-                letters, connection = environment.open_letters(channel), environment.open_source(channel, name)
-                self._inputs[channel] = SourceInputs(
-                    name,
-                    connection,
-                    (least, channel.max_pending or environment.max_pending),
-                    channel.timeout or environment.timeout,
-                    environment.entropy,
-                    letters,
-                    environment.look_seconds,
-                )
-                if isinstance(connection, WakingConnection):
-                    connection.wake_by(self._woken.set)
-                    self._is_woken = True
+        for channel in filled_channels(tasks):
+            name = reader_of(graph, channel.name)
+            letters, connection = environment.open_letters(channel), environment.open_source(channel, name)
+            self._inputs[channel] = SourceInputs(
+                name,
+                connection,
+                (least, channel.max_pending or environment.max_pending),
+                channel.timeout or environment.timeout,
+                environment.entropy,
+                letters,
+                environment.look_seconds,
+            )
+            if isinstance(connection, WakingConnection):
+                connection.wake_by(self._woken.set)
+                self._is_woken = True
 
     def run(self, is_stopped: Callable[[], bool]) -> None:
         """Runs until it is stopped, or until no source has an input left. Gives back what is under way."""
@@ -194,6 +200,7 @@ class Job:
                     worked = True
                     self._complete(self._acker.open(segments.ids, self._readers.send(channel, segments)))
         for task in self.tasks:
+            self.turning = task
             with self.outages.of(task.id):
                 if (turned := task.turn(self._environment.clock())).ids:
                     worked = True
@@ -201,15 +208,17 @@ class Job:
                     self._note_failures(task, turned.failed)
                     self._complete(self._acker.ack(turned.ids, turned.acks))
                     touched.update(turned.ids if self._gathers else ())
+        self.turning = None
         for gather in self._gathers:
             touched |= gather.take_arrived()
         self._settle(touched)
-        for inputs in self._inputs.values():
+        for channel, inputs in self._inputs.items():
             with self.outages.of(inputs.name):
                 if inputs.settle(self._environment.clock()):
                     worked = True  # inputs that cannot be read reach no task
                     for task in self.tasks:
                         task.counters.commits += 1
+            self._count_refused(channel, inputs)
             with self.outages.of(inputs.name):
                 self._expire(inputs, now)
         self._drop(now)
@@ -217,13 +226,29 @@ class Job:
 
     def _note_failures(self, task: TaskRunner, failed: Iterable[tuple[SegmentId, BaseException]]) -> None:
         for segment, error in failed:
-            reason = f"{task.id}: {type(error).__name__}: {format_error(error)}"
-            logger.warning(
-                "%s: its input is refused once the rest of it is done", reason,
-                extra=repeated(f"failures of task {task.id}", f"{type(error).__name__}: {format_error(error)}"),
-            )  # fmt: skip
-            for inputs in self._inputs.values():
-                inputs.fail(segment, task.id, error)
+            are_known = [inputs.fail(segment, task.id, error) for inputs in self._inputs.values()]
+            if not any(are_known):
+                logger.warning(
+                    "%s: %s: its input has expired, and is read again", task.id, format_error(error),
+                    extra=repeated(f"late failures of task {task.id}"),
+                )  # fmt: skip
+
+    def _count_refused(self, channel: Channel, inputs: SourceInputs) -> None:
+        """Counts refused inputs: at their source, or if they are records of a topic, as dead letters or dropped."""
+        if not inputs.refused_by:
+            return
+        refused, inputs.refused_by = inputs.refused_by, Counter()
+        if channel.topic is None:
+            inputs.counts.refused += refused.total()
+            return
+        readers = [task for task in self.tasks if channel in task.inputs]
+        for name, count in refused.items():
+            # a record that does not decode came to no task
+            counters = next((task for task in self.tasks if task.id == name), readers[0]).counters
+            if channel.errors is None:
+                counters.dropped += count
+            else:
+                counters.dead_letters += count
 
     def _settle(self, inputs: Iterable[SegmentId]) -> None:
         """Gives up what waits at gathers for branches that have ended: nothing else of its input is under way."""
@@ -243,6 +268,7 @@ class Job:
             (inputs,) = self._inputs.values()
             inputs.complete(segments)
             return
+        self._late += sum(not any(segment in each.pending for each in self._inputs.values()) for segment in segments)
         for inputs in self._inputs.values():
             inputs.complete([segment for segment in segments if segment in inputs.pending])
 
@@ -259,12 +285,39 @@ class Job:
             self._acker.drop(lambda segment: any(segment in each.pending for each in self._inputs.values()))
             self._dropped_at = now
 
-    def _under_way(self) -> Collection[SegmentId]:
-        return set().union(*(task.under_way() for task in self.tasks))
+    def _under_way(self) -> dict[SegmentId, str]:
+        """Returns the inputs that have a segment in a task, each with such a task."""
+        return {segment: task.id for task in self.tasks for segment in task.under_way()}
+
+    # What other threads may ask for, at any time.
+
+    def show_pending(self) -> dict[str, PendingFigures]:
+        """Returns what is under way, by the name of each source."""
+        now = self._environment.clock()
+        return {
+            channel.name: inputs.show_pending(now, self._tasks_with, self.outages.away.get(inputs.name, ""))
+            for channel, inputs in self._inputs.items()
+        }
+
+    def sources_of(self, task: TaskRunner) -> list[str]:
+        """Returns the names, in `outages`, of the sources that a task reads."""
+        return [self._inputs[channel].name for channel in task.inputs if channel in self._inputs]
+
+    def _tasks_with(self, segment: SegmentId) -> tuple[str, ...]:
+        return tuple(task.id for task in self.tasks if task.has(segment))
+
+    def measures(self) -> dict[str, float]:
+        """Returns the counts of inputs by source, and of acknowledgements, as `Counters.measures`."""
+        found: dict[str, float] = {}
+        for channel, inputs in self._inputs.items():
+            found |= inputs.counts.measures(channel.name)
+        late = self._late + sum(each.pending.late for each in self._inputs.values())
+        return found | {"acks:completed": late, "acks:dropped": self._acker.dropped}
 
     def close(self, *, failed: bool = False) -> None:
         """Gives back what is under way, and closes all connections. `failed`: this counts as a death."""
-        for inputs in self._inputs.values():
+        for channel, inputs in self._inputs.items():
             inputs.close(failed=failed)
+            self._count_refused(channel, inputs)
         for task in self.tasks:
             task.close()

@@ -18,6 +18,14 @@ class Times(NamedTuple):
     due: float
 
 
+class OldestInput(NamedTuple, Generic[ClaimT]):
+    """The input that was read first, and when, by the clock of `PendingInputs.add`."""
+
+    segment: SegmentId
+    claim: ClaimT
+    since: float
+
+
 class PendingInputs(Generic[ClaimT]):
     """The inputs of one source that are under way, by the time at which they are overdue.
 
@@ -39,9 +47,18 @@ class PendingInputs(Generic[ClaimT]):
         return segment in self._inputs
 
     @property
-    def oldest(self) -> tuple[ClaimT, Times] | None:
-        """The input that was read first; None if there is none."""
-        return min(self._inputs.values(), key=lambda each: each[1].since, default=None)
+    def oldest(self) -> OldestInput[ClaimT] | None:
+        """The input that was read first; None if there is none. Any thread may ask for it."""
+        found = min(self._inputs.copy().items(), key=lambda each: each[1][1].since, default=None)
+        if found is None:
+            return None
+        segment, (claim, times) = found
+        return OldestInput(segment, claim, times.since)
+
+    def claim(self, segment: SegmentId) -> ClaimT | None:
+        """Returns the claim of an input; None if it is not pending."""
+        found = self._inputs.get(segment)
+        return None if found is None else found[0]
 
     def add(self, segments: Sequence[SegmentId], claims: Iterable[ClaimT], now: float) -> None:
         """Adds inputs. `now`: seconds of a clock that never goes back."""

@@ -55,7 +55,7 @@ class TaskRunner:
     """A task with its inboxes: one for each input."""
 
     def __init__(self, graph: str, task: JobTask, readers: Readers, environment: JobEnvironment) -> None:
-        self.id = task.id
+        self.id, self.inputs = task.id, task.inputs
         self._task, self._environment = task, environment
         self._readers = readers
         self._inboxes = [readers.open_inbox(channel) for channel in task.inputs]
@@ -71,9 +71,13 @@ class TaskRunner:
         """A heap of the segments that are run again, by when that is."""
         self._rest = Segments()
         """The segments that were taken, and that the turn had no time for."""
+        self._running: Sequence[SegmentId] = ()
+        """The inputs of the segments that were taken in this turn."""
         self._numbers = count()
         self._limit = AdaptiveLimit(TURN_SECONDS, CALLED_FIRST, CALLED_MAX)
         self.counters = Counters()
+        self.failed = 0
+        """How many segments have failed: their inputs are refused."""
         self.newest_failure = ""
         """The newest segment that failed, as text."""
 
@@ -92,11 +96,33 @@ class TaskRunner:
         """Whether a segment waits for another attempt."""
         return bool(self._again)
 
-    def under_way(self) -> set[SegmentId]:
-        """Returns the inputs that have a segment here."""
+    @property
+    def ended(self) -> int:
+        """How many calls of the function have ended in the job's thread."""
+        return self._function.ended
+
+    @property
+    def oldest(self) -> tuple[float, Callable[[], Any]] | None:
+        """The start of the oldest call beside the job's thread, and a function that finds its frame: see Calls."""
+        return None
+
+    def _parts(self) -> list[Segments]:
+        """Returns the segments that are here between two turns. Any thread may ask for them."""
+        unstored = self._unstored
         parts = [*self._inboxes, self._rest, *(segments for _, _, segments in self._again)]
-        parts += [] if self._unstored is None else [self._unstored[0]]
-        return {segment for part in parts for segment in part.ids}
+        return parts if unstored is None else [*parts, unstored[0]]
+
+    def under_way(self) -> set[SegmentId]:
+        """Returns the inputs that have a segment here, between two turns."""
+        return {segment for part in self._parts() for segment in part.ids}
+
+    def has(self, segment: SegmentId) -> bool:
+        """Returns whether an input has a segment here, also during a turn. Any thread may ask for it."""
+        return segment in self._running or any(segment in part.ids for part in self._parts())
+
+    def measures(self) -> dict[str, float]:
+        """Returns what is measured here, as `Counters.measures`."""
+        return {**self.counters.measures(), "failed": self.failed}
 
     def turn(self, now: float) -> Turned:
         """Runs the next segments. `now`: by the clock of the environment.
@@ -106,7 +132,10 @@ class TaskRunner:
         if self._task.outputs and self._readers.waiting(self._task.outputs) > WAITING_MAX:
             return Turned()
         if self._unstored is None:
-            segments, results = self._run(self._take(now))
+            taken = self._take(now)
+            self._running, began = [*taken.ids], self._environment.clock()
+            segments, results = self._run(taken)
+            self._count_time(len(segments), self._environment.clock() - began)
             if self._task.retry is not None:
                 segments, results = self._repeat(segments, results, now)
             self._end(segments)
@@ -119,18 +148,22 @@ class TaskRunner:
         else:
             failed = [(index, each.error) for index, each in enumerate(results) if type(each) is FailedCall]
             made = Made(0, segments.patterns, failed)
-        self._unstored = None
+        self._unstored, self._running = None, ()
         for _, error in made.failed:
             self._check(error)
             self.newest_failure = f"{type(error).__name__}: {format_error(error)}"
         self._limit.took(len(segments), self._environment.clock() - now)
         self.counters.records_in += len(segments)
         self.counters.records_out += made.sent
-        self.counters.dead_letters += len(made.failed)
+        self.failed += len(made.failed)
         return Turned(segments.ids, made.patterns, [(segments.ids[index], error) for index, error in made.failed])
 
     def _end(self, segments: Segments) -> None:
         """Forgets what is known of segments that are not called again."""
+
+    def _count_time(self, steps: int, seconds: float) -> None:
+        """Counts the time in which the function was called for some segments."""
+        self.counters.ran(steps, seconds)
 
     def _take_due(self, now: float) -> Segments:
         """Takes the segments that are run again now, and those that the turn before had no time for."""
@@ -235,9 +268,17 @@ class OverlappingTaskRunner(TaskRunner):
         """Whether calls are under way, which may end at any time."""
         return bool(self._open)
 
-    def under_way(self) -> set[SegmentId]:
-        """Returns the inputs that have a segment here."""
-        return super().under_way().union(*(each.ids for each in self._open.values()))
+    @property
+    def oldest(self) -> tuple[float, Callable[[], Any]] | None:
+        """The start of the oldest call under way, and a function that finds its frame: see Calls."""
+        return self._calls.oldest
+
+    def _parts(self) -> list[Segments]:
+        """Returns the segments that are here, also those whose calls are under way."""
+        return [*super()._parts(), *self._open.copy().values()]
+
+    def _count_time(self, steps: int, seconds: float) -> None:
+        """Does nothing: each call has its own time."""
 
     def _take(self, now: float) -> Segments:
         """Takes segments until as many wait for their calls as calls may run concurrently."""
@@ -274,6 +315,7 @@ class OverlappingTaskRunner(TaskRunner):
                     dropped.add(called)
                     continue
                 done.add(called)
+                self.counters.ran(1, each.seconds)
                 results.append(each.result if each.error is None else FailedCall(each.error))
             if not dropped:
                 break
@@ -347,6 +389,14 @@ class GatheringRunner(TaskRunner):
     def waiting(self) -> int:
         """How many segments wait here, also for those of other branches."""
         return super().waiting + len(self._gathering)
+
+    def has(self, segment: SegmentId) -> bool:
+        """Returns whether an input has a segment here, also one that waits for those of other branches."""
+        return segment in self._gathering or super().has(segment)
+
+    def measures(self) -> dict[str, float]:
+        """Returns what is measured here, as `Counters.measures`."""
+        return {**super().measures(), "unpaired": self.unpaired}
 
     def take_arrived(self) -> set[SegmentId]:
         """Returns the inputs with a segment that waits here since the last call."""

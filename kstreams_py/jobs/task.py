@@ -86,10 +86,19 @@ class Function:
         self._call = function
         if task.generator:
             self._call = lambda *arguments: [*map(copy_value, function(*arguments))]
+        self._ended = 0
+        self._results: list[Any] = []
+        """The results of the calls under way."""
+
+    @property
+    def ended(self) -> int:
+        """How many calls have ended. Any thread may ask for it, while a call is under way."""
+        return self._ended + len(self._results)
 
     def results(self, values: Sequence[Any], origins: Iterator[Origin]) -> list[Any]:
         """Returns the result for each value, or FailedCall. `origins`: the origin of the step of each."""
         results, count = list[Any](), len(values)
+        self._results = results
         arguments = arguments_of(self._task, values, origins)
         while len(results) < count:
             try:
@@ -103,6 +112,7 @@ class Function:
                 results.append(FailedCall(error))
             except (SystemExit, KeyboardInterrupt) as error:
                 raise exited(self._task, error) from error
+        self._ended, self._results = self._ended + count, []
         return results
 
 

@@ -21,7 +21,7 @@ LOOK_LATE: Final = 2.0
 READY: Final = frozenset({WorkerState.RUNNING, WorkerState.RETRYING, WorkerState.SPARE})
 """The states of a worker that is a member of its group."""
 
-AWAY: Final = frozenset({WorkerState.BROKER_AWAY, WorkerState.SINK_AWAY})
+AWAY: Final = frozenset({WorkerState.BROKER_AWAY, WorkerState.SINK_AWAY, WorkerState.SOURCE_AWAY})
 """The states of a worker that waits for another system."""
 
 

@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from threading import Thread
+from types import FrameType
+from typing import NamedTuple
 
 from kstreams_py.graph.topology import Graph
 from kstreams_py.jobs.environment import JobEnvironment
 from kstreams_py.jobs.job import Job
+from kstreams_py.jobs.runners import TaskRunner
 from kstreams_py.metrics import WorkerState
+from kstreams_py.running.places import PLACE_AFTER, place_of
 from kstreams_py.running.reports import Report
 from kstreams_py.running.watch import Stillness
+from kstreams_py.steps import calls
+
+
+class StillPlace(NamedTuple):
+    """For how long something stands still, and where; "" before its place is looked at."""
+
+    seconds: float = 0.0
+    place: str = ""
 
 
 class JobLoop:
@@ -25,23 +39,68 @@ class JobLoop:
         self.id = ", ".join(task.id for task in graph.tasks)
         self._slot = slot
         self._job = Job(graph.name, graph.tasks, environment)
-        self.thread = threading.Thread(target=run, args=(self._job,), name="job", daemon=True)
-        self._stillness = Stillness()
+        self.thread = Thread(target=run, args=(self._job,), name="job", daemon=True)
+        self._of_thread = Stillness()
+        self._of_calls = {task.id: Stillness() for task in self._job.tasks}
 
     def reports(self, state: WorkerState | None) -> list[Report]:
-        """Returns a report of each task. `state`: that of the slot; None if each task has its own."""
-        still = self._stillness.look(self._job.turns, time.monotonic()) if self.thread.is_alive() else 0.0
-        return [
-            Report(
-                task.id,
-                self._slot,
-                task.counters.as_dict(),
-                task.waiting,
-                round(still, 1),
-                state=state or (WorkerState.SINK_AWAY if task.id in self._job.outages.away else WorkerState.RUNNING),
-                measures=task.counters.measures(),
-                failure=task.newest_failure,
-                why=self._job.outages.away.get(task.id, ""),
-            )
-            for task in self._job.tasks
-        ]
+        """Returns a report of each task. `state`: that of the slot; None if each task has its own.
+
+        What concerns the whole job is in the report of the first task.
+        """
+        tasks = self._job.tasks
+        turning = self._job.turning or tasks[0]
+        standing, sources = self._look_at_thread(turning), self._job.show_pending()
+        reports = [self._report(task, state, standing if task is turning else StillPlace()) for task in tasks]
+        measures = {**reports[0].measures, **self._job.measures()}
+        return [replace(reports[0], measures=measures, sources=sources), *reports[1:]]
+
+    def _report(self, task: TaskRunner, state: WorkerState | None, standing: StillPlace) -> Report:
+        seconds, place = max(standing, self._look_at_calls(task))
+        away, why = self._away(task)
+        return Report(
+            task.id,
+            self._slot,
+            task.counters.as_dict(),
+            task.waiting,
+            seconds,
+            place,
+            state=state or away or WorkerState.RUNNING,
+            measures=task.measures(),
+            failure=task.newest_failure,
+            why=why,
+            is_task=True,
+        )
+
+    def _away(self, task: TaskRunner) -> tuple[WorkerState | None, str]:
+        """Returns the state of a task whose target, or one of whose sources, is away, and why."""
+        outages = self._job.outages.away.copy()
+        if why := outages.get(task.id):
+            return WorkerState.SINK_AWAY, why
+        why = next((outages[each] for each in self._job.sources_of(task) if each in outages), "")
+        return (WorkerState.SOURCE_AWAY, why) if why else (None, "")
+
+    def _look_at_thread(self, turning: TaskRunner) -> StillPlace:
+        """Returns for how long the job's thread stands still. `turning`: the task whose turn it is.
+
+        The time for which it waits for another system does not count: a restart would not help.
+        """
+        if not self.thread.is_alive() or self._away(turning)[0]:
+            self._of_thread = Stillness()
+            return StillPlace()
+        # one turn may run many slow calls: a job whose calls end is not stuck
+        mark = self._job.turns, turning.id, turning.ended
+        return _look(self._of_thread, mark, partial(calls.frame_of, self.thread.ident))
+
+    def _look_at_calls(self, task: TaskRunner) -> StillPlace:
+        """Returns for how long the oldest call beside the job's thread is under way."""
+        if not self.thread.is_alive() or (oldest := task.oldest) is None:
+            self._of_calls[task.id] = Stillness()
+            return StillPlace()
+        began, find_frame = oldest
+        return _look(self._of_calls[task.id], began, find_frame)
+
+
+def _look(stillness: Stillness, mark: object, find_frame: Callable[[], FrameType | None]) -> StillPlace:
+    seconds = round(stillness.look(mark, time.monotonic()), 1)
+    return StillPlace(seconds, place_of(find_frame) if seconds >= PLACE_AFTER else "")

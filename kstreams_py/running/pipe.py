@@ -1,8 +1,8 @@
 """The pipe from a worker to its supervisor: lines of JSON, written without waiting.
 
 Each report is a line with the fields of bounded size. Fields of unbounded size follow in their own lines, and only if
-they have changed: measures, texts (TEXTS), and the lags of as many partitions as fit into a line. If the pipe does not
-take a line, it is written with a later report.
+they have changed: measures, texts (TEXTS), what is under way of each source, and the lags of as many partitions as fit
+into a line. If the pipe does not take a line, it is written with a later report.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from kstreams_py.errors import KStreamsError
-from kstreams_py.metrics import WorkerState
+from kstreams_py.metrics import PendingFigures, WorkerState
 from kstreams_py.records import TopicPartition
 from kstreams_py.running.reports import Report
 
@@ -86,7 +86,7 @@ def _write(fd: int, data: bytes) -> int:
 
 
 Item = tuple[Any, ...]
-"""A part of the unbounded fields: ("measure", name, value), ("why", text), ("lag", topic, partition, lag)."""
+"""A part of the unbounded fields: ("measure", name, value), ("why", text), ("source", name, figures)."""
 
 
 class _Writer:
@@ -148,7 +148,14 @@ def _items(report: Report) -> dict[Item, Any]:
     items: dict[Item, Any] = {("measure", name): value for name, value in report.measures.items()}
     items |= {(name,): text[:TEXT_MAX] for name in TEXTS if (text := getattr(report, name))}
     items |= {("lag", *tp): lag for tp, lag in report.lags.items()}
+    items |= {("source", name): each._replace(why=each.why[:TEXT_MAX]) for name, each in report.sources.items()}
     return items
+
+
+def as_figures(values: Sequence[Any]) -> PendingFigures:
+    """Returns figures that were sent as JSON."""
+    found = PendingFigures(*values)
+    return found._replace(tasks=tuple(found.tasks))
 
 
 class PipeReader:
@@ -205,5 +212,6 @@ class PipeReader:
             head,
             measures={name[1]: value for name, value in items.items() if name[0] == "measure"},
             lags={TopicPartition(name[1], name[2]): value for name, value in items.items() if name[0] == "lag"},
+            sources={name[1]: as_figures(value) for name, value in items.items() if name[0] == "source"},
             **{name: items.get((name,), "") for name in TEXTS},
         )

@@ -6,16 +6,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from kstreams_py.metrics import WorkerState
+from kstreams_py.metrics import PendingFigures, WorkerState
 from kstreams_py.records import TopicPartition
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The state of one processor in one slot.
+    """The state of one processor, or of one task, in one slot.
 
     - `counters`: counts since the worker started.
-    - `lag`: records still to be read; None if unknown.
+    - `lag`: records still to be read, or segments that wait for a task; None if unknown.
     - `still_seconds`: seconds since the loop last turned, or began another step.
     - `place`: the function, file and line where a loop stands still; "" otherwise.
     - `state`: what the worker does.
@@ -29,6 +29,8 @@ class Report:
     - `hidden_partitions`: the number of its partitions with hidden records.
     - `events`: None unless the processor applies events. `held`: how many events wait; `stopped`: how many objects are
       stopped; `held_seconds`: the age of the event that has waited longest; `held_limit`: the age that is reported.
+    - `is_task`: whether it is a task, which reads channels.
+    - `sources`: what is under way of each source, by name; those that are shown with this task.
     """
 
     processor: str
@@ -47,9 +49,11 @@ class Report:
     hidden: str = ""
     hidden_partitions: int = 0
     events: Mapping[str, float] | None = None
+    is_task: bool = False
+    sources: Mapping[str, PendingFigures] = field(default_factory=dict)
 
     def head(self) -> dict[str, Any]:
-        """Returns the fields of bounded size, as JSON values: all but measures, lags and texts."""
+        """Returns the fields of bounded size, as JSON values: all but measures, lags, sources and texts."""
         return {
             "processor": self.processor,
             "slot": self.slot,
@@ -62,7 +66,15 @@ class Report:
             "hidden_seconds": self.hidden_seconds,
             "hidden_partitions": self.hidden_partitions,
             "events": self.events,
+            "is_task": self.is_task,
         }
+
+    def as_past(self) -> Report:
+        """Returns this report as that of a process that has ended: its counts stay."""
+        sources = dict.fromkeys(self.sources, PendingFigures())
+        return replace(
+            self, still_seconds=0.0, place="", open_seconds=None, why="", hidden_seconds=0.0, hidden="", sources=sources
+        )
 
     def after(self, past: Mapping[str, int], measures: Mapping[str, float] | None = None) -> Report:
         """Returns this report plus the counts and measures of earlier workers of the same slot."""
@@ -73,6 +85,11 @@ class Report:
         )
 
 
+def source_key(source: str) -> str:
+    """Returns what stands for a source where processors and tasks have their ids."""
+    return f"source {source}"
+
+
 def add(some: Mapping[str, float], others: Mapping[str, float]) -> dict[str, float]:
     """Returns the sums of two mappings, by name."""
     return {name: some.get(name, 0) + others.get(name, 0) for name in (*some, *(n for n in others if n not in some))}
@@ -81,13 +98,13 @@ def add(some: Mapping[str, float], others: Mapping[str, float]) -> dict[str, flo
 def totals(reports: Iterable[Report]) -> dict[str, Report]:
     """Sums reports over slots, by processor. A sum has slot -1, and lag None if one of its reports has no lag.
 
-    Only its fields `counters` and `lag` are set.
+    Only its fields `counters`, `lag` and `is_task` are set.
     """
     found: dict[str, Report] = {}
     for report in reports:
         total = found.get(report.processor)
         if total is None:
-            found[report.processor] = Report(report.processor, -1, report.counters, report.lag)
+            found[report.processor] = Report(report.processor, -1, report.counters, report.lag, is_task=report.is_task)
         else:
             found[report.processor] = replace(
                 total.after(report.counters),

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import logging
-import os
 import shlex
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from types import FrameType
 from typing import Final
 
@@ -19,13 +17,13 @@ from kstreams_py.jobs.environment import job_environment
 from kstreams_py.jobs.job import Job
 from kstreams_py.log_fields import answers, away, repeated
 from kstreams_py.metrics import EventCounts, LongestHeld, WorkerState, lags
-from kstreams_py.processing.runners import runner
 from kstreams_py.processing.topics import check_topics, create_topics
 from kstreams_py.processing.worker import Worker, open_worker
 from kstreams_py.records import TopicPartition
 from kstreams_py.running.health import AWAY
 from kstreams_py.running.hidden import HiddenRecords
 from kstreams_py.running.jobs import JobLoop
+from kstreams_py.running.places import PLACE_AFTER, place_of
 from kstreams_py.running.reports import Report
 from kstreams_py.running.terminal import logs
 from kstreams_py.running.watch import Stillness
@@ -83,14 +81,6 @@ REPORT_INTERVAL = 1.0
 RETENTION_SHORT: Final = 24 * 60
 """Minutes. With a shorter offsets.retention.minutes, a job that is stopped overnight may lose its committed offsets."""
 
-PLACE_AFTER: Final = 1.0
-"""Seconds without progress before the frames of a loop's thread are read.
-
-Reading the frames of a running thread has crashed a worker (SIGSEGV in Python 3.11.7).
-"""
-
-_ENGINE = tuple(f"{directory}{os.sep}" for directory in (Path(runner.__file__).parents[1], Path(calls.__file__).parent))
-
 
 class _Loop:
     """The worker of one processor, the thread that runs it, and the time for which it has stood still."""
@@ -118,22 +108,10 @@ class _Loop:
         seconds = self._stillness.look(mark, time.monotonic())
         if not seconds:
             return 0.0, ""
-        return round(seconds, 1), _place_of(call[1] if call else self._frame) if seconds >= PLACE_AFTER else ""
+        return round(seconds, 1), place_of(call[1] if call else self._frame) if seconds >= PLACE_AFTER else ""
 
     def _frame(self) -> FrameType | None:
         return calls.frame_of(self.thread.ident)
-
-
-def _place_of(find_frame: Callable[[], FrameType | None]) -> str:
-    """Returns the function, file and line where a thread or call stands still, in a user's function or this package."""
-    called, frame = None, find_frame()
-    while frame is not None and not frame.f_code.co_filename.startswith(_ENGINE):
-        called, frame = frame, frame.f_back
-    of_user = frame is None or frame.f_code.co_filename in (runner.__file__, calls.__file__)
-    shown = called if called is not None and of_user else frame
-    if shown is None:
-        return "no known place"
-    return f"{shown.f_code.co_name} ({Path(shown.f_code.co_filename).name}, line {shown.f_lineno})"
 
 
 class Slot:
@@ -195,6 +173,8 @@ class Slot:
             self._drain(loops, lambda _: None)
             raise
         late = self._drain(loops, report)
+        if not late:  # also of a loop that failed: what it gave back counts
+            report(self._reports(loops))
         if self._failures:
             raise self._failures[0]
         if late:
@@ -205,7 +185,6 @@ class Slot:
             )
         if self._environment.settings.leave_on_stop:
             self._leave(workers)
-        report(self._reports(loops))
 
     def _open_loops(self, workers: Sequence[Worker]) -> list[_Loop | JobLoop]:
         loops: list[_Loop | JobLoop] = [_Loop(worker, self._run) for worker in workers]

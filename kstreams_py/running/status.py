@@ -68,12 +68,19 @@ class RunStatus:
 
 
 def without_errors(status: RunStatus) -> RunStatus:
-    """Returns a status without the texts of exceptions, which may quote records; their classes are kept."""
+    """Returns a status without the texts of exceptions, which may quote records, and without keys of inputs.
+
+    The classes of exceptions are kept.
+    """
+
+    def of_report(report: Report) -> Report:
+        sources = {name: each._replace(key="", why="") for name, each in report.sources.items()}
+        return replace(report, failure=_class_of(report.failure), why="", sources=sources)
 
     def of_slot(slot: SlotStatus) -> SlotStatus:
         return replace(
             slot,
-            reports=tuple(replace(each, failure=_class_of(each.failure), why="") for each in slot.reports),
+            reports=tuple(map(of_report, slot.reports)),
             ends=tuple(End(at, _class_of(why)) for at, why in slot.ends),
             taken=_class_of(slot.taken),
         )

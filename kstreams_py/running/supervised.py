@@ -156,9 +156,7 @@ class SupervisedSlot:
             number=self.number,
             pid=pid,
             reports=tuple(
-                report
-                if report.processor in self._fresh
-                else replace(report, state=before, still_seconds=0.0, why="", hidden_seconds=0.0, hidden="")
+                report if report.processor in self._fresh else replace(report.as_past(), state=before)
                 for report in self._reports.values()
             ),
             has_reported=self._report_count > 0,

@@ -77,7 +77,8 @@ class Watch:
         )
         found = None
         for report in reports:
-            where = f"it is in {report.place}: its function does not return, or the broker does not answer"
+            other = "its source or target" if report.is_task else "the broker"
+            where = f"it is in {report.place}: its function does not return, or {other} does not answer"
             found = self._judge(report.processor, report.still_seconds, limit, f"{where}; {remedy}") or found
         if not has_reported:
             self._judge(None, silent, None, "it is stopped, or still importing; once it has ended, it is restarted")

@@ -45,7 +45,7 @@ class Choice(NamedTuple, Generic[KeyT]):
 
 def has_suspects(deaths: Iterable[int]) -> bool:
     """Returns whether one of these inputs is a suspect, by the deaths of each: nothing else is read beside it."""
-    return any(count >= min(GROUPS) for count in deaths)
+    return any(count >= SUSPECTED for count in deaths)
 
 
 def choose(deaths: Mapping[KeyT, int], limit: int, *, alone: bool) -> Choice[KeyT]:

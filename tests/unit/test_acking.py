@@ -151,7 +151,7 @@ def test_each_pending_input_has_the_whole_time_and_progress_gives_it_again() -> 
     ]  # fmt: skip
     oldest = pending.oldest
     assert oldest is not None
-    assert oldest[1].since == 0.0, "progress does not make it younger"
+    assert (oldest.segment, oldest.since) == (INPUT, 0.0), "progress does not make it younger"
     assert (len(pending.take_all()), len(pending)) == (2, 0)
 
 

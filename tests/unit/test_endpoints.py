@@ -22,7 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from kstreams_py import Graph, Settings
 from kstreams_py.errors import MissingSoftware, SettingsError
 from kstreams_py.hosts import is_own_host
-from kstreams_py.metrics import RENEWALS, Counters, StepCounts, WorkerState
+from kstreams_py.metrics import RENEWALS, Counters, InputCounts, PendingFigures, StepCounts, WorkerState
 from kstreams_py.processing.dead_letters.waiting import WaitingCount
 from kstreams_py.records import TopicPartition
 from kstreams_py.running import wiring
@@ -149,6 +149,33 @@ kstreams_report_age_seconds{{graph="shop",slot="1"}} 0.5
 def test_every_series_of_a_worker_is_written_as_text() -> None:
     lines = exposition("shop", replace(make_status(), waiting=WAITING)).decode().splitlines(keepends=True)
     assert "".join(line for line in lines if not line.startswith("#")) == TEXT
+
+
+INPUTS = """\
+kstreams_pending_inputs{graph="shop",slot="1",source="rows"} 3.0
+kstreams_oldest_pending_seconds{graph="shop",slot="1",source="rows"} 61.5
+kstreams_done_inputs_total{graph="shop",slot="1",source="rows"} 40.0
+kstreams_refused_inputs_total{graph="shop",slot="1",source="rows"} 2.0
+kstreams_replayed_inputs_total{cause="died",graph="shop",slot="1",source="rows"} 5.0
+kstreams_replayed_inputs_total{cause="expired",graph="shop",slot="1",source="rows"} 1.0
+kstreams_replayed_inputs_total{cause="raised",graph="shop",slot="1",source="rows"} 0.0
+kstreams_failed_segments_total{graph="shop",processor="price",slot="1"} 4.0
+kstreams_unpaired_segments_total{graph="shop",processor="price",slot="1"} 6.0
+kstreams_late_acks_total{graph="shop",kind="completed",slot="1"} 7.0
+kstreams_late_acks_total{graph="shop",kind="dropped",slot="1"} 8.0
+"""
+
+
+def test_series_of_tasks_and_sources_are_written_only_for_those() -> None:
+    counts = InputCounts(done=40, refused=2, died=5, expired=1).measures("rows")
+    measures = {**make_report().measures, **counts, "failed": 4, "unpaired": 6, "acks:completed": 7, "acks:dropped": 8}
+    report = make_report(measures=measures, sources={"rows": PendingFigures(3, 61.5, "13", ("price",))})
+    lines = exposition("shop", replace(make_status(report), waiting=WAITING)).decode().splitlines(keepends=True)
+    assert "".join(each for each in lines if not each.startswith("#") and each not in TEXT) == INPUTS
+    ended = parse(exposition("shop", make_status(report, pid=None)))
+    assert [ended[f"kstreams_{name}"] for name in ("pending_inputs", "done_inputs_total")] == [
+        {("1", "rows"): 0.0}, {("1", "rows"): 40.0},
+    ]  # fmt: skip
 
 
 def test_labels_are_escaped() -> None:
@@ -383,9 +410,11 @@ def test_status_has_all_that_the_page_needs() -> None:
                     "outputs": ["prices"],
                     "target": None,
                     "dead_letters": "shop.errors",
+                    "is_task": False,
                     "totals": {"counts": counts, "per_second": rates, "lag": 4},
                 }
             ],
+            "sources": [],
             "pipelines": [],
         },
         "slots": [
@@ -415,8 +444,10 @@ def test_status_has_all_that_the_page_needs() -> None:
                         "hidden_seconds": 0.0,
                         "hidden": None,
                         "events": None,
+                        "failed_segments": 0,
                     }
                 ],
+                "sources": [],
             }
         ],
         "dead_letters_waiting": [
@@ -432,7 +463,8 @@ def test_status_has_all_that_the_page_needs() -> None:
 
 def test_status_without_the_texts_of_exceptions_has_their_classes() -> None:
     site = Site(shows_errors=False)
-    report = make_report(failure="ValueError: card 4111\nnext: 5", why="SinkAway: card 4111")
+    sources = {"rows": PendingFigures(1, 2.0, "4111", ("price",), "card 4111")}
+    report = make_report(failure="ValueError: card 4111\nnext: 5", why="SinkAway: card 4111", sources=sources)
     found: dict[str, Any] = {}
     site.observed.note(make_status(report, ends=(End(1.0, "MemoryError: card 4111"), End(2.0, "SIGKILL")), taken=""))
     for path in ("/status", "/metrics", "/livez", "/readyz", "/"):

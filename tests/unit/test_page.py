@@ -19,7 +19,7 @@ import pytest
 from py_mini_racer import MiniRacer
 
 from kstreams_py import Bytes, Graph
-from kstreams_py.metrics import WorkerState
+from kstreams_py.metrics import InputCounts, PendingFigures, WorkerState
 from kstreams_py.processing.dead_letters.waiting import WaitingCount
 from kstreams_py.records import TopicPartition
 from kstreams_py.running.http.endpoints import Endpoints
@@ -30,6 +30,7 @@ from kstreams_py.running.http.runbook import anchor, build_runbook, render
 from kstreams_py.running.reports import Report
 from kstreams_py.running.status import End, RunStatus, SlotStatus
 from kstreams_py.sinks import Parquet
+from kstreams_py.testing.memory_source import MemorySource
 from tests.tables import each_case
 
 DOM = (Path(__file__).parent / "dom.js").read_text()
@@ -353,6 +354,38 @@ def test_ordered_processor_has_its_held_events_and_stopped_objects() -> None:
     browser.show(make_status(graph, events={**events, "held": 0, "stopped": 0, "held_seconds": 0.0}))
     assert browser.ask(cells) == [["0", "n"], ["none", "n"], ["0", "n"]]
     assert browser.picture("processor", "price")[-1] == "0 held"
+
+
+def test_tasks_and_sources_are_drawn_with_what_is_under_way() -> None:
+    graph = Graph("shop")
+    parsed = graph.channel("parsed")
+    graph.map(graph.source("rows", MemorySource()), to=parsed, id="parse")(lambda row: row)
+    graph.sink(parsed, id="store")(lambda row: None)
+    counts = make_status()["slots"][0]["workers"][0]["counts"]
+    measures = {**InputCounts(done=40, refused=2, died=5).measures("rows"), "failed": 3}
+    pending = PendingFigures(1_200, 61.0, "13", ("store",), "locked")
+    reports = (
+        Report("parse", 0, counts, 7, is_task=True, sources={"rows": pending}, measures=measures),
+        Report("store", 0, counts, 0, is_task=True, state=WorkerState.SOURCE_AWAY),
+    )
+    observed, browser = ObservedRun(clock=lambda: 0.0), Browser(graph)
+    endpoints = Endpoints(graph, observed, 30.0, lambda: 0.0)
+    browser.show(json.loads(endpoints.answer("/status").body))
+    cells = 'find("sources").querySelectorAll("[data-label]").map(each => [each.textContent, each.className])'
+    assert browser.ask(cells)[1:] == [["?", "n"], ["?", "free"], ["?", "n"], ["?", "n"], ["?", "free"], ["?", "free"]]
+    observed.note(RunStatus((SlotStatus(0, 4711, reports),), 0.0))
+    browser.show(json.loads(endpoints.answer("/status").body))
+    assert endpoints.answer("/readyz").body == b"slot 0: store is source away\n"
+    assert browser.ask(cells) == [
+        ["memory", "free"], ["1,200", "n"], ["61 s, key 13, in store, slot 0", "free warning"], ["40", "n"],
+        ["2", "n bad"], ["5 died", "free"], ["locked", "free warning"],
+    ]  # fmt: skip
+    assert browser.picture("channel", "rows") == ["rows", "1,200 under way", "oldest 61 s", "✕ 2 refused"]
+    assert browser.picture("processor", "parse") == [
+        "map, at least once", "parse", "● running", "1 worker", "0/s in", "0/s out", "7 waiting", "✕ 3 failed",
+    ]  # fmt: skip
+    assert browser.picture("processor", "store")[2] == "⚠ source away"
+    assert "7 segments wait" in browser.text("slots")
 
 
 def test_pipelines_are_drawn_and_listed_with_their_inputs_and_targets() -> None:

@@ -12,7 +12,7 @@ from typing import Any, Final
 import pytest
 
 from kstreams_py.errors import TopicError
-from kstreams_py.metrics import WorkerState
+from kstreams_py.metrics import PendingFigures, WorkerState
 from kstreams_py.records import TopicPartition
 from kstreams_py.running.pipe import REPORT_FD, TEXT_MAX, TEXTS, PipeReader, report_error, report_writer
 from kstreams_py.running.reports import Report
@@ -174,19 +174,23 @@ def test_whole_report_arrives_and_only_what_has_changed_is_written_again(pipe: t
     write, reader = report_writer(), PipeReader()
     assert write is not None
     measures = {"renewals:fenced": 1.0, "step_seconds:2": 40.0}
+    sources = {"rows": PendingFigures(3, 1.5, "7", ("parse", "store"), "locked"), "more": PendingFigures()}
     first = make_report(
-        1, {A0: 5, B0: None}, measures=measures, failure="KeyError: 'x'", state=WorkerState.SPARE, open_seconds=0.5
-    )
+        1, {A0: 5, B0: None}, measures=measures, failure="KeyError: 'x'", state=WorkerState.SPARE, open_seconds=0.5,
+        is_task=True, sources=sources,
+    )  # fmt: skip
     write([first])
     assert reader.feed(read_all(pipe[0])) == [first]
     second = replace(
-        first, counters={"commits": 2}, lags={A0: 4, B0: None}, measures={**measures, "step_seconds:2": 41.0}
-    )
+        first, counters={"commits": 2}, lags={A0: 4, B0: None}, measures={**measures, "step_seconds:2": 41.0},
+        sources={**sources, "more": PendingFigures(1)},
+    )  # fmt: skip
     write([second])
     data = read_all(pipe[0])
     assert b'["lag", "a", 0, 4]' in data
     assert b"renewals" not in data
     assert b'"b"' not in data
+    assert b'"rows"' not in data
     assert reader.feed(data) == [second]
     write([second])
     assert read_all(pipe[0]).count(b"\n") == 1

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import re
+from dataclasses import replace
 from io import StringIO
 
 import pytest
 from rich.console import Console
 
-from kstreams_py.metrics import WorkerState
+from kstreams_py.metrics import InputCounts, PendingFigures, WorkerState
 from kstreams_py.records import TopicPartition
 from kstreams_py.running.reports import Report
 from kstreams_py.running.status import End, RunStatus, SlotStatus
@@ -18,11 +19,13 @@ from kstreams_py.running.terminal.progress import (
     LINES_EVERY,
     PROCESSORS,
     SLOTS,
+    SOURCES,
     Progress,
     duration,
     processor_rows,
     shown,
     slot_rows,
+    source_rows,
     tables,
 )
 from kstreams_py.testing import ManualClock
@@ -188,6 +191,32 @@ def test_line_names_dropped_and_rolled_back_steps_if_there_are_some(caplog: pyte
         progress.show(run_of(report(15, records_out=3, dead_letters=11, dropped=1, rolled_back=35)))
     text = "p: 15 in, 3 out, 11 dead letters, 1 dropped, 35 rolled back, 0 lag, 0 records/s, 0.0 commits/s"
     assert [record.getMessage() for record in caplog.records] == [f"{text}, 0 partitions, running"]
+
+
+def test_sources_have_a_line_and_a_table_with_the_oldest_input_of_all_slots(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    measures = InputCounts(done=1_040, refused=2, died=5, raised=1).measures("rows")
+    first = replace(
+        report(1), is_task=True, measures=measures, sources={"rows": PendingFigures(30, 61.0, "13", ("p",))}
+    )
+    other = replace(first, measures={}, sources={"rows": PendingFigures(2, 5.0, "7", ("q",))})
+    status = RunStatus((SlotStatus(0, 7, (first,)), SlotStatus(1, 8, (other,)), SlotStatus(2, None, (first,))), 100.0)
+    rows = source_rows(status)
+    assert rows == {"rows": ("32", "1m01s", "13", "p", "2,080", "4", "10 died, 2 raised")}
+    assert shown(SOURCES, rows, "source", 100) == list(SOURCES)
+    clock, lines = ManualClock(), list[str]()
+    with make_plain_progress(clock) as progress:
+        for _ in range(65):
+            clock.advance(1.0)
+            progress.show(status)
+        lines += [record.getMessage() for record in caplog.records if record.getMessage().startswith("source")]
+    text = "source rows: 32 under way, the oldest for 1m01s (key 13, in p), 2,080 done, 4 refused, read again: "
+    assert lines == [f"{text}10 died, 2 raised"] * 2
+    console = Console(file=StringIO(), width=100)
+    console.print(tables(processor_rows(status, {}), slot_rows(status), rows))
+    assert [line.split()[0] for line in read_output(console).splitlines()] == [
+        "processor", "p", "source", "rows", "slot", "0", "1", "2",
+    ]  # fmt: skip
 
 
 def test_without_a_terminal_no_table_is_drawn() -> None:

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from kstreams_py import Graph
-from kstreams_py.metrics import WorkerState
+from kstreams_py.metrics import PendingFigures, WorkerState
 from kstreams_py.records import TopicPartition
 from kstreams_py.running.http.remedies import FAILED_SECONDS, REMEDIES, RESTARTS, RUNBOOK, Problem, Seen, find
 from kstreams_py.running.reports import Report
@@ -104,6 +104,35 @@ STATES = {
     "a target without an answer": (
         slot(report(state=WorkerState.SINK_AWAY, why="rows.db: locked")),
         Problem("bad", "sink_away", 0, "price", "slot 0: price waits for its sink: rows.db: locked"),
+    ),
+    "a source without an answer": (
+        slot(report(state=WorkerState.SOURCE_AWAY, why="rows.db: locked")),
+        Problem("bad", "source_away", 0, "price", "slot 0: price waits for its source: rows.db: locked"),
+    ),
+    "an input that is under way for long": (
+        slot(report(sources={"rows": PendingFigures(9, 61.0, "13", ("price", "match"))})),
+        Problem(
+            "warning", "pending", 0, "price", "slot 0: an input of rows (key 13) is under way for 61 s, in price, match"
+        ),
+    ),
+    "an input that no task has": (
+        slot(report(sources={"rows": PendingFigures(9, 61.0)})),
+        Problem("warning", "pending", 0, None, "slot 0: an input of rows is under way for 61 s, and in no task"),
+    ),
+    "inputs that were refused": (
+        slot(report(sources={"rows": PendingFigures(9, 60.0)}, measures={"inputs:refused:rows": 3})),
+        Problem("warning", "refused", None, None, "rows: 3 refused inputs since the run started, the last 0 s ago"),
+    ),
+    "an input of a task that is known to stand still": (
+        slot(
+            report(
+                still_seconds=31.0,
+                place="f (a.py:7)",
+                is_task=True,
+                sources={"rows": PendingFigures(1, 61.0, "13", ("price",))},
+            )
+        ),
+        Problem("bad", "stuck", 0, "price", "slot 0: price has not turned, it is in f (a.py:7) (31 s)"),
     ),
     "a process that has ended": (
         slot(pid=None, ends=(End(1.0, "SIGKILL"),)),

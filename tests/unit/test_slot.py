@@ -28,6 +28,7 @@ from kstreams_py.running.watch import LOOK_MAX
 from kstreams_py.settings import Settings
 from kstreams_py.steps.environment import Environment
 from kstreams_py.testing import ManualClock, MemoryCluster, MemoryRegistry
+from kstreams_py.testing.memory_source import MemorySource
 
 WAIT = 60.0
 
@@ -196,6 +197,32 @@ def test_function_that_does_not_return_is_reported_as_still_with_its_line(start:
     assert run.reports["p0"].still_seconds >= 3.0
     gate.let_pass()
     run.until(lambda reports: (reports["p0"].still_seconds, reports["p0"].place) == (0.0, ""))
+
+
+@pytest.mark.parametrize("concurrency", [1, 2])
+def test_task_whose_call_does_not_return_is_reported_as_still_and_no_other(
+    clock: ManualClock, monkeypatch: pytest.MonkeyPatch, concurrency: int
+) -> None:
+    monkeypatch.setattr("kstreams_py.running.jobs.time", SimpleNamespace(monotonic=clock))
+    gate, graph = Gate(), Graph("g")
+    parsed = graph.channel("parsed")
+    graph.map(graph.source("rows", MemorySource([7], ends=False)), to=parsed, id="parse")(lambda value: value)
+    graph.sink(parsed, id="p0", concurrency=concurrency)(gate)
+    run = Run(graph, MemoryCluster(), Settings(), clock)
+    gate.await_call()
+    await_still(run)
+    assert read_still_seconds(run, 2) == [2.0, 3.0]
+    line = Gate.__call__.__code__.co_firstlineno + 2
+    assert (run.reports["p0"].place, run.reports["parse"].still_seconds) == (
+        f"__call__ (test_slot.py, line {line})",
+        0.0,
+    )
+    pending = run.reports["parse"].sources["rows"]
+    assert (pending.pending, pending.key, pending.tasks) == (1, "0", ("p0",))
+    gate.let_pass()
+    run.until(lambda reports: reports["parse"].measures["inputs:done:rows"] and reports["p0"].still_seconds == 0.0)
+    run.end()
+    assert run.failure is None
 
 
 def test_long_turn_whose_functions_return_is_not_reported_as_still(start: MakeRun) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -72,6 +73,10 @@ def test_loop_that_does_not_turn_is_logged_at_growing_intervals_and_when_it_turn
     watch.look([report(29.0)])
     watch.look([report(0.0)])
     assert take_warnings() == [], "no warning was logged before"
+    watch.look([replace(report(30.0, "parse"), is_task=True), report(0.0)])
+    assert take_warnings() == [
+        f"slot 3: parse has not turned for 30 s: {IN_PRICE.replace('the broker', 'its source or target')}; {REMEDY}"
+    ]
     watch.look([report(70.0)])
     watch.look([report(80.0)])
     assert take_warnings() == [f"slot 3: copy has not turned for 70 s: {IN_PRICE}; {REMEDY}"], "it starts again"

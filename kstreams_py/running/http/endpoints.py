@@ -6,15 +6,16 @@ import json
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any, Final, NamedTuple
 
-from kstreams_py.graph.declarations import Processor
+from kstreams_py.graph.channels import JobTask, filled_channels
+from kstreams_py.graph.declarations import Channel, Processor
 from kstreams_py.graph.loading import show_target
 from kstreams_py.graph.pipelines import Pipeline
 from kstreams_py.graph.topology import Graph
+from kstreams_py.metrics import INPUTS
 from kstreams_py.printable import join_lines
 from kstreams_py.running.health import still, unready
 from kstreams_py.running.http.observed import ObservedRun, View
@@ -22,7 +23,7 @@ from kstreams_py.running.http.page import Page, build_page
 from kstreams_py.running.http.remedies import Problem, Seen, find
 from kstreams_py.running.http.runbook import build_runbook
 from kstreams_py.running.http.series import CONTENT_TYPE, exposition
-from kstreams_py.running.reports import Report, totals
+from kstreams_py.running.reports import Report, source_key, totals
 from kstreams_py.running.status import RunStatus, SlotStatus
 
 
@@ -64,8 +65,10 @@ def overview(
             "target": target,
             "topics": list(graph.topics),
             "processors": [
-                {**_processor(each), "totals": _totals(sums.get(each.id), view)} for each in graph.processors
+                {**fields, "totals": _totals(sums.get(fields["processor"]), view)}
+                for fields in (*map(_processor, graph.processors), *map(_task, graph.tasks))
             ],
+            "sources": [_source(each, view) for each in filled_channels(graph.tasks)],
             "pipelines": [_pipeline(each) for each in graph.pipelines],
         },
         "slots": [] if view is None else [_slot(slot, view) for slot in slots],
@@ -94,6 +97,42 @@ def _processor(processor: Processor) -> dict[str, Any]:
         "outputs": [topic.name for topic in processor.outputs],
         "target": None if processor.target is None else str(processor.target),
         "dead_letters": processor.errors,
+        "is_task": False,
+    }
+
+
+def _task(task: JobTask) -> dict[str, Any]:
+    return {
+        "processor": task.id,
+        "kind": task.word,
+        "ordered": False,
+        "guarantee": "at_least_once",
+        "inputs": [channel.name for channel in task.inputs],
+        "outputs": [each.name for each in task.written],
+        "target": None if task.target is None else str(task.target),
+        "dead_letters": next((channel.errors for channel in task.inputs if channel.errors), None),
+        "is_task": True,
+    }
+
+
+def _source(channel: Channel, view: View | None) -> dict[str, Any]:
+    """Returns a source with its figures over all slots; their values are None before its first report."""
+    name = channel.name
+    slots = () if view is None else view.status.slots
+    shown = [(slot, report) for slot in slots for report in slot.reports if name in report.sources]
+    counts = {each: sum(report.measures.get(f"inputs:{each}:{name}", 0) for _, report in shown) for each in INPUTS}
+    pending = [report.sources[name] for slot, report in shown if slot.pid is not None and not slot.taken]
+    rates = [] if view is None else [each for (_, key), each in view.rates.items() if key == source_key(name)]
+    totals = {
+        "counts": {each: int(count) for each, count in counts.items()},
+        "per_second": {each: round(sum(rate[each] for rate in rates), 1) for each in rates[0]} if rates else {},
+        "pending": sum(each.pending for each in pending),
+        "oldest_seconds": max((each.seconds for each in pending), default=0.0),
+    }
+    return {
+        "source": name,
+        "medium": f"topic {name}" if channel.source is None else str(channel.source),
+        "totals": totals if shown else None,
     }
 
 
@@ -132,13 +171,26 @@ def _slot(slot: SlotStatus, view: View) -> dict[str, Any]:
         "restarts": slot.restarts,
         "ends": [{"time": timestamp(end.at), "why": end.why} for end in slot.ends],
         "workers": [_worker(slot, report, view) for report in slot.reports],
+        "sources": [
+            {
+                "source": name,
+                "pending": each.pending,
+                "oldest_seconds": each.seconds,
+                "oldest_key": each.key or None,
+                "oldest_tasks": list(each.tasks),
+                "oldest_limit": each.limit,
+                "why": each.why or None,
+            }
+            for report in slot.reports
+            for name, each in (() if slot.taken or slot.pid is None else report.sources.items())
+        ],
     }
 
 
 def _worker(slot: SlotStatus, report: Report, view: View) -> dict[str, Any]:
     prefix = "renewals:"
     if slot.taken or slot.pid is None:  # these values are from before the end of the process
-        report = replace(report, open_seconds=None, why="", hidden_seconds=0.0, hidden="")
+        report = report.as_past()
     rates = view.rates.get((slot.number, report.processor), {})
     return {
         "processor": report.processor,
@@ -160,6 +212,7 @@ def _worker(slot: SlotStatus, report: Report, view: View) -> dict[str, Any]:
         "hidden_seconds": report.hidden_seconds,
         "hidden": report.hidden or None,
         "events": None if report.events is None else dict(report.events),
+        "failed_segments": int(report.measures.get("failed", 0)),
     }
 
 
@@ -274,7 +327,8 @@ class Endpoints:
     def _unready(self, view: View | None) -> list[str]:
         if view is None:
             return ["the run is starting"]
-        return self._still(view) + unready(view.status, [each.id for each in self._graph.processors])
+        ids = [*(each.id for each in self._graph.processors), *(each.id for each in self._graph.tasks)]
+        return self._still(view) + unready(view.status, ids)
 
 
 def _health(problems: list[str]) -> Answer:

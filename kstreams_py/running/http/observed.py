@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from kstreams_py.metrics import Rate
 from kstreams_py.running.health import LOOK_LATE
+from kstreams_py.running.reports import source_key
 from kstreams_py.running.status import RunStatus, without_errors
 
 FAILURES_KEPT: Final = 20
@@ -21,6 +22,9 @@ FRESH_SECONDS: Final = 1.0
 
 RATES: Final = ("records_in", "records_out", "bytes_in", "bytes_out", "dead_letters", "dropped", "commits")
 """The counts whose growth per second is computed, besides `step_seconds` (of all steps) and `lag`."""
+
+OF_INPUTS: Final = ("done", "refused")
+"""The counts of the inputs of a source whose growth per second is computed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +44,9 @@ class View:
     - `rates`: the growth per second of RATES, `step_seconds` and `lag`.
     - `lagging`: seconds since the lag was last 0.
     - `failing`: seconds since a step last failed; absent for a worker without failed steps.
+
+    By (slot, `source_key` of a source): `rates` has the growth of `refused` and `done`, `failing` the seconds since an
+    input was last refused.
     """
 
     status: RunStatus
@@ -69,9 +76,7 @@ class ObservedRun:
         self._wall = wall
         self._changed = threading.Condition()
         self._view: View | None = None
-        self._rates: defaultdict[tuple[int, str], dict[str, Rate]] = defaultdict(
-            lambda: {**{name: Rate() for name in (*RATES, "step_seconds")}, "lag": Rate(shrinks=True)}
-        )
+        self._rates: dict[tuple[int, str, str], Rate] = {}
         self._lagging: dict[tuple[int, str], float] = {}
         self._failed: dict[tuple[int, str], tuple[int, float]] = {}
         """By worker: the number of its failed steps, and when that number was reached."""
@@ -86,21 +91,20 @@ class ObservedRun:
         for slot in status.slots:
             for report in slot.reports:
                 worker = slot.number, report.processor
-                values = {
-                    **report.counters,
-                    "step_seconds": report.measures.get("step_seconds:sum", 0.0),
-                    "lag": report.lag or 0,
-                }
-                rates[worker] = {
-                    name: rate.of(values.get(name, 0), status.looked_at) for name, rate in self._rates[worker].items()
-                }
+                values: dict[str, float] = {name: report.counters.get(name, 0) for name in RATES}
+                values |= {"step_seconds": report.measures.get("step_seconds:sum", 0.0), "lag": report.lag or 0}
+                rates[worker] = self._growth(worker, values, status.looked_at)
                 if report.lag:
                     self._lagging.setdefault(worker, status.looked_at)
                 else:
                     self._lagging.pop(worker, None)
                 failed = report.counters.get("dead_letters", 0) + report.counters.get("dropped", 0)
-                if failed != self._failed.get(worker, (0,))[0]:
-                    self._failed[worker] = failed, status.looked_at
+                self._note_failed(worker, failed, status.looked_at)
+                for name in report.sources:
+                    source = slot.number, source_key(name)
+                    counts = {each: report.measures.get(f"inputs:{each}:{name}", 0) for each in OF_INPUTS}
+                    rates[source] = self._growth(source, counts, status.looked_at)
+                    self._note_failed(source, int(counts["refused"]), status.looked_at)
                 if report.failure and self._texts.get(worker) != report.failure:
                     self._texts[worker] = report.failure
                     self._failures.appendleft(Failed(self._wall(), *worker, report.failure))
@@ -109,6 +113,14 @@ class ObservedRun:
             failing = {worker: status.looked_at - at for worker, (_, at) in self._failed.items()}
             self._view = View(status, rates, tuple(self._failures), lagging, failing)
             self._changed.notify_all()
+
+    def _growth(self, worker: tuple[int, str], counts: Mapping[str, float], now: float) -> dict[str, float]:
+        rates = {name: self._rates.setdefault((*worker, name), Rate(shrinks=name == "lag")) for name in counts}
+        return {name: rates[name].of(count, now) for name, count in counts.items()}
+
+    def _note_failed(self, worker: tuple[int, str], failed: int, now: float) -> None:
+        if failed != self._failed.get(worker, (0,))[0]:
+            self._failed[worker] = failed, now
 
     def read(self) -> View | None:
         """Returns the newest view; None before the workers start. If it is old, waits FRESH_SECONDS for a new one."""

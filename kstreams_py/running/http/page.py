@@ -46,6 +46,13 @@ FONTS: Final = {"name": (7.6, 16.0), "state": (7.0, 16.0), "small": (6.32, 13.0)
 """The width of a character and the height of a line, by class of text. page.html has the sizes of the fonts."""
 
 
+OF_TASK: Final = ("state", "workers", "in", "out", "lag", "failed")
+"""The live values in the box of a task."""
+
+OF_SOURCE: Final = ("pending", "oldest", "refused")
+"""The live values in the box of a channel that a source fills."""
+
+
 class _Text(NamedTuple):
     """Lines of text in a box: their class, the name of the live value that they show ("" for none), the lines."""
 
@@ -100,9 +107,9 @@ class LivePicture(NamedTuple):
 def draw_live(graph: Graph, *, upright: bool) -> LivePicture:
     """Draws a graph from left to right; if `upright`, from top to bottom, for narrow screens.
 
-    The page finds boxes and lines by their attributes. A box has `data-processor`, `data-pipeline`, `data-topic` or
-    `data-target`. A line from a topic to its reader has `data-topic` and `data-reader`; a line to the dead letters has
-    `data-dead`. `data-value` names the value that a text shows.
+    The page finds boxes and lines by their attributes. A box has `data-processor`, `data-pipeline`, `data-topic`,
+    `data-channel` or `data-target`. A line from a topic to its reader has `data-topic` and `data-reader`; a line to the
+    dead letters has `data-dead`. `data-value` names the value that a text shows.
 
     A line has its lag only if its reader has several inputs: of one input, the reader's box has the lag. It is in the
     topic's box if that has no other reader, so that the columns can be close to each other.
@@ -114,6 +121,8 @@ def draw_live(graph: Graph, *, upright: bool) -> LivePicture:
     inside = {edge.source for edge in labelled if readers[edge.source] == 1}
     is_spaced = any(edge.source not in inside for edge in labelled)
     values = dict.fromkeys(inside, ("lag",)) | {f"processor {each.id}": _values(each) for each in graph.processors}
+    values |= {f"processor {each.id}": OF_TASK for each in graph.tasks}
+    values |= {f"channel {each.name}": OF_SOURCE for each in graph.channels.values() if each.source is not None}
     live = {node: _live_box(box, values.get(node, ()), upright=upright) for node, box in boxes.items()}
     layout = lay_out(live, edges, GAPS[upright][is_spaced])
     placed = {
@@ -240,10 +249,10 @@ def _split(node: str) -> tuple[str, str]:
 def _draw_box(drawn: _Drawn) -> str:
     box, x, y, width, height = drawn
     left, top = x - width / 2, y - height / 2
-    attribute = f"data-{box.role}" if box.is_function or box.role == "target" else "data-topic"
+    attribute = f"data-{box.role}" if box.is_function or box.role in ("target", "channel") else "data-topic"
     at, words = top + 8, ""
     for text in box.texts:
-        if box.is_function or not text.value:  # else it is the lag, which the line to the reader has
+        if text.value != "lag" or box.is_function:  # the line to the reader has the lag of a topic
             words += _draw_text(text, x, at)
         at += FONTS[text.kind][1] * len(text.lines)
     return (

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, Literal, NamedTuple
 
 from kstreams_py.graph.declarations import Processor
 from kstreams_py.metrics import WorkerState
-from kstreams_py.running.health import Still, still
+from kstreams_py.running.health import AWAY, Still, still
 from kstreams_py.running.http.brokers import WorkerWaiting, find_outages
-from kstreams_py.running.reports import Report
+from kstreams_py.running.reports import Report, source_key
 from kstreams_py.running.status import RunStatus, SlotStatus
 
 Level = Literal["bad", "warning", "note"]
@@ -25,6 +25,9 @@ REMEDIES: Final[Mapping[str, str]] = {
     "retrying": "Fix what its error names (see the log): the step is repeated, and nothing is lost.",
     "broker_away": "Check that the brokers run and this machine reaches them: the worker then continues by itself.",
     "sink_away": "Repair its sink, as its error says: the worker then continues by itself.",
+    "source_away": "Repair its source, as its error says: the worker then continues by itself.",
+    "pending": "Check what that task waits for: until the input is done, it is neither acknowledged nor read again.",
+    "refused": "See `kstreams sources list`, fix the cause, then run `kstreams sources retry`.",
     "replaced": "Nothing is lost: another process runs it. Give each its own `--slot`; to run it here, start it again.",
     "spare": "Nothing is wrong: it takes over if a worker ends. To use it now, add partitions to the inputs.",
     "open_transaction": "Check what its function waits for: read_committed readers see nothing newer until it ends.",
@@ -60,6 +63,9 @@ RUNBOOK: Final[Mapping[str, str]] = {
     "retrying": "KstreamsRetrying",
     "broker_away": "KstreamsBrokerAway",
     "sink_away": "KstreamsSinkAway",
+    "source_away": "KstreamsSourceAway",
+    "pending": "KstreamsOldestPending",
+    "refused": "KstreamsRefusedInputs",
     "replaced": "KstreamsReplaced",
     "spare": "Spare workers",
     "open_transaction": "KstreamsOpenTransaction",
@@ -114,9 +120,16 @@ STATES: Final[Mapping[WorkerState, tuple[Level, str]]] = {
     WorkerState.JOINING: ("note", "joining"),
     WorkerState.RETRYING: ("bad", "retrying"),
     WorkerState.SINK_AWAY: ("bad", "sink_away"),
+    WorkerState.SOURCE_AWAY: ("bad", "source_away"),
     WorkerState.RESTARTING: ("warning", "restarting"),
 }
 """The reported states of a worker, with the level and kind of the finding. A broker that is away is one for all."""
+
+WAITS: Final[Mapping[WorkerState, str]] = {
+    WorkerState.SINK_AWAY: "waits for its sink",
+    WorkerState.SOURCE_AWAY: "waits for its source",
+}
+"""What a worker does in these states."""
 
 KILLED: Final = "SIGKILL"
 """The reason of an end that no process in this package causes: something else has killed the worker."""
@@ -172,8 +185,11 @@ def find(processors: Sequence[Processor], seen: Seen) -> list[Problem]:
     found += (each for slot in seen.status.slots for each in _slot(slot, seen))
     for processor in processors:
         reports = [(slot, report) for slot in seen.status.slots for report in _reports(slot, processor.id)]
-        found += [*_failed(processor, reports, seen), *_spare(processor, reports)]
+        found += [*_failed(processor.id, reports, seen), *_spare(processor, reports)]
         found += _behind(processor, reports, seen, found)
+    for task in dict.fromkeys(each.processor for slot in seen.status.slots for each in slot.reports if each.is_task):
+        found += _failed(task, [(slot, each) for slot in seen.status.slots for each in _reports(slot, task)], seen)
+    found += _refused(seen)
     found += _letters(seen.status)
     return sorted(found, key=lambda each: _ORDER.index(each.level))
 
@@ -231,7 +247,7 @@ def _slot(slot: SlotStatus, seen: Seen) -> Iterator[Problem]:
         name, state = report.processor, slot.state_of(report.processor)
         if state in STATES:
             how, kind = STATES[state]
-            does = "waits for its sink" if state is WorkerState.SINK_AWAY else f"is {state}"
+            does = WAITS.get(state, f"is {state}")
             why = f": {report.why}" if report.why else ""
             yield Problem(how, kind, number, name, f"slot {number}: {name} {does}{why}")
         if (report.open_seconds or 0) > OPEN_SECONDS and state is not WorkerState.BROKER_AWAY:
@@ -245,6 +261,7 @@ def _slot(slot: SlotStatus, seen: Seen) -> Iterator[Problem]:
             )
             yield Problem("bad" if report.hidden_seconds > HIDDEN_SECONDS else "warning", "hidden", number, name, what)
         yield from _waiting(slot, report)
+        yield from _pending(slot, report, seen)
         if state is WorkerState.RUNNING and report.lag is None and report.still_seconds <= seen.still_limit:
             yield Problem("note", "lag_unknown", number, name, f"slot {number}: the lag of {name} is not known")
 
@@ -264,23 +281,55 @@ def _waiting(slot: SlotStatus, report: Report) -> Iterator[Problem]:
         yield Problem("warning", "stopped", number, name, what)
 
 
+def _pending(slot: SlotStatus, report: Report, seen: Seen) -> Iterator[Problem]:
+    """Yields a finding for each source with an old input, unless the task that has it has a finding of its own."""
+    ill = {each.processor for each in slot.reports if each.state in AWAY or each.still_seconds > seen.still_limit}
+    for name, each in report.sources.items():
+        if each.seconds > each.limit and ill.isdisjoint(each.tasks) and slot.has_reported:
+            key = f" (key {each.key})" if each.key else ""
+            where = f"in {', '.join(each.tasks)}" if each.tasks else "and in no task"
+            what = f"slot {slot.number}: an input of {name}{key} is under way for {_time(each.seconds)}, {where}"
+            yield Problem("warning", "pending", slot.number, next(iter(each.tasks), None), what)
+
+
 Workers = Sequence[tuple[SlotStatus, Report]]
 
 _FAILED: Final = {"dead_letters": "failed step", "dropped": "dropped step"}
 
 
-def _failed(processor: Processor, workers: Workers, seen: Seen) -> Iterator[Problem]:
+def _failed(name: str, workers: Workers, seen: Seen) -> Iterator[Problem]:
     for kind in ("dead_letters", "dropped"):
         failed = sum(report.counters.get(kind, 0) for _, report in workers)
         if not failed:
             continue
-        growth = _growth(kind, processor.id, workers, seen)
-        ages = [seen.failing.get((slot.number, processor.id)) for slot, _ in workers]
-        last = min((age for age in ages if age is not None), default=0.0)
-        what = f"{processor.id}: {_count(failed, _FAILED[kind])} since the run started"
-        what += f", {growth:.1f} more each second" if growth else f", the last {_time(last)} ago"
-        level: Level = "bad" if growth else "warning" if last <= FAILED_SECONDS else "note"
-        yield Problem(level, kind, None, processor.id, what)
+        growth = _growth(kind, name, workers, seen)
+        level, how = _how_fast(growth, [seen.failing.get((slot.number, name)) for slot, _ in workers])
+        what = f"{name}: {_count(failed, _FAILED[kind])} since the run started{how}"
+        yield Problem(level, kind, None, name, what)
+
+
+def _how_fast(growth: float, ages: Iterable[float | None]) -> tuple[Level, str]:
+    """Returns the level of failures, and how many more there are, or how long ago the last was.
+
+    - `growth`: how many a second.
+    - `ages`: for each worker, the seconds since its last failure.
+    """
+    last = min((age for age in ages if age is not None), default=0.0)
+    level: Level = "bad" if growth else "warning" if last <= FAILED_SECONDS else "note"
+    return level, f", {growth:.1f} more each second" if growth else f", the last {_time(last)} ago"
+
+
+def _refused(seen: Seen) -> Iterator[Problem]:
+    """Yields a finding for each source with refused inputs."""
+    reports = [(slot, report) for slot in seen.status.slots for report in slot.reports]
+    for name in dict.fromkeys(name for _, report in reports for name in report.sources):
+        if not (refused := int(sum(report.measures.get(f"inputs:refused:{name}", 0) for _, report in reports))):
+            continue
+        keys = [(slot.number, source_key(name)) for slot in seen.status.slots]
+        growth = sum(seen.rates.get(key, {}).get("refused", 0.0) for key in keys)
+        level, how = _how_fast(growth, map(seen.failing.get, keys))
+        what = f"{name}: {_count(refused, 'refused input')} since the run started{how}"
+        yield Problem(level, "refused", None, None, what)
 
 
 def _letters(status: RunStatus) -> Iterator[Problem]:

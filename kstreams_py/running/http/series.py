@@ -9,7 +9,7 @@ from itertools import accumulate
 from typing import Final, Literal
 
 from kstreams_py.errors import MissingSoftware
-from kstreams_py.metrics import COMMIT_BOUNDS, COUNTS, EVENTS, RENEWALS, STEP_BOUNDS, WorkerState
+from kstreams_py.metrics import COMMIT_BOUNDS, COUNTS, EVENTS, LATE_ACKS, RENEWALS, REPLAYS, STEP_BOUNDS, WorkerState
 from kstreams_py.running.reports import Report
 from kstreams_py.running.status import RunStatus, SlotStatus
 
@@ -26,6 +26,7 @@ Labels = tuple[str, ...]
 """The values of a sample's labels, without `graph`, which is the first label of all series."""
 
 WORKER: Final = ("processor", "slot")
+SOURCE: Final = ("source", "slot")
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +136,50 @@ def _waiting(name: str) -> Callable[[RunStatus], Iterator[tuple[Labels, float]]]
     return samples
 
 
+def _sources(status: RunStatus) -> Iterator[tuple[str, SlotStatus, Report, Labels]]:
+    for slot, report, _ in _workers(status):
+        for source in report.sources:
+            yield source, slot, report, (source, str(slot.number))
+
+
+def _pending(name: str) -> Callable[[RunStatus], Iterator[tuple[Labels, float]]]:
+    def samples(status: RunStatus) -> Iterator[tuple[Labels, float]]:
+        for source, slot, report, labels in _sources(status):
+            yield labels, 0 if slot.taken or slot.pid is None else getattr(report.sources[source], name)
+
+    return samples
+
+
+def _inputs(name: str) -> Callable[[RunStatus], Iterator[tuple[Labels, float]]]:
+    def samples(status: RunStatus) -> Iterator[tuple[Labels, float]]:
+        for source, _, report, labels in _sources(status):
+            yield labels, report.measures.get(f"inputs:{name}:{source}", 0)
+
+    return samples
+
+
+def _replays(status: RunStatus) -> Iterator[tuple[Labels, float]]:
+    for source, _, report, labels in _sources(status):
+        for cause in REPLAYS:
+            yield (*labels, cause), report.measures.get(f"inputs:{cause}:{source}", 0)
+
+
+def _late_acks(status: RunStatus) -> Iterator[tuple[Labels, float]]:
+    for slot, report, _ in _workers(status):
+        for kind in LATE_ACKS:
+            if (name := f"acks:{kind}") in report.measures:
+                yield (str(slot.number), kind), report.measures[name]
+
+
+def _measured(name: str) -> Callable[[RunStatus], Iterator[tuple[Labels, float]]]:
+    def samples(status: RunStatus) -> Iterator[tuple[Labels, float]]:
+        for _, report, labels in _workers(status):
+            if name in report.measures:
+                yield labels, report.measures[name]
+
+    return samples
+
+
 def _restarts(status: RunStatus) -> Iterator[tuple[Labels, float]]:
     for slot in status.slots:
         yield (str(slot.number),), slot.restarts
@@ -158,6 +203,8 @@ def _letters(status: RunStatus) -> Iterator[tuple[Labels, float]]:
 
 _STATES: Final = ", ".join(WorkerState)
 _OUTCOMES: Final = "; ".join(f"{name}: {meaning}" for name, meaning in EVENTS.items())
+_CAUSES: Final = "; ".join(f"{name}: {meaning}" for name, meaning in REPLAYS.items())
+_KINDS: Final = "; ".join(f"{name}: {meaning}" for name, meaning in LATE_ACKS.items())
 
 SERIES: Final[tuple[Series, ...]] = (
     *(Series(name, "counter", meaning, WORKER, _count(name)) for name, meaning in COUNTS.items()),
@@ -205,6 +252,50 @@ SERIES: Final[tuple[Series, ...]] = (
         "objects whose events are dead letters until an operator resumes them",
         WORKER,
         _waiting("stopped"),
+    ),
+    Series("pending_inputs", "gauge", "inputs of a source that are under way", SOURCE, _pending("pending")),
+    Series(
+        "oldest_pending_seconds",
+        "gauge",
+        "seconds since the oldest input that is under way was read; 0 if none is",
+        SOURCE,
+        _pending("seconds"),
+    ),
+    Series("done_inputs", "counter", "inputs of a source of which everything is done", SOURCE, _inputs("done")),
+    Series(
+        "refused_inputs",
+        "counter",
+        "inputs of a source that could not be processed; it keeps the reason",
+        SOURCE,
+        _inputs("refused"),
+    ),
+    Series(
+        "replayed_inputs",
+        "counter",
+        f"inputs of a source that are read again, by cause; {_CAUSES}",
+        (*SOURCE, "cause"),
+        _replays,
+    ),
+    Series(
+        "failed_segments",
+        "counter",
+        "segments of a task that failed; their inputs are refused",
+        WORKER,
+        _measured("failed"),
+    ),
+    Series(
+        "unpaired_segments",
+        "counter",
+        "segments that a gather dropped, as another branch has none",
+        WORKER,
+        _measured("unpaired"),
+    ),
+    Series(
+        "late_acks",
+        "counter",
+        f"acknowledgements of tasks that changed nothing; {_KINDS}",
+        ("slot", "kind"),
+        _late_acks,
     ),
     Series(
         "dead_letters_waiting",

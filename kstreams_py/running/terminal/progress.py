@@ -18,10 +18,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from kstreams_py.metrics import Rate, WorkerState
+from kstreams_py.metrics import INPUTS, REPLAYS, PendingFigures, Rate, WorkerState
 from kstreams_py.printable import clean_line
 from kstreams_py.running.output import STDERR, STDOUT, write_lines
-from kstreams_py.running.reports import Report, totals
+from kstreams_py.running.reports import Report, source_key, totals
 from kstreams_py.running.status import RunStatus, SlotStatus
 from kstreams_py.running.terminal.lines import prefixed
 
@@ -33,15 +33,18 @@ PROCESSORS: Final = (
 )  # fmt: skip
 """The columns of the processors: counts are of committed steps, except those rolled back."""
 
-RARE: Final = ("dropped", "rolled back")
-"""The columns that are shown only if one of the processors has a number there."""
+RARE: Final = ("dropped", "rolled back", "read again")
+"""The columns that are shown only if a row has a number there."""
 
 SLOTS: Final = ("state", "partitions", "up", "restarts")
 """The columns of the slots."""
 
+SOURCES: Final = ("under way", "oldest", "its key", "in", "done", "refused", "read again")
+"""The columns of the sources; of the oldest input its age, its key, and the tasks that have something of it."""
+
 DROPPED: Final = (
-    "commits/s", "rolled back", "out", "records/s", "in", "partitions", "restarts", "up", "dropped", "dead letters",
-    "lag",
+    "its key", "read again", "done", "commits/s", "rolled back", "out", "records/s", "in", "partitions", "restarts",
+    "up", "dropped", "dead letters", "lag",
 )  # fmt: skip
 """The columns that a narrow terminal leaves out, in this order."""
 
@@ -63,7 +66,7 @@ def processor_rows(status: RunStatus, rates: Mapping[str, tuple[float, float]]) 
         held = sum(_held(slot, report) for slot, report in _reports(status) if report.processor == processor)
         found[processor] = (
             summary(states),
-            f"{held:,}",
+            "" if total.is_task else f"{held:,}",
             *(f"{total.counters.get(name, 0):,}" for name in COUNTED),
             "?" if total.lag is None else f"{total.lag:,}",
             f"{records:,.0f}",
@@ -95,6 +98,30 @@ def slot_rows(status: RunStatus) -> Rows:
         )
         for slot in status.slots
     }
+
+
+def source_rows(status: RunStatus) -> Rows:
+    """Returns a row of SOURCES for each source: the sums over all slots, and the oldest input of all."""
+    found: Rows = {}
+    reports = [*_reports(status)]
+    for name in dict.fromkeys(name for _, report in reports for name in report.sources):
+        oldest, counts = PendingFigures(), dict.fromkeys(INPUTS, 0)
+        for slot, report in reports:
+            for each in counts:
+                counts[each] += int(report.measures.get(f"inputs:{each}:{name}", 0))
+            pending = report.sources.get(name, PendingFigures()) if slot.pid is not None else PendingFigures()
+            count = oldest.pending + pending.pending
+            oldest = max(oldest, pending, key=lambda each: (each.pending > 0, each.seconds))._replace(pending=count)
+        found[name] = (
+            f"{oldest.pending:,}",
+            duration(oldest.seconds) if oldest.pending else "",
+            oldest.key,
+            ", ".join(oldest.tasks),
+            f"{counts['done']:,}",
+            f"{counts['refused']:,}",
+            ", ".join(f"{counts[cause]:,} {cause}" for cause in REPLAYS if counts[cause]) or "0",
+        )
+    return found
 
 
 def _states(slot: SlotStatus) -> list[WorkerState]:
@@ -129,7 +156,9 @@ def duration(seconds: float) -> str:
 
 def shown(columns: Sequence[str], rows: Rows, name: str, width: int) -> list[str]:
     """Returns the columns that fit into `width` characters. `name`: the head of the first column, always shown."""
-    kept = [column for column in columns if column not in RARE or _has_number(columns.index(column), rows)]
+    kept = [
+        column for column in columns if _is_shown(column, [cells[columns.index(column)] for cells in rows.values()])
+    ]
     for dropped in DROPPED:
         if _width(columns, kept, rows, name) <= width:
             break
@@ -138,8 +167,9 @@ def shown(columns: Sequence[str], rows: Rows, name: str, width: int) -> list[str
     return kept
 
 
-def _has_number(at: int, rows: Rows) -> bool:
-    return any(cells[at] != "0" for cells in rows.values())
+def _is_shown(column: str, cells: Sequence[str]) -> bool:
+    """Returns whether a column has anything to show. Without rows, all columns but the rare ones do."""
+    return any(cell != "0" for cell in cells) if column in RARE else not cells or any(cells)
 
 
 def _width(columns: Sequence[str], kept: Sequence[str], rows: Rows, name: str) -> int:
@@ -286,8 +316,8 @@ class Progress(Display):
         self._rates: defaultdict[tuple[str, str], Rate] = defaultdict(Rate)
         self._shown_at = -DRAWN_EVERY
         self._newest: RunStatus | None = None
-        self._logged: dict[str, tuple[float, Mapping[str, int]]] = {}
-        """By processor: the time and the counts of the last line."""
+        self._logged: dict[str, tuple[float, object]] = {}
+        """By processor and source: the time and the counts of the last line."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -306,7 +336,8 @@ class Progress(Display):
 
     def _show(self, status: RunStatus) -> None:
         rows = self.rows(status)
-        self.refresh(lambda: tables(rows, slot_rows(status)), lambda: self._log(status, rows))
+        sources = source_rows(status)
+        self.refresh(lambda: tables(rows, slot_rows(status), sources), lambda: self._log(status, rows, sources))
 
     def rows(self, status: RunStatus) -> Rows:
         """Returns the cells of the table by processor, one for each of PROCESSORS."""
@@ -318,8 +349,8 @@ class Progress(Display):
             rates[processor] = (records, commits)
         return processor_rows(status, rates)
 
-    def _log(self, status: RunStatus, rows: Rows) -> None:
-        """Writes a line for each processor; if its counts have not changed, only every IDLE_LINES_EVERY seconds."""
+    def _log(self, status: RunStatus, rows: Rows, sources: Rows) -> None:
+        """Writes a line for each processor and source; if no count has changed, only every IDLE_LINES_EVERY seconds."""
         now = self._clock()
         for processor, total in processor_totals(status).items():
             at, counts = self._logged.get(processor, (0.0, None))
@@ -328,8 +359,20 @@ class Progress(Display):
             self._logged[processor] = (now, total.counters)
             state, held, *values = rows[processor]
             columns = zip(PROCESSORS[2:], values, strict=True)
-            counted = ", ".join(f"{value} {column}" for column, value in columns if column not in RARE or value != "0")
-            logger.info("%s: %s, %s partitions, %s", processor, counted, held, state, extra={"processor": processor})
+            counted = [f"{value} {column}" for column, value in columns if column not in RARE or value != "0"]
+            counted += [f"{held} partitions"] if held else []
+            logger.info("%s: %s, %s", processor, ", ".join(counted), state, extra={"processor": processor})
+        for name, cells in sources.items():
+            at, known = self._logged.get(source_key(name), (0.0, None))
+            if known == cells[2:] and now - at < IDLE_LINES_EVERY:
+                continue
+            self._logged[source_key(name)] = (now, cells[2:])
+            pending, oldest, key, where, done, refused, again = cells
+            since = f", the oldest for {oldest} (key {key}, in {where or 'no task'})" if oldest else ""
+            replayed = "" if again == "0" else f", read again: {again}"
+            logger.info(
+                "source %s: %s under way%s, %s done, %s refused%s", name, pending, since, done, refused, replayed
+            )
 
 
 class _Fitting:
@@ -349,6 +392,7 @@ class _Fitting:
         yield drawn
 
 
-def tables(processors: Rows, slots: Rows) -> RenderableType:
-    """Lays out the rows of the processors and of the slots."""
-    return Group(_Fitting("processor", PROCESSORS, processors), _Fitting("slot", SLOTS, slots))
+def tables(processors: Rows, slots: Rows, sources: Rows | None = None) -> RenderableType:
+    """Lays out the rows of the processors, of the sources if there are any, and of the slots."""
+    of_sources = [_Fitting("source", SOURCES, sources)] if sources else []
+    return Group(_Fitting("processor", PROCESSORS, processors), *of_sources, _Fitting("slot", SLOTS, slots))

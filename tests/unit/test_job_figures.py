@@ -1,0 +1,113 @@
+"""What a job shows while it runs: what is under way of each source, and why inputs are read again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+import kstreams_py as ks
+from kstreams_py.metrics import PendingFigures
+from tests.simulation.jobs import JobPlant, Table
+
+INPUTS = 4
+
+
+def plant_of(function: Callable[[int], Any] = lambda value: (value,), **options: Any) -> tuple[JobPlant, Table]:
+    plant = JobPlant(range(INPUTS), timeout=60.0)
+    table = Table(plant)
+    plant.graph.sink(plant.rows, to=table, id="store", **options)(function)
+    return plant, table
+
+
+def refuse_one(value: int) -> tuple[int]:
+    if value == 1:
+        raise ValueError("no 1")
+    return (value,)
+
+
+def lose_acknowledgements(plant: JobPlant) -> None:
+    job = plant.start()
+    ack, job._acker.ack = job._acker.ack, lambda *_: []  # type: ignore[method-assign]
+    job.turn()
+    job._acker.ack = ack  # type: ignore[method-assign]
+    plant.now += 60.0
+    plant.finish(job)
+
+
+def die_until_refused(plant: JobPlant) -> None:
+    plant.source.inputs.clear()
+    plant.source.inputs[7] = 7
+    assert plant.run_through_deaths(dict.fromkeys(range(5), 2).get) == 5
+
+
+def run_until_error(plant: JobPlant) -> None:
+    with suppress(ValueError):
+        plant.run()
+
+
+COUNTED: dict[str, tuple[Callable[[JobPlant], object], Any, dict[str, int]]] = {
+    "a death": (lambda plant: plant.run_through_deaths({0: 2}.get), {}, {"done": INPUTS, "died": INPUTS}),
+    "lost acknowledgements": (lose_acknowledgements, {}, {"done": INPUTS, "expired": INPUTS}),
+    "an exception": (run_until_error, {"stop_on": ValueError}, {"raised": INPUTS}),
+    "a refusal": (JobPlant.run, {}, {"done": INPUTS - 1, "refused": 1, "failed": 1}),
+    "five deaths": (die_until_refused, {}, {"refused": 1}),
+}
+
+
+@pytest.mark.parametrize("what", COUNTED)
+def test_inputs_are_counted_by_their_end_and_by_why_they_are_read_again(what: str) -> None:
+    run, options, expected = COUNTED[what]
+    plant, _ = plant_of(refuse_one if what in ("an exception", "a refusal") else lambda value: (value,), **options)
+    run(plant)
+    assert plant.job is not None
+    (task,) = plant.job.tasks
+    found = {name.split(":")[1]: count for name, count in plant.job.measures().items() if count}
+    assert found | ({"failed": task.failed} if task.failed else {}) == expected
+    assert plant.job.show_pending() == {"rows": PendingFigures()}
+
+
+def test_oldest_input_is_shown_with_its_age_while_the_target_is_away() -> None:
+    plant, table = plant_of()
+    plant.source.inputs = {"k" * 100: 0}
+    job, table.is_away = plant.start(), True
+    job.turn()
+    plant.now += 5.0
+    assert job.show_pending() == {"rows": PendingFigures(1, 5.0, f"'{'k' * 56}...", ("store",))}
+
+
+def test_tasks_that_have_something_of_the_oldest_input_are_shown_also_during_a_call() -> None:
+    plant, seen = JobPlant([0]), list[tuple[str, ...]]()
+    left, right = plant.graph.channel("left"), plant.graph.channel("right")
+
+    def look(*values: Any) -> Any:
+        assert plant.job is not None
+        seen.append(plant.job.show_pending()["rows"].tasks)
+        return values[0]
+
+    for name, channel in (("first", left), ("second", right)):
+        plant.graph.map(plant.rows, to=channel, id=name)(look)
+    plant.graph.sink(left, right, id="pair")(look)
+    plant.run()
+    assert seen == [("first", "second"), ("second", "pair"), ("pair",)]
+
+
+def test_gather_counts_what_finds_no_pair_and_a_source_that_is_away_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    plant = JobPlant(range(INPUTS))
+    left, right = plant.graph.channel("left"), plant.graph.channel("right")
+    plant.graph.map(plant.rows, to=left, id="first")(lambda value: value)
+    plant.graph.map(plant.rows, to=right, id="second")(lambda value: None if value % 2 else value)
+    plant.graph.sink(left, right, id="pair")(lambda one, other: None)
+    job = plant.start()
+    plant.finish(job)
+    assert [task.measures().get("unpaired") for task in job.tasks] == [None, None, INPUTS // 2]
+
+    def fail(*_: object, **__: object) -> None:
+        raise ks.SourceUnavailable("rows.db: locked", may_return=True)
+
+    monkeypatch.setattr("tests.simulation.jobs.Connection.read", fail)
+    plant.now += 1.0
+    job.turn()
+    assert job.show_pending() == {"rows": PendingFigures(why="rows.db: locked")}
