@@ -14,6 +14,7 @@ deploy        adapter  kstreams k8s, systemd
 topics        adapter  kstreams topics create, check, describe
 slots         adapter  kstreams slots list, release
 dead_letters  adapter  kstreams dead-letters list, show, replay, discard
+sources       adapter  kstreams sources list, retry
 transactions  adapter  kstreams transactions list, describe, find-hanging, abort, commit
 recover       adapter  kstreams recover reset, export, restore
 doctor        adapter  kstreams doctor

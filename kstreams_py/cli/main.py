@@ -33,6 +33,7 @@ from kstreams_py.cli import (
     recover,
     run,
     slots,
+    sources,
     spark,
     state,
     streams,
@@ -86,6 +87,7 @@ app.add_typer(state.app, name="state", rich_help_panel="Inspect")
 app.add_typer(slots.app, name="slots", rich_help_panel="Inspect")
 app.add_typer(recover.app, name="recover", rich_help_panel="Repair")
 app.add_typer(dead_letters.app, name="dead-letters", rich_help_panel="Repair")
+app.add_typer(sources.app, name="sources", rich_help_panel="Repair")
 app.add_typer(transactions.app, name="transactions", rich_help_panel="Repair")
 app.add_typer(pipeline.app, name="pipeline", rich_help_panel="Spark")
 app.add_typer(order.app, name="order", rich_help_panel="Ordering")

@@ -20,6 +20,7 @@ from kstreams_py.graph.sink import Evidence
 from tests.contract.targets import PostgreSQLTarget
 from tests.system.command import command, kstreams, list_children
 from tests.system.harness import wait_until
+from tests.system.site import Site
 
 GRAPH: Final = """
 import time
@@ -149,3 +150,86 @@ def test_table_that_grows_is_followed_until_the_run_is_stopped(tmp_path: Path) -
         running.send(signal.SIGTERM)
         assert running.wait() == 0
     shop.check(40)
+
+
+HANGING: Final = """
+import asyncio
+import os
+import signal
+
+import kstreams_py as ks
+from kstreams_py import sources
+
+graph = ks.Graph("orders")
+rows = graph.source("rows", sources.SQLite({source!r}, table="orders", key="id", lease=1.0))
+parsed = graph.channel("parsed")
+
+
+@graph.map(rows, to=parsed)
+def parse(row):
+    if row["id"] == 2 and not os.path.exists({died!r}):
+        open({died!r}, "w").close()
+        os.kill(os.getpid(), signal.SIGKILL)
+    if row["id"] == 13:
+        raise ValueError("no 13")
+    return row
+
+
+@graph.sink(parsed, concurrency=4)
+async def enrich(row):
+    if row["id"] == 7 and not os.path.exists({goes_on!r}):
+        await asyncio.Event().wait()
+"""
+
+
+def test_page_metrics_and_doctor_show_a_hung_call_a_replay_and_a_refused_input(tmp_path: Path) -> None:
+    shop, goes_on = Shop(tmp_path, rows=20, ends=False), tmp_path / "goes_on"
+    names = {"source": str(shop.source), "died": str(tmp_path / "died"), "goes_on": str(goes_on)}
+    shop.file.write_text(HANGING.format(**names), encoding="utf-8")
+    served = {**NO_BROKER, "KSTREAMS_HTTP": "127.0.0.1:0"}
+
+    def run(*arguments: object, status: int = 0, typed: str = "") -> str:
+        ended = kstreams(*arguments, environment=NO_BROKER, typed=typed)
+        assert (ended.status, ended.err) == (status, "")
+        return ended.out
+
+    with command(tmp_path, "run", shop.file, environment=served) as running:
+        site = Site(running)
+        wait_until(lambda: site.sums("done_inputs_total", "source") == {("rows",): 18.0}, "all but two are done")
+        wait_until(lambda: "enrich (orders.py" in str(site.slot(0)["workers"][1]["place"]), "the hung call is placed")
+        slot = site.slot(0)
+        (shown,) = slot["sources"]
+        assert (shown["pending"], shown["oldest_key"], shown["oldest_tasks"]) == (1, "7", ["enrich"])
+        still = {worker["processor"]: worker["still_seconds"] > 0.9 for worker in slot["workers"]}
+        assert still == {"parse": False, "enrich": True}
+        assert site.sums("replayed_inputs_total", "cause") == {("died",): 20.0, ("expired",): 0.0, ("raised",): 0.0}
+        assert site.sums("pending_inputs", "source") == {("rows",): 1.0}
+        assert {each.kind for each in site.findings()} == {"refused"}
+        found = run("doctor", shop.file, status=1)
+        assert found.startswith(
+            f"warning: rows ({shop.source}: table orders): 1 input was refused, and nobody reads it"
+        )
+        for pid in (running.process.pid, *list_children(running.process.pid)):  # it cannot give its inputs back
+            os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: "1 of workers that have ended" in run("sources", "list", shop.file), "its lease is over")
+    assert run("sources", "list", shop.file) == (
+        f"rows  {shop.source}: table orders: 0 under way, 1 of workers that have ended, 1 of these to be read by "
+        "themselves, 1 refused\n"
+        "  refused: 13  parse: ValueError: no 13\n"
+    )
+    assert "abandoned_inputs" in run("doctor", shop.file, "--json", status=1)
+    retry = ("sources", "retry", shop.file)
+    assert run(*retry, "--all", "--dry-run") == ("13  parse: ValueError: no 13\n1 input of rows would be read again\n")
+    assert run(*retry, "--all", status=1, typed="n\n").endswith("nothing was changed\n")
+    assert run(*retry, "--key", "13", "--yes") == "1 input of rows will be read again\n"
+    assert run(*retry, "--all") == "rows has no refused inputs\n"
+    goes_on.touch()
+    shop.file.write_text(shop.file.read_text().replace('row["id"] == 13', "False"), encoding="utf-8")
+    with command(tmp_path, "run", shop.file, environment=NO_BROKER) as running:
+        wait_until(
+            lambda: shop.run_sql("SELECT state, count(*) FROM kstreams_claims GROUP BY state") == [(2, 20)],
+            "all is done",
+        )
+        running.send(signal.SIGTERM)
+        assert running.wait() == 0
+    assert run("doctor", shop.file) == "no problems found\n"

@@ -124,6 +124,8 @@ HELP = """\
 │ recover        What a graph has processed: show its tasks, audit its         │
 │                outputs, and move, export, restore and delete its positions.  │
 │ dead-letters   Dead letters of a graph: list, show, replay and discard.      │
+│ sources        The sources of a graph: list their inputs that are under way  │
+│                or refused, let refused ones be read again.                   │
 │ transactions   Transactions: list and describe them, find hanging ones, and  │
 │                end them.                                                     │
 ╰──────────────────────────────────────────────────────────────────────────────╯
@@ -228,6 +230,38 @@ def test_more_slots_than_a_machine_can_run_are_refused_before_they_are_counted(k
         assert kstreams("run", graph, "--slots", slots) == (2, "", message)
     status, _, err = kstreams("run", graph, "--workers", 1_001)
     assert (status, "Invalidvaluefor'--workers':Inputshouldbelessthanorequalto1000" in squeeze(err)) == (2, True)
+
+
+SOURCES = """
+import kstreams_py as ks
+from kstreams_py import sources
+
+graph = ks.Graph("two")
+for name in ("rows", "more"):
+    source = graph.source(name, sources.SQLite(f"absent/{name}.db", table="t", key="id"))
+    graph.sink(source, id=f"store_{name}")(lambda row: None)
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "message"),
+    [
+        (GRAPH, ("--all",), "graph 'one' has no source: its topics have dead letters instead"),
+        (SOURCES, ("--source", "rows"), "name the inputs: one --key for each, or --all of them"),
+        (SOURCES, ("--all", "--key", 1), "name the inputs: one --key for each, or --all of them"),
+        (SOURCES, ("--all",), "graph 'two' has several sources: add --source rows or more"),
+        (SOURCES, ("--key", 1, "--source", "row"), "graph 'two' has no source 'row': did you mean rows?"),
+        (SOURCES, ("--all", "--source", "more"), "there is no file 'absent/more.db': correct the path of the source"),
+    ],
+)
+def test_retry_of_refused_inputs_is_refused_with_the_remedy(
+    kstreams: Kstreams, graph: Path, text: str, options: tuple[object, ...], message: str
+) -> None:
+    graph.write_text(text)
+    assert kstreams("sources", "retry", graph, *options) == (2, "", f"error: SettingsError: {message}\n")
+    status, out, _ = kstreams("sources", "list", graph)
+    rows = "rows  absent/rows.db: table t: there is no file 'absent/rows.db': correct the path of the source"
+    assert (status, out.splitlines()[0]) == (0, rows if text is SOURCES else "no sources")
 
 
 # The streams.

@@ -8,12 +8,21 @@ from typing import Any
 import pytest
 
 import kstreams_py as ks
+from kstreams_py.graph.source import RefusedInput, SourceStatus
 from kstreams_py.kafka.described_cluster import ClusterDescription, LogInfo, PartitionInfo, TopicDescription
 from kstreams_py.kafka.groups import GroupInfo, Member
 from kstreams_py.kafka.transactions import OpenTransaction
 from kstreams_py.operations.doctor import diagnosis
 from kstreams_py.operations.doctor.diagnosis import diagnose, is_well
-from kstreams_py.operations.doctor.findings import Examined, Facts, LettersFact, Severity, as_fields, describe
+from kstreams_py.operations.doctor.findings import (
+    Examined,
+    Facts,
+    LettersFact,
+    Severity,
+    SourceFact,
+    as_fields,
+    describe,
+)
 from kstreams_py.operations.doctor.of_graphs import OF_GRAPH, find_positions
 from kstreams_py.operations.recover.task_status import TaskStatus
 from kstreams_py.operations.transactions.hanging import CommitDecision, FoundTransaction
@@ -303,6 +312,40 @@ def test_letters_that_wait_are_a_warning_of_their_topic_with_the_commands() -> N
         f"warning: one: 1 dead letter waits: nobody has replayed or discarded it{remedy}",
         "warning: some: 19 dead letters wait, the first of 2026-05-01T12:00:00Z: nobody has replayed or discarded them"
         + remedy,
+    ]
+
+
+def test_sources_have_findings_for_what_nobody_reads_again() -> None:
+    refused = (RefusedInput("13", 0, "parse: ValueError: no 13"),)
+    facts = {
+        "a": SourceFact("a.db", SourceStatus(free=1, claimed=3)),
+        "b": SourceFact("b.db", SourceStatus(abandoned=4, suspects=2, free=1)),
+        "c": SourceFact("c.db", SourceStatus(free=1_000)),
+        "d": SourceFact("d.db", SourceStatus(refused=2, shown=refused)),
+        "e": SourceFact("e.db", why="there is no file 'e.db': correct the path of the source"),
+        "f": SourceFact("a queue"),
+    }
+    named = "app.py:graph"
+    found = [text for text in shown(Facts(cluster(), now=1, sources=facts), examined()) if "(a.db)" not in text]
+    assert found[:5] == [
+        (
+            "error: e (e.db): it cannot be read: there is no file 'e.db': correct the path of the source\n"
+            "  repair it, or correct its declaration; what was read before stays claimed"
+        ),
+        (
+            "warning: b (b.db): 4 inputs were under way when their workers ended without giving them back; 2 of the "
+            "inputs were so at several deaths, and are read by themselves\n"
+            f"  kstreams run {named} reads them again, and stores what is stored already no second time"
+        ),
+        (
+            "warning: d (d.db): 2 inputs were refused, and nobody reads them again (13: parse: ValueError: no 13, ...)"
+            f"\n  kstreams sources list {named}; fix the cause, then kstreams sources retry {named} --source d --all"
+        ),
+        (
+            "note: f (a queue): not seen: problems there are not found, as it shows nothing of its claims\n"
+            "  look there for inputs that were refused, or that nobody reads again"
+        ),
+        f"note: c (c.db): 1,000 inputs were given back, and wait for a worker\n  kstreams run {named} reads them again",
     ]
 
 

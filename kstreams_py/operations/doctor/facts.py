@@ -20,6 +20,7 @@ from kstreams_py.operations.dead_letters.text import show_time
 from kstreams_py.operations.doctor.findings import Examined, Facts, LettersFact
 from kstreams_py.operations.recover.status import find_undeclared, read_status
 from kstreams_py.operations.recover.task_status import TaskStatus, UndeclaredProcessor
+from kstreams_py.operations.sources import inspect_sources
 from kstreams_py.operations.transactions.abort import Findings, Transactions
 from kstreams_py.operations.transactions.hanging import FoundTransaction, clusters_of, topics_of
 from kstreams_py.processing.beginning import BegunPartition, read_begun
@@ -39,6 +40,10 @@ COUNT_SECONDS: Final = 10.0
 """Seconds of counting dead letters: of more, the finding says at least how many there are."""
 
 
+SHOWN: Final = 3
+"""The most refused inputs of a source that are shown."""
+
+
 class Examination:
     """Collects facts of a cluster, and of a graph on it."""
 
@@ -49,8 +54,14 @@ class Examination:
         self._unseen: dict[str, str] = {}
 
     def collect(self) -> Facts:
-        """Returns the facts. Raises BrokerUnavailable if the cluster itself cannot be described."""
+        """Returns the facts. Raises BrokerUnavailable if the cluster itself cannot be described.
+
+        Asks no broker for a graph that uses no topics.
+        """
         settings, examined = self._environment.settings, self._examined
+        sources = {} if examined is None else inspect_sources(examined.graph, SHOWN)
+        if examined is not None and not examined.graph.uses_topics:
+            return Facts(ClusterDescription({}, {}), time.time(), sources=sources)
         admin, groups = ClusterAdmin(settings), GroupAdmin(settings)
         own = {POSITIONS_TOPIC, TRANSACTIONS_TOPIC}
         topics = own if examined is None else own | topics_of(examined.graph)
@@ -82,6 +93,7 @@ class Examination:
             unseen=self._unseen,
             others=others,
             away=away,
+            sources=sources,
         )
 
     def _tasks(

@@ -9,6 +9,7 @@ from typing import Any
 
 from kstreams_py.graph.declarations import Processor
 from kstreams_py.graph.names import group_of
+from kstreams_py.graph.source import SourceStatus
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.described_cluster import ClusterDescription, GroupPositions, Logs
 from kstreams_py.kafka.groups import GroupInfo
@@ -56,8 +57,22 @@ class LettersFact:
 
 
 @dataclass(frozen=True, slots=True)
+class SourceFact:
+    """How the inputs of a source stand.
+
+    - `medium`: what it reads, as text.
+    - `status`: None if it could not be looked at.
+    - `why`: why not; "" if the source shows nothing of itself.
+    """
+
+    medium: str
+    status: SourceStatus | None = None
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Facts:
-    """The facts of a cluster that this user may see.
+    """The facts of a cluster that this user may see, and of the sources of a graph.
 
     - `groups`, `positions`: by the name of the group.
     - `expired`: input partitions that a processor has begun to read and that have no position, by the processor's id.
@@ -71,6 +86,7 @@ class Facts:
     - `name`: the cluster's name in the settings; "" for the graph's own.
     - `others`: the other clusters to which the graph writes.
     - `away`: those of them that do not answer, and why.
+    - `sources`: the sources of the graph, by name.
     """
 
     cluster: ClusterDescription
@@ -89,6 +105,7 @@ class Facts:
     name: str = ""
     others: Sequence[Facts] = ()
     away: Mapping[str, str] = field(default_factory=dict)
+    sources: Mapping[str, SourceFact] = field(default_factory=dict)
 
     @property
     def options(self) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 from kstreams_py.graph.declarations import Processor
+from kstreams_py.graph.source import SourceStatus
 from kstreams_py.kafka.described_cluster import LogInfo
 from kstreams_py.kafka.groups import slot_of
 from kstreams_py.operations.doctor.findings import Examined, Facts, Finding, Severity, show_duration
@@ -289,6 +290,63 @@ def find_letters(facts: Facts, examined: Examined) -> Iterator[Finding]:
             )
 
 
+def find_sources(facts: Facts, examined: Examined) -> Iterator[Finding]:
+    """Finds sources that cannot be read, refused inputs, and inputs that wait for a worker."""
+    for name, fact in facts.sources.items():
+        subject, status = f"{name} ({fact.medium})", fact.status
+        if status is not None:
+            yield from _of_inputs(subject, name, status, examined)
+        elif fact.why:
+            yield Finding(
+                Severity.ERROR,
+                "source_away",
+                subject,
+                f"it cannot be read: {fact.why}",
+                "repair it, or correct its declaration; what was read before stays claimed",
+            )
+        else:
+            yield Finding(
+                Severity.NOTE,
+                "not_seen",
+                subject,
+                "not seen: problems there are not found, as it shows nothing of its claims",
+                "look there for inputs that were refused, or that nobody reads again",
+            )
+
+
+def _of_inputs(subject: str, name: str, status: SourceStatus, examined: Examined) -> Iterator[Finding]:
+    if status.refused:
+        some = "; ".join(f"{each.key}: {each.reason}" for each in status.shown)
+        more = ", ..." if status.refused > len(status.shown) else ""
+        number = "1 input was refused" if status.refused == 1 else f"{status.refused:,} inputs were refused"
+        yield Finding(
+            Severity.WARNING,
+            "refused_inputs",
+            subject,
+            f"{number}, and nobody reads {'it' if status.refused == 1 else 'them'} again ({some}{more})",
+            f"kstreams sources list {examined.name}; fix the cause, then kstreams sources retry {examined.name} "
+            f"--source {name} --all",
+        )
+    alone = f"; {status.suspects:,} of the inputs were so at several deaths, and are read by themselves"
+    alone = alone if status.suspects else ""
+    if status.abandoned:
+        yield Finding(
+            Severity.WARNING,
+            "abandoned_inputs",
+            subject,
+            f"{status.abandoned:,} inputs were under way when their workers ended without giving them back{alone}",
+            f"kstreams run {examined.name} reads them again, and stores what is stored already no second time",
+        )
+    elif status.free and not status.claimed:
+        yield Finding(
+            Severity.NOTE,
+            "waiting_inputs",
+            subject,
+            f"{status.free:,} inputs were given back, and wait for a worker{alone}",
+            f"kstreams run {examined.name} reads them again",
+        )
+
+
 def find_dropping(facts: Facts, examined: Examined) -> Iterator[Finding]:  # noqa: ARG001, as all rules of a graph
     """Finds processors without a dead-letter topic."""
     for processor in examined.graph.processors:
@@ -315,6 +373,7 @@ OF_GRAPH: Final[tuple[Callable[[Facts, Examined], Iterator[Finding]], ...]] = (
     find_sizes,
     find_members,
     find_letters,
+    find_sources,
     find_dropping,
 )
 
