@@ -40,7 +40,7 @@ def list_sources(
         if as_json:
             echo(json.dumps(as_fields(name, fact)))
             continue
-        counts = fact.why or "it shows nothing of its claims" if fact.status is None else show_counts(fact.status)
+        counts = fact.why or "it keeps no inputs" if fact.status is None else show_counts(fact.status)
         echo(f"{name}  {fact.medium}: {counts}")
         for each in () if fact.status is None else fact.status.shown:
             echo(f"  refused: {each.key}  {each.reason}")

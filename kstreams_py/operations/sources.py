@@ -37,7 +37,7 @@ class RefusedInputs:
     """The refused inputs of one source of a graph."""
 
     def __init__(self, graph: Graph, name: str | None) -> None:
-        """Makes no connection. Raises SettingsError if there is no such source, or if it shows nothing of itself.
+        """Makes no connection. Raises SettingsError if there is no such source, or if it keeps no inputs.
 
         - `name`: None for the only source.
         """
@@ -52,7 +52,7 @@ class RefusedInputs:
             raise SettingsError(f"graph {graph.name!r} has no source {name!r}: {known}")
         source = found[name].source
         if not isinstance(source, InspectedSource):
-            raise SettingsError(f"source {name!r} ({source}) cannot be asked for its refused inputs: look there")
+            raise SettingsError(f"source {name!r} ({source}) keeps no inputs: send them again there")
         self.name, self._source, self._reader = name, source, reader_of(graph.name, name)
 
     def inspect(self, limit: int) -> SourceStatus:

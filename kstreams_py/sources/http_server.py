@@ -100,6 +100,7 @@ class RequestsConnection:
     lease = float("inf")
     is_exhausted = False
     waits_alone = False
+    refused = 0
 
     def __init__(self, path: _Path, listener: _Listener) -> None:
         self._path, self._listener = path, listener

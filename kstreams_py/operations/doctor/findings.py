@@ -62,7 +62,7 @@ class SourceFact:
 
     - `medium`: what it reads, as text.
     - `status`: None if it could not be looked at.
-    - `why`: why not; "" if the source shows nothing of itself.
+    - `why`: why not; "" if the source keeps nothing that could be looked at, as one of requests.
     """
 
     medium: str

@@ -304,14 +304,6 @@ def find_sources(facts: Facts, examined: Examined) -> Iterator[Finding]:
                 f"it cannot be read: {fact.why}",
                 "repair it, or correct its declaration; what was read before stays claimed",
             )
-        else:
-            yield Finding(
-                Severity.NOTE,
-                "not_seen",
-                subject,
-                "not seen: problems there are not found, as it shows nothing of its claims",
-                "look there for inputs that were refused, or that nobody reads again",
-            )
 
 
 def _of_inputs(subject: str, name: str, status: SourceStatus, examined: Examined) -> Iterator[Finding]:
