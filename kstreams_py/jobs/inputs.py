@@ -160,8 +160,7 @@ class SourceInputs:
         if BadInput not in map(type, values):
             return read
         bad = {segment: value for segment, value in zip(ids, values, strict=True) if type(value) is BadInput}
-        for segment, value in bad.items():
-            self.fail(segment, self.name, value.error)
+        self._failed |= {segment: FailedTask(self.name, value.error) for segment, value in bad.items()}
         first = format_error(next(iter(bad.values())).error)
         logger.warning(
             "%s: %d inputs cannot be read, and are refused: %s", self.name, len(bad), first,

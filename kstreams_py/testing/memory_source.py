@@ -111,7 +111,6 @@ class MemorySource:
         reasons = {key: each.reason for kept in self.kept.values() for key, each in kept.items() if each.reason}
         return [(value, reasons[key]) for key, value in self.inputs.items() if key in reasons]
 
-
     def inspect(self, reader: str, limit: int) -> SourceStatus:
         """See InspectedSource."""
         kept, silent = self.kept.get(reader, {}), self.clock() - self.lease

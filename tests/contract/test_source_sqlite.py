@@ -154,5 +154,5 @@ def test_suspects_whose_claim_had_no_answer_are_read_again_by_themselves(medium:
     assert (read(connection), connection.waits_alone) == ([1], True)
 
 
-def raise_lost(*_: object) -> None:
+def raise_lost(*_: object, **__: object) -> None:
     raise sqlite3.OperationalError("disk I/O error")

@@ -16,8 +16,10 @@ import pytest
 import kstreams_py as ks
 from kstreams_py import Settings, embedded, sinks, sources, testing
 from kstreams_py.embedded import EmbeddedKafka
+from kstreams_py.graph.source import SourceStatus
 from kstreams_py.operations.dead_letters.reader import LetterReader
 from kstreams_py.operations.dead_letters.text import Describer, groups_as_text
+from kstreams_py.operations.sources import RefusedInputs, inspect_sources, show_counts
 from kstreams_py.processing.dead_letters.letters import group
 from kstreams_py.processing.journal.records import RecordType
 from kstreams_py.steps.environment import Environment
@@ -48,9 +50,9 @@ def test_graph_of_a_page_is_the_recipe(page: str, name: str) -> None:
     assert named_blocks((ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")) == {name: recipe}
 
 
-def test_sql_of_the_page_of_channels_shows_refused_rows_and_gives_them_back(tmp_path: Path) -> None:
+def test_commands_of_the_page_of_channels_show_refused_rows_and_give_them_back(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "channels.md").read_text(encoding="utf-8")
-    shown, given_back = re.findall(r'^sqlite3 shop.db "(.*?)"$|```sql\n(.*?)```', page, flags=re.MULTILINE | re.DOTALL)
+    (printed,) = re.findall(r"```text\norders  shop.db: table orders: (.*)\n  refused: (.*)\n```", page)
     graph, prices = ks.Graph("enrich"), dict[str, int]()
     orders = graph.source("orders", sources.SQLite(tmp_path / "shop.db", table="orders", key="id", ends=True))
 
@@ -63,13 +65,14 @@ def test_sql_of_the_page_of_channels_shows_refused_rows_and_gives_them_back(tmp_
     with closing(sqlite3.connect(tmp_path / "shop.db", isolation_level=None)) as shop:
         shop.execute("CREATE TABLE orders (id INTEGER PRIMARY KEY, item TEXT)")
         shop.execute("INSERT INTO orders VALUES (3, 'gear')")
-        ks.start(graph).wait()
-        (row,) = shop.execute(shown[0]).fetchall()
-        assert "|".join(map(str, row)) in page.split(shown[0])[1].split("```")[2]
-        prices["gear"] = 7
-        shop.execute(given_back[1])
-        ks.start(graph).wait()
-        assert shop.execute(shown[0]).fetchall() == []
+    ks.start(graph).wait()
+    status = inspect_sources(graph, 10)["orders"].status
+    assert status is not None
+    assert (show_counts(status), *(f"{each.key}  {each.reason}" for each in status.shown)) == printed
+    prices["gear"] = 7
+    assert RefusedInputs(graph, None).retry(None) == 1
+    ks.start(graph).wait()
+    assert inspect_sources(graph, 10)["orders"].status == SourceStatus()
     with closing(sqlite3.connect(tmp_path / "priced.db")) as priced:
         assert priced.execute("SELECT id, cents FROM priced").fetchall() == [(3, 7)]
 

@@ -37,10 +37,16 @@ def lose_acknowledgements(plant: JobPlant) -> None:
     plant.finish(job)
 
 
+def die_once(plant: JobPlant) -> None:
+    plant.strikes[3] = plant.die
+    plant.run_all()
+
+
 def die_until_refused(plant: JobPlant) -> None:
     plant.source.inputs.clear()
     plant.source.inputs[7] = 7
-    assert plant.run_through_deaths(dict.fromkeys(range(5), 2).get) == 5
+    plant.strikes = dict.fromkeys(range(3, 18, 3), plant.die)  # each time before it stores
+    plant.run_all()
 
 
 def run_until_error(plant: JobPlant) -> None:
@@ -49,7 +55,7 @@ def run_until_error(plant: JobPlant) -> None:
 
 
 COUNTED: dict[str, tuple[Callable[[JobPlant], object], Any, dict[str, int]]] = {
-    "a death": (lambda plant: plant.run_through_deaths({0: 2}.get), {}, {"done": INPUTS, "died": INPUTS}),
+    "a death": (die_once, {}, {"done": INPUTS, "died": INPUTS}),
     "lost acknowledgements": (lose_acknowledgements, {}, {"done": INPUTS, "expired": INPUTS}),
     "an exception": (run_until_error, {"stop_on": ValueError}, {"raised": INPUTS}),
     "a refusal": (JobPlant.run, {}, {"done": INPUTS - 1, "refused": 1, "failed": 1}),
@@ -62,11 +68,11 @@ def test_inputs_are_counted_by_their_end_and_by_why_they_are_read_again(what: st
     run, options, expected = COUNTED[what]
     plant, _ = plant_of(refuse_one if what in ("an exception", "a refusal") else lambda value: (value,), **options)
     run(plant)
-    assert plant.job is not None
-    (task,) = plant.job.tasks
-    found = {name.split(":")[1]: count for name, count in plant.job.measures().items() if count}
+    job = plant._jobs[-1]
+    (task,) = job.tasks
+    found = {name.split(":")[1]: count for name, count in job.measures().items() if count}
     assert found | ({"failed": task.failed} if task.failed else {}) == expected
-    assert plant.job.show_pending() == {"rows": PendingFigures()}
+    assert job.show_pending() == {"rows": PendingFigures()}
 
 
 def test_oldest_input_is_shown_with_its_age_while_the_target_is_away() -> None:
@@ -83,8 +89,7 @@ def test_tasks_that_have_something_of_the_oldest_input_are_shown_also_during_a_c
     left, right = plant.graph.channel("left"), plant.graph.channel("right")
 
     def look(*values: Any) -> Any:
-        assert plant.job is not None
-        seen.append(plant.job.show_pending()["rows"].tasks)
+        seen.append(plant._jobs[-1].show_pending()["rows"].tasks)
         return values[0]
 
     for name, channel in (("first", left), ("second", right)):
