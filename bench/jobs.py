@@ -97,6 +97,7 @@ class Queue:
     lease = float("inf")
     identity = ""
     waits_alone = False
+    refused = 0
 
     def __init__(self, values: Sequence[Any] = (), *, ends: bool = True) -> None:
         self.values, self._ends = [*values], ends

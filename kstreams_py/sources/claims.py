@@ -331,9 +331,7 @@ def create_tables(
     check_tables(connection, path, columns)
 
 
-def check_tables(
-    connection: sqlite3.Connection, path: Path, columns: Mapping[str, tuple[str, ...]] = _COLUMNS
-) -> bool:
+def check_tables(connection: sqlite3.Connection, path: Path, columns: Mapping[str, tuple[str, ...]] = _COLUMNS) -> bool:
     """Returns whether all tables of a claims file are there. Raises SettingsError if one has other columns."""
     are_there = True
     for table, expected in columns.items():

@@ -81,8 +81,7 @@ class Files:
     alone, with the reason. A file keeps its name, and only grows: other changes of what was read end the job.
 
     The claims of all workers, which run on one machine, are in a SQLite file. With another one, all files are read
-    again, as other inputs. `SELECT path, key & 0xffffffffff AS line, reason FROM kstreams_claims AS c JOIN
-    kstreams_files AS f ON f.reader = c.reader AND file = key >> 40 WHERE state = 3` lists what was refused.
+    again, as other inputs. `kstreams sources list` names what was refused by its file and line.
 
     - `paths`: paths or patterns with *, ? and **, relative to where the job runs. Files that end with `.gz` are
       decompressed; each worker does it from the beginning. Put them there by renaming, as Parquet files.

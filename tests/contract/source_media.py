@@ -148,7 +148,7 @@ class InFiles(Medium):
         return f"{path}:{ids.index(number) + 1}"
 
     def refused_lines(self) -> list[tuple[str, int, str]]:
-        """Returns the path, the number and the reason of each, by the statement of the documentation."""
+        """Returns the path, the number and the reason of each, by what the claims file has."""
         return self.run(
             "SELECT path, key & 0xffffffffff AS line, reason FROM kstreams_claims AS c JOIN kstreams_files AS f"
             " ON f.reader = c.reader AND file = key >> 40 WHERE state = 3"

@@ -50,7 +50,7 @@ class Begins(str):
 def rows_of(claims: Iterable[Claim]) -> list[tuple[int, Any]]:
     """Returns numbers and values; of what is unreadable, the reason without the place."""
     rows = list[tuple[int, Any]]()
-    for key, value, _, _ in claims:
+    for key, value, *_ in claims:
         assert isinstance(key, int)
         if isinstance(value, BadInput):
             place, _, reason = str(value.error).partition(": ")
