@@ -54,7 +54,9 @@ class ClaimedTable(NamedTuple):
             [(refused,)] = connection.execute(f"SELECT count(*) {of_refused}", given).fetchall()
             asked = f"SELECT key, deaths, reason {of_refused} ORDER BY key::{table.kind} DESC LIMIT %(limit)s"
             shown = tuple(RefusedInput(*each) for each in connection.execute(asked, given).fetchall())
-        return SourceStatus(counts[FREE, False], counts[CLAIMED, False], counts[CLAIMED, True], suspects, refused, shown)
+        return SourceStatus(
+            counts[FREE, False], counts[CLAIMED, False], counts[CLAIMED, True], suspects, refused, shown
+        )
 
     def retry(self, reader: str, keys: Collection[str] | None) -> int:
         """See InspectedSource."""
