@@ -401,6 +401,8 @@ class Graph(Decorators, Generic[GraphKey, GraphValue]):
             )
         if found.name not in self._read:
             errors = self._resolve_errors(what, self._options["errors"])
+            # a failure of a dead letter would come back, and fail again
+            errors = None if errors == found.name else errors
             self._reserve_for_dead_letters(errors, "")
             self._read[found.name] = Channel(found.name, topic=found, errors=errors)
         return self._read[found.name]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Final, NamedTuple
 
-from kstreams_py.errors import SinkAway, SourceUnavailable
+from kstreams_py.errors import KStreamsError, SourceUnavailable
 from kstreams_py.graph.source import BadInput, Claim, SourceConnection, WakingConnection
 from kstreams_py.jobs.adaptive_limit import AdaptiveLimit
 from kstreams_py.jobs.environment import LOOK_SECONDS
@@ -30,6 +31,7 @@ from kstreams_py.jobs.topic_outputs import FailedRecord, TopicLetters
 from kstreams_py.log_fields import repeated
 from kstreams_py.metrics import InputCounts, PendingFigures
 from kstreams_py.printable import escape
+from kstreams_py.sources.suspects import SUSPECTED
 from kstreams_py.steps.dead_letters import format_error
 
 logger = logging.getLogger(__name__)
@@ -101,7 +103,8 @@ class SourceInputs:
         """
         self.name = name
         self.connection = connection
-        self._limit = AdaptiveLimit(UNDER_WAY_SECONDS, UNDER_WAY_FIRST, max(limits), min(limits))
+        least, self._most = limits
+        self._limit = AdaptiveLimit(UNDER_WAY_SECONDS, UNDER_WAY_FIRST, self._most, least)
         self._settled_at: float | None = None
         """When inputs were settled last; None while none is under way."""
         self._measured, self._measured_seconds = 0, 0.0
@@ -117,6 +120,8 @@ class SourceInputs:
         """What is complete, and that the source was not told of."""
         self._expired: list[Claim] = []
         """What has expired, and that the source was not given back."""
+        self._paused: list[Claim] = []
+        """What waited for another call, and that the source was not given back."""
         self.asked_at = float("-inf")
         """When the source was asked for inputs last."""
         self._looks_at, self._idle = float("-inf"), 0.0
@@ -128,15 +133,19 @@ class SourceInputs:
         """By task, the inputs that were refused because of it, and that nobody has counted yet."""
         self._refused_by_source = 0
 
-    def read(self, now: float) -> Segments:
+    def read(self, now: float, paused: int = 0) -> Segments:
         """Claims inputs, up to the limit of those under way; returns them as segments without patterns.
+
+        - `paused`: how many of them, at most, only wait until a function is called again. They use no time, and leave
+          the others the limit of those under way.
 
         Raises SourceUnavailable.
         """
-        under_way = len(self.pending) + len(self._done) + len(self._refused) + len(self._expired)
-        free, alone = self._limit.limit - under_way, not under_way
+        held = len(self.pending) + len(self._done) + len(self._refused) + len(self._expired)
+        under_way = held - min(paused, len(self.pending))
+        free, alone = min(self._limit.limit - under_way, self._most - held), not held
         # a claim may cost a commit of the medium: a few at a time would be slow
-        if under_way > self._limit.limit / 2 or (self.connection.waits_alone and not alone):
+        if under_way > self._limit.limit / 2 or free <= 0 or (self.connection.waits_alone and not alone):
             if now > self.asked_at + HEARD_SECONDS:
                 self.asked_at = now
                 self.connection.read(0, alone=False)
@@ -270,11 +279,33 @@ class SourceInputs:
             self._failed.pop(segment, None)
         return lost
 
+    def give_up_paused(self, paused: Callable[[], Collection[SegmentId]]) -> list[SegmentId]:
+        """Takes the inputs under way if all of them only wait, and so keep suspects from being read alone.
+
+        Returns them; `return_expired` gives them back.
+
+        - `paused`: returns the inputs that only wait until a function is called again.
+        """
+        if not (self.connection.waits_alone and self.pending):
+            return []
+        given_up = [*self.pending.segments]
+        if any(claim.attempts >= SUSPECTED for claim in self.pending.claims):  # they are the suspects, and alone
+            return []
+        if not {*paused()}.issuperset(given_up):
+            return []
+        self._paused += self.pending.take_all()
+        for segment in given_up:
+            self._failed.pop(segment, None)
+        return given_up
+
     def return_expired(self) -> None:
         """Gives back what has expired. Raises SourceUnavailable, and keeps it for the next call."""
         if self._expired:
             self.connection.give_back(self._expired, failed=True)
             self._expired = []
+        if self._paused:
+            self.connection.give_back(self._paused, failed=False)
+            self._paused = []
 
     def show_pending(self, now: float, find_tasks: Callable[[SegmentId], tuple[str, ...]], why: str) -> PendingFigures:
         """Returns what is under way. Any thread may call it.
@@ -293,20 +324,31 @@ class SourceInputs:
     @property
     def is_exhausted(self) -> bool:
         """Whether no input is left, and none is under way."""
-        left = self.pending or self._done or self._refused or self._expired
+        left = self.pending or self._done or self._refused or self._expired or self._paused
         return self.connection.is_exhausted and not left
 
     def close(self, *, failed: bool) -> None:
         """Gives back what is under way, and closes the connection. `failed`: this counts as a death."""
         try:
-            self.settle(self._settled_at or 0.0)
-            self.return_expired()
-            if claims := self.pending.take_all():
-                self.connection.give_back(claims, failed=failed)
-                self.counts.raised += len(claims) if failed else 0
-        except (SourceUnavailable, SinkAway) as error:
-            logger.warning("%s: its claims are kept until their lease ends: %s", self.name, error)
+            for step in (self._settle_last, self.return_expired, partial(self._give_all_back, failed=failed)):
+                try:
+                    step()
+                except SourceUnavailable as error:
+                    logger.warning("%s: its claims are kept until their lease ends: %s", self.name, error)
+                    break
+                except KStreamsError as error:  # a topic refuses a dead letter: the others are given back all the same
+                    logger.warning("%s: some of its inputs are read again: %s", self.name, error)
         finally:
             self.connection.close()
             if self._letters is not None:
                 self._letters.close()
+
+    def _settle_last(self) -> None:
+        self.settle(self._settled_at or 0.0)
+
+    def _give_all_back(self, *, failed: bool) -> None:
+        claims = [*self.pending.take_all(), *(claim for claim, _ in self._refused), *self._done]
+        self._refused, self._done = [], []
+        if claims:
+            self.connection.give_back(claims, failed=failed)
+            self.counts.raised += len(claims) if failed else 0

@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Final
 
-from kstreams_py.errors import SinkAway, SourceUnavailable, Stop, UserMistake
+from kstreams_py.errors import ClientError, Replaced, SinkAway, SourceUnavailable, Stop, Unavailable, UserMistake
 from kstreams_py.graph.channels import JobTask, TaskKind, common_channel, filled_channels, sort_tasks
 from kstreams_py.graph.declarations import Channel
 from kstreams_py.graph.names import reader_of
@@ -17,7 +17,7 @@ from kstreams_py.graph.source import WakingConnection
 from kstreams_py.jobs.environment import JobEnvironment
 from kstreams_py.jobs.identity import SegmentId, name_in_path
 from kstreams_py.jobs.inputs import SourceInputs
-from kstreams_py.jobs.runners import GatheringRunner, OverlappingTaskRunner, TaskRunner
+from kstreams_py.jobs.runners import GatheringRunner, OverlappingTaskRunner, TaskRunner, Turned
 from kstreams_py.jobs.task import Readers
 from kstreams_py.log_fields import repeated
 from kstreams_py.metrics import PendingFigures
@@ -45,14 +45,6 @@ def open_runner(
         return GatheringRunner(graph, task, readers, environment, writers)
     kind = OverlappingTaskRunner if task.overlaps else TaskRunner
     return kind(graph, task, readers, environment)
-
-
-def is_death(error: Exception) -> bool:
-    """Returns whether an error that ends a job counts as a death of the inputs under way.
-
-    Whichever of them it was, the cap of deaths must end it; a mistake of the program is none of an input.
-    """
-    return not isinstance(error, (Stop, UserMistake))
 
 
 class Outages:
@@ -144,12 +136,22 @@ class Job:
         except Stop as stop:
             logger.info("a function stops the job: %s", stop)
         except Exception as error:
-            failed = is_death(error)
+            failed = self.is_death(error)
             raise
         finally:
             ended.set()
             keeper.join()
             self.close(failed=failed)
+
+    def is_death(self, error: Exception) -> bool:
+        """Returns whether an error that ends the job counts as a death of the inputs under way.
+
+        Whichever of them it was, the cap of deaths must end it. A mistake of the program, a system that is away, or an
+        error for which the graph wants the job to stop, is the fault of no input: in a long outage, each start would
+        refuse a healthy one.
+        """
+        is_of_none = isinstance(error, (Stop, UserMistake, Unavailable, Replaced, ClientError))
+        return not is_of_none and not any(task.asks_to_stop(error) for task in self.tasks)
 
     def _wait(self, seconds: float) -> None:
         """Waits for so long, or until a source tells of an input."""
@@ -189,25 +191,18 @@ class Job:
         3. Give up what waits at a gather for nothing.
         4. Acknowledge what is complete: everything made of it was stored in 2.
         """
-        now, worked, touched = self._environment.clock(), False, set[SegmentId]()
+        now, worked = self._environment.clock(), False
         self.turns += 1
         for channel, inputs in self._inputs.items():
             with self.outages.of(inputs.name):
-                segments = inputs.read(now)
+                segments = inputs.read(now, sum(task.retrying for task in self.tasks))
                 if inputs.asked_at == now:
                     self.outages.answered(inputs.name)
                 if segments:
                     worked = True
                     self._complete(self._acker.open(segments.ids, self._readers.send(channel, segments)))
-        for task in self.tasks:
-            self.turning = task
-            with self.outages.of(task.id):
-                if (turned := task.turn(self._environment.clock())).ids:
-                    worked = True
-                    self.outages.answered(task.id)
-                    self._note_failures(task, turned.failed)
-                    self._complete(self._acker.ack(turned.ids, turned.acks))
-                    touched.update(turned.ids if self._gathers else ())
+        touched = self._run_tasks()
+        worked |= bool(touched)
         self.turning = None
         for gather in self._gathers:
             touched |= gather.take_arrived()
@@ -223,6 +218,22 @@ class Job:
                 self._expire(inputs, now)
         self._drop(now)
         return worked
+
+    def _run_tasks(self) -> set[SegmentId]:
+        """Gives each task its turn; returns the inputs of which something is done. Raises what stops the job."""
+        touched = set[SegmentId]()
+        for task in self.tasks:
+            self.turning, turned = task, Turned()
+            with self.outages.of(task.id):
+                if (turned := task.turn(self._environment.clock())).ids:
+                    # only gathers need to know which ones
+                    touched.update(turned.ids if self._gathers else turned.ids[:1])
+                    self.outages.answered(task.id)
+                    self._note_failures(task, turned.failed)
+                    self._complete(self._acker.ack(turned.ids, turned.acks))
+            if turned.stop is not None:  # the end of the job acknowledges what is complete
+                raise turned.stop
+        return touched
 
     def _note_failures(self, task: TaskRunner, failed: Iterable[tuple[SegmentId, BaseException]]) -> None:
         for segment, error in failed:
@@ -273,12 +284,21 @@ class Job:
             inputs.complete([segment for segment in segments if segment in inputs.pending])
 
     def _expire(self, inputs: SourceInputs, now: float) -> None:
-        """Gives up inputs of which nothing is under way, as if they had never been read here."""
-        if lost := inputs.expire(now, self._under_way):
+        """Gives inputs back as if they had never been read here: those of which nothing is under way, or all that wait.
+
+        Suspects are read alone: what waits for another attempt would keep them waiting.
+        """
+        if lost := inputs.expire(now, self._under_way) or inputs.give_up_paused(self._paused):
             self._acker.forget(lost)
             for task in self.tasks:
                 task.forget(lost)
         inputs.return_expired()
+
+    def _paused(self) -> Collection[SegmentId]:
+        """Returns the inputs that only wait until a function is called again."""
+        paused = [task.paused() for task in self.tasks]
+        active = (task.under_way() - waiting for task, waiting in zip(self.tasks, paused, strict=True))
+        return set[SegmentId]().union(*paused).difference(*active)
 
     def _drop(self, now: float) -> None:
         if now > self._dropped_at + self._environment.timeout * ACKER_FACTOR:
@@ -316,8 +336,9 @@ class Job:
 
     def close(self, *, failed: bool = False) -> None:
         """Gives back what is under way, and closes all connections. `failed`: this counts as a death."""
-        for channel, inputs in self._inputs.items():
-            inputs.close(failed=failed)
-            self._count_refused(channel, inputs)
-        for task in self.tasks:
-            task.close()
+        with ExitStack() as closing:  # one that raises must not leave the others open
+            for task in self.tasks:
+                closing.callback(task.close)
+            for channel, inputs in self._inputs.items():
+                closing.callback(self._count_refused, channel, inputs)
+                closing.callback(inputs.close, failed=failed)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import repeat
 from typing import Generic, NamedTuple, TypeVar
 
@@ -45,6 +45,16 @@ class PendingInputs(Generic[ClaimT]):
 
     def __contains__(self, segment: SegmentId) -> bool:
         return segment in self._inputs
+
+    @property
+    def segments(self) -> Collection[SegmentId]:
+        """The inputs, those read first before others."""
+        return self._inputs.keys()
+
+    @property
+    def claims(self) -> Iterator[ClaimT]:
+        """The claims of the inputs."""
+        return (claim for claim, _ in self._inputs.values())
 
     @property
     def oldest(self) -> OldestInput[ClaimT] | None:

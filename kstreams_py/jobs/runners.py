@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from functools import reduce
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from itertools import count
 from operator import xor
 from typing import Any, Final, NamedTuple
@@ -39,16 +40,33 @@ TURN_SECONDS: Final = 0.1
 """Seconds that a turn of a task may take: a stop waits for it, and rows are stored in one write."""
 
 
+QUEUED_MAX: Final = 10_000
+"""Segments that wait behind others of their group, at most: others have their calls meanwhile."""
+
+
+def shares(inboxes: Sequence[Segments], free: int) -> Iterator[tuple[Segments, int]]:
+    """Yields how many segments to take of each inbox: no full one keeps the others waiting.
+
+    Each has an equal part, and what the emptier ones leave of theirs goes to the fuller ones.
+    """
+    for left, inbox in zip(range(len(inboxes), 0, -1), sorted(inboxes, key=len), strict=True):
+        share = min(len(inbox), max(0, -(-free // left)))
+        free -= share
+        yield inbox, share
+
+
 class Turned(NamedTuple):
     """What a turn of a task did.
 
     - `ids`, `acks`: for each copy that is done, its input, and the XOR of its pattern and of those made of it.
     - `failed`: the inputs with a segment that failed, with the error.
+    - `stop`: the error that stops the job; its segment is not done.
     """
 
     ids: Sequence[SegmentId] = ()
     acks: Sequence[int] = ()
     failed: Sequence[tuple[SegmentId, BaseException]] = ()
+    stop: BaseException | None = None
 
 
 class TaskRunner:
@@ -59,7 +77,7 @@ class TaskRunner:
         self._task, self._environment = task, environment
         self._readers = readers
         self._inboxes = [readers.open_inbox(channel) for channel in task.inputs]
-        self._function = Function(task)
+        self._function = Function(task, environment.clock)
         self._name = name_in_path(task.id)
         self._sending = Sending(task, readers, environment.open_outputs(task)) if task.written else None
         self._storing = Storing(task, environment.open_sink, f"{graph}.{task.id}") if task.target is not None else None
@@ -67,6 +85,8 @@ class TaskRunner:
         """The results whose rows the target could not store yet."""
         self._attempts: dict[Pattern, int] = {}
         """How often a segment failed that is run again, by its pattern."""
+        self._last_attempt: BaseException | None = None
+        """The error of a segment whose retry stops the job."""
         self._again: list[tuple[float, int, Segments]] = []
         """A heap of the segments that are run again, by when that is."""
         self._rest = Segments()
@@ -92,9 +112,9 @@ class TaskRunner:
         return False
 
     @property
-    def is_retrying(self) -> bool:
-        """Whether a segment waits for another attempt."""
-        return bool(self._again)
+    def retrying(self) -> int:
+        """How many segments wait for another attempt."""
+        return len(self._again)
 
     @property
     def ended(self) -> int:
@@ -116,6 +136,12 @@ class TaskRunner:
         """Returns the inputs that have a segment here, between two turns."""
         return {segment for part in self._parts() for segment in part.ids}
 
+    def paused(self) -> set[SegmentId]:
+        """Returns the inputs that have a segment here which waits for another attempt, and no other one."""
+        waiting = {id(part) for _, _, part in self._again}
+        paused = {segment for _, _, part in self._again for segment in part.ids}
+        return paused.difference(*(part.ids for part in self._parts() if id(part) not in waiting))
+
     def has(self, segment: SegmentId) -> bool:
         """Returns whether an input has a segment here, also during a turn. Any thread may ask for it."""
         return segment in self._running or any(segment in part.ids for part in self._parts())
@@ -127,7 +153,7 @@ class TaskRunner:
     def turn(self, now: float) -> Turned:
         """Runs the next segments. `now`: by the clock of the environment.
 
-        Raises SinkAway: the next turn stores the same results again. Raises the error of a segment that stops the job.
+        Raises SinkAway: the next turn stores the same results again.
         """
         if self._task.outputs and self._readers.waiting(self._task.outputs) > WAITING_MAX:
             return Turned()
@@ -149,14 +175,23 @@ class TaskRunner:
             failed = [(index, each.error) for index, each in enumerate(results) if type(each) is FailedCall]
             made = Made(0, segments.patterns, failed)
         self._unstored, self._running = None, ()
-        for _, error in made.failed:
-            self._check(error)
-            self.newest_failure = f"{type(error).__name__}: {format_error(error)}"
         self._limit.took(len(segments), self._environment.clock() - now)
-        self.counters.records_in += len(segments)
+        return self._turned(segments, made)
+
+    def _turned(self, segments: Segments, made: Made) -> Turned:
+        """Returns what a turn did. A segment whose error stops the job is not done: its input is given back."""
+        stopping = {index: error for index, error in made.failed if self._stops(error)}
+        failed = [(segments.ids[index], error) for index, error in made.failed if index not in stopping]
+        for _, error in failed:
+            self.newest_failure = f"{type(error).__name__}: {format_error(error)}"
+        done = [index for index in range(len(segments)) if index not in stopping] if stopping else range(len(segments))
+        self.counters.records_in += len(done)
         self.counters.records_out += made.sent
-        self.failed += len(made.failed)
-        return Turned(segments.ids, made.patterns, [(segments.ids[index], error) for index, error in made.failed])
+        self.failed += len(failed)
+        if not stopping:
+            return Turned(segments.ids, made.patterns, failed)
+        stop = next(iter(stopping.values()))
+        return Turned([segments.ids[i] for i in done], [made.patterns[i] for i in done], failed, stop)
 
     def _end(self, segments: Segments) -> None:
         """Forgets what is known of segments that are not called again."""
@@ -175,8 +210,8 @@ class TaskRunner:
     def _take(self, now: float) -> Segments:
         """Takes the segments to run now: those that are due, then those of the fullest inbox, and of the others."""
         taken = self._take_due(now)
-        for inbox in sorted(self._inboxes, key=len, reverse=True):
-            taken.add(inbox.take(max(0, self._limit.limit - len(taken))))
+        for inbox, share in shares(self._inboxes, self._limit.limit - len(taken)):
+            taken.add(inbox.take(share))
         return taken
 
     def _run(self, segments: Segments) -> tuple[Segments, Sequence[Any]]:
@@ -187,9 +222,11 @@ class TaskRunner:
         until = clock() + TURN_SECONDS
         while segments and (not done or clock() < until):
             part = segments.take(slice_size)
-            results += self._function.results(self._values(part), self._origins(part))
-            done.add(part)
-            slice_size *= 4
+            made = self._function.results(self._values(part), self._origins(part), until)
+            results += made
+            done.add(part.take(len(made)))
+            part.add(segments)
+            segments, slice_size = part, slice_size * 4
         self._rest = segments
         return done, results
 
@@ -225,7 +262,7 @@ class TaskRunner:
                 continue
             del self._attempts[pattern]
             if retry.then is Then.STOP:
-                raise result.error
+                self._last_attempt = result.error
             kept.append(index)
         return (segments, results) if len(kept) == len(results) else (segments.choose(kept), [results[i] for i in kept])
 
@@ -235,14 +272,26 @@ class TaskRunner:
         never = (*self._task.stop_on, Stop, MemoryError, UserMistake, DecodeError)
         return retry is not None and isinstance(error, retry.classes) and not isinstance(error, never)
 
-    def _check(self, error: BaseException) -> None:
-        """Raises an error that stops the job: it is a mistake of the program, or was raised for that."""
+    def _stops(self, error: BaseException) -> bool:
+        """Returns whether an error stops the job: it is a mistake of the program, or was raised for that."""
         is_of_program = isinstance(error, KStreamsError) and not isinstance(error, DecodeError | RecordRefused)
-        if is_of_program or isinstance(error, (Stop, MemoryError, *self._task.stop_on)):
-            raise error
+        return is_of_program or isinstance(error, Stop | MemoryError) or self.asks_to_stop(error)
+
+    def asks_to_stop(self, error: BaseException) -> bool:
+        """Returns whether the graph says that this error stops the job."""
+        return isinstance(error, self._task.stop_on) or error is self._last_attempt
 
     def forget(self, inputs: Collection[SegmentId]) -> None:
-        """Forgets inputs that have expired."""
+        """Forgets inputs that are given back: of their segments, at most some wait here for another attempt."""
+        dropped = {*inputs}
+        given_up = [part for _, _, part in self._again if not dropped.isdisjoint(part.ids)]
+        for part in given_up:
+            self._end(part)
+            for pattern in part.patterns:
+                self._attempts.pop(pattern, None)
+        if given_up:
+            self._again = [each for each in self._again if dropped.isdisjoint(each[2].ids)]
+            heapify(self._again)
 
     def close(self) -> None:
         """Closes the connections to target and topics."""
@@ -260,6 +309,8 @@ class OverlappingTaskRunner(TaskRunner):
         self._calls = environment.open_calls(task, lambda _, returned: copy_value(returned))
         self._open: dict[int, Segments] = {}
         """The segment of each call under way, by ticket."""
+        self._queues: dict[Hashable, deque[Segments]] = {}
+        """By group with a call under way, the segments behind it."""
         self._groups: dict[Pattern, Hashable | FailedCall] = {}
         """By pattern, the group of a segment whose calls come one after another; or what its `group_by` raised."""
 
@@ -275,20 +326,24 @@ class OverlappingTaskRunner(TaskRunner):
 
     def _parts(self) -> list[Segments]:
         """Returns the segments that are here, also those whose calls are under way."""
-        return [*super()._parts(), *self._open.copy().values()]
+        queued = (segments for queue in self._queues.copy().values() for segments in queue.copy())
+        return [*super()._parts(), *self._open.copy().values(), *queued]
 
     def _count_time(self, steps: int, seconds: float) -> None:
         """Does nothing: each call has its own time."""
 
     def _take(self, now: float) -> Segments:
         """Takes segments until as many wait for their calls as calls may run concurrently."""
-        free, taken = 2 * self._task.concurrency - len(self._open), Segments()
+        queued = sum(map(len, self._queues.values()))
+        free = 2 * self._task.concurrency - len(self._open) if queued < QUEUED_MAX else 0
+        taken = Segments()
         while self._again and self._again[0][0] <= now and len(taken) < free:
             taken.add(heappop(self._again)[2])
-        for channel, inbox in zip(self._task.inputs, self._inboxes, strict=True):
-            part = inbox.take(max(0, free - len(taken)))
-            if channel.group_by is not None:
-                self._group(channel.group_by, part)
+        by_inbox = dict(zip(map(id, self._inboxes), self._task.inputs, strict=True))
+        for inbox, share in shares(self._inboxes, free - len(taken)):
+            part = inbox.take(share)
+            if (group_by := by_inbox[id(inbox)].group_by) is not None:
+                self._group(group_by, part)
             taken.add(part)
         return taken
 
@@ -305,21 +360,13 @@ class OverlappingTaskRunner(TaskRunner):
     def _run(self, segments: Segments) -> tuple[Segments, Sequence[Any]]:
         """Starts calls; returns the segments whose calls have ended."""
         done, results = self._start(segments)
-        while ended := self._calls.collect() if self._open else ():
-            dropped = Segments()
-            for each in ended:
-                if isinstance(each.error, SystemExit | KeyboardInterrupt):
-                    raise exited(self._task, each.error) from each.error
-                called = self._open.pop(each.ticket)
-                if not each.has_run:  # another one of its group has raised
-                    dropped.add(called)
-                    continue
-                done.add(called)
-                self.counters.ran(1, each.seconds)
-                results.append(each.result if each.error is None else FailedCall(each.error))
-            if not dropped:
-                break
-            self._start(dropped)
+        for ended in self._calls.collect() if self._open else ():
+            if isinstance(ended.error, SystemExit | KeyboardInterrupt):
+                raise exited(self._task, ended.error) from ended.error
+            called = self._open.pop(ended.ticket)
+            done.add(called)
+            results.append(ended.result if ended.error is None else FailedCall(ended.error))
+            self._start_next(called)
         return done, results
 
     def _end(self, segments: Segments) -> None:
@@ -328,21 +375,41 @@ class OverlappingTaskRunner(TaskRunner):
             self._groups.pop(pattern, None)
 
     def _start(self, segments: Segments) -> tuple[Segments, list[Any]]:
-        """Starts calls; returns the segments that have no group, and their results."""
-        failed, results, calls = Segments(), list[Any](), list[Call]()
-        arguments = arguments_of(self._task, self._values(segments), self._origins(segments))
-        for index, each in enumerate(arguments):
-            ticket, segment = next(self._numbers), segments.choose([index])
+        """Starts calls, and queues those behind a call of their group.
+
+        Returns the segments that have no group, and their results.
+        """
+        failed, results = Segments(), list[Any]()
+        for index in range(len(segments)):
+            segment = segments.choose([index])
             group = self._groups.get(segment.patterns[0])
             if type(group) is FailedCall:
                 failed.add(segment)
                 results.append(group)
-                continue
-            self._open[ticket] = segment
-            calls.append(Call(ticket, ("alone", ticket) if group is None else ("group", group), each))
-        if calls:
-            self._calls.start(calls)
+            elif group is None:
+                self._call(segment)
+            elif group in self._queues:
+                self._queues[group].append(segment)
+            else:
+                self._queues[group] = deque()
+                self._call(segment)
         return failed, results
+
+    def _start_next(self, called: Segments) -> None:
+        """Starts the next call of the group of a segment whose call has ended."""
+        group = self._groups.get(called.patterns[0])
+        if group is None:
+            return
+        if self._queues[group]:
+            self._call(self._queues[group].popleft())
+        else:
+            del self._queues[group]
+
+    def _call(self, segment: Segments) -> None:
+        (arguments,) = arguments_of(self._task, self._values(segment), self._origins(segment))
+        ticket = next(self._numbers)
+        self._open[ticket] = segment
+        self._calls.start([Call(ticket, ticket, arguments)])
 
     def close(self) -> None:
         """Cancels the calls, and closes the connection to the target."""
@@ -390,6 +457,12 @@ class GatheringRunner(TaskRunner):
         """How many segments wait here, also for those of other branches."""
         return super().waiting + len(self._gathering)
 
+    def paused(self) -> set[SegmentId]:
+        """Returns the inputs that have a segment here which waits for another attempt, and no other one."""
+        waiting = {id(part) for _, _, part in self._again}
+        paused = {segment for _, _, part in self._again for segment in part.ids}
+        return paused.difference(*(part.ids for part in self._parts() if id(part) not in waiting))
+
     def has(self, segment: SegmentId) -> bool:
         """Returns whether an input has a segment here, also one that waits for those of other branches."""
         return segment in self._gathering or super().has(segment)
@@ -412,5 +485,6 @@ class GatheringRunner(TaskRunner):
         self.unpaired += self._gathering.forget([segment])
 
     def forget(self, inputs: Collection[SegmentId]) -> None:
-        """Forgets inputs that have expired."""
+        """Forgets inputs that are given back."""
+        super().forget(inputs)
         self._gathering.forget(inputs)

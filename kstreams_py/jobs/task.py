@@ -80,13 +80,15 @@ class Readers:
 class Function:
     """The function of a task, called with segments one after another. A gather's segments have a tuple of values."""
 
-    def __init__(self, task: JobTask) -> None:
-        self._task = task
+    def __init__(self, task: JobTask, clock: Callable[[], float]) -> None:
+        self._task, self._clock = task, clock
         function = wait_for_each(task.function) if task.asynchronous else task.function
         self._call = function
         if task.generator:
             self._call = lambda *arguments: [*map(copy_value, function(*arguments))]
         self._ended = 0
+        self._is_late = False
+        """Whether the last results are those of the first values alone."""
         self._results: list[Any] = []
         """The results of the calls under way."""
 
@@ -95,25 +97,39 @@ class Function:
         """How many calls have ended. Any thread may ask for it, while a call is under way."""
         return self._ended + len(self._results)
 
-    def results(self, values: Sequence[Any], origins: Iterator[Origin]) -> list[Any]:
-        """Returns the result for each value, or FailedCall. `origins`: the origin of the step of each."""
+    def results(self, values: Sequence[Any], origins: Iterator[Origin], until: float = float("inf")) -> list[Any]:
+        """Returns the result for each value, or FailedCall; for the first ones if there is no time for all of them.
+
+        - `origins`: the origin of the step of each.
+        - `until`: when no further call is begun, by the clock; the first one is made in any case.
+        """
         results, count = list[Any](), len(values)
         self._results = results
-        arguments = arguments_of(self._task, values, origins)
-        while len(results) < count:
+        arguments = self._in_time(arguments_of(self._task, values, origins), until)
+        while len(results) < count and not self._is_late:
             try:
                 called = starmap(self._call, arguments)
                 # keeps the results before the one that raises; copies each immediately, as a value of a topic is
                 # encoded: a function may change later what it has returned
                 results.extend(called if self._task.generator else map(copy_value, called))
-                if len(results) < count:  # for `extend`, a StopIteration is the end of its input
+                if len(results) < count and not self._is_late:  # for `extend`, a StopIteration is the end of its input
                     results.append(FailedCall(RuntimeError("the function raised StopIteration")))
             except Exception as error:
                 results.append(FailedCall(error))
             except (SystemExit, KeyboardInterrupt) as error:
                 raise exited(self._task, error) from error
-        self._ended, self._results = self._ended + count, []
+        self._ended, self._results = self._ended + len(results), []
         return results
+
+    def _in_time(self, arguments: Iterable[tuple[Any, ...]], until: float) -> Iterator[tuple[Any, ...]]:
+        """Yields arguments until it is late: a function that was fast may become slow between two calls."""
+        clock, self._is_late, is_first = self._clock, False, True
+        for each in arguments:
+            if not is_first and clock() >= until:
+                self._is_late = True
+                return
+            is_first = False
+            yield each
 
 
 def arguments_of(task: JobTask, values: Sequence[Any], origins: Iterator[Origin]) -> Iterator[tuple[Any, ...]]:

@@ -86,7 +86,10 @@ class TopicConnection:
         """Assignments that were not acted on; None where the membership was lost."""
         self._assigned: set[TopicPartition] | None = None
         """The partitions of an assignment whose start is not known yet."""
+        self._is_revoked = False
+        """Whether the assignment has ended, and the next one has not come."""
         self._is_paused = False
+        self._leaves = environment.settings.leave_on_stop
         self._committed_at = self._clock()
         self._failure: Exception | None = None
         """The error of a commit, which the next `read` raises."""
@@ -104,15 +107,22 @@ class TopicConnection:
             if self._is_paused != (not limit):
                 self._is_paused = not limit
                 self._consumer.pause(() if limit else self._partitions)
+            claims = list[Claim]()
             given_back = [self._again.popleft() for _ in range(min(limit, len(self._again)))]
             try:
                 records = self._consumer.consume(max(limit - len(given_back), 1), 0.0)
                 self._follow()
+                held = {*map(id, self._partitions.values())}
+                claims = [each for each in given_back if id(each.token.progress) in held]
+                for record in records:
+                    claims.append(self._claim(record))
             except BaseException:
-                self._again.extendleft(reversed(given_back))
+                # what was fetched and is not claimed must be fetched again
+                self._again.extendleft(reversed(claims or given_back))
+                if self._assigned is None and not self._is_revoked:
+                    self._assigned = {*self._partitions}
                 raise
-            held = {*map(id, self._partitions.values())}
-            return [each for each in given_back if id(each.token.progress) in held] + [*map(self._claim, records)]
+            return claims
 
     def ack(self, claims: Sequence[Claim]) -> None:
         """See SourceConnection."""
@@ -141,11 +151,21 @@ class TopicConnection:
             logger.warning("%s: records that are done will be read again: %s", self._topic, error)
         finally:
             self._consumer.close()
+            if self._leaves:
+                self._leave()
+
+    def _leave(self) -> None:
+        try:
+            self._cluster.leave(self._consumer)
+        except KStreamsError as error:
+            logger.warning(
+                "topic %s: this worker did not leave its group: its partitions wait until session_timeout_ms: %s",
+                self._topic, error,
+            )  # fmt: skip
 
     def _claim(self, record: Message) -> Claim:
         offset = record.offset()
         progress = self._partitions[TopicPartition(record.topic(), record.partition())]
-        progress.read(offset)
         key: int | bytes = record.partition() << OFFSET_BITS | offset
         if offset >> OFFSET_BITS or record.partition() >> 64 - OFFSET_BITS:
             key = f"{record.partition()}:{offset}".encode()
@@ -154,16 +174,22 @@ class TopicConnection:
             value = record.value()
             if value is not None and self._decode is not None:
                 value = self._decode(value)
-        except DecodeError as error:
+        except KStreamsError as error:
+            if not isinstance(error, DecodeError):  # the schema registry, for example
+                raise
             value = BadInput(error)
+        except Exception as error:  # a user's own serde may raise anything
+            value = BadInput(error)
+        progress.read(offset)
         return Claim(key, value, 0, TopicToken(progress, record))
 
     def _follow(self) -> None:
         """Acts on the rebalances, and starts at the committed offsets, or before all records where there is none."""
         while self._rebalances:
-            assigned = self._rebalances.popleft()
+            assigned, self._is_revoked = self._rebalances.popleft(), False
             self._partitions = {tp: each for tp, each in self._partitions.items() if tp in (assigned or ())}
-            self._again.clear()
+            held = {*map(id, self._partitions.values())}
+            self._again = deque(claim for claim in self._again if id(claim.token.progress) in held)
             self._assigned = assigned
         if self._assigned is None:
             return
@@ -178,6 +204,7 @@ class TopicConnection:
     def _revoked(self) -> None:
         # once this returns, another member may read what is not committed; what stays here goes on at the assignment
         self._commit_in_time(due=True)
+        self._is_revoked = True
 
     def _commit_in_time(self, *, due: bool = False) -> None:
         """Commits what is done, if it is time. An outage is no reason to stop: what is read again is known."""

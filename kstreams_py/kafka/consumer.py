@@ -239,8 +239,15 @@ class KafkaConsumer:
         else:
             self._silence.look(self._consumer, self.ends, self._paused)
         self._read_highs()
-        # records fetched before a rebalance are of revoked partitions, or are read again from the committed offset
-        return messages if self._rebalances == rebalances else []
+        return messages if self._rebalances == rebalances else self._drop_fetched()
+
+    def _drop_fetched(self) -> Sequence[Message]:
+        """Returns nothing in place of records that were fetched before a rebalance.
+
+        They are of revoked partitions, or are read again: so nothing has been read up to an end that came with them.
+        """
+        self.ends.clear()
+        return ()
 
     def _read_highs(self) -> None:
         """Reads the high watermarks if the last read is old. No broker is asked: each answer to a fetch has them."""

@@ -218,14 +218,20 @@ class Slot:
         self._run_loop(worker.processor.id, worker.run)
 
     def _run_job(self, job: Job) -> None:
-        self._run_loop("job", lambda: job.run(self._stopping.is_set))
+        # once its sources have no input left, the processors go on with what it has written
+        self._run_loop(
+            "job",
+            lambda: job.run(self._stopping.is_set),
+            goes_on=lambda: bool(self._graph.processors) and job.is_exhausted,
+        )
 
-    def _run_loop(self, name: str, run: Callable[[], None]) -> None:
-        returned = False
+    def _run_loop(self, name: str, run: Callable[[], None], goes_on: Callable[[], bool] = lambda: False) -> None:
+        """Runs a loop. Its end stops the others, unless `goes_on` says otherwise after one without an error."""
+        returned, stops = False, True
         try:
             logs.set_context(graph=self._graph.name, processor=name, slot=self._slot)
             run()
-            returned = True
+            returned, stops = True, not goes_on()
         except BaseException as raised:
             returned = True
             error = raised
@@ -241,7 +247,8 @@ class Slot:
         finally:
             if not returned:  # a client may raise something that `except` does not catch; threading prints it
                 self._failures.append(Fatal(f"{name}: its loop was ended by its client: see the log"))
-            self._stopping.set()
+            if stops:
+                self._stopping.set()
 
     def _leave(self, workers: Sequence[Worker]) -> None:
         """Leaves the groups, so that their partitions move immediately. Every worker has closed its consumer before."""

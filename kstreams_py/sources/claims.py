@@ -203,6 +203,8 @@ class ClaimsFile:
             f" AND (state = {FREE} OR lease IS NULL OR {DEAD})"
         )
         with transaction(connection):
+            # read here: while this waited for the file, others may have renewed their leases
+            now = read_clock()
             found = connection.execute(asked, (self._reader, now, now)).fetchall()
             taken = {key: bool(died) for key, _, died in found}
             deaths = {key: count + died for key, count, died in found if key not in self._held}
@@ -268,9 +270,11 @@ class ClaimsFile:
         process = f"process {os.getpid()}"
         until = read_clock() + self.lease
         if self._owner is None:
-            connection.execute(f"DELETE FROM {OWNERS} WHERE {DEAD}", (read_clock(), read_clock()))
             made = f"INSERT INTO {OWNERS} (lease, lease_until, process) VALUES (?, ?, ?)"
-            self._owner = connection.execute(made, (self.lease, until, process)).lastrowid
+            with transaction(connection):
+                now = read_clock()
+                connection.execute(f"DELETE FROM {OWNERS} WHERE {DEAD}", (now, now))
+                self._owner = connection.execute(made, (self.lease, now + self.lease, process)).lastrowid
             return
         # if this worker was frozen past its lease, another one may have deleted it
         renewed = f"INSERT INTO {OWNERS} VALUES (?, ?, ?, ?) ON CONFLICT (owner) DO UPDATE SET lease_until = ?"

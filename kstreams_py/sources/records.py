@@ -150,7 +150,7 @@ class OpenRecords(ABC):
         self.file.close()
 
 
-class _TooLong(Exception):
+class _TooLong(ValueError):
     """A line is longer than RECORD_MAX. It was passed. `size`: its bytes."""
 
     def __init__(self, size: int) -> None:

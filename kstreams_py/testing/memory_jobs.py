@@ -17,7 +17,7 @@ from kstreams_py.graph.topology import Graph
 from kstreams_py.jobs.acker import Acker
 from kstreams_py.jobs.environment import TIMEOUT, JobEnvironment, job_environment
 from kstreams_py.jobs.identity import SegmentId
-from kstreams_py.jobs.job import Job, is_death
+from kstreams_py.jobs.job import Job
 from kstreams_py.jobs.topic_inputs import COMMIT_SECONDS
 from kstreams_py.steps.calls import Call, Calls, EndedCall, open_calls
 from kstreams_py.steps.environment import Environment
@@ -147,7 +147,7 @@ class MemoryJob:
         except Stop:
             self._stopping.set()
         except Exception as error:
-            self._close(failed=is_death(error))
+            self._close(failed=self._job.is_death(error))
             raise
 
     def finish(self) -> None:
@@ -176,7 +176,7 @@ class MemoryJob:
     @property
     def retrying(self) -> list[str]:
         """The ids of the tasks that have a segment waiting for another attempt."""
-        return [task.id for task in self._job.tasks if task.is_retrying]
+        return [task.id for task in self._job.tasks if task.retrying]
 
     @property
     def state(self) -> object:

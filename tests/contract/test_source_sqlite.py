@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from pathlib import Path
 
 import pytest
@@ -42,6 +42,23 @@ def test_file_that_is_made_anew_under_the_same_name_is_another_one(medium: InSQL
     assert first.identity == again.identity == other.identity != medium.open().identity
     assert first.identity != medium.open("books.orders").identity
     other.close()
+
+
+def test_worker_that_renews_while_another_waits_for_the_file_keeps_its_claims(
+    medium: InSQLite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    medium.insert(1, 2)
+    living, other = medium.open(), medium.open()
+    living.read(100, alone=True)
+    begin = claims.transaction
+
+    def waiting(connection: sqlite3.Connection) -> AbstractContextManager[None]:
+        medium.wait(LEASE * 0.9)
+        living.keep()
+        return begin(connection)
+
+    monkeypatch.setattr(claims, "transaction", waiting)
+    assert (read(other), read(medium.open())) == ([], [])
 
 
 def test_large_table_is_looked_through_in_parts(medium: InSQLite, monkeypatch: pytest.MonkeyPatch) -> None:

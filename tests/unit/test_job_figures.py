@@ -28,6 +28,12 @@ def refuse_one(value: int) -> tuple[int]:
     return (value,)
 
 
+def exhaust_memory(value: int) -> tuple[int]:
+    if value == 1:
+        raise MemoryError
+    return (value,)
+
+
 def lose_acknowledgements(plant: JobPlant) -> None:
     job = plant.start()
     ack, job._acker.ack = job._acker.ack, lambda *_: []  # type: ignore[method-assign]
@@ -50,14 +56,14 @@ def die_until_refused(plant: JobPlant) -> None:
 
 
 def run_until_error(plant: JobPlant) -> None:
-    with suppress(ValueError):
+    with suppress(MemoryError):
         plant.run()
 
 
 COUNTED: dict[str, tuple[Callable[[JobPlant], object], Any, dict[str, int]]] = {
     "a death": (die_once, {}, {"done": INPUTS, "died": INPUTS}),
     "lost acknowledgements": (lose_acknowledgements, {}, {"done": INPUTS, "expired": INPUTS}),
-    "an exception": (run_until_error, {"stop_on": ValueError}, {"raised": INPUTS}),
+    "an exception": (run_until_error, {}, {"raised": 1, "done": INPUTS - 1}),
     "a refusal": (JobPlant.run, {}, {"done": INPUTS - 1, "refused": 1, "failed": 1}),
     "five deaths": (die_until_refused, {}, {"refused": 1}),
 }
@@ -66,7 +72,8 @@ COUNTED: dict[str, tuple[Callable[[JobPlant], object], Any, dict[str, int]]] = {
 @pytest.mark.parametrize("what", COUNTED)
 def test_inputs_are_counted_by_their_end_and_by_why_they_are_read_again(what: str) -> None:
     run, options, expected = COUNTED[what]
-    plant, _ = plant_of(refuse_one if what in ("an exception", "a refusal") else lambda value: (value,), **options)
+    function = {"an exception": exhaust_memory, "a refusal": refuse_one}.get(what, lambda value: (value,))
+    plant, _ = plant_of(function, **options)
     run(plant)
     job = plant._jobs[-1]
     (task,) = job.tasks
