@@ -104,7 +104,7 @@ class Function:
         - `until`: when no further call is begun, by the clock; the first one is made in any case.
         """
         results, count = list[Any](), len(values)
-        self._results = results
+        self._results, self._is_late = results, False
         arguments = self._in_time(arguments_of(self._task, values, origins), until)
         while len(results) < count and not self._is_late:
             try:
@@ -123,7 +123,7 @@ class Function:
 
     def _in_time(self, arguments: Iterable[tuple[Any, ...]], until: float) -> Iterator[tuple[Any, ...]]:
         """Yields arguments until it is late: a function that was fast may become slow between two calls."""
-        clock, self._is_late, is_first = self._clock, False, True
+        clock, is_first = self._clock, True
         for each in arguments:
             if not is_first and clock() >= until:
                 self._is_late = True

@@ -11,6 +11,7 @@ import pytest
 
 from kstreams_py import sources
 from kstreams_py.errors import SettingsError, SourceUnavailable
+from kstreams_py.sinks.sqlite import transaction
 from kstreams_py.sources import claims, passes, sqlite
 from kstreams_py.sources.suspects import DEATHS_MAX
 from tests.contract.source_media import LEASE, READER, InSQLite
@@ -50,12 +51,11 @@ def test_worker_that_renews_while_another_waits_for_the_file_keeps_its_claims(
     medium.insert(1, 2)
     living, other = medium.open(), medium.open()
     living.read(100, alone=True)
-    begin = claims.transaction
 
     def waiting(connection: sqlite3.Connection) -> AbstractContextManager[None]:
         medium.wait(LEASE * 0.9)
         living.keep()
-        return begin(connection)
+        return transaction(connection)
 
     monkeypatch.setattr(claims, "transaction", waiting)
     assert (read(other), read(medium.open())) == ([], [])

@@ -179,7 +179,6 @@ class JobPlant:
         self._messages = 0
         self.reads, self.returned = Counter[Any](), Counter[Any]()
         """By key, how often an input was read, and given back without an attempt."""
-        """How often each input was returned by a read."""
         self.lost = self.strayed = self.orphaned = 0
         """Messages that did not arrive in time, those that may leave an entry, and inputs claimed at deaths."""
         self._called, self._turn_seconds, self._environment = called, turn_seconds, environment

@@ -35,8 +35,10 @@ BAD = 7
 class TopicPlant:
     """A graph from a topic over a channel to a topic, on a cluster in memory, whose process dies at some requests."""
 
-    def __init__(self, seed: int = 0, settings: Mapping[str, str] | None = None) -> None:
-        """`settings`: those of the topic that is written."""
+    def __init__(
+        self, seed: int = 0, settings: Mapping[str, str] | None = None, serde: ks.Serde[Any] | None = None
+    ) -> None:
+        """`settings`: those of the topic that is written. `serde`: of the values that are read."""
         self.clock = ManualClock()
         self.cluster = MemoryCluster(self.clock, session_timeout=SESSION)
         self.cluster.create_topics([("in", 2, -1, {}), ("out", 2, -1, settings or {}), ("errors", 1, -1, {})])
@@ -45,7 +47,7 @@ class TopicPlant:
         """By value, what a function returns instead."""
         self.graph = ks.Graph("plant", value=ks.Json(), errors="errors")
         parsed = self.graph.channel("parsed")
-        self.graph.map(self.graph.topic("in"), to=parsed, id="parse")(self.parse)
+        self.graph.map(self.graph.topic("in", value=serde or ks.Json()), to=parsed, id="parse")(self.parse)
         self.graph.map(parsed, to=self.graph.topic("out", key=ks.String()), id="write")(self.write)
         self.graph.validate()
         for number in range(RECORDS):
@@ -166,6 +168,42 @@ def test_error_of_each_request_of_the_consumer_loses_nothing(
     plant.finish(job)
     plant.check()
     assert request_name in plant.cluster.faults.requests
+
+
+class Surly(ks.Serde[int]):
+    """A user's serde, which raises what it likes."""
+
+    def serialize(self, value: int, /) -> bytes:
+        return str(value).encode()
+
+    def deserialize(self, data: bytes, /) -> int:
+        if data == b"5":
+            raise ArithmeticError("no 5")
+        return int(data)
+
+
+def test_record_that_cannot_be_decoded_becomes_a_dead_letter_beside_good_ones() -> None:
+    plant = TopicPlant(serde=Surly())
+    plant.finish(plant.start())
+    assert len(plant.cluster.records("out")) == RECORDS - 2
+    assert {dict(m.headers() or ())["ks-error"] for m in plant.cluster.records("errors")} == {
+        b"ValueError",
+        b"ArithmeticError",
+    }
+
+
+def test_claims_that_were_given_back_outlive_a_rebalance() -> None:
+    plant = TopicPlant()
+    job = plant.start()
+    for _ in range(3):
+        job.turn()
+    (inputs,) = job._inputs.values()
+    claims = inputs.connection.read(4, alone=True)
+    assert claims
+    inputs.connection.give_back(claims, failed=True)
+    other = plant.start(1)  # takes one of the partitions
+    plant.finish(job, other)
+    plant.check()
 
 
 def test_two_workers_share_the_partitions_and_one_goes_on_when_the_other_dies() -> None:

@@ -17,8 +17,11 @@ import pytest
 
 import kstreams_py as ks
 from kstreams_py.graph.source import BadInput
-from kstreams_py.jobs.runners import Turned
+from kstreams_py.jobs.identity import Pattern, SegmentId
+from kstreams_py.jobs.runners import Turned, shares
+from kstreams_py.jobs.segments import Segments
 from kstreams_py.sources.suspects import DEATHS_MAX, REASON
+from kstreams_py.testing.memory_source import FREE, Kept
 from tests.simulation.jobs import JobPlant, RowsOf, Table
 
 Declared = tuple[list[Table], RowsOf]
@@ -537,6 +540,48 @@ def test_function_that_exits_ends_the_job_by_an_error_and_not_the_process(concur
         plant.run()
 
 
+@pytest.mark.parametrize("deaths", [0, 2])
+def test_inputs_that_wait_for_another_attempt_do_not_keep_others_out(deaths: int) -> None:
+    """`deaths`: of the last input, which is a suspect of these, and read alone."""
+    plant, table, stored = JobPlant(range(400)), None, set[int]()
+    table = Table(plant)
+
+    @plant.graph.sink(plant.rows, to=table, retry=ks.Retry(on=ConnectionError, attempts=2, then="pause"))
+    def store(value: int) -> tuple[int]:
+        plant.now += 0.03
+        if value < 25 and len(stored) < 375:
+            raise ConnectionError
+        stored.add(value)
+        return (value,)
+
+    plant.source.kept["plant:rows"] = {399: Kept(FREE, owner=0, deaths=deaths)} if deaths else {}
+    plant.finish(plant.start())
+    assert table.values == [*range(400)]
+
+
+def test_full_inbox_does_not_keep_the_others_waiting() -> None:
+    inboxes = [Segments([SegmentId(b"")] * count, [Pattern(0)] * count, values=[0] * count) for count in (100, 3, 50)]
+    for free, expected in ((30, [3, 14, 13]), (0, [0, 0, 0]), (1_000, [3, 50, 100])):
+        assert [share for _, share in shares(inboxes, free)] == expected
+
+
+def test_function_that_becomes_slow_ends_its_turn() -> None:
+    plant = JobPlant(range(100), batch=100)
+    table, seconds = Table(plant), 0.0
+
+    @plant.graph.sink(plant.rows, to=table)
+    def store(value: int) -> tuple[int]:
+        plant.now += 5.0 if value >= 20 else 0.0
+        return (value,)
+
+    job = plant.start()
+    while not job.is_exhausted:
+        began = plant.now
+        job.turn()
+        seconds = max(seconds, plant.now - began)
+    assert (seconds, table.values) == (5.0, [*range(100)])
+
+
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_calls_of_a_group_come_one_after_another_also_after_a_failure(*, asynchronous: bool) -> None:
     plant = JobPlant(range(INPUTS), batch=INPUTS)
@@ -605,14 +650,15 @@ def test_lost_acknowledgement_is_read_again_after_the_timeout_and_not_before() -
     assert table.values == [0, 1, 2]
 
 
-def test_inputs_under_way_are_bounded_while_the_target_is_away() -> None:
-    plant = JobPlant(range(1_000), batch=50, max_pending=100)
+@pytest.mark.parametrize(("most", "concurrency"), [(100, 1), (2, 16)])
+def test_inputs_under_way_are_bounded_while_the_target_is_away(most: int, concurrency: int) -> None:
+    plant = JobPlant(range(1_000), batch=50, max_pending=most)
     table = Table(plant)
-    plant.graph.sink(plant.rows, to=table, id="store")(lambda value: (value,))
+    plant.graph.sink(plant.rows, to=table, id="store", concurrency=concurrency)(lambda value: (value,))
     job, table.is_away = plant.start(), True
     for _ in range(50):
         job.turn()
-        assert sum(len(each.pending) for each in job._inputs.values()) <= 100
+        assert sum(len(each.pending) for each in job._inputs.values()) <= most
     table.is_away = False
     plant.finish(job)
     assert table.values == [*range(1_000)]
