@@ -92,7 +92,8 @@ class Connection(MemoryConnection):
         return claims
 
     def give_back(self, claims: Sequence[Claim], *, failed: bool) -> None:
-        self.plant.returned.update(() if failed else (claim.key for claim in claims))
+        if not failed and self.waits_alone:  # so that suspects are alone
+            self.plant.returned.update(claim.key for claim in claims)
         super().give_back(claims, failed=failed)
 
     def ack(self, claims: Sequence[Claim]) -> None:

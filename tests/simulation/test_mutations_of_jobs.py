@@ -46,7 +46,7 @@ SEEN_BY: dict[str, Test] = {
     "suspects_beside_others": partial(test_jobs.test_input_that_kills_its_workers_is_refused_and_no_other, 7),
     "given_back_without_counting_the_failure": under_faults("chain"),
     "failure_of_the_job_not_counted": partial(
-        test_jobs.test_error_that_stops_the_job_gives_the_inputs_back, KeyError("listed"), 1
+        test_jobs.test_error_that_stops_the_job_gives_the_inputs_back, MemoryError("large"), 1
     ),
 }
 """The test that detects each mutation."""
