@@ -368,9 +368,11 @@ class Slot:
         minutes = self._cluster.offsets_retention_minutes()
         if minutes is not None and minutes < RETENTION_SHORT:
             logger.warning(
-                "offsets.retention.minutes is %d: a job that is stopped for longer loses its committed offsets, and "
-                "ends with status 5 until they are set",
+                "offsets.retention.minutes is %d: a job that is stopped for longer loses its committed offsets%s",
                 minutes,
+                ", and ends with status 5 until they are set"
+                if self._graph.processors
+                else ": its tasks then read their topics again, from the beginning",
             )
         for processor in self._graph.processors:
             if processor.target is not None:
