@@ -247,7 +247,7 @@ class KafkaConsumer:
         They are of revoked partitions, or are read again: so nothing has been read up to an end that came with them.
         """
         self.ends.clear()
-        return ()
+        return []
 
     def _read_highs(self) -> None:
         """Reads the high watermarks if the last read is old. No broker is asked: each answer to a fetch has them."""

@@ -105,7 +105,7 @@ def servers(monkeypatch: pytest.MonkeyPatch) -> None:
         return SimpleNamespace(close=lambda: None)
 
     monkeypatch.setattr(postgresql.PostgreSQLConnection, "_open", connect)
-    monkeypatch.setattr(postgresql, "_limited", nullcontext)
+    monkeypatch.setattr(postgresql, "limited", nullcontext)
     monkeypatch.setattr(redis.RedisConnection, "_open", lambda _: SimpleNamespace(close=lambda: None))
 
 
