@@ -78,7 +78,7 @@ def run(
         echo(json.dumps(_fields(pipeline, found)) if as_json else _text(pipeline, found), flush=True)
 
     with _opening(graph, master, conf, verbose=verbose) as open_session:
-        check_inputs(pipelines, settings)  # first: Spark takes seconds to start
+        check_inputs(graph, pipelines, settings)  # first: Spark takes seconds to start
         if not follows:
             run_all(pipelines, graph, open_session(), settings, show, given)
             return

@@ -19,13 +19,14 @@ import pytest
 from py_mini_racer import MiniRacer
 
 from kstreams_py import Bytes, Graph
+from kstreams_py.graph.loading import show_target
 from kstreams_py.metrics import InputCounts, PendingFigures, WorkerState
 from kstreams_py.processing.dead_letters.waiting import WaitingCount
 from kstreams_py.records import TopicPartition
 from kstreams_py.running.http.endpoints import Endpoints
 from kstreams_py.running.http.observed import ObservedRun
 from kstreams_py.running.http.page import build_page, choose_picture, draw_live, wrap
-from kstreams_py.running.http.remedies import REMEDIES, RUNBOOK
+from kstreams_py.running.http.remedies import REMEDIES, RUNBOOK, Problem
 from kstreams_py.running.http.runbook import anchor, build_runbook, render
 from kstreams_py.running.reports import Report
 from kstreams_py.running.status import End, RunStatus, SlotStatus
@@ -213,7 +214,8 @@ def test_letters_that_wait_stand_where_all_would_be_well(count: WaitingCount, su
     browser = Browser()
     browser.show(make_status(letters={"shop.errors": count}))
     assert browser.text("summary") == summary
-    assert (count.counted > 0) == (f"→ {REMEDIES['waiting'].replace('`', '')}" in browser.text("findings"))
+    remedy = Problem("note", "waiting", None, None, "").remedy(show_target(GRAPH)).replace("`", "")
+    assert (count.counted > 0) == (f"→ {remedy}" in browser.text("findings"))
     boxes = browser.ask('[...document.querySelectorAll(".dead_letters"), find("summary")].map(each => each.className)')
     box, pill = "bad" if count.known else "good", "good" if summary == "all is well" else "warning"
     assert boxes == [f"dead_letters {box}"] * 2 + [f"pill {pill}"]

@@ -42,8 +42,8 @@ class Command:
     """`kstreams pipeline` of a graph with two pipelines; Spark does not start."""
 
     def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._file = directory / "shop.py"
-        self._file.write_text(PIPELINES)
+        self.file = directory / "shop.py"
+        self.file.write_text(PIPELINES)
         self.found: dict[str, object] | BrokerUnavailable = {"orders": ..., "clicks": ...}
         self.looked: list[set[str]] = []
         self.sessions: list[dict[str, object]] = []
@@ -63,7 +63,7 @@ class Command:
 
     def run(self, *words: str) -> BaseException | None:
         before, *rest = words
-        return CliRunner().invoke(pipeline.app, [before, str(self._file), *rest]).exception
+        return CliRunner().invoke(pipeline.app, [before, str(self.file), *rest]).exception
 
 
 @pytest.fixture
@@ -85,7 +85,8 @@ def test_missing_input_is_named_before_spark_starts(command: Command) -> None:
     command.found = {"orders": ...}
     error = command.run("run")
     assert isinstance(error, TopicError)
-    assert (str(error), command.sessions) == ("topic 'clicks' does not exist: run `kstreams topics create`", [])
+    create = f"kstreams topics create {command.file}"
+    assert (str(error), command.sessions) == (f"topic 'clicks' does not exist: run `{create}`", [])
     assert isinstance(command.run("run", "totals"), Started)
 
 

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from kstreams_py import Graph
+from kstreams_py.graph.loading import UNKNOWN
 from kstreams_py.metrics import PendingFigures, WorkerState
 from kstreams_py.records import TopicPartition
 from kstreams_py.running.http.remedies import FAILED_SECONDS, REMEDIES, RESTARTS, RUNBOOK, Problem, Seen, find
@@ -341,7 +342,10 @@ def test_findings_are_sorted_from_the_worst() -> None:
 
 def test_each_finding_has_one_sentence_of_the_table() -> None:
     for kind, remedy in REMEDIES.items():
-        assert Problem("bad", kind, None, None, "").remedy == remedy
+        found = Problem("bad", kind, None, None, "")
+        assert found.remedy(UNKNOWN) == remedy
+        whole = re.sub(r"`kstreams [^`]+", r"\g<0> 'my shop.py'", remedy)
+        assert found.remedy("'my shop.py'") == whole, "a command that can be typed"
         assert remedy.endswith(".")
         assert "\n" not in remedy
 

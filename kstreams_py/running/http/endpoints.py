@@ -58,7 +58,7 @@ def overview(
         "live": not still,
         "ready": not unready,
         "problems": [*still, *(each for each in unready if each not in still)],
-        "findings": [{**each._asdict(), "remedy": each.remedy, "runbook": each.runbook} for each in findings],
+        "findings": [{**each._asdict(), "remedy": each.remedy(target), "runbook": each.runbook} for each in findings],
         "draining": view is not None and view.status.stopping,
         "graph": {
             "name": graph.name,

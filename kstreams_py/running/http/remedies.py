@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, Literal, NamedTuple
 
 from kstreams_py.graph.declarations import Processor
+from kstreams_py.graph.loading import UNKNOWN
 from kstreams_py.metrics import WorkerState
 from kstreams_py.running.health import AWAY, Still, still
 from kstreams_py.running.http.brokers import WorkerWaiting, find_outages
@@ -51,6 +53,9 @@ REMEDIES: Final[Mapping[str, str]] = {
     "catching_up": "Wait; start more workers (`--slots`) if it takes too long.",
 }
 """What to do, by the kind of finding; `behind` and `no_answer` are for alerts, which have only the series, or none."""
+
+_COMMANDS: Final = re.compile(r"kstreams (?:dead-letters|order) [a-z]+|kstreams acls")
+"""The commands in REMEDIES, which take a graph; the rules of alerts have the table without one."""
 
 RUNBOOK: Final[Mapping[str, str]] = {
     "stuck": "KstreamsStuck",
@@ -151,9 +156,10 @@ class Problem(NamedTuple):
     what: str
     affects: tuple[str, ...] = ()
 
-    @property
-    def remedy(self) -> str:
-        return REMEDIES[self.kind]
+    def remedy(self, target: str) -> str:
+        """Returns what to do, with commands that name the graph as `target`, if that is known."""
+        text = REMEDIES[self.kind]
+        return text if target == UNKNOWN else _COMMANDS.sub(lambda found: f"{found[0]} {target}", text)
 
     @property
     def runbook(self) -> str:

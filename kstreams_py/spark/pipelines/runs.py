@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 from kstreams_py.errors import SettingsError
+from kstreams_py.graph.loading import show_reset
 from kstreams_py.graph.pipelines import Pipeline
 
 KEPT_RUNS: Final = 50
@@ -171,7 +172,7 @@ def check_columns(pipeline: Pipeline, typed: Sequence[tuple[str, str]], publishe
     if pipeline.mode.is_incremental and published is not None and dict(published.columns) != columns:
         raise SettingsError(
             f"{pipeline}: its rows have the columns {_shown(columns)}, and {pipeline.target} has "
-            f"{_shown(published.columns)}: return those, or begin again with `kstreams pipeline reset`"
+            f"{_shown(published.columns)}: return those, or begin again with `{show_reset(pipeline)}`"
         )
 
 
