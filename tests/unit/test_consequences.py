@@ -195,7 +195,9 @@ def test_processor_that_workers_run_is_not_forgotten() -> None:
         groups: Any = Groups(member)
         (found,) = find_undeclared(driver._graph, driver._environment, groups)
         assert found.remedy == (
-            "if it has a new name, give it the id 'count' back; stop its workers, then kstreams recover forget"
+            "if it has a new name, give it the id 'count' back, or stop its workers, then give the new one its "
+            "positions (`kstreams recover reset`); if it is gone, stop its workers, then forget it (`kstreams recover "
+            "forget`)"
         )
 
 

@@ -18,7 +18,7 @@ from kstreams_py.operations.committed import CommittedReader
 from kstreams_py.operations.recover.positions import partitions_of
 from kstreams_py.operations.recover.states import RestoredStates
 from kstreams_py.operations.recover.task_status import JournalTail, TaskStatus, UndeclaredProcessor, plan_of
-from kstreams_py.processing.beginning import Beginning, read_begun, undeclared
+from kstreams_py.processing.beginning import Beginning, options_of, read_begun, undeclared
 from kstreams_py.processing.commits.opening import open_journal
 from kstreams_py.processing.journal.choices_journal import ChoicesJournal
 from kstreams_py.processing.journal.deliveries import DeliveryJournal
@@ -62,18 +62,19 @@ def find_undeclared(graph: Graph, environment: Environment, admin: GroupAdmin) -
     cluster = environment.cluster
     if graph.beginnings not in cluster.topics([graph.beginnings]):
         return []
-    gone = undeclared(read_begun(cluster, graph.beginnings)[0], graph)
+    gone = undeclared(read_begun(cluster, graph.beginnings)[0], {each.id for each in graph.processors})
     found = []
     for processor, partitions in gone.items():
         group, forget = group_of(graph.name, processor), show_command(graph, "recover forget", processor)
+        unseen = ""
         try:
             committed = cluster.group_offsets(group, partitions).committed
             members = admin.describe([group])[group].members
         except KStreamsError as error:  # who may read the groups of the graph need not have the right to this one
-            found.append(UndeclaredProcessor(processor, group, {}, (), forget, str(error)))
-        else:
-            held = tuple(map(str, members))
-            found.append(UndeclaredProcessor(processor, group, committed, held, forget))
+            committed, members, unseen = {}, (), str(error)
+        move = show_command(graph, "recover reset", "NEW_NAME", *options_of(committed))
+        held = tuple(map(str, members))
+        found.append(UndeclaredProcessor(processor, group, committed, held, move, forget, unseen))
     return found
 
 

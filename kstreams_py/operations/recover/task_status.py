@@ -51,6 +51,7 @@ class UndeclaredProcessor:
 
     - `committed`: the committed offsets of its group.
     - `members`: the members of its group.
+    - `move`: the command that gives these offsets to the processor NEW_NAME.
     - `forget`: the command that deletes what is kept of it.
     - `unseen`: why neither can be read; "" if they were.
     """
@@ -59,14 +60,18 @@ class UndeclaredProcessor:
     group: str
     committed: Positions
     members: tuple[str, ...]
+    move: str
     forget: str
     unseen: str = ""
 
     @property
     def remedy(self) -> str:
         """What to do, as text."""
-        gone = "stop its workers, then" if self.members else "if it is gone:"
-        return f"if it has a new name, give it the id {self.processor!r} back; {gone} {self.forget}"
+        stop = "stop its workers, then " if self.members else ""
+        return (
+            f"if it has a new name, give it the id {self.processor!r} back, or {stop}give the new one its positions "
+            f"(`{self.move}`); if it is gone, {stop}forget it (`{self.forget}`)"
+        )
 
 
 def plan_of(recovery: Recovery, offsets: Mapping[str, int]) -> str:
