@@ -241,7 +241,7 @@ def test_what_a_start_refuses_is_said_before_it_in_its_words(row: str, tmp_path:
         before = {name: broker(driver).topics[name].topic_id for name in broker(driver).topics}
         tasks = look(driver)
         assert {name: broker(driver).topics[name].topic_id for name in broker(driver).topics} == before
-        said = {each.next for each in tasks if each.is_refused}
+        said = {each.ends for each in tasks if each.is_refused}
         error = start(driver)
     assert type(error) is of.error
     assert f"ends with {type(error).__name__}: {error}" in said
