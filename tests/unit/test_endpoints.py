@@ -377,7 +377,8 @@ def test_status_has_all_that_the_page_needs() -> None:
                 "kind": "dead_letters",
                 "slot": None,
                 "processor": "price",
-                "what": "price: 1 failed step since the run started, the last 0 s ago",
+                "what": "price: 1 failed step since the run started, the last 0 s ago; a worker that was restarted may "
+                "not have reported all",
                 "affects": [],
                 "remedy": "See `kstreams dead-letters list tests.unit.test_endpoints`, fix the cause, then run "
                 "`kstreams dead-letters replay tests.unit.test_endpoints`.",

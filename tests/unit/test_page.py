@@ -193,7 +193,7 @@ def test_healthy_run_is_drawn_with_rates_and_lags_and_no_remedy() -> None:
     ]  # fmt: skip
     cells = 'find("processors").querySelectorAll("[data-label]").map(each => each.textContent)'
     assert browser.ask(cells) == ["● running \N{MULTIPLICATION SIGN} 1", "100", "90", "5", "25 %", *["0"] * 5, "10"]
-    assert "process 4711, reported 0.5 s ago, restarted 1 times" in browser.text("slots")
+    assert "process 4711, reported 0.5 s ago, restarted 1 time" in browser.text("slots")
     assert "killed by SIGKILL" in browser.text("slots")
     assert "orders[0] 5" in browser.text("slots")
     assert browser.text("letters") == "None since the run started."
@@ -302,7 +302,10 @@ def test_broker_that_is_away_is_one_line_and_marks_each_processor_that_it_affect
 def test_worker_whose_input_is_hidden_does_not_look_well_though_without_lag() -> None:
     browser = Browser()
     hidden = "orders[0] is hidden by producer 7 epoch 0 (billing)"
-    browser.show(make_status(hidden_seconds=45.0, hidden=hidden, lag=0, lags={TopicPartition("orders", 0): 0}))
+    changed = {"hidden_seconds": 45.0, "hidden": hidden, "lag": 0, "lags": {TopicPartition("orders", 0): 0}}
+    browser.show(make_status(letters={"shop.errors": WaitingCount(2, is_whole=True)}, **changed))
+    assert browser.text("summary") == "2 things to look at", "as many as the boxes"
+    browser.show(make_status(**changed))
     assert f"slot 1: price sees no new records for 45 s: {hidden}" in browser.text("findings")
     assert browser.text("summary") == "1 thing to look at"
     assert browser.picture("processor", "price")[2] == "▨ input hidden"

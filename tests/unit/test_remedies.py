@@ -333,6 +333,11 @@ def test_processor_with_a_small_or_a_new_lag_is_not_behind(lags: dict[int, int],
     assert findings(slot(report(lags=lags)), lagging=lagging) == []
 
 
+def test_lag_of_one_record_is_behind_by_one_record() -> None:
+    (found,) = findings(slot(report(lags={0: 1})), lagging=60.0)
+    assert found.what.startswith("price is behind by 1 record, at 0 a second")
+
+
 def test_findings_are_sorted_from_the_worst() -> None:
     found = findings(
         slot(report(state=WorkerState.JOINING)), slot(report(counters={"dead_letters": 1})), slot(taken="by m7")
