@@ -302,7 +302,12 @@ def test_broker_that_is_away_is_one_line_and_marks_each_processor_that_it_affect
 def test_worker_whose_input_is_hidden_does_not_look_well_though_without_lag() -> None:
     browser = Browser()
     hidden = "orders[0] is hidden by producer 7 epoch 0 (billing)"
-    changed = {"hidden_seconds": 45.0, "hidden": hidden, "lag": 0, "lags": {TopicPartition("orders", 0): 0}}
+    changed: dict[str, Any] = {
+        "hidden_seconds": 45.0,
+        "hidden": hidden,
+        "lag": 0,
+        "lags": {TopicPartition("orders", 0): 0},
+    }
     browser.show(make_status(letters={"shop.errors": WaitingCount(2, is_whole=True)}, **changed))
     assert browser.text("summary") == "2 things to look at", "as many as the boxes"
     browser.show(make_status(**changed))

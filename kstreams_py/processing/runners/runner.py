@@ -390,9 +390,10 @@ class Runner:
 
         Raises the mistake if the least one was refused, too, and without a topic for dead letters.
         """
-        step = intake.steps[0]
+        step: Any = intake.steps[0]
         if self._failures.dead_letters is None:
-            raise self._failures.unreplaceable(error.mistake, step if self._joins else (step,))
+            inputs: Inputs = step if self._joins else (step,)
+            raise self._failures.unreplaceable(error.mistake, inputs)
         read = read_by(step)
         self._refused[read] = next_refusal(self._refused.get(read), error)
 

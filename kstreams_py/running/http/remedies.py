@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, Literal, NamedTuple
 
 from kstreams_py.graph.declarations import Processor
-from kstreams_py.graph.loading import UNKNOWN
 from kstreams_py.metrics import WorkerState
 from kstreams_py.running.health import AWAY, Still, still
 from kstreams_py.running.http.brokers import WorkerWaiting, find_outages
@@ -157,9 +156,8 @@ class Problem(NamedTuple):
     affects: tuple[str, ...] = ()
 
     def remedy(self, target: str) -> str:
-        """Returns what to do, with commands that name the graph as `target`, if that is known."""
-        text = REMEDIES[self.kind]
-        return text if target == UNKNOWN else _COMMANDS.sub(lambda found: f"{found[0]} {target}", text)
+        """Returns what to do, with commands that name the graph as `target`; without it if that is empty."""
+        return _COMMANDS.sub(lambda found: f"{found[0]} {target}".rstrip(), REMEDIES[self.kind])
 
     @property
     def runbook(self) -> str:

@@ -89,7 +89,7 @@ def run_once(
         with reported(pipeline):  # the function may run its own jobs
             rows = call(pipeline, frames)
         columns = columns_of(rows)
-        check_columns(pipeline, rows.dtypes, previous)
+        check_columns(pipeline, rows.dtypes, previous, show_reset(pipeline))
         number = previous.last.number + 1 if previous is not None else 1
         known = None if old is None else old.made
 

@@ -78,7 +78,7 @@ class Streaming:
         with closing(open_target(pipeline, self._settings, lambda: self._session)) as target:
             published = target.read()
         check_owner(pipeline, published)
-        check_columns(pipeline, rows.dtypes, published)
+        check_columns(pipeline, rows.dtypes, published, show_reset(pipeline))
         if published is None:
             self._inputs.warn_of_compaction()
         self._known.clear()
