@@ -53,7 +53,7 @@ REMEDIES: Final[Mapping[str, str]] = {
 }
 """What to do, by the kind of finding; `behind` and `no_answer` are for alerts, which have only the series, or none."""
 
-_COMMANDS: Final = re.compile(r"kstreams (?:dead-letters|order) [a-z]+|kstreams acls")
+_COMMANDS: Final = re.compile(r"kstreams (?:dead-letters|order|sources) [a-z]+|kstreams acls")
 """The commands in REMEDIES, which take a graph; the rules of alerts have the table without one."""
 
 RUNBOOK: Final[Mapping[str, str]] = {
