@@ -19,12 +19,16 @@ def test_orders_are_priced_or_refused():
         assert [record.key for record in driver.read("shop.refused")] == ["order-2"]
 
 
-def test_order_without_a_price_is_a_dead_letter():
-    with TestDriver(graph) as driver:
-        driver.send("shop.orders", {"quantity": 1}, key="order-3")
-        driver.run()
-        (dead_letter,) = driver.dead_letters()
-        assert (dead_letter.key, dead_letter.value["exception_class"]) == (b"order-3", "builtins.KeyError")
+def test_order_without_a_price_is_a_dead_letter(kstreams_driver):
+    driver = kstreams_driver(graph)  # a TestDriver, which the fixture closes
+    driver.send("shop.orders", {"quantity": 1}, key="order-3")
+    driver.run()
+    (dead_letter,) = driver.dead_letters()
+    failed = dead_letter.value  # a dict, by schemas/dead_letter.avsc
+    assert (dead_letter.key, failed["processor"]) == (b"order-3", "shop.price")  # with its graph
+    assert (failed["exception_class"], failed["exception_message"]) == ("builtins.KeyError", "'unit_price'")
+    (read,) = failed["inputs"]  # one for each input of a join
+    assert (read["topic"], read["key"], read["value"]) == ("shop.orders", b"order-3", b'{"quantity":1}')
 
 
 def loaded():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shlex
 import signal
 import time
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from kstreams_py.spark.pipelines.runs import PipelineRun, Published
 
 # PySpark is optional, and slow to import: the commands import the modules that need it.
+
+logger = logging.getLogger(__name__)
 
 app = typer.Typer(help="The pipelines of a graph: tables that Spark computes from its topics.", no_args_is_help=True)
 
@@ -78,7 +81,7 @@ def run(
         echo(json.dumps(_fields(pipeline, found)) if as_json else _text(pipeline, found), flush=True)
 
     with _opening(graph, master, conf, verbose=verbose) as open_session:
-        check_inputs(pipelines, settings)  # first: Spark takes seconds to start
+        check_inputs(graph, pipelines, settings)  # first: Spark takes seconds to start
         if not follows:
             run_all(pipelines, graph, open_session(), settings, show, given)
             return
@@ -266,6 +269,7 @@ def _opening(
 
     def open_session() -> Any:
         if not opened:
+            logger.info("starting Spark: its first output takes some seconds")
             chosen: dict[str, Any] = {} if master is None else {"spark.master": master}
             chosen |= conf_of(graph.pipelines) | of_spark
             opened.append(spark.session(f"kstreams pipeline {graph.name}", quiet=not verbose, **chosen))

@@ -64,11 +64,13 @@ def status(
     A task is a processor on one partition number. The command changes nothing and fences no worker. Needs READ on the
     groups, the topics and __ks.*.
     """
-    refused = False
+    refused, said = False, ""
     with open_graph(target, bootstrap_servers, config) as (graph, environment):
         for each in read_status(graph, environment, GroupAdmin(environment.settings)):
+            if each.refusal != said and not as_json:
+                echo_lines(f"the next start of each worker {each.refusal}")
+            refused, said = refused | each.is_refused, each.refusal
             echo_lines(json.dumps(as_status_fields(each)) if as_json else describe_status(each))
-            refused |= each.is_refused
         for gone in find_undeclared(graph, environment, GroupAdmin(environment.settings)):
             echo_lines(json.dumps(undeclared_as_fields(gone)) if as_json else describe_undeclared(gone))
     if refused:

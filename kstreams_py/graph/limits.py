@@ -6,8 +6,14 @@ A new kind of processor has its answer in each of these functions.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from kstreams_py.graph.declarations import Processor
+
+SEND_AGAIN: Final = (
+    "send the record to its topic again with `kstreams send`; to the other readers of the topic it is a new record"
+)
+"""What to do with the record of a dead letter that cannot be replayed."""
 
 
 def why_not_replayed(processor: Processor) -> str:
@@ -15,12 +21,12 @@ def why_not_replayed(processor: Processor) -> str:
     if processor.cluster:
         return (
             f"its outputs are on cluster {processor.cluster!r}, and no transaction spans them and the marks of what is "
-            "replayed: send its inputs again by hand"
+            f"replayed: {SEND_AGAIN}"
         )
     if processor.stores_offsets:
         return (
             f"its processor stores offsets with its rows in {processor.target}, which prove nothing about a single "
-            "step: send the record to its topic again"
+            f"step: {SEND_AGAIN}"
         )
     if processor.ordered is not None:
         return (
@@ -28,10 +34,7 @@ def why_not_replayed(processor: Processor) -> str:
             "again; send another to its topic with its headers"
         )
     if processor.state is not None:
-        return (
-            f"its processor has state {processor.state.name!r}, which its workers keep: send the record to its topic "
-            "again"
-        )
+        return f"its processor has state {processor.state.name!r}, which its workers keep: {SEND_AGAIN}"
     return ""
 
 

@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Final
 
 from kstreams_py.errors import GraphError, KStreamsError, did_you_mean
+from kstreams_py.graph.pipelines import Pipeline
 from kstreams_py.graph.topology import Graph
 
 PACKAGE: Final = f"{Path(__file__).parents[1]}/"
@@ -190,6 +191,18 @@ def show_command(graph: Graph, command: str, *arguments: str) -> str:
     target = show_target(graph)
     words = (target, *map(shlex.quote, arguments)) if target != UNKNOWN else ()
     return " ".join(("kstreams", command, *words))
+
+
+def show_reset(pipeline: Pipeline) -> str:
+    """Returns the command that resets a pipeline as a person types it, such as kstreams pipeline reset shop.py totals.
+
+    If no module has its graph as a global, only the command.
+    """
+    for module in list(sys.modules.values()):
+        for value in list(vars(module).values()) if module is not None else ():
+            if isinstance(value, Graph) and any(each is pipeline for each in value.pipelines):
+                return show_command(value, "pipeline reset", pipeline.id)
+    return "kstreams pipeline reset"
 
 
 def _relative(path: str) -> str:

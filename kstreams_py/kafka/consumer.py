@@ -42,6 +42,9 @@ from kstreams_py.records import Message, Positions, TopicPartition
 
 logger = logging.getLogger(__name__)
 
+CONNECTIONS: Final = "failed connections to brokers"
+"""What the log counts together for all clients of a process: they report the same absent broker."""
+
 _ERROR: Final = ck.Message.error
 
 JOIN_AGAIN_SECONDS: Final = 1.0
@@ -301,11 +304,15 @@ class KafkaConsumer:
         if error.code() in MISSING and (missing := self._missing_topic()) is not None:
             raise missing
         self._silence.failed(error)
-        # all clients of the process report the same absent broker: their lines are counted together
-        whose = "clients retry" if error.code() in UNREACHABLE else f"the client of {self.instance_id} retries"
+        if error.code() in UNREACHABLE:  # each client reports an absent broker, four times a second
+            logger.info(
+                "a broker cannot be reached; the client tries again: %s", error.str(),
+                extra=repeated(CONNECTIONS, first=1),
+            )  # fmt: skip
+            return
         logger.info(
             "%s: %s (%s); the client retries", doing, error.str(), error.name(),
-            extra=repeated(f"failures that {whose}", error.name()),
+            extra=repeated(f"failures that the client of {self.instance_id} retries", error.name()),
         )  # fmt: skip
 
     def committed(self, partitions: Collection[TopicPartition]) -> Positions:

@@ -25,6 +25,6 @@ def is_missing(found: Any) -> bool:
     return found is not None and found.error is not None and found.error.code() == E.UNKNOWN_TOPIC_OR_PART
 
 
-def no_such_topic(topic: str) -> TopicError:
-    """Returns the exception for a topic that does not exist."""
-    return TopicError(f"topic {topic!r} does not exist: run `kstreams topics create`")
+def no_such_topic(topic: str, create: str = "kstreams topics create") -> TopicError:
+    """Returns the exception for a topic that does not exist; `create` is the command that creates it."""
+    return TopicError(f"topic {topic!r} does not exist: run `{create}`")

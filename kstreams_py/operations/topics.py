@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from kstreams_py.errors import UserMistake, did_you_mean
+from kstreams_py.errors import UserMistake
 from kstreams_py.graph.declarations import Processor, changelog_of
 from kstreams_py.graph.names import RESERVED, delivered_topic, group_of, id_of, is_own_topic, journal_topic, runs_topic
 from kstreams_py.graph.topology import Graph
@@ -87,9 +87,10 @@ class TopicDeletion:
                 "its runs together with its table"
             )
         if processor not in self._changelogs:
-            known = ", ".join(sorted(self._changelogs)) or "none"
-            hint = did_you_mean(processor, self._changelogs) or f"it has or had {known}"
-            raise UserMistake(f"graph {self._graph.name!r} has no processor {processor!r}, and had none: {hint}")
+            known = ", ".join(sorted(self._changelogs)) or "none"  # a command that deletes proposes no other name
+            raise UserMistake(
+                f"graph {self._graph.name!r} has no processor {processor!r}, and had none: it has or had {known}"
+            )
         of_others = self._used(each for each in self._declared.values() if each.id != processor)
         return self._existing([each for each in self._own(processor) if each.name not in of_others])
 
@@ -103,8 +104,10 @@ class TopicDeletion:
                     "to, with --processor"
                 )
             if name not in topics:
-                hint = did_you_mean(name, topics) or f"it has {', '.join(topics)}"
-                raise UserMistake(f"graph {self._graph.name!r} declares no topic {name!r}: {hint}")
+                raise UserMistake(
+                    f"graph {self._graph.name!r} declares no topic {name!r}, but {', '.join(topics)}: one that it no "
+                    f"longer declares is deleted with Kafka's own command, kafka-topics.sh --delete --topic {name}"
+                )
         asked = [
             DeletableTopic(name, topics[name].cluster, self._users(name), tuple(self._follows(name)))
             for name in dict.fromkeys(names)
@@ -157,14 +160,11 @@ class TopicDeletion:
 
     def _follows_of_state(self, processor: str, changelog: str) -> Iterator[str]:
         declared = self._declared.get(processor)
-        reset = f"`kstreams recover reset {self._name} {processor}`"
+        reset = f"`kstreams recover reset {self._name} {processor} --to-beginning`, or --to-offset with where it is"
         if declared is None or declared.state is None or changelog_of(self._graph.name, declared) != changelog:
             yield f"if {processor} is declared with this state again, it begins empty: set its group then: {reset}"
             return
-        yield (
-            f"state {declared.state.name!r} begins empty: set the group before the next start: {reset} with "
-            "--to-beginning, or with --to-offset and the offsets where it is"
-        )
+        yield (f"state {declared.state.name!r} begins empty: set the group before the next start: {reset}")
         if declared.state.on_disk:
             directory = f"{self._graph.name}/{declared.state.name}"
             yield f"delete the directory {directory} in state_directory on each machine, too"
@@ -201,7 +201,7 @@ class TopicDeletion:
                 what = "journal" if each.state is None else "state"
                 yield (
                     f"{each.id} has a {what} that belongs to its offsets: set its group before the next start: "
-                    f"`kstreams recover reset {self._name} {each.id}`"
+                    f"`kstreams recover reset {self._name} {each.id} --to-beginning`"
                 )
         for pipeline in self._graph.pipelines:
             if topic in {read.name for read in pipeline.inputs} or topic == str(pipeline.target):

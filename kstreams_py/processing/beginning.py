@@ -19,11 +19,13 @@ import json
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from typing import Final, NamedTuple
 
-from kstreams_py.errors import DecodeError, InputLost
+from kstreams_py.errors import DecodeError, InputLost, KStreamsError
 from kstreams_py.graph.declarations import Processor
 from kstreams_py.graph.loading import show_command
+from kstreams_py.graph.names import group_of
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import Cluster, Output, TopicInfo
 from kstreams_py.kafka.foreign_records import foreign, is_deletion, is_offset, parse_json
@@ -127,8 +129,17 @@ class Beginning:
                 "%s: begins to read %s, which %r has read, a processor that the graph does not declare: if this is its "
                 "new name, stop it, and give it the id %r back, or the positions of group %s.%s (`%s`)",
                 self._processor, ", ".join(sorted(self._inputs)), other, other, self._graph, other,
-                self._show("recover reset", self._processor),
+                self._show("recover reset", self._processor, *self._positions_of(other)),
             )  # fmt: skip
+
+    def _positions_of(self, other: str) -> list[str]:
+        """Returns the options of `kstreams recover reset` that set the positions of an undeclared processor."""
+        partitions = undeclared(self.read(), self._declared).get(other, [])
+        try:
+            found = self._cluster.group_offsets(group_of(self._graph, other), partitions).committed
+        except KStreamsError:  # who may read the groups of the graph need not have the right to this one
+            found = {}
+        return options_of(found)
 
     def other_names(self) -> list[str]:
         """Returns the processors of which this one may be the new name.
@@ -155,7 +166,8 @@ class Beginning:
                 f"{self._processor}: {', '.join(map(str, lost))} was read before, and its committed offset no longer "
                 f"exists: Kafka keeps the offsets of a stopped group for offsets.retention.minutes "
                 f"({'not known' if minutes is None else minutes}): decide where it goes on, and set it once the group "
-                f"has no members (`{self._show('recover reset', self._processor)}`), then start again"
+                f"has no members (`{self._show('recover reset', self._processor, '--to-beginning')}`, or --to-end, or "
+                "--to-offset for some partitions), then start again"
             )
         return self.first(partitions)
 
@@ -223,6 +235,12 @@ class Beginning:
         return BegunPartition(self._processor, tp.topic, self._inputs[tp.topic].topic_id, tp.partition)
 
 
+def options_of(positions: Positions) -> list[str]:
+    """Returns the options of `kstreams recover reset` that set these positions; a form to fill in if there are none."""
+    options = (("--to-offset", f"{tp.topic}:{tp.partition}:{at}") for tp, at in sorted(positions.items()))
+    return [*chain.from_iterable(options)] or ["--to-offset", "TOPIC:PARTITION:OFFSET"]
+
+
 def begun_record(topic: str, begun: BegunPartition, partitions: int) -> Output:
     """Returns the record that a partition is begun; `partitions` is how many its topic has."""
     return _record(topic, begun, {"partitions": partitions})
@@ -241,9 +259,9 @@ def topics_read(begun: Collection[BegunPartition]) -> dict[str, set[tuple[str, s
     return read
 
 
-def undeclared(begun: Collection[BegunPartition], graph: Graph) -> dict[str, list[TopicPartition]]:
+def undeclared(begun: Collection[BegunPartition], declared: Collection[str]) -> dict[str, list[TopicPartition]]:
     """Returns the partitions that undeclared processors have begun to read, by the ids of these processors."""
-    declared, found = {each.id for each in graph.processors}, dict[str, list[TopicPartition]]()
+    found: dict[str, list[TopicPartition]] = {}
     for each in sorted(begun):
         if each.processor not in declared and not each.processor.endswith(_HAS_STATE):
             found.setdefault(each.processor, []).append(TopicPartition(each.topic, each.partition))

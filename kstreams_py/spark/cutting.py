@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from kstreams_py.errors import BrokerUnavailable, Retriable, TopicError, UserMistake
+from kstreams_py.graph.loading import show_command
 from kstreams_py.graph.names import group_of
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.cluster import KafkaCluster
@@ -136,7 +137,8 @@ class Cutting:
         needed = {*self._names, *of_processors}
         found = self._cluster.topics(needed | of_pipelines)
         if missing := sorted(needed - found.keys()):
-            raise TopicError(f"topic {missing[0]!r} does not exist: run `kstreams topics create`, or correct its name")
+            create = show_command(self._graph, "topics create")
+            raise TopicError(f"topic {missing[0]!r} does not exist: run `{create}`, or correct its name")
         return found
 
     def _read_writer(self, writer: CommittingWriter, topics: Mapping[str, TopicInfo], deadline: float) -> CutWriter:

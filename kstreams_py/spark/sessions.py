@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 from kstreams_py.embedded import class_archive
 from kstreams_py.embedded.downloads import Artifact
@@ -33,6 +33,9 @@ except ImportError:
     _HAS_PYSPARK = False
 else:
     _HAS_PYSPARK = True
+PySparkLogger: Any = None
+with contextlib.suppress(ImportError):  # PySpark 3 has none
+    from pyspark.logger import PySparkLogger
 
 logger = logging.getLogger(__name__)
 
@@ -186,8 +189,11 @@ def _defaults() -> dict[str, str]:
 
 
 def _hide_log() -> dict[str, str]:
-    """Hides the log of the connection to Spark's Java process; returns the configuration that hides its own."""
+    """Hides the logs of PySpark; returns the configuration that hides that of Spark's Java process."""
     logging.getLogger("py4j").setLevel(logging.WARNING)  # it logs each connection that ends
+    if PySparkLogger is not None:  # they log each error of a plan, which is raised as well, with its Java stack
+        for name in ("DataFrameQueryContextLogger", "SQLQueryContextLogger"):
+            PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)
     return {"spark.log.level": "ERROR"}
 
 

@@ -58,11 +58,15 @@ class Failure:
     attempts: int = 1
     place: bytes | None = None
 
+    @property
+    def read(self) -> str:
+        """The records read, as in orders[0]@5."""
+        return ", ".join(f"{m.topic()}[{m.partition()}]@{m.offset()}" for m in self.inputs)
+
     def __str__(self) -> str:
-        read = ", ".join(f"{m.topic()}[{m.partition()}]@{m.offset()}" for m in self.inputs)
         error = f"{type(self.error).__name__}: {format_error(self.error)}"
         tried = f", {self.attempts} attempts" if self.attempts > 1 else ""
-        return f"{error} (reading {read}, delivery {self.delivery_hash.hex()}{tried})"
+        return f"{error} (reading {self.read}, delivery {self.delivery_hash.hex()}{tried})"
 
 
 @dataclass(frozen=True, slots=True)

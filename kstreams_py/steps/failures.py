@@ -12,6 +12,7 @@ from kstreams_py.errors import (
     KStreamsError,
     RecordRefused,
     Refused,
+    RowRefused,
     Stop,
     UserMistake,
 )
@@ -143,6 +144,14 @@ class Failures:
             plan.outputs.append(self.dead_letters.of(failure, least=least))
             plan.dead_letters += 1
         plan.failures.append(failure)
+
+    def unreplaceable(self, mistake: RecordRefused, inputs: Inputs) -> RecordRefused:
+        """Returns the mistake that ends the worker as no dead letter replaces a refused output of these records."""
+        text = (
+            f"{self._processor.id}: reading {self._describe(inputs, mistake, 1).read}: {mistake}; or declare a topic "
+            "for dead letters (`errors=`), and the record becomes one: without it, its worker ends"
+        )
+        return RowRefused(text, mistake.index) if isinstance(mistake, RowRefused) else type(mistake)(text)
 
     def _unwritable(self, error: EncodeError) -> EncodeError:
         """Returns the error of a value that has no form in its topic, with the function and the topic."""

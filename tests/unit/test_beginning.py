@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Collection
 from typing import Any
 
@@ -120,14 +121,15 @@ def test_begin_at_the_start_makes_one_request_for_start_offsets() -> None:
 
 
 def test_processor_that_begins_with_what_one_of_another_name_has_read_is_warned_of(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level("WARNING")
     group = Group()
-    group.begin({A0, A1, B0})
+    group.begin({A0, A1, B0}, "latest")
     group.graph = Graph("g")
     group.graph.sink(group.graph.topic("a"), group.graph.topic("b"), id="q", alts=True)(lambda value: None)
     (group.processor,) = group.graph.processors
+    monkeypatch.setattr(sys.modules[__name__], "q", group.graph, raising=False)
     before = len(group.cluster.faults.requests)
     group.begin({A0, B0})
     assert group.cluster.faults.requests[before:].count("read") == 1, "the records of beginnings are read anyway"
@@ -135,7 +137,8 @@ def test_processor_that_begins_with_what_one_of_another_name_has_read_is_warned_
     (warning,) = caplog.messages
     assert warning == (
         "q: begins to read a, b, which 'p' has read, a processor that the graph does not declare: if this is its new "
-        "name, stop it, and give it the id 'p' back, or the positions of group g.p (`kstreams recover reset`)"
+        "name, stop it, and give it the id 'p' back, or the positions of group g.p (`kstreams recover reset "
+        "tests.unit.test_beginning q --to-offset a:0:4 --to-offset a:1:4 --to-offset b:0:0`)"
     )
 
 
@@ -192,8 +195,9 @@ def test_group_whose_committed_offsets_have_expired_raises_input_lost(
             group.begin({A1, A0, B1})
         assert str(caught.value) == (
             "p: a[0], a[1] was read before, and its committed offset no longer exists: Kafka keeps the offsets of "
-            f"a stopped group for offsets.retention.minutes ({shown}): decide where it goes "
-            "on, and set it once the group has no members (`kstreams recover reset`), then start again"
+            f"a stopped group for offsets.retention.minutes ({shown}): decide where it goes on, and set it once the "
+            "group has no members (`kstreams recover reset`, or --to-end, or --to-offset for some partitions), then "
+            "start again"
         )
     assert group.saved == {}
 

@@ -16,7 +16,7 @@ from kstreams_py.graph.sink import Evidence
 from kstreams_py.kafka.groups import GroupInfo, Member
 from kstreams_py.operations.recover.forget import ForgottenProcessor
 from kstreams_py.operations.recover.reset import END, GraphPositions, ResetTarget
-from kstreams_py.operations.recover.status import find_undeclared
+from kstreams_py.operations.recover.status import find_undeclared, read_status
 from kstreams_py.operations.topics import TopicDeletion
 from kstreams_py.processing.topics import check_topics
 from kstreams_py.records import TopicPartition
@@ -49,10 +49,14 @@ def stop(driver: TestDriver) -> None:
     driver.advance(60)
 
 
+def nobody() -> Any:
+    """The admin of groups without members."""
+    return SimpleNamespace(describe=lambda groups: dict.fromkeys(groups, GroupInfo("Empty", ())))
+
+
 def plan(driver: TestDriver, processor: str, target: ResetTarget, *, then: bool = True) -> list[str]:
     """What follows from a reset, which is made `then`."""
-    nobody: Any = SimpleNamespace(describe=lambda _: {})
-    moving = GraphPositions(driver._graph, "g.py", driver._environment, nobody)
+    moving = GraphPositions(driver._graph, "g.py", driver._environment, nobody())
     moves = moving.plan_reset(processor, target)
     found = moving.consequences(moves)
     if then:
@@ -113,6 +117,21 @@ def test_reset_of_some_partitions_without_their_changelog_names_the_others() -> 
             "count: its state begins empty at g.words[0]@2",
             "count: its state begins empty at g.words[1]@1",
         ]
+
+
+def test_state_of_partitions_without_a_position_is_checked_before_a_reset() -> None:
+    """A processor that has got a new name has no positions, and keeps the state of the old one."""
+    with TestDriver(counting(), partitions=2) as driver:
+        count_words(driver)
+        driver._graph = counting("total")
+        (lost,) = plan(driver, "total", ResetTarget({TopicPartition("g.words", 0): 2}))
+        (first, second) = read_status(driver._graph, driver._environment, nobody())
+    assert first.next == "goes on at g.words@2"
+    assert f"total: the next start {second.next}" == lost
+    assert lost.startswith(
+        "total: the next start ends with InputLost: total: state 'counts' does not belong to the committed offsets: it "
+        "is at g.words[1]@1, which has no committed offset"
+    )
 
 
 class Groups:
@@ -176,7 +195,9 @@ def test_processor_that_workers_run_is_not_forgotten() -> None:
         groups: Any = Groups(member)
         (found,) = find_undeclared(driver._graph, driver._environment, groups)
         assert found.remedy == (
-            "if it has a new name, give it the id 'count' back; stop its workers, then kstreams recover forget"
+            "if it has a new name, give it the id 'count' back, or stop its workers, then give the new one its "
+            "positions (`kstreams recover reset`); if it is gone, stop its workers, then forget it (`kstreams recover "
+            "forget`)"
         )
 
 

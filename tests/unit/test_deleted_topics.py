@@ -105,7 +105,7 @@ def test_topics_of_a_processor_that_is_no_longer_declared_are_deleted_and_no_oth
                 (
                     (
                         "if count is declared with this state again, it begins empty: set its group then: `kstreams "
-                        "recover reset g.py count`"
+                        "recover reset g.py count --to-beginning`, or --to-offset with where it is"
                     ),
                 ),
                 2,
@@ -151,7 +151,7 @@ def test_state_in_use_is_deleted_by_its_processor_and_begins_empty_after_a_reset
             (
                 (
                     "state 'counts' begins empty: set the group before the next start: `kstreams recover reset g.py "
-                    "count` with --to-beginning, or with --to-offset and the offsets where it is"
+                    "count --to-beginning`, or --to-offset with where it is"
                 ),
             ),
         )
@@ -330,12 +330,12 @@ def test_topics_of_users_are_deleted_if_the_graph_declares_them_and_they_are_nam
                     lost,
                     (
                         "count has a state that belongs to its offsets: set its group before the next start: `kstreams "
-                        "recover reset g.py count`"
+                        "recover reset g.py count --to-beginning`"
                     ),
                     "plain loses its committed offsets there, and begins at auto_offset_reset",
                     (
                         "careful has a journal that belongs to its offsets: set its group before the next start: "
-                        "`kstreams recover reset g.py careful`"
+                        "`kstreams recover reset g.py careful --to-beginning`"
                     ),
                     "pipeline 'table' has to begin again: run `kstreams pipeline reset g.py table`",
                 ),
@@ -350,8 +350,8 @@ def test_topics_of_users_are_deleted_if_the_graph_declares_them_and_they_are_nam
         assert driver.cluster.topics(["g.words", "g.counts"]).keys() == {"g.counts"}
         refused = {
             "g.words": "topic 'g.words' does not exist: leave it out, or correct --bootstrap-servers",
-            "g.wrods": "graph 'g' declares no topic 'g.wrods': did you mean g.words?",
-            "else": "graph 'g' declares no topic 'else': it has g.words, g.counts, g.plain, g.errors",
+            "g.wrods": "graph 'g' declares no topic 'g.wrods', but g.words, g.counts, g.plain, g.errors: one that it "
+            "no longer declares is deleted with Kafka's own command, kafka-topics.sh --delete --topic g.wrods",
             "__ks.g.counts.changelog": "topic '__ks.g.counts.changelog' is one of the framework: leave --topic out, or "
             "name the processor that it belongs to, with --processor",
         }
@@ -362,7 +362,7 @@ def test_topics_of_users_are_deleted_if_the_graph_declares_them_and_they_are_nam
         for name, message in {
             "table": "'table' is a pipeline: run `kstreams pipeline reset g.py table`, which deletes its runs together "
             "with its table",
-            "cuont": "graph 'g' has no processor 'cuont', and had none: did you mean count?",
+            "cuont": "graph 'g' has no processor 'cuont', and had none: it has or had careful, count, plain",
             "zzz": "graph 'g' has no processor 'zzz', and had none: it has or had careful, count, plain",
         }.items():
             with pytest.raises(UserMistake) as raised:
@@ -399,7 +399,7 @@ def test_command_shows_the_topics_asks_and_deletes_them(tmp_path: Path, monkeypa
             f"{changelog}: 2 partitions, at most {records} records",
             (
                 "  if count is declared with this state again, it begins empty: set its group then: `kstreams recover "
-                f"reset {file} count`"
+                f"reset {file} count --to-beginning`, or --to-offset with where it is"
             ),
         ]
         question = "delete these topics, with their records? [y/N]: "

@@ -30,7 +30,7 @@ from kstreams_py.running.http import server as server_module
 from kstreams_py.running.http.endpoints import Answer, Endpoints
 from kstreams_py.running.http.observed import FAILURES_KEPT, RATES, Failed, ObservedRun
 from kstreams_py.running.http.page import build_page
-from kstreams_py.running.http.remedies import REMEDIES, RUNBOOK
+from kstreams_py.running.http.remedies import REMEDIES, RUNBOOK, Problem
 from kstreams_py.running.http.runbook import build_runbook
 from kstreams_py.running.http.series import SERIES, exposition, meanings
 from kstreams_py.running.http.server import CONNECTIONS_MAX, REQUEST_MAX, _head, serving
@@ -355,7 +355,7 @@ def test_status_has_all_that_the_page_needs() -> None:
             "slot": None,
             "processor": None,
             "what": what,
-            "remedy": REMEDIES[kind],
+            "remedy": Problem("note", kind, None, None, "").remedy("tests.unit.test_endpoints"),
             "runbook": "KstreamsDeadLettersWait",
             "affects": [],
         }
@@ -377,9 +377,11 @@ def test_status_has_all_that_the_page_needs() -> None:
                 "kind": "dead_letters",
                 "slot": None,
                 "processor": "price",
-                "what": "price: 1 failed step since the run started, the last 0 s ago",
+                "what": "price: 1 failed step since the run started, the last 0 s ago; a worker that was restarted may "
+                "not have reported all",
                 "affects": [],
-                "remedy": REMEDIES["dead_letters"],
+                "remedy": "See `kstreams dead-letters list tests.unit.test_endpoints`, fix the cause, then run "
+                "`kstreams dead-letters replay tests.unit.test_endpoints`.",
                 "runbook": RUNBOOK["dead_letters"],
             },
             *of_letters[:2],

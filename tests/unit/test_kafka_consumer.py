@@ -19,6 +19,7 @@ from kstreams_py.kafka.membership import Holder, Membership, Owner
 from kstreams_py.kafka.silence import STILL_SECONDS
 from kstreams_py.log_fields import FOLD
 from kstreams_py.records import TopicPartition
+from kstreams_py.running.terminal.logs import Repeats
 from tests.unit.fakes import client_error, metadata, raise_error
 
 A0, A1, B0 = TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b", 0)
@@ -444,6 +445,23 @@ def test_missing_assignment_is_a_part_of_the_outage_if_no_broker_answers(
         member.client.answers = [answer_with(event("", 0, code))]
         assert len(warnings_after(STILL_SECONDS, member, caplog)) == 1
         assert [kind for kind, *_ in folds(caplog)] == [fold]
+
+
+def test_broker_that_cannot_be_reached_is_one_line_of_all_clients(
+    member: Member, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    for code in (CODES._TRANSPORT, CODES._ALL_BROKERS_DOWN) * 5:
+        member.client.answers = [answer_with(event("", 0, code))]
+        member.consumer.consume(10, 0.1)
+    lines, repeats = [each for each in caplog.records if each.name.endswith("consumer")], Repeats()
+    folded = [getattr(each, FOLD)[1:] for each in lines]
+    written = [repeats.take(what, newest, 20, 0.0, first) for what, newest, first in folded]
+    assert (written, lines[0].getMessage().partition(": ")[0]) == (
+        [True, *[False] * 9],
+        "a broker cannot be reached; the client tries again",
+    )
+    assert [each.text for each in repeats.finish(10.0)] == ["9 more failed connections to brokers in 10 s"]
 
 
 def test_high_watermarks_of_partitions_read_to_their_ends_are_asked_for_each_second(member: Member) -> None:

@@ -14,8 +14,9 @@ from types import ModuleType
 import pytest
 
 from kstreams_py.errors import GraphError, SchemaError
-from kstreams_py.graph.loading import EXTRAS, load, show_command, show_target, target_of
+from kstreams_py.graph.loading import EXTRAS, load, show_command, show_reset, show_target, target_of
 from kstreams_py.graph.topology import Graph
+from kstreams_py.sinks import Parquet
 from tests.waiting import WAIT
 
 RESERVED = "topic name '__a' is reserved: names that start with __ are the system's own: choose another one"
@@ -295,3 +296,6 @@ def test_command_names_a_graph_as_a_person_types_it(tmp_path: Path, monkeypatch:
     monkeypatch.setitem(sys.modules, "__main__", module)
     assert show_command(mine, "topics create") == "kstreams topics create shop.app"
     assert show_command(Graph("nobody"), "recover reset", "price") == "kstreams recover reset"
+    for each, shown in ((mine, "kstreams pipeline reset shop.app totals"), (Graph("no"), "kstreams pipeline reset")):
+        each.pipeline(each.topic("orders"), to=Parquet("tables"), id="totals")(lambda df: df)
+        assert show_reset(each.pipelines[0]) == shown

@@ -19,13 +19,14 @@ import pytest
 from py_mini_racer import MiniRacer
 
 from kstreams_py import Bytes, Graph
+from kstreams_py.graph.loading import show_target
 from kstreams_py.metrics import InputCounts, PendingFigures, WorkerState
 from kstreams_py.processing.dead_letters.waiting import WaitingCount
 from kstreams_py.records import TopicPartition
 from kstreams_py.running.http.endpoints import Endpoints
 from kstreams_py.running.http.observed import ObservedRun
 from kstreams_py.running.http.page import build_page, choose_picture, draw_live, wrap
-from kstreams_py.running.http.remedies import REMEDIES, RUNBOOK
+from kstreams_py.running.http.remedies import REMEDIES, RUNBOOK, Problem
 from kstreams_py.running.http.runbook import anchor, build_runbook, render
 from kstreams_py.running.reports import Report
 from kstreams_py.running.status import End, RunStatus, SlotStatus
@@ -192,7 +193,7 @@ def test_healthy_run_is_drawn_with_rates_and_lags_and_no_remedy() -> None:
     ]  # fmt: skip
     cells = 'find("processors").querySelectorAll("[data-label]").map(each => each.textContent)'
     assert browser.ask(cells) == ["● running \N{MULTIPLICATION SIGN} 1", "100", "90", "5", "25 %", *["0"] * 5, "10"]
-    assert "process 4711, reported 0.5 s ago, restarted 1 times" in browser.text("slots")
+    assert "process 4711, reported 0.5 s ago, restarted 1 time" in browser.text("slots")
     assert "killed by SIGKILL" in browser.text("slots")
     assert "orders[0] 5" in browser.text("slots")
     assert browser.text("letters") == "None since the run started."
@@ -213,7 +214,8 @@ def test_letters_that_wait_stand_where_all_would_be_well(count: WaitingCount, su
     browser = Browser()
     browser.show(make_status(letters={"shop.errors": count}))
     assert browser.text("summary") == summary
-    assert (count.counted > 0) == (f"→ {REMEDIES['waiting'].replace('`', '')}" in browser.text("findings"))
+    remedy = Problem("note", "waiting", None, None, "").remedy(show_target(GRAPH)).replace("`", "")
+    assert (count.counted > 0) == (f"→ {remedy}" in browser.text("findings"))
     boxes = browser.ask('[...document.querySelectorAll(".dead_letters"), find("summary")].map(each => each.className)')
     box, pill = "bad" if count.known else "good", "good" if summary == "all is well" else "warning"
     assert boxes == [f"dead_letters {box}"] * 2 + [f"pill {pill}"]
@@ -300,7 +302,15 @@ def test_broker_that_is_away_is_one_line_and_marks_each_processor_that_it_affect
 def test_worker_whose_input_is_hidden_does_not_look_well_though_without_lag() -> None:
     browser = Browser()
     hidden = "orders[0] is hidden by producer 7 epoch 0 (billing)"
-    browser.show(make_status(hidden_seconds=45.0, hidden=hidden, lag=0, lags={TopicPartition("orders", 0): 0}))
+    changed: dict[str, Any] = {
+        "hidden_seconds": 45.0,
+        "hidden": hidden,
+        "lag": 0,
+        "lags": {TopicPartition("orders", 0): 0},
+    }
+    browser.show(make_status(letters={"shop.errors": WaitingCount(2, is_whole=True)}, **changed))
+    assert browser.text("summary") == "2 things to look at", "as many as the boxes"
+    browser.show(make_status(**changed))
     assert f"slot 1: price sees no new records for 45 s: {hidden}" in browser.text("findings")
     assert browser.text("summary") == "1 thing to look at"
     assert browser.picture("processor", "price")[2] == "▨ input hidden"

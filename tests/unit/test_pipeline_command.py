@@ -7,16 +7,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
+from pyspark.errors import AnalysisException
 from typer.testing import CliRunner
 
+import kstreams_py as ks
 from kstreams_py import spark
 from kstreams_py.cli import pipeline
-from kstreams_py.errors import BrokerUnavailable, SettingsError, TopicError
+from kstreams_py.errors import BrokerUnavailable, GraphError, SettingsError, TopicError
 from kstreams_py.kafka.cluster import KafkaCluster
 from kstreams_py.spark import sessions
+from kstreams_py.spark.pipelines.frames import call
 
 PIPELINES = """
 import kstreams_py as ks
@@ -34,6 +37,12 @@ def clicks(df):
 """
 
 
+OF_JSON = (
+    ": the JSON of orders is one column, value: make its fields columns with kstreams_py.spark.json_columns(df, "
+    '"item STRING, quantity INT"), then name them'
+)
+
+
 class Started(Exception):
     """Spark would start now."""
 
@@ -42,8 +51,8 @@ class Command:
     """`kstreams pipeline` of a graph with two pipelines; Spark does not start."""
 
     def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._file = directory / "shop.py"
-        self._file.write_text(PIPELINES)
+        self.file = directory / "shop.py"
+        self.file.write_text(PIPELINES)
         self.found: dict[str, object] | BrokerUnavailable = {"orders": ..., "clicks": ...}
         self.looked: list[set[str]] = []
         self.sessions: list[dict[str, object]] = []
@@ -63,7 +72,7 @@ class Command:
 
     def run(self, *words: str) -> BaseException | None:
         before, *rest = words
-        return CliRunner().invoke(pipeline.app, [before, str(self._file), *rest]).exception
+        return CliRunner().invoke(pipeline.app, [before, str(self.file), *rest]).exception
 
 
 @pytest.fixture
@@ -85,7 +94,8 @@ def test_missing_input_is_named_before_spark_starts(command: Command) -> None:
     command.found = {"orders": ...}
     error = command.run("run")
     assert isinstance(error, TopicError)
-    assert (str(error), command.sessions) == ("topic 'clicks' does not exist: run `kstreams topics create`", [])
+    create = f"kstreams topics create {command.file}"
+    assert (str(error), command.sessions) == (f"topic 'clicks' does not exist: run `{create}`", [])
     assert isinstance(command.run("run", "totals"), Started)
 
 
@@ -97,9 +107,11 @@ def test_wrong_option_is_named_before_the_brokers_are_asked(command: Command) ->
 @pytest.mark.parametrize("words", [("run",), ("run", "--follow"), ("sql", "SELECT 1")])
 @pytest.mark.parametrize(("option", "quiet"), [((), True), (("-v",), False), (("--verbose",), False)])
 def test_spark_prints_only_where_it_is_asked_to(
-    command: Command, words: tuple[str, ...], option: tuple[str, ...], quiet: bool
+    command: Command, words: tuple[str, ...], option: tuple[str, ...], quiet: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO)
     assert isinstance(command.run(*words, *option), Started)
+    assert caplog.messages == ["starting Spark: its first output takes some seconds"]
     assert [each["quiet"] for each in command.sessions] == [quiet]
 
 
@@ -138,7 +150,37 @@ def test_quiet_session_hides_its_start_and_logs_errors_only_unless_submitted(
         monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
     py4j = logging.getLogger("py4j")
     monkeypatch.setattr(py4j, "level", logging.NOTSET)
+    names = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
+    of_plans = [sessions.PySparkLogger.getLogger(name) for name in names]
+    for each in of_plans:
+        each.setLevel(logging.WARNING)
     sessions.session(quiet=quiet)
     hides = quiet and not submitted
     assert py4j.level == (logging.WARNING if hides else logging.NOTSET)
+    assert [each.isEnabledFor(logging.ERROR) for each in of_plans] == [not hides] * 2
     assert done == (["spark.log.level=ERROR", "hidden", "started", "shown"] if hides else ["started"])
+
+
+@pytest.mark.parametrize(
+    ("serde", "error", "remedy"),
+    [
+        (ks.Json(), "A column with name `item` cannot be resolved. Did you mean `value`?\nJVM stack", OF_JSON),
+        (ks.Json(), "[ATTRIBUTE_NOT_SUPPORTED] Attribute `item` is not supported.", OF_JSON),
+        (ks.Json(), "condition should be a Column", ""),
+        (ks.String(), "A column with name `item` cannot be resolved.", ""),
+    ],
+)
+def test_column_that_is_a_field_of_json_is_named_with_what_makes_it_one(
+    serde: ks.Serde[Any], error: str, remedy: str
+) -> None:
+    graph = ks.Graph("shop")
+    orders = graph.topic("orders", value=serde)
+
+    @graph.pipeline(orders, to=ks.Parquet("tables/totals"))
+    def totals(_: object) -> NoReturn:
+        raise AnalysisException(error)
+
+    with pytest.raises(GraphError) as raised:
+        call(graph.pipelines[0], [None])
+    shown = error.partition("\n")[0]
+    assert str(raised.value) == f"pipeline 'totals': its function does not fit its topics: {shown}{remedy}"

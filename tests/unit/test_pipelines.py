@@ -203,11 +203,11 @@ def test_columns_that_the_target_does_not_take_are_refused(
     options: dict[str, Any], columns: list[tuple[str, str]], message: str
 ) -> None:
     with pytest.raises(SettingsError, match=message):
-        check_columns(declared(**options), columns, PUBLISHED)
+        check_columns(declared(**options), columns, PUBLISHED, "kstreams pipeline reset")
 
 
 def test_complete_table_takes_other_columns_with_each_run() -> None:
-    check_columns(declared(), [("item", "string"), ("nested", "struct<void:int>")], PUBLISHED)
+    check_columns(declared(), [("item", "string"), ("nested", "struct<void:int>")], PUBLISHED, "")
 
 
 def test_following_runs_each_pipeline_at_its_interval_until_it_is_stopped() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -240,7 +241,7 @@ def test_what_a_start_refuses_is_said_before_it_in_its_words(row: str, tmp_path:
         before = {name: broker(driver).topics[name].topic_id for name in broker(driver).topics}
         tasks = look(driver)
         assert {name: broker(driver).topics[name].topic_id for name in broker(driver).topics} == before
-        said = {each.next for each in tasks if each.is_refused}
+        said = {each.ends for each in tasks if each.is_refused}
         error = start(driver)
     assert type(error) is of.error
     assert f"ends with {type(error).__name__}: {error}" in said
@@ -292,22 +293,24 @@ def test_mutation_that_does_not_look_at_states_says_that_a_start_goes_on(
         test_what_a_start_refuses_is_said_before_it_in_its_words("the changelog was deleted", tmp_path)
 
 
-def test_processor_that_is_no_longer_declared_is_named_with_its_positions() -> None:
+def test_processor_that_is_no_longer_declared_is_named_with_its_positions(monkeypatch: pytest.MonkeyPatch) -> None:
     with TestDriver(counting(state=False), partitions=2) as driver:
         count_words(driver)
         driver._graph = counting("total", state=False)
+        monkeypatch.setattr(sys.modules[__name__], "renamed", driver._graph, raising=False)
         groups: Any = Groups()
         (found,) = find_undeclared(driver._graph, driver._environment, groups)
         plans = [each.next for each in look(driver)]
     hint = ", as a processor that is new: it may be the new name of count"
     assert plans == [f"begins at g.words@0{hint}", f"begins at g.words@0{hint}"]
-    committed = found.committed
+    committed, of_new = found.committed, "NEW_NAME --to-offset g.words:0:3 --to-offset g.words:1:2"
+    remedy = (
+        "if it has a new name, give it the id 'count' back, or give the new one its positions (`kstreams recover "
+        f"reset {__name__} {of_new}`); if it is gone, forget it (`kstreams recover forget {__name__} count`)"
+    )
     assert sorted(committed) == [TopicPartition("g.words", 0), TopicPartition("g.words", 1)]
     shown = ", ".join(f"{tp}@{at}" for tp, at in sorted(committed.items()))
-    assert describe_undeclared(found) == (
-        f"count: not declared, committed {shown}, held by no member\n"
-        "  if it has a new name, give it the id 'count' back; if it is gone: kstreams recover forget"
-    )
+    assert describe_undeclared(found) == (f"count: not declared, committed {shown}, held by no member\n  {remedy}")
     assert undeclared_as_fields(found) == {
         "undeclared": "count",
         "group": "g.count",
@@ -315,17 +318,14 @@ def test_processor_that_is_no_longer_declared_is_named_with_its_positions() -> N
         "members": [],
         "unseen": "",
     }
-    hidden = UndeclaredProcessor(
-        "count", "g.count", {}, (), "kstreams recover forget", "no right: grant READ on group g.count"
-    )
+    hidden = UndeclaredProcessor("count", "g.count", {}, (), "move", "forget", "no right: grant READ on group g.count")
     assert describe_undeclared(hidden).splitlines()[0] == (
         "count: not declared, its group cannot be read: no right: grant READ on group g.count"
     )
     facts = Facts(ClusterDescription({}, {}), now=0, undeclared=[found])
     (line,) = (each for each in diagnose(facts, Examined(driver._graph, "g.py", 1)) if each.kind == "undeclared")
     assert describe(line) == (
-        "note: g.count: the graph no longer declares 'count', which has read its inputs\n"
-        "  if it has a new name, give it the id 'count' back; if it is gone: kstreams recover forget"
+        f"note: g.count: the graph no longer declares 'count', which has read its inputs\n  {remedy}"
     )
 
 

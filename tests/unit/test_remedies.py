@@ -332,6 +332,11 @@ def test_processor_with_a_small_or_a_new_lag_is_not_behind(lags: dict[int, int],
     assert findings(slot(report(lags=lags)), lagging=lagging) == []
 
 
+def test_lag_of_one_record_is_behind_by_one_record() -> None:
+    (found,) = findings(slot(report(lags={0: 1})), rates={"records_in": 0.0})
+    assert found.what.startswith("price is behind by 1 record, at 0 a second")
+
+
 def test_findings_are_sorted_from_the_worst() -> None:
     found = findings(
         slot(report(state=WorkerState.JOINING)), slot(report(counters={"dead_letters": 1})), slot(taken="by m7")
@@ -341,7 +346,10 @@ def test_findings_are_sorted_from_the_worst() -> None:
 
 def test_each_finding_has_one_sentence_of_the_table() -> None:
     for kind, remedy in REMEDIES.items():
-        assert Problem("bad", kind, None, None, "").remedy == remedy
+        found = Problem("bad", kind, None, None, "")
+        assert found.remedy("") == remedy
+        whole = re.sub(r"`kstreams [^`]+", r"\g<0> 'my shop.py'", remedy)
+        assert found.remedy("'my shop.py'") == whole, "a command that can be typed"
         assert remedy.endswith(".")
         assert "\n" not in remedy
 

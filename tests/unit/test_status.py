@@ -348,9 +348,10 @@ def test_missing_topics_are_one_message() -> None:
     refused = "ends with TopicError: missing topics: {}: run `kstreams topics create`, or start with --create-topics"
     cluster = MemoryCluster()
     (found,) = read(copier(), cluster)
-    assert found == TaskStatus("p", 0, {}, None, "", (), refused.format("in, out"), is_refused=True)
+    why = refused.format("in, out")
+    assert found == TaskStatus("p", 0, {}, None, "", (), why, is_refused=True, refusal=why)
+    assert describe(found) == "p[0]: committed none, held by no member"
     cluster.create_topics([("in", 2, -1, {})])
-    assert [(each.partition, each.next) for each in read(copier(), cluster)] == [
-        (0, refused.format("out")),
-        (1, refused.format("out")),
-    ]
+    for number, each in enumerate(read(copier(), cluster)):
+        assert (each.is_refused, each.refusal, as_fields(each)["next"]) == (True, *[refused.format("out")] * 2)
+        assert describe(each).splitlines()[1:] == ["  next start, once that is corrected: begins at in@0"], number

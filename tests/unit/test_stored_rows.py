@@ -25,6 +25,7 @@ from kstreams_py.records import Step, TopicPartition
 from kstreams_py.running.http.endpoints import overview
 from kstreams_py.running.http.page import draw_live
 from kstreams_py.settings import Settings
+from kstreams_py.sinks import SQLite
 from kstreams_py.steps.rows import ROWS, Rows, Stored, row_hash, split
 from kstreams_py.steps.target import ROWS_FIRST, ROWS_MAX, Target
 from kstreams_py.testing import ManualClock, TestDriver
@@ -398,12 +399,20 @@ def test_row_that_its_target_refuses_has_a_dead_letter_and_its_neighbours_are_st
 
 
 def test_row_that_is_refused_without_a_topic_for_dead_letters_ends_the_worker() -> None:
-    with TestDriver(declared(errors=None)) as driver:
-        driver.cluster.faults.inject("store", error=RowRefused("row 'bb': too long", 0), applied=False)
-        driver.send("a", "bb")
-        with pytest.raises(RowRefused, match="row 'bb': too long") as caught:
+    """The message names the record, and what is before it is stored."""
+    to = SQLite("never.sqlite", table="rows", columns={"word": str, "length": int})
+    graph = Graph("g")
+    graph.sink(graph.topic("a", value=Json()), to=to, id="p")(lambda word: (word, word if word == "bb" else len(word)))
+    with TestDriver(graph) as driver:
+        for word in ("d", "bb", "e"):
+            driver.send("a", word)
+        with pytest.raises(RowRefused) as caught:
             driver.run()
-        assert (caught.value.exit_status, driver.rows("p")) == (2, [])
+        assert (caught.value.exit_status, driver.rows("p")) == (2, [("d", 1)])
+    assert str(caught.value) == (
+        "p: reading a[0]@1: column 'length' takes int, and the value is of type str: return a value that it takes; or "
+        "declare a topic for dead letters (`errors=`), and the record becomes one: without it, its worker ends"
+    )
 
 
 # Offsets in the target.

@@ -9,7 +9,7 @@ from typing import Final
 from kstreams_py.errors import RecordRefused, RecordTooLarge
 from kstreams_py.graph.declarations import Processor
 from kstreams_py.graph.hashes import pack_offset
-from kstreams_py.graph.limits import why_not_replayed
+from kstreams_py.graph.limits import SEND_AGAIN, why_not_replayed
 from kstreams_py.graph.names import group_of
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import Output
@@ -45,7 +45,7 @@ class LetterSteps:
         name = letter.processor_id
         processor = self._processors.get(name)
         if name in self._tasks:
-            return f"task {name!r} has no transaction for it and its mark: send the record to its topic again"
+            return f"task {name!r} has no transaction for it and its mark: {SEND_AGAIN}"
         if processor is None:
             return f"graph {self._graph.name!r} no longer has processor {name!r}: declare it again"
         if why := why_not_replayed(processor):

@@ -90,13 +90,13 @@ def find_refusals(facts: Facts, examined: Examined) -> Iterator[Finding]:
         subjects = {f"{task.processor}: {topic}[{task.partition}]" for topic in inputs[task.processor]}
         if task.is_refused and known.isdisjoint(subjects | {task.processor}):
             # those that differ only in their numbers, of partitions and offsets, are one finding
-            refused.setdefault(re.sub(r"\d+", "0", task.next), []).append(task)
+            refused.setdefault(re.sub(r"\d+", "0", task.ends), []).append(task)
     for tasks in refused.values():
         yield Finding(
             Severity.ERROR,
             "refused_start",
             ", ".join(f"{task.processor}[{task.partition}]" for task in tasks),
-            f"the next start {tasks[0].next}",
+            f"the next start {tasks[0].ends}",
             f"kstreams recover status {examined.name} shows all tasks",
         )
 

@@ -78,15 +78,18 @@ class _Moved:
             )
         elif any(move.again or self._has_expired(move) for move in self._moves):
             yield _again(self._graph, self._processor)
-        stays = [tp for tp in partitions_of(self._processor, self._topics) if tp not in self._new]
-        if kept := [tp for tp in stays if tp in self._committed]:
+        partitions = partitions_of(self._processor, self._topics)
+        if kept := [tp for tp in partitions if tp in self._committed and tp not in self._new]:
             yield f"the positions of {_name_some(kept)} stay"
+        states = dict(self._states(partitions))
+        refused = {number for number, (_, is_refused) in states.items() if is_refused}
+        new = [tp for tp in partitions if tp not in self._committed and tp not in self._new]
         try:
-            if begins := self._begins([tp for tp in stays if tp not in self._committed]):
+            if begins := self._begins([tp for tp in new if tp.partition not in refused]):
                 yield f"begins at {', '.join(f'{tp}@{at}' for tp, at in sorted(begins.items()))}"
         except InputLost as error:
             yield _refused(error)
-        yield from self._states()
+        yield from (line for line, _ in states.values())
 
     def _has_expired(self, move: Move) -> bool:
         """Whether the processor has read a partition whose committed offset no longer exists."""
@@ -105,25 +108,28 @@ class _Moved:
             return {}
         return (self._beginning.plan if self._was_started else self._beginning.first)(partitions)
 
-    def _states(self) -> Iterator[str]:
-        """Yields what the next start does with the state of each task, if it does not simply go on."""
+    def _states(self, partitions: Sequence[TopicPartition]) -> Iterator[tuple[int, tuple[str, bool]]]:
+        """Yields the tasks that do not simply go on with their state: what the next start does, whether it refuses."""
         if (changelog := changelog_of(self._graph.name, self._processor)) is None:
             return
         existing = self._environment.cluster.topics([changelog])
         states = RestoredStates(self._graph, self._processor, self._environment, {**self._topics, **existing})
         moved, after = {tp.partition for tp in self._new}, self._committed | self._new
         try:
-            for number, group in groupby(sorted(after, key=_number), key=_number):
-                at = {tp: after[tp] for tp in group}
+            for number, group in groupby(sorted(partitions, key=_number), key=_number):
+                mine = [*group]
+                at = {tp: after[tp] for tp in mine if tp in after}
                 # a reset forgets that a state was begun
                 begun = self._beginning if self._was_started and number not in moved else None
                 try:
-                    if states.check(number, at, [*at], begun):
-                        yield f"its state begins empty at {', '.join(f'{tp}@{o}' for tp, o in at.items())}{self._disk}"
+                    if states.check(number, at, mine, begun):
+                        where = ", ".join(f"{tp}@{o}" for tp, o in at.items())
+                        yield number, (f"its state begins empty at {where}{self._disk}", False)
                 except (InputLost, TopicError) as error:
-                    yield _refused(error)
+                    yield number, (_refused(error), True)
                 except KStreamsError as error:
-                    yield f"whether the next start of partition {number} is refused is not known: {error}"
+                    why = f"whether the next start of partition {number} is refused is not known: {error}"
+                    yield number, (why, False)
         finally:
             states.close()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kstreams_py.errors import BrokerUnavailable, KStreamsError, UserMistake, did_you_mean
+from kstreams_py.errors import BrokerUnavailable, KStreamsError, UserMistake
 from kstreams_py.graph.names import id_of, recover_id
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.administration import GroupAdmin
@@ -36,8 +36,9 @@ class ForgottenProcessor:
             raise UserMistake(f"graph {graph.name!r} declares processor {processor!r}: remove it from the graph first")
         if processor not in gone:
             known = ", ".join(gone) or "none"
-            hint = did_you_mean(processor, gone) or f"those that it no longer declares: {known}"
-            raise UserMistake(f"graph {graph.name!r} had no processor {processor!r}: {hint}")
+            raise UserMistake(
+                f"graph {graph.name!r} had no processor {processor!r}: those that it no longer declares: {known}"
+            )
         self.found: UndeclaredProcessor = gone[processor]
         if processor in {each.id for each in graph.pipelines}:
             raise UserMistake(f"{processor!r} is a pipeline now, which has the same group: there is nothing to forget")

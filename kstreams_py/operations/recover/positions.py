@@ -28,7 +28,7 @@ class Move:
 
     - `old`: the committed offset; None if there is none.
     - `new`: the offset to read next.
-    - `with_state`: the processor keeps a state, and an empty state may begin there.
+    - `with_state`: the processor keeps a state: a reset also notes, where a position stays, that it may begin empty.
     """
 
     processor: str
@@ -146,7 +146,7 @@ def describe(moves: Collection[Move]) -> Iterator[str]:
         old = "no position" if move.old is None else str(move.old)
         change = ", begins there"
         if move.old == move.new:
-            change = ", an empty state may begin there" if move.with_state else ", its journal begins there"
+            change = ", stays there" if move.with_state else ", its journal begins there"
         elif move.old is not None:
             change = f", at most {move.again:,} records again"
             if move.skipped:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 
 from kstreams_py.errors import InputLost, KStreamsError, RecoveryUndecidable, Retriable, UserMistake
 from kstreams_py.graph.declarations import Processor, changelog_of
@@ -18,7 +19,7 @@ from kstreams_py.operations.committed import CommittedReader
 from kstreams_py.operations.recover.positions import partitions_of
 from kstreams_py.operations.recover.states import RestoredStates
 from kstreams_py.operations.recover.task_status import JournalTail, TaskStatus, UndeclaredProcessor, plan_of
-from kstreams_py.processing.beginning import Beginning, read_begun, undeclared
+from kstreams_py.processing.beginning import Beginning, options_of, read_begun, undeclared
 from kstreams_py.processing.commits.opening import open_journal
 from kstreams_py.processing.journal.choices_journal import ChoicesJournal
 from kstreams_py.processing.journal.deliveries import DeliveryJournal
@@ -46,13 +47,18 @@ def read_status(graph: Graph, environment: Environment, admin: GroupAdmin) -> It
     groups = admin.describe([group_of(graph.name, each.id) for each in graph.processors])
     for processor in graph.processors:
         if missing := [topic.name for topic in processor.inputs if topic.name not in found]:
-            why = refusal or missing_topics(graph, missing, "start with --create-topics")
-            yield TaskStatus(processor.id, 0, {}, None, "", (), _ends_with(why), None, "", is_refused=True)
+            why = _ends_with(refusal or missing_topics(graph, missing, "start with --create-topics"))
+            yield TaskStatus(processor.id, 0, {}, None, "", (), why, None, "", is_refused=True, refusal=why)
             continue
         group = groups[group_of(graph.name, processor.id)]
-        tasks = _Tasks(graph, processor, environment, found, group, refusal)
+        is_whole = len(found) == len(graph.topics)
+        counts = {found[topic.name].partitions for topic in processor.inputs}
+        # where only other topics are missing, its tasks are looked at nevertheless
+        stops = refusal if is_whole or len(counts) > 1 else None
+        tasks = _Tasks(graph, processor, environment, found, group, stops)
         try:
-            yield from tasks.read()
+            shown = "" if refusal is None else _ends_with(refusal)
+            yield from (replace(each, is_refused=True, refusal=shown) if shown else each for each in tasks.read())
         finally:
             tasks.close()
 
@@ -62,18 +68,19 @@ def find_undeclared(graph: Graph, environment: Environment, admin: GroupAdmin) -
     cluster = environment.cluster
     if graph.beginnings not in cluster.topics([graph.beginnings]):
         return []
-    gone = undeclared(read_begun(cluster, graph.beginnings)[0], graph)
+    gone = undeclared(read_begun(cluster, graph.beginnings)[0], {each.id for each in graph.processors})
     found = []
     for processor, partitions in gone.items():
         group, forget = group_of(graph.name, processor), show_command(graph, "recover forget", processor)
+        unseen = ""
         try:
             committed = cluster.group_offsets(group, partitions).committed
             members = admin.describe([group])[group].members
         except KStreamsError as error:  # who may read the groups of the graph need not have the right to this one
-            found.append(UndeclaredProcessor(processor, group, {}, (), forget, str(error)))
-        else:
-            held = tuple(map(str, members))
-            found.append(UndeclaredProcessor(processor, group, committed, held, forget))
+            committed, members, unseen = {}, (), str(error)
+        move = show_command(graph, "recover reset", "NEW_NAME", *options_of(committed))
+        held = tuple(map(str, members))
+        found.append(UndeclaredProcessor(processor, group, committed, held, move, forget, unseen))
     return found
 
 
@@ -89,7 +96,7 @@ class _Tasks:
         group: GroupInfo,
         refusal: UserMistake | None,
     ) -> None:
-        """`refusal`: why no worker of the graph starts."""
+        """`refusal`: why its tasks cannot be looked at; None if they can."""
         self._cluster = environment.cluster
         self._find = find_command_at(environment.settings.bootstrap_servers)
         self._committed = CommittedReader(graph, environment)

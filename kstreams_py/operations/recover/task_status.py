@@ -26,11 +26,12 @@ class TaskStatus:
     - `lag`: the number of unprocessed committed records, by offsets; None if an input has no committed offset.
     - `holder`: the member that has the task; "" for none.
     - `hidden`: the open transactions on its inputs, its journal and the outputs of its processor.
-    - `next`: what the next start does.
+    - `next`: what the next start does; with `refusal`, once that is corrected.
     - `tail`: the end of its journal; None if it is empty or there is none.
     - `branch`: the branch that the next start takes by its journal of deliveries; "" without a journal, and if the
       start is refused or cannot be decided yet.
     - `is_refused`: the next start ends with an error.
+    - `refusal`: how the next start of each worker of the graph ends, such as by a missing topic; "" if it does not.
     """
 
     processor: str
@@ -43,6 +44,12 @@ class TaskStatus:
     tail: JournalTail | None = None
     branch: str = ""
     is_refused: bool = False
+    refusal: str = ""
+
+    @property
+    def ends(self) -> str:
+        """What the next start does, whatever is corrected."""
+        return self.refusal or self.next
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +58,7 @@ class UndeclaredProcessor:
 
     - `committed`: the committed offsets of its group.
     - `members`: the members of its group.
+    - `move`: the command that gives these offsets to the processor NEW_NAME.
     - `forget`: the command that deletes what is kept of it.
     - `unseen`: why neither can be read; "" if they were.
     """
@@ -59,14 +67,18 @@ class UndeclaredProcessor:
     group: str
     committed: Positions
     members: tuple[str, ...]
+    move: str
     forget: str
     unseen: str = ""
 
     @property
     def remedy(self) -> str:
         """What to do, as text."""
-        gone = "stop its workers, then" if self.members else "if it is gone:"
-        return f"if it has a new name, give it the id {self.processor!r} back; {gone} {self.forget}"
+        stop = "stop its workers, then " if self.members else ""
+        return (
+            f"if it has a new name, give it the id {self.processor!r} back, or {stop}give the new one its positions "
+            f"(`{self.move}`); if it is gone, {stop}forget it (`{self.forget}`)"
+        )
 
 
 def plan_of(recovery: Recovery, offsets: Mapping[str, int]) -> str:
@@ -86,7 +98,9 @@ def describe(status: TaskStatus) -> str:
     journal = (
         [] if tail is None else [f"  newest record of its journal: {tail.type or 'no type'}, offset {tail.offset}"]
     )
-    return join_lines([head, *(f"  {each}" for each in status.hidden), *journal, f"  next start: {status.next}"])
+    start = "next start, once that is corrected" if status.refusal else "next start"
+    planned = [] if status.next == status.refusal else [f"  {start}: {status.next}"]
+    return join_lines([head, *(f"  {each}" for each in status.hidden), *journal, *planned])
 
 
 def describe_undeclared(found: UndeclaredProcessor) -> str:
@@ -120,6 +134,7 @@ def as_fields(status: TaskStatus) -> dict[str, Any]:
         "hidden": list(status.hidden),
         "tail": None if status.tail is None else status.tail._asdict(),
         "branch": status.branch,
-        "next": status.next,
+        "next": status.ends,
+        **({"once_corrected": status.next} if status.refusal else {}),
         "refused": status.is_refused,
     }

@@ -393,8 +393,8 @@ class Committer(ABC):
             raise
 
     def _raise_unless_replaceable(self, error: ClientError) -> None:
-        """Raises the reason of a refused output that belongs to no step, or that no dead letter can replace."""
-        if isinstance(error, Refused) and (not self.uncommitted_steps or self._processor.errors is None):
+        """Raises the reason of a refused output that belongs to no step."""
+        if isinstance(error, Refused) and not self.uncommitted_steps:
             raise error.mistake
 
 

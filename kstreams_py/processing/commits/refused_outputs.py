@@ -10,8 +10,8 @@ from kstreams_py.kafka.contracts import TOPIC, Output
 from kstreams_py.steps.outputs import delivery_hash_of
 from kstreams_py.steps.plan import Plan
 
-Replacement = Callable[[Output, Plan, RecordRefused], Output | None]
-"""The dead letter to write in place of a refused output; None if the output belongs to no step of the plan."""
+Replacement = Callable[[Output, Plan, RecordRefused], Output | RecordRefused | None]
+"""The dead letter to write in place of a refused output, or why there is none; None if it is of no step of the plan."""
 
 
 class RefusedOutputs:
@@ -59,7 +59,11 @@ class RefusedOutputs:
     def _replace(self, output: Output, mistake: RecordRefused) -> None:
         """Sets the dead letter of a refused output apart, to be written in its place."""
         for plan in self._plans:
-            if (dead := self._replacement(output, plan, mistake)) is not None:
+            dead = self._replacement(output, plan, mistake)
+            if isinstance(dead, RecordRefused):
+                mistake = dead
+                break
+            if dead is not None:
                 step = delivery_hash_of(dead)
                 replaced = self._least if output[TOPIC] == dead[TOPIC] else self._replaced
                 if step not in replaced:

@@ -388,9 +388,13 @@ class Runner:
     def refuse(self, intake: Intake, error: Refused) -> None:
         """Makes the only step of an intake a dead letter from now on, or the least one if that was refused.
 
-        Raises the mistake if the least one was refused, too.
+        Raises the mistake if the least one was refused, too, and without a topic for dead letters.
         """
-        read = read_by(intake.steps[0])
+        step: Any = intake.steps[0]
+        if self._failures.dead_letters is None:
+            inputs: Inputs = step if self._joins else (step,)
+            raise self._failures.unreplaceable(error.mistake, inputs)
+        read = read_by(step)
         self._refused[read] = next_refusal(self._refused.get(read), error)
 
     def _give_dead_letters(self, steps: Sequence[Any], plan: Plan) -> None:
@@ -444,13 +448,16 @@ class Runner:
                 if all(at.get(TopicPartition(topic, number), 0) <= offset for topic, number, offset in read)
             }
 
-    def replacement(self, output: Output, plan: Plan, mistake: RecordRefused) -> Output | None:
+    def replacement(self, output: Output, plan: Plan, mistake: RecordRefused) -> Output | RecordRefused | None:
         """Returns the dead letter to write in place of a refused output; in place of a dead letter, the least one.
 
-        Returns None if the output belongs to no step of the plan.
+        Returns the mistake that names the step's records without a topic for dead letters, and None if the output
+        belongs to no step of the plan.
         """
-        if self._failures.dead_letters is None or (owner := self._owner(output, plan)) is None:
+        if (owner := self._owner(output, plan)) is None:
             return None
+        if self._failures.dead_letters is None:
+            return self._failures.unreplaceable(mistake, owner)
         failure, least = self._failure(owner, mistake), output[TOPIC] == self._failures.dead_letters.topic
         if self._tracing is None:
             return self._failures.dead_letters.of(failure, least=least)
@@ -459,8 +466,8 @@ class Runner:
 
     def _owner(self, output: Output, plan: Plan) -> Inputs | None:
         """Returns the inputs of an output's step; for equal outputs without a delivery hash, another step each time."""
-        assert self._failures.dead_letters is not None
-        if self._owned and output[TOPIC] != self._failures.dead_letters.topic:  # a dead letter always has the hash
+        letters = self._failures.dead_letters
+        if self._owned and (letters is None or output[TOPIC] != letters.topic):  # a dead letter always has the hash
             for at, (owner, each) in enumerate(zip(plan.owners, plan.outputs, strict=True)):
                 if owner is not None and is_same(each, output):
                     plan.owners[at] = None

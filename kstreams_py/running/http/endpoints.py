@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from kstreams_py.graph.channels import JobTask, filled_channels
 from kstreams_py.graph.declarations import Channel, Processor
-from kstreams_py.graph.loading import show_target
+from kstreams_py.graph.loading import UNKNOWN, show_target
 from kstreams_py.graph.pipelines import Pipeline
 from kstreams_py.graph.topology import Graph
 from kstreams_py.metrics import INPUTS
@@ -51,6 +51,7 @@ def overview(
     - `target`: how a command names the graph.
     """
     slots = () if view is None else view.status.slots
+    named = "" if target == UNKNOWN else target
     reports = [report for slot in slots for report in slot.reports]
     sums = totals(reports)
     return {
@@ -58,7 +59,7 @@ def overview(
         "live": not still,
         "ready": not unready,
         "problems": [*still, *(each for each in unready if each not in still)],
-        "findings": [{**each._asdict(), "remedy": each.remedy, "runbook": each.runbook} for each in findings],
+        "findings": [{**each._asdict(), "remedy": each.remedy(named), "runbook": each.runbook} for each in findings],
         "draining": view is not None and view.status.stopping,
         "graph": {
             "name": graph.name,

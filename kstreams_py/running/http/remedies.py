@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, Literal, NamedTuple
 
@@ -51,6 +52,9 @@ REMEDIES: Final[Mapping[str, str]] = {
     "catching_up": "Wait; start more workers (`--slots`) if it takes too long.",
 }
 """What to do, by the kind of finding; `behind` and `no_answer` are for alerts, which have only the series, or none."""
+
+_COMMANDS: Final = re.compile(r"kstreams (?:dead-letters|order|sources) [a-z]+|kstreams acls")
+"""The commands in REMEDIES, which take a graph; the rules of alerts have the table without one."""
 
 RUNBOOK: Final[Mapping[str, str]] = {
     "stuck": "KstreamsStuck",
@@ -151,9 +155,9 @@ class Problem(NamedTuple):
     what: str
     affects: tuple[str, ...] = ()
 
-    @property
-    def remedy(self) -> str:
-        return REMEDIES[self.kind]
+    def remedy(self, target: str) -> str:
+        """Returns what to do, with commands that name the graph as `target`; without it if that is empty."""
+        return _COMMANDS.sub(lambda found: f"{found[0]} {target}".rstrip(), REMEDIES[self.kind])
 
     @property
     def runbook(self) -> str:
@@ -237,7 +241,7 @@ def _slot(slot: SlotStatus, seen: Seen) -> Iterator[Problem]:
         return
     if slot.restarts >= RESTARTS and slot.ends and seen.at - slot.ends[-1].at < RESTART_SECONDS:
         why = slot.ends[-1].why
-        what = f"slot {number} was restarted {slot.restarts} times, the last time after: {why}"
+        what = f"slot {number} was restarted {_count(slot.restarts, 'time')}, the last time after: {why}"
         level: Level = "bad" if seen.at - slot.ends[-1].at < RESTARTING_SECONDS else "warning"
         yield Problem(level, "killed" if why == KILLED else "restarts", number, None, what)
     if slot.pid is None and slot.ends:
@@ -305,6 +309,8 @@ def _failed(name: str, workers: Workers, seen: Seen) -> Iterator[Problem]:
         growth = _growth(kind, name, workers, seen)
         level, how = _how_fast(growth, [seen.failing.get((slot.number, name)) for slot, _ in workers])
         what = f"{name}: {_count(failed, _FAILED[kind])} since the run started{how}"
+        if any(slot.restarts for slot, _ in workers):  # their dead letters wait nevertheless
+            what += "; a worker that was restarted may not have reported all"
         yield Problem(level, kind, None, name, what)
 
 
@@ -368,7 +374,7 @@ def _behind(processor: Processor, workers: Workers, seen: Seen, others: Sequence
     if not lag or lagging < LAGGING_SECONDS or (rate and lag / rate <= BEHIND_SECONDS):
         return
     shrinking = -_growth("lag", name, workers, seen)
-    what = f"{name} is behind by {lag:,} records, at {rate:,.0f} a second"
+    what = f"{name} is behind by {_count(lag, 'record')}, at {rate:,.0f} a second"
     ill = [each for each in others if _concerns(each, name, workers)]
     if any(each.kind == "broker_away" for each in ill):
         return

@@ -147,9 +147,9 @@ class Repeats:
 
     _kinds: dict[str, _Kind] = field(default_factory=dict)
 
-    def take(self, what: str, newest: str, level: int, now: float) -> bool:
-        """Counts a line; returns whether to write it."""
-        return self._kinds.setdefault(what, _Kind(now)).take(newest, level)
+    def take(self, what: str, newest: str, level: int, now: float, first: int = WRITTEN) -> bool:
+        """Counts a line; returns whether to write it. `first`: how many lines a new kind writes."""
+        return self._kinds.setdefault(what, _Kind(now, left=first)).take(newest, level)
 
     def due(self, now: float) -> list[Folded]:
         """Returns the counts of the windows that are over. A kind without counted lines is new again."""
@@ -372,9 +372,9 @@ class Folding(logging.Handler):
             case ("answers", who):
                 is_written = False
                 self._write(self._outage.answered(who, now))
-            case (_, what, newest):
+            case (_, what, newest, *first):
                 self._samples[what] = record
-                is_written = self._repeats.take(what, newest, record.levelno, now)
+                is_written = self._repeats.take(what, newest, record.levelno, now, *first)
             case _:
                 is_written = True
         if is_written:

@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from kstreams_py.errors import MissingSoftware, SettingsError, SinkUnavailable, StaleWriter
+from kstreams_py.graph.loading import show_reset
 from kstreams_py.graph.pipelines import Mode, Pipeline
 from kstreams_py.sinks import Delta
 from kstreams_py.spark.pipelines.frames import UNTAKEN, check_key, compute, find_cause, quote
@@ -70,7 +71,7 @@ class DeltaLakeTable:
         if others:
             raise SettingsError(
                 f"version {others[0].version} of {self._path}, a {others[0].operation}, is not of {self._pipeline}: "
-                "name another table, or begin again with `kstreams pipeline reset`"
+                f"name another table, or begin again with `{show_reset(self._pipeline)}`"
             )
         return published
 
@@ -147,7 +148,7 @@ class DeltaLakeTable:
             if found and found == self._find_damage(spark):  # otherwise another version was committed meanwhile
                 raise SettingsError(
                     f"{self._path}: {found}: the directory was changed by hand: restore it, or begin again with "
-                    "`kstreams pipeline reset`"
+                    f"`{show_reset(self._pipeline)}`"
                 )
 
     def _find_damage(self, spark: SparkSession) -> str:

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, Final
 
 from kstreams_py.errors import BrokerUnavailable, Retriable, SettingsError, SinkUnavailable
+from kstreams_py.graph.loading import show_command
 from kstreams_py.graph.pipelines import Pipeline
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.cluster import KafkaCluster
@@ -30,7 +31,7 @@ Show = Callable[[Pipeline, PipelineRun | None], None]
 """Gets each published run; None for a pipeline that has found nothing new. Several threads may call it."""
 
 
-def check_inputs(pipelines: Sequence[Pipeline], settings: Settings) -> None:
+def check_inputs(graph: Graph, pipelines: Sequence[Pipeline], settings: Settings) -> None:
     """Looks for the inputs of pipelines, before Spark is started for them.
 
     Raises BrokerUnavailable, and TopicError for a topic that does not exist.
@@ -39,7 +40,7 @@ def check_inputs(pipelines: Sequence[Pipeline], settings: Settings) -> None:
     try:
         names = {topic.name for each in pipelines for topic in each.inputs}
         if missing := sorted(names - cluster.topics(names).keys()):
-            raise no_such_topic(missing[0])
+            raise no_such_topic(missing[0], show_command(graph, "topics create"))
     finally:
         cluster.close()
 

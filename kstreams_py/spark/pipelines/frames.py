@@ -11,6 +11,7 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any, Final
 
 from kstreams_py.errors import BrokerUnavailable, GraphError, InputLost, PipelineFailed, RowRefused, SettingsError
+from kstreams_py.formats.serdes import Json
 from kstreams_py.graph.pipelines import Pipeline
 from kstreams_py.spark import private_api
 
@@ -51,6 +52,9 @@ _CHANGED: Final = (
 UNTAKEN: Final = re.compile(r"UNSUPPORTED_DATA_TYPE|EMPTY_SCHEMA_NOT_SUPPORTED|COLUMN_CONTAINS_NULL_TYPE|empty group")
 """Texts in errors of a target for columns of types that it lacks."""
 
+_UNRESOLVED: Final = re.compile(r"UNRESOLVED_COLUMN|cannot be resolved|ATTRIBUTE_NOT_SUPPORTED|is not supported")
+"""Texts in the errors of a column that the DataFrame lacks."""
+
 _GROUPED: Final = "ks_rows"
 
 OBSERVED_SECONDS: Final = 60.0
@@ -65,13 +69,25 @@ def call(pipeline: Pipeline, frames: Sequence[Any]) -> Rows:
     try:
         found = pipeline.function(*frames)
     except (AnalysisException, PySparkAttributeError, PySparkTypeError, PySparkValueError) as error:
-        raise GraphError(f"{pipeline}: its function does not fit its topics: {_first_line(error)}") from error
+        remedy = _fields_of_json(pipeline) if _UNRESOLVED.search(str(error)) else ""
+        raise GraphError(f"{pipeline}: its function does not fit its topics: {_first_line(error)}{remedy}") from error
     if not isinstance(found, DataFrame):
         raise GraphError(f"{pipeline}: its function returned {type(found).__name__}: return a DataFrame")
     if found.isStreaming is (pipeline.checkpoint is None):
         kind = "a stream" if found.isStreaming else "no stream"
         raise GraphError(f"{pipeline}: its function returned {kind}: return a DataFrame that is made of its arguments")
     return found
+
+
+def _fields_of_json(pipeline: Pipeline) -> str:
+    """Returns how the fields of JSON become columns, for a pipeline that reads JSON; "" for another one."""
+    names = [topic.name for topic in pipeline.inputs if isinstance(topic.value, Json)]
+    if not names:
+        return ""
+    return (
+        f": the JSON of {', '.join(names)} is one column, value: make its fields columns with "
+        'kstreams_py.spark.json_columns(df, "item STRING, quantity INT"), then name them'
+    )
 
 
 def columns_of(rows: Rows) -> dict[str, str]:

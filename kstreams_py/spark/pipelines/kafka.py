@@ -33,6 +33,7 @@ from kstreams_py.errors import (
 from kstreams_py.formats.registries import open_registry
 from kstreams_py.graph.declarations import Topic
 from kstreams_py.graph.hashes import hash_prefix, pack_offset
+from kstreams_py.graph.loading import show_reset
 from kstreams_py.graph.names import runs_topic
 from kstreams_py.graph.pipelines import RUNS_SETTINGS, Mode, Pipeline
 from kstreams_py.kafka.cluster import KafkaCluster
@@ -176,7 +177,8 @@ class KafkaTable:
         found = self._cluster.topics([self._topic.name])
         if not found:
             raise TopicError(
-                f"topic {self._topic.name!r} does not exist: run `kstreams topics create`, or correct its name"
+                f"{self._pipeline}: topic {self._topic.name!r} does not exist: run `kstreams topics create` with its "
+                "graph, or correct its name"
             )
         return [TopicPartition(self._topic.name, number) for number in range(found[self._topic.name].partitions)]
 
@@ -205,14 +207,15 @@ class KafkaTable:
         content = self._read_content()
         if content is not None and _RESET in content:
             raise SettingsError(
-                f"{self._pipeline}: a reset of topic {self._topic} was interrupted: run `kstreams pipeline reset` again"
+                f"{self._pipeline}: a reset of topic {self._topic} was interrupted: run "
+                f"`{show_reset(self._pipeline)}` again"
             )
         if content is None:
             return None
         if content.get(_TOPIC_ID, topic_id := self._topic_id()) != topic_id:  # an older release did not store it
             raise SettingsError(
                 f"{self._pipeline}: topic {self._topic} was deleted and created again since its last run, whose "
-                "records are gone: `kstreams pipeline reset` lets it begin again"
+                f"records are gone: `{show_reset(self._pipeline)}` lets it begin again"
             )
         return decode_published(content)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from kstreams_py.errors import MissingSoftware, SettingsError, SinkUnavailable, StaleWriter
+from kstreams_py.graph.loading import show_reset
 from kstreams_py.graph.pipelines import Mode, Pipeline
 from kstreams_py.sinks import Parquet
 from kstreams_py.sinks.directory import CHECKPOINT, DATA, LOCK, MANIFEST, Directory, digest_end, reported
@@ -129,7 +130,7 @@ class ParquetTable:
             if not is_published:
                 raise SettingsError(
                     f"{path} is not the file that was published: the directory was changed by hand: restore it, or "
-                    "begin again with `kstreams pipeline reset`"
+                    f"begin again with `{show_reset(self._pipeline)}`"
                 )
 
     def _read_files(self, spark: SparkSession, files: Sequence[DataFile]) -> DataFrame:

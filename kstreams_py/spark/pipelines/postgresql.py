@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from kstreams_py.errors import MissingSoftware, RowRefused, SettingsError, SinkUnavailable, StaleWriter
+from kstreams_py.graph.loading import show_reset
 from kstreams_py.graph.pipelines import Mode, Pipeline
 from kstreams_py.sinks import PostgreSQL
 from kstreams_py.sinks.postgresql_columns import check_names
@@ -44,7 +45,6 @@ _TYPES: Final = {
 _RUNS: Final = "kstreams_pipelines"
 """The table with the published runs, in the schema of the pipeline's table."""
 
-_REMEDY: Final = "restore it, or begin again with `kstreams pipeline reset`"
 
 _COLUMNS: Final = """
 SELECT attname, format_type(atttypid, atttypmod),
@@ -110,7 +110,7 @@ class PostgreSQLTable:
             if previous is not None and dict(previous.columns) != dict(published.columns):
                 raise SettingsError(
                     f"{self._pipeline}: its rows have other columns than {self._target}: return those of the table, or "
-                    "begin again with `kstreams pipeline reset`"
+                    f"begin again with `{show_reset(self._pipeline)}`"
                 )
             if previous is None:
                 key = ", ".join(map(_quote, self._pipeline.key))
@@ -170,7 +170,7 @@ class PostgreSQLTable:
         except (self._psycopg.errors.DataError, self._psycopg.errors.InsufficientPrivilege) as error:
             raise SettingsError(f"{self._pipeline}: {self._target}: {_line(error)}") from error
         except self._psycopg.ProgrammingError as error:  # such as for a column that was dropped since the check
-            raise SettingsError(f"{self._pipeline}: {self._target}: {_line(error)}: {_REMEDY}") from error
+            raise SettingsError(f"{self._pipeline}: {self._target}: {_line(error)}: {self._remedy}") from error
         except self._psycopg.Error as error:
             raise SinkUnavailable(f"{self._target}: {_line(error)}") from error
 
@@ -186,10 +186,14 @@ class PostgreSQLTable:
         if published is None:
             self._check_new(connection)
         elif not self._has(connection, self._table):
-            raise SettingsError(f"{self._target} was dropped by hand: {_REMEDY}")
+            raise SettingsError(f"{self._target} was dropped by hand: {self._remedy}")
         if published is not None and published.owner == self._pipeline.owner:
             self._check_columns(connection, published)
         return published
+
+    @property
+    def _remedy(self) -> str:
+        return f"restore it, or begin again with `{show_reset(self._pipeline)}`"
 
     def _check_new(self, connection: psycopg.Connection[Any]) -> None:
         if self._has(connection, self._table):
@@ -202,22 +206,22 @@ class PostgreSQLTable:
         """Raises SettingsError if others have changed the table so that it does not take the rows of a run."""
         found = {name: (kind, takes_none) for name, kind, takes_none in connection.execute(_COLUMNS, (self._table,))}
         known = self._sql_types(published.columns)
-        where = f"{self._pipeline}: {self._target}: others have changed the table"
+        where, remedy = f"{self._pipeline}: {self._target}: others have changed the table", self._remedy
         for name, kind in known.items():
             if name not in found:
-                raise SettingsError(f"{where}: it has no column {name!r} any more: {_REMEDY}")
+                raise SettingsError(f"{where}: it has no column {name!r} any more: {remedy}")
             if found[name][0] != kind:
-                raise SettingsError(f"{where}: its column {name!r} is {found[name][0]}, and was {kind}: {_REMEDY}")
+                raise SettingsError(f"{where}: its column {name!r} is {found[name][0]}, and was {kind}: {remedy}")
         if name := next((name for name, (_, takes_none) in found.items() if name not in known and not takes_none), ""):
             raise SettingsError(
                 f"{where}: its column {name!r} takes no nulls and has no default, and no run has a value for it: drop "
-                "it, or begin again with `kstreams pipeline reset`"
+                f"it, or begin again with `{show_reset(self._pipeline)}`"
             )
         key = self._pipeline.key
         if not key or self._pipeline.mode is Mode.APPEND:
             return
         if sorted(key) not in [sorted(names) for (names,) in connection.execute(_KEYS, (self._table,))]:
-            raise SettingsError(f"{where}: it has no unique index of its key ({', '.join(key)}) any more: {_REMEDY}")
+            raise SettingsError(f"{where}: it has no unique index of its key ({', '.join(key)}) any more: {remedy}")
 
     def _stored(self, connection: psycopg.Connection[Any]) -> Published | None:
         if not self._has(connection, self._runs):

@@ -13,6 +13,7 @@ from contextlib import closing, contextmanager
 from typing import Any, Final
 
 from kstreams_py.errors import InputLost, SettingsError, TopicError, UserMistake
+from kstreams_py.graph.loading import show_reset
 from kstreams_py.graph.pipelines import Pipeline
 from kstreams_py.graph.topology import Graph
 from kstreams_py.settings import Settings
@@ -88,7 +89,7 @@ def run_once(
         with reported(pipeline):  # the function may run its own jobs
             rows = call(pipeline, frames)
         columns = columns_of(rows)
-        check_columns(pipeline, rows.dtypes, previous)
+        check_columns(pipeline, rows.dtypes, previous, show_reset(pipeline))
         number = previous.last.number + 1 if previous is not None else 1
         known = None if old is None else old.made
 
@@ -114,7 +115,7 @@ def _last_cut(pipeline: Pipeline, published: Published) -> Cut:
     except UserMistake as error:
         raise SettingsError(
             f"{pipeline}: the last run in {pipeline.target} was a stream's, or was changed by hand: declare it with "
-            "streaming=, or begin again with `kstreams pipeline reset`"
+            f"streaming=, or begin again with `{show_reset(pipeline)}`"
         ) from error
 
 
@@ -124,7 +125,7 @@ def _named(pipeline: Pipeline) -> Iterator[None]:
     try:
         yield
     except (InputLost, SettingsError, TopicError) as error:
-        raise type(error)(f"{pipeline}: {error}; `kstreams pipeline reset` lets it begin again") from error
+        raise type(error)(f"{pipeline}: {error}; `{show_reset(pipeline)}` lets it begin again") from error
 
 
 def _count_offsets(pipeline: Pipeline, new: Cut, after: Cut | None) -> int:

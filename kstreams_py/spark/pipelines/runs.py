@@ -143,11 +143,14 @@ def check_owner(pipeline: Pipeline, published: Published | None) -> None:
         )
 
 
-def check_columns(pipeline: Pipeline, typed: Sequence[tuple[str, str]], published: Published | None) -> None:
+def check_columns(
+    pipeline: Pipeline, typed: Sequence[tuple[str, str]], published: Published | None, reset: str
+) -> None:
     """Raises SettingsError for rows without the key, with columns that a target would lose, or with other columns.
 
     - `typed`: the name of each column, and of its type in Spark.
     - `published`: the previous state, whose columns count if its rows stay.
+    - `reset`: the command that resets the pipeline.
     """
     columns = dict(typed)
     if missing := [name for name in pipeline.key if name not in columns]:
@@ -171,7 +174,7 @@ def check_columns(pipeline: Pipeline, typed: Sequence[tuple[str, str]], publishe
     if pipeline.mode.is_incremental and published is not None and dict(published.columns) != columns:
         raise SettingsError(
             f"{pipeline}: its rows have the columns {_shown(columns)}, and {pipeline.target} has "
-            f"{_shown(published.columns)}: return those, or begin again with `kstreams pipeline reset`"
+            f"{_shown(published.columns)}: return those, or begin again with `{reset}`"
         )
 
 

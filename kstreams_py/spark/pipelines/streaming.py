@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from kstreams_py.errors import SettingsError, Unavailable
 from kstreams_py.graph.declarations import Topic
+from kstreams_py.graph.loading import show_reset
 from kstreams_py.graph.pipelines import Mode, Pipeline
 from kstreams_py.kafka.cluster import KafkaCluster
 from kstreams_py.settings import Settings
@@ -77,7 +78,7 @@ class Streaming:
         with closing(open_target(pipeline, self._settings, lambda: self._session)) as target:
             published = target.read()
         check_owner(pipeline, published)
-        check_columns(pipeline, rows.dtypes, published)
+        check_columns(pipeline, rows.dtypes, published, show_reset(pipeline))
         if published is None:
             self._inputs.warn_of_compaction()
         self._known.clear()
@@ -203,7 +204,7 @@ class Streaming:
     def _check_place(self, place: BatchPlace, previous: Published | None) -> BatchPlace | None:
         """Returns the target's last batch: this one or the previous one. Raises SettingsError for another."""
         last = None if previous is None else BatchPlace.decode(previous.last.cut)
-        remedy = "restore both, or begin again: delete the checkpoint, and run `kstreams pipeline reset`"
+        remedy = f"restore both, or begin again: delete the checkpoint, and run `{show_reset(self._pipeline)}`"
         if previous is not None and last is None:
             raise SettingsError(f"{self._pipeline}: {self._pipeline.target} was not made by a stream: {remedy}")
         known = {} if last is None else last.topics
