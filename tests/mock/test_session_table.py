@@ -202,14 +202,14 @@ TABLE: Final = (
     Row(
         Api.Produce,
         "INVALID_RECORD INVALID_TIMESTAMP POLICY_VIOLATION",
-        each(Answered(REFUSED, REFUSED), Answered(REFUSED, REFUSED), Answered(AGAIN, REFUSED)),
+        each(Answered(ABORTS, REFUSED), Answered(REDOES, REFUSED), Answered(AGAIN, REFUSED)),
         seldom="UNSUPPORTED_FOR_MESSAGE_FORMAT",
         dead_letters=False,
     ),
     Row(
         Api.Produce,
         "MSG_SIZE_TOO_LARGE",
-        each(Answered(TOO_LARGE, TOO_LARGE), Answered(TOO_LARGE, TOO_LARGE), Answered(AGAIN, TOO_LARGE)),
+        each(Answered(ABORTS, TOO_LARGE), Answered(REDOES, TOO_LARGE), Answered(AGAIN, TOO_LARGE)),
         seldom="RECORD_LIST_TOO_LARGE",
         dead_letters=False,
     ),

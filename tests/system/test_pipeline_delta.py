@@ -58,7 +58,7 @@ def streamed(orders):
 """
 
 
-CHANGED: Final = r": the directory was changed by hand: restore it, or begin again with `kstreams pipeline reset`$"
+CHANGED: Final = r": the directory was changed by hand: restore it, or begin again with `kstreams pipeline reset.*`$"
 
 
 class Shop(Pipelines):

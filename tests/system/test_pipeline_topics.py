@@ -314,7 +314,9 @@ def test_topic_that_was_created_again_stops_its_pipeline_until_it_is_reset(shop:
     with pytest.raises(TopicError, match=r"added' does not exist: run `kstreams topics create`"):
         shop.run("added")
     shop.cluster.create(f"{shop.name}.added", partitions=3)
-    told = r"'added': topic .*added was deleted and created again since its last run, .* `kstreams pipeline reset` lets"
+    told = (
+        r"'added': topic .*added was deleted and created again since its last run, .* `kstreams pipeline reset.*` lets"
+    )
     pipeline = shop.pipeline("added")
     with shop.open(pipeline.id) as target:
         for step in (lambda: shop.run("added"), lambda: target.table(shop.spark)):
@@ -423,7 +425,9 @@ def test_reset_that_was_interrupted_holds_runs_off_until_it_is_continued(
         patch.setattr(KafkaCluster, "truncate", die)
         with pytest.raises(KeyboardInterrupt):
             target.reset()
-    with pytest.raises(SettingsError, match=r"a reset of topic .*added was interrupted: run `kstreams pipeline reset`"):
+    with pytest.raises(
+        SettingsError, match=r"a reset of topic .*added was interrupted: run `kstreams pipeline reset.*`"
+    ):
         shop.run("added")
     with shop.open(pipeline.id) as target:
         target.reset()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -94,8 +95,9 @@ def test_missing_input_is_named_before_spark_starts(command: Command) -> None:
     command.found = {"orders": ...}
     error = command.run("run")
     assert isinstance(error, TopicError)
-    create = f"kstreams topics create {command.file}"
-    assert (str(error), command.sessions) == (f"topic 'clicks' does not exist: run `{create}`", [])
+    told = rf"topic 'clicks' does not exist: run `kstreams topics create \S*{command.file.name}`"  # near, or absolute
+    assert re.fullmatch(told, str(error))
+    assert command.sessions == []
     assert isinstance(command.run("run", "totals"), Started)
 
 
