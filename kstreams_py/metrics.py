@@ -46,7 +46,7 @@ class WorkerState(StrEnum):
     SINK_AWAY = "sink away"
     """The target of its rows is away; they wait."""
     SOURCE_AWAY = "source away"
-    """The source of its inputs is away; what it has read goes on."""
+    """The source of its inputs is away; what was read before goes on."""
     DRAINING = "draining"
     """It commits what is processed, and ends."""
     REPLACED = "replaced"
@@ -83,7 +83,7 @@ MEASURED_ALL: Final = 64
 """Up to this many records, each size is measured. To measure all of many takes 8 % of a fast loop (measured)."""
 
 COUNTS: Final[Mapping[str, str]] = {
-    "records_in": "steps that are committed; of a map each is a record",
+    "records_in": "steps that are committed; each step of a map is one record",
     "records_out": "outputs that are committed, without dead letters",
     "dead_letters": "dead letters that are committed; each is a failed step",
     "dropped": "failed steps that are committed without a dead letter, as their processor has no topic for them",
@@ -206,8 +206,8 @@ class Counters:
 
 
 EVENTS: Final[Mapping[str, str]] = {
-    "applied": "the function was called, and has not raised",
-    "duplicate": "it was applied before, and dropped",
+    "applied": "the function was called, and did not raise",
+    "duplicate": "it had been applied before, and was dropped",
     "held": "it came before its predecessor",
     "fault": "it contradicts the order, or its object is stopped: it has a dead letter",
 }
@@ -254,7 +254,7 @@ class EventCounts:
 
 REPLAYS: Final[Mapping[str, str]] = {
     "died": "its worker died, or was silent for longer than its lease; the worker that reads it again counts it",
-    "expired": "its time was over, and no task had anything of it",
+    "expired": "its timeout had passed, and no task had anything of it",
     "raised": "an exception ended the job, which gave it back",
 }
 """Why an input of a source is read again, each cause with its meaning."""
@@ -263,8 +263,8 @@ INPUTS: Final = ("done", "refused", *REPLAYS)
 """The counts of `InputCounts`."""
 
 LATE_ACKS: Final[Mapping[str, str]] = {
-    "completed": "an input was complete that was no longer under way",
-    "dropped": "acknowledgements were not all there when the time of their input was long over",
+    "completed": "an input became complete that was no longer under way",
+    "dropped": "the acknowledgements of an input were still incomplete long after its timeout",
 }
 """Acknowledgements that changed nothing, each kind with its meaning."""
 
@@ -336,7 +336,7 @@ class Rate:
         self._least = -float("inf") if shrinks else 0
 
     def of(self, count: float, now: float) -> float:
-        """Returns the rate for the count at `now` (seconds); 0 in the first second, or if the count has shrunk."""
+        """Returns the rate for the count at `now` (seconds); 0 in the first second, and below 0 only with `shrinks`."""
         then, before = self._before = self._before or (now, count)
         if now - then >= 1.0:
             self._rate = max(self._least, count - before) / (now - then)

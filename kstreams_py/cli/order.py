@@ -42,7 +42,8 @@ AcceptTopic = Annotated[
     bool, typer.Option("--accept-topic", help="go on with a topic other than the one that events were sent to")
 ]
 Topic = Annotated[
-    str | None, typer.Option("--topic", help="the topic of the events; a worker needs it; keys are names of objects")
+    str | None,
+    typer.Option("--topic", help="the topic of the events, required to send them; its keys are names of objects"),
 ]
 
 

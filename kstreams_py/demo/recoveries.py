@@ -1,9 +1,9 @@
-"""The time from each kill until the slot's next commit, as a reader of the committed topics sees it.
+"""The time from each kill until the slot's next commit, as a reader of committed records sees it.
 
 A committed record names its step by its delivery hash: the first 8 bytes, the source, stand for one processor and one
-partition that it reads. The reports of the workers tell which partitions each process holds. So the next commit of a
+partition that it reads. The reports of the workers say which partitions each process holds. So the next commit of a
 slot is the first record seen from its later process. Records that a process committed before its kill may be seen
-after the kill, even after the next process has started (seen: 0.2 s later). So the ends of the topics are read soon
+after the kill, even after the next process has started (measured: 0.2 s later). So the ends of the topics are read soon
 after each kill, and records before them are not counted.
 """
 
@@ -22,7 +22,7 @@ Seen = tuple[float, Mapping[bytes, Positions]]
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """A SIGKILL: its time (monotonic seconds), the slot and the process."""
+    """A SIGKILL or a SIGSTOP: its time (monotonic seconds), the slot and the process."""
 
     at: float
     slot: int
@@ -74,7 +74,7 @@ class Recoveries:
 
         It is None if the slot committed nothing more, or if the ends of the topics at the kill are not known.
 
-        - `seen`: in the order of time.
+        - `seen`: in chronological order.
         """
         return [self._seconds(kill, seen) for kill in kills]
 

@@ -71,7 +71,7 @@ class Screen(Display):
             self.say(f"from a kill to the slot's next commit: {most}")
 
     def counts(self, counts: Mapping[str, int], written: int, records: int) -> None:
-        """Shows the number of committed records by topic, and how much is written."""
+        """Shows the number of committed records by topic, and how many records are written."""
         now = time.monotonic()
         rates = {topic: self._rates[topic].of(n, now) for topic, n in counts.items()}
 
@@ -114,11 +114,14 @@ LOG: Final = "run.log"
 
 
 def log_writer(log: Path, screen: Screen) -> Write:
-    """Returns a function that takes lines of workers with their slot: logs go to the file, prints to the screen."""
+    """Returns a function that takes lines of workers with their slot.
+
+    Logs go to the file, and what is printed goes to the screen.
+    """
 
     def write(output: int, slot: str, lines: Sequence[bytes]) -> None:
         if output == STDERR:
-            with log.open("ab") as file:  # a single appending write, so lines of threads do not mix
+            with log.open("ab") as file:  # a single appending write, so that lines of different threads do not mix
                 file.write(b"".join(logs.dress(output, slot, line) + b"\n" for line in lines))
         else:
             screen.write(output, slot, lines)

@@ -73,13 +73,13 @@ class Deployment:
 def kubernetes_name(graph: str) -> str:
     """Returns the name of a graph in Kubernetes: in lower case, with - for dots and underscores.
 
-    Raises SettingsError if the result is no valid name.
+    Raises SettingsError if the result is not a valid name.
     """
     name = re.sub(r"[._-]+", "-", graph.lower()).strip("-")
     if not _NAME.fullmatch(name):
         raise SettingsError(
-            f"the graph's name {graph!r} gives no name in Kubernetes: pass one with --name, up to 52 of a-z, 0-9 "
-            "and -, a letter first"
+            f"the graph's name {graph!r} cannot be made a name in Kubernetes: pass one with --name, up to 52 of a-z, "
+            "0-9 and -, a letter first"
         )
     return name
 
@@ -92,7 +92,7 @@ metadata:
   labels: {labels}
 spec:
   clusterIP: None
-  publishNotReadyAddresses: true  # metrics are read from pods that are not ready as well
+  publishNotReadyAddresses: true  # metrics are also read from pods that are not ready
   selector: {labels}
   ports:
     - name: http

@@ -8,10 +8,10 @@ from typing import Final
 
 from kstreams_py.errors import NOT_RESTARTED, RESTART_SECONDS
 
-# KillMode: only the supervisor gets SIGTERM, and drains its workers. OOMPolicy: it also restarts a worker that the
-# kernel killed. No WatchdogSec: nothing would answer it; stuck_timeout_ms watches the workers. All of systemd's
-# restrictions are set except MemoryDenyWriteExecute (libraries compile code), ProcSubset (libraries read the machine's
-# memory) and UMask (others read the files of sinks).
+# KillMode: only the supervisor gets SIGTERM, and drains its workers. OOMPolicy: the supervisor also restarts a worker
+# that the kernel killed. No WatchdogSec: nothing would answer it; stuck_timeout_ms watches the workers. These
+# restrictions are left out on purpose: MemoryDenyWriteExecute (libraries compile code), ProcSubset (libraries read
+# /proc/meminfo) and UMask (other users read the files of sinks).
 _TEMPLATE: Final = """\
 [Unit]
 Description=kstreams: {graph}
@@ -68,7 +68,7 @@ class UnitParameters:
     - `environment`: variables that all users of the machine may read.
     - `environment_file`: the absolute path of a file with further variables, NAME=VALUE each; None for none.
     - `grace_seconds`: seconds from SIGTERM to SIGKILL.
-    - `written`: absolute paths that the unit may write, beside temporary files; missing paths are ignored.
+    - `written`: absolute paths that the unit may write to, besides temporary files; missing paths are ignored.
     """
 
     graph: str

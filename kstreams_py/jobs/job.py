@@ -26,7 +26,7 @@ from kstreams_py.steps.dead_letters import format_error
 logger = logging.getLogger(__name__)
 
 ACKER_FACTOR: Final = 3
-"""An entry of the acker lives for at least so many times the timeout of an input."""
+"""An entry of the acker lives for at least this many times the timeout of an input."""
 
 LEASE_MAX: Final = 3_600.0
 """Seconds: some sources keep their claims for ever, and no wait is that long."""
@@ -82,11 +82,11 @@ class Job:
         self._acker = environment.open_acker()
         self.outages = Outages()
         self.turns = 0
-        """How often each task had its turn."""
+        """How often each task has had its turn."""
         self.turning: TaskRunner | None = None
         """The task whose turn it is."""
         self._late = 0
-        """How many completions came for inputs of no source."""
+        """How many completions have come for inputs that were no longer under way at any source."""
         self._dropped_at = environment.clock()
         ordered = sort_tasks(tasks)
         self.tasks = [open_runner(graph, task, ordered, self._readers, environment) for task in ordered]
@@ -146,15 +146,15 @@ class Job:
     def is_death(self, error: Exception) -> bool:
         """Returns whether an error that ends the job counts as a death of the inputs under way.
 
-        Whichever of them it was, the cap of deaths must end it. A mistake of the program, a system that is away, or an
-        error for which the graph wants the job to stop, is the fault of no input: in a long outage, each start would
-        refuse a healthy one.
+        Whichever of them caused it, the cap on deaths must end that one. A mistake of the program, a system that is
+        away, or an error at which the graph wants the job to stop is the fault of no input: if it counted, a long
+        outage would have healthy inputs refused.
         """
         is_of_none = isinstance(error, (Stop, UserMistake, Unavailable, Replaced, ClientError))
         return not is_of_none and not any(task.asks_to_stop(error) for task in self.tasks)
 
     def _wait(self, seconds: float) -> None:
-        """Waits for so long, or until a source tells of an input."""
+        """Waits for `seconds`, or until a source tells of an input."""
         if not self._is_woken:
             self._environment.sleep(seconds)
         elif self._woken.wait(seconds):
@@ -171,7 +171,7 @@ class Job:
         for inputs in self._inputs.values():
             try:
                 inputs.connection.keep()
-            except Exception as error:  # the next attempt may succeed, and without one the claims are lost
+            except Exception as error:  # the next attempt may succeed; if this thread ended, the claims would be lost
                 logger.info("%s: cannot keep the claims: %s", inputs.name, error)
 
     @property
@@ -254,7 +254,7 @@ class Job:
             return
         readers = [task for task in self.tasks if channel in task.inputs]
         for name, count in refused.items():
-            # a record that does not decode came to no task
+            # a record that cannot be decoded has reached no task
             counters = next((task for task in self.tasks if task.id == name), readers[0]).counters
             if channel.errors is None:
                 counters.dropped += count
@@ -306,7 +306,7 @@ class Job:
             self._dropped_at = now
 
     def _under_way(self) -> dict[SegmentId, str]:
-        """Returns the inputs that have a segment in a task, each with such a task."""
+        """Returns the inputs that have a segment in a task, each with the id of one such task."""
         return {segment: task.id for task in self.tasks for segment in task.under_way()}
 
     # What other threads may ask for, at any time.

@@ -23,11 +23,11 @@ OFFSET_BITS: Final = 48
 """Bits of the offset in the key of a record; the partition has the others."""
 
 COMMIT_SECONDS: Final = 0.1
-"""Seconds between two commits of offsets: what is read again after a crash is known by its origin."""
+"""Seconds between two commits of offsets: what is read again after a crash is recognized by its origin."""
 
 
 class PartitionProgress:
-    """What was read of a partition and is not done: an offset is passed once all before it are done."""
+    """What was read of a partition and is not done: an offset is passed once it and all before it are done."""
 
     def __init__(self, start: int) -> None:
         self.next = start
@@ -83,9 +83,9 @@ class TopicConnection:
         self._again = deque[Claim]()
         """Claims that were given back."""
         self._rebalances = deque[set[TopicPartition] | None]()
-        """Assignments that were not acted on; None where the membership was lost."""
+        """Assignments that have not been acted on; None for a lost membership."""
         self._assigned: set[TopicPartition] | None = None
-        """The partitions of an assignment whose start is not known yet."""
+        """The partitions of an assignment, until the consumer has been told where to start; None after that."""
         self._is_revoked = False
         """Whether the assignment has ended, and the next one has not come."""
         self._is_paused = False
@@ -148,7 +148,7 @@ class TopicConnection:
         try:
             self._commit()
         except (ClientError, KStreamsError) as error:
-            logger.warning("%s: records that are done will be read again: %s", self._topic, error)
+            logger.warning("topic %s: records that are done will be read again: %s", self._topic, error)
         finally:
             self._consumer.close()
             if self._leaves:
@@ -184,7 +184,7 @@ class TopicConnection:
         return Claim(key, value, 0, TopicToken(progress, record))
 
     def _follow(self) -> None:
-        """Acts on the rebalances, and starts at the committed offsets, or before all records where there is none."""
+        """Acts on the rebalances, and starts at the committed offsets, or at the first record where there is none."""
         while self._rebalances:
             assigned, self._is_revoked = self._rebalances.popleft(), False
             self._partitions = {tp: each for tp, each in self._partitions.items() if tp in (assigned or ())}
@@ -202,12 +202,13 @@ class TopicConnection:
         self._assigned, self._is_paused = None, False
 
     def _revoked(self) -> None:
-        # once this returns, another member may read what is not committed; what stays here goes on at the assignment
+        # once this returns, another member may read what is not committed; what stays here goes on after the next
+        # assignment
         self._commit_in_time(due=True)
         self._is_revoked = True
 
     def _commit_in_time(self, *, due: bool = False) -> None:
-        """Commits what is done, if it is time. An outage is no reason to stop: what is read again is known."""
+        """Commits what is done, if it is time. An outage is no reason to stop: what is read again is recognized."""
         if not due and self._clock() < self._committed_at + COMMIT_SECONDS:
             return
         try:

@@ -51,9 +51,9 @@ _CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 def read_clock() -> float:
-    """Returns the seconds since the start of this machine, also while it slept; the same in all processes.
+    """Returns the seconds since the start of this machine, including its sleep; the same in all processes.
 
-    The time of day may jump, and would end leases that are held, or keep those of the dead.
+    A jump of the time of day would end leases that are held, or keep those of the dead.
     """
     return time.clock_gettime(_CLOCK)
 
@@ -108,12 +108,12 @@ class ClaimsFile:
         self._keeper: sqlite3.Connection | None = None
         """The connection of the thread that keeps the claims."""
         self._owner: int | None = None
-        """The number of this worker among all owners of claims; None until its first claim."""
+        """The number of this worker among all owners of claims; None until its first `read`."""
         self._renewed_at = 0.0
         self._held = set[Any]()
-        """The keys that this worker has claimed and that have no end."""
+        """The keys that this worker has claimed, and has neither acknowledged nor given back."""
         self._is_doubtful = False
-        """Whether a read has failed: claims may be there that nobody knows of."""
+        """Whether a read has failed: there may be claims that nobody knows of."""
         self._searched_at = float("-inf")
         """When claims to be read again were last looked for."""
         self.waits_alone = False
@@ -203,7 +203,7 @@ class ClaimsFile:
             f" AND (state = {FREE} OR lease IS NULL OR {DEAD})"
         )
         with transaction(connection):
-            # read here: while this waited for the file, others may have renewed their leases
+            # the clock again: while this waited for the file, others may have renewed their leases
             now = read_clock()
             found = connection.execute(asked, (self._reader, now, now)).fetchall()
             taken = {key: bool(died) for key, _, died in found}
@@ -222,7 +222,7 @@ class ClaimsFile:
         return [claim_of(key, value, deaths[key], taken_over=taken[key]) for key, value in loaded]
 
     def _read_unknown(self, connection: sqlite3.Connection) -> list[Claim]:
-        """Returns the claims of this worker that it does not know of: those of a read whose commit had no answer."""
+        """Returns the claims of this worker that it does not know of: those of a read whose commit got no answer."""
         deaths = {key: count for key, count in self._own(connection) if key not in self._held}
         values = self._inputs.values(connection, [*deaths])
         if deleted := deaths.keys() - values.keys():
@@ -260,13 +260,13 @@ class ClaimsFile:
         elif self._inputs.are_complete:
             left = f"SELECT 1 FROM {CLAIMS} WHERE reader = ? AND state <= {CLAIMED} LIMIT 1"
             self.is_exhausted = connection.execute(left, (self._reader,)).fetchone() is None
-        if are_shared:  # another worker has claimed some of them meanwhile
+        if are_shared:  # another worker has claimed some of them in the meantime
             own = {key for key, _ in self._own(connection)} - self._held
             found = [(key, value) for key, value in found if key in own]
         return [claim_of(key, value, 0) for key, value in self._inputs.load(connection, found)]
 
     def _renew(self, connection: sqlite3.Connection) -> None:
-        """Renews the lease; registers this worker as an owner first, if it is none."""
+        """Renews the lease, or registers this worker as an owner if it is not one yet."""
         process = f"process {os.getpid()}"
         until = read_clock() + self.lease
         if self._owner is None:
@@ -276,7 +276,7 @@ class ClaimsFile:
                 connection.execute(f"DELETE FROM {OWNERS} WHERE {DEAD}", (now, now))
                 self._owner = connection.execute(made, (self.lease, now + self.lease, process)).lastrowid
             return
-        # if this worker was frozen past its lease, another one may have deleted it
+        # if this worker was frozen past its lease, another one may have deleted its row
         renewed = f"INSERT INTO {OWNERS} VALUES (?, ?, ?, ?) ON CONFLICT (owner) DO UPDATE SET lease_until = ?"
         connection.execute(renewed, (self._owner, self.lease, until, process, until))
 
@@ -295,12 +295,12 @@ class ClaimsFile:
 
     def _open(self) -> sqlite3.Connection:
         connection = open_file(self._path)
-        # SQLite takes any bytes as text: those that are not UTF-8 become half surrogates, which no target takes
+        # SQLite takes any bytes as text: those that are not UTF-8 become lone surrogates, which no target takes
         connection.text_factory = lambda data: data.decode("utf-8", "surrogateescape")
         try:
             self._inputs.prepare(connection)
             self._create(connection)
-            # what a crash of the machine takes of the claims is read again, and stored once by its origin
+            # what a crash of the machine takes of the claims is read again, and recognized by its origin
             connection.execute("PRAGMA synchronous = NORMAL")
         except BaseException:
             connection.close()
