@@ -10,8 +10,8 @@ from kstreams_py.errors import NOT_RESTARTED, RESTART_SECONDS
 
 # KillMode: only the supervisor gets SIGTERM, and drains its workers. OOMPolicy: the supervisor also restarts a worker
 # that the kernel killed. No WatchdogSec: nothing would answer it; stuck_timeout_ms watches the workers. These
-# restrictions are left out on purpose: MemoryDenyWriteExecute (libraries compile code), ProcSubset (libraries read
-# /proc/meminfo) and UMask (other users read the files of sinks).
+# restrictions are left out on purpose: MemoryDenyWriteExecute (libraries compile code), ProcSubset (libraries ask for
+# the size of the memory) and UMask (other users read the files of sinks).
 _TEMPLATE: Final = """\
 [Unit]
 Description=kstreams: {graph}

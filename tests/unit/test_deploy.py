@@ -293,8 +293,8 @@ def test_name_of_a_graph_that_cannot_be_mapped_asks_for_another(graph: str) -> N
     with pytest.raises(SettingsError) as caught:
         kubernetes_name(graph)
     assert str(caught.value) == (
-        f"the graph's name {graph!r} cannot be made a name in Kubernetes: pass one with --name, up to 52 of a-z, 0-9 and "
-        "-, a letter first"
+        f"the graph's name {graph!r} cannot be made a name in Kubernetes: pass one with --name, up to 52 of a-z, 0-9 "
+        "and -, a letter first"
     )
 
 
