@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 import confluent_kafka as ck
 
@@ -77,6 +77,10 @@ class Work:
             consumer.close()
 
 
+NOT_LEADER: Final = 6
+"""The broker's answer while it does not lead a topic that was just created."""
+
+
 def send(client: Any, request: Any) -> Any:
     """Sends a request to broker 0, the only broker and so every leader and coordinator; returns its answer."""
     return client._manager.run(client._manager.send, request, 0)
@@ -129,19 +133,23 @@ def write_behind_the_coordinator(
     batch.append(time_ms or int(time.time() * 1000), None, value)
     batch.close()
     data = ProduceRequest.TopicProduceData
-    written = send(
-        client,
-        ProduceRequest(
-            transactional_id=work.id,
-            acks=-1,
-            timeout_ms=10_000,
-            topic_data=[
-                data(name=work.target, partition_data=[data.PartitionProduceData(index=0, records=batch.buffer())])
-            ],
-            max_version=11,  # from 12 on, it adds the partition to the transaction
-        ),
+    request = ProduceRequest(
+        transactional_id=work.id,
+        acks=-1,
+        timeout_ms=10_000,
+        topic_data=[
+            data(name=work.target, partition_data=[data.PartitionProduceData(index=0, records=batch.buffer())])
+        ],
+        max_version=11,  # from 12 on, it adds the partition to the transaction
     )
-    codes = [p.error_code for t in written.responses for p in t.partition_responses]
+    codes = list[int]()
+
+    def is_answered() -> bool:
+        written = send(client, request)
+        codes[:] = [p.error_code for t in written.responses for p in t.partition_responses]
+        return codes != [NOT_LEADER]
+
+    wait_until(is_answered, "the broker leads the new topic")
     assert codes == [0], codes  # this module's assertions are not rewritten
 
 
