@@ -208,7 +208,7 @@ class TaskRunner:
         return taken
 
     def _take(self, now: float) -> Segments:
-        """Takes the segments to run now: those that are due, then those of the fullest inbox, and of the others."""
+        """Takes the segments to run now: those that are due, then a share of each inbox."""
         taken = self._take_due(now)
         for inbox, share in shares(self._inboxes, self._limit.limit - len(taken)):
             taken.add(inbox.take(share))
@@ -330,7 +330,7 @@ class OverlappingTaskRunner(TaskRunner):
         return [*super()._parts(), *self._open.copy().values(), *queued]
 
     def _count_time(self, steps: int, seconds: float) -> None:
-        """Does nothing: each call has its own time."""
+        """Does nothing: each call has its own time, which is counted when it has ended."""
 
     def _take(self, now: float) -> Segments:
         """Takes segments until as many wait for their calls as calls may run concurrently."""
@@ -364,6 +364,7 @@ class OverlappingTaskRunner(TaskRunner):
             if isinstance(ended.error, SystemExit | KeyboardInterrupt):
                 raise exited(self._task, ended.error) from ended.error
             called = self._open.pop(ended.ticket)
+            self.counters.ran(1, ended.seconds)
             done.add(called)
             results.append(ended.result if ended.error is None else FailedCall(ended.error))
             self._start_next(called)

@@ -69,6 +69,13 @@ COUNTED: dict[str, tuple[Callable[[JobPlant], object], Any, dict[str, int]]] = {
 }
 
 
+def test_time_of_calls_that_overlap_is_counted_by_call() -> None:
+    plant, _ = plant_of(concurrency=4)
+    plant.run()
+    (task,) = plant._jobs[-1].tasks
+    assert sum(task.counters.step_seconds.counts) == INPUTS
+
+
 @pytest.mark.parametrize("what", COUNTED)
 def test_inputs_are_counted_by_their_end_and_by_why_they_are_read_again(what: str) -> None:
     run, options, expected = COUNTED[what]
