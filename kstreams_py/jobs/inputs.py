@@ -118,10 +118,8 @@ class SourceInputs:
         self._done: list[Claim] = []
         self._refused: list[tuple[Claim, FailedTask]] = []
         """What is complete, and that the source was not told of."""
-        self._expired: list[Claim] = []
-        """What has expired, and that the source was not given back."""
-        self._paused: list[Claim] = []
-        """What waited for another call, and that the source was not given back."""
+        self._given_up: dict[bool, list[Claim]] = {True: [], False: []}
+        """What the source is to be given back, and was not: what counts as an attempt, and what does not."""
         self.asked_at = float("-inf")
         """When the source was asked for inputs last."""
         self._looks_at, self._idle = float("-inf"), 0.0
@@ -141,7 +139,7 @@ class SourceInputs:
 
         Raises SourceUnavailable.
         """
-        held = len(self.pending) + len(self._done) + len(self._refused) + len(self._expired)
+        held = len(self.pending) + len(self._done) + len(self._refused) + sum(map(len, self._given_up.values()))
         under_way = held - min(paused, len(self.pending))
         free, alone = min(self._limit.limit - under_way, self._most - held), not held
         # a claim may cost a commit of the medium: a few at a time would be slow
@@ -273,7 +271,7 @@ class SourceInputs:
                 "%s: %d inputs have expired after %g s, as no task has anything of them: they are read again",
                 self.name, len(claims), self._timeout,
             )  # fmt: skip
-            self._expired += claims
+            self._given_up[True] += claims
             self.counts.expired += len(claims)
         for segment in lost:
             self._failed.pop(segment, None)
@@ -293,19 +291,17 @@ class SourceInputs:
             return []
         if not {*paused()}.issuperset(given_up):
             return []
-        self._paused += self.pending.take_all()
+        self._given_up[False] += self.pending.take_all()
         for segment in given_up:
             self._failed.pop(segment, None)
         return given_up
 
     def return_expired(self) -> None:
-        """Gives back what has expired. Raises SourceUnavailable, and keeps it for the next call."""
-        if self._expired:
-            self.connection.give_back(self._expired, failed=True)
-            self._expired = []
-        if self._paused:
-            self.connection.give_back(self._paused, failed=False)
-            self._paused = []
+        """Gives back what was given up. Raises SourceUnavailable, and keeps it for the next call."""
+        for failed, claims in self._given_up.items():
+            if claims:
+                self.connection.give_back(claims, failed=failed)
+                self._given_up[failed] = []
 
     def show_pending(self, now: float, find_tasks: Callable[[SegmentId], tuple[str, ...]], why: str) -> PendingFigures:
         """Returns what is under way. Any thread may call it.
@@ -324,7 +320,7 @@ class SourceInputs:
     @property
     def is_exhausted(self) -> bool:
         """Whether no input is left, and none is under way."""
-        left = self.pending or self._done or self._refused or self._expired or self._paused
+        left = self.pending or self._done or self._refused or any(self._given_up.values())
         return self.connection.is_exhausted and not left
 
     def close(self, *, failed: bool) -> None:

@@ -458,12 +458,6 @@ class GatheringRunner(TaskRunner):
         """How many segments wait here, also for those of other branches."""
         return super().waiting + len(self._gathering)
 
-    def paused(self) -> set[SegmentId]:
-        """Returns the inputs that have a segment here which waits for another attempt, and no other one."""
-        waiting = {id(part) for _, _, part in self._again}
-        paused = {segment for _, _, part in self._again for segment in part.ids}
-        return paused.difference(*(part.ids for part in self._parts() if id(part) not in waiting))
-
     def has(self, segment: SegmentId) -> bool:
         """Returns whether an input has a segment here, also one that waits for those of other branches."""
         return segment in self._gathering or super().has(segment)

@@ -112,8 +112,7 @@ class TopicConnection:
             try:
                 records = self._consumer.consume(max(limit - len(given_back), 1), 0.0)
                 self._follow()
-                held = {*map(id, self._partitions.values())}
-                claims = [each for each in given_back if id(each.token.progress) in held]
+                claims = [*filter(self._is_held, given_back)]
                 for record in records:
                     claims.append(self._claim(record))
             except BaseException:
@@ -135,10 +134,8 @@ class TopicConnection:
 
     def give_back(self, claims: Sequence[Claim], *, failed: bool) -> None:
         """See SourceConnection."""
-        held = {*map(id, self._partitions.values())}
-        self._again.extend(
-            claim._replace(attempts=claim.attempts + failed) for claim in claims if id(claim.token.progress) in held
-        )
+        held = filter(self._is_held, claims)
+        self._again.extend(claim._replace(attempts=claim.attempts + failed) for claim in held)
 
     def keep(self) -> None:
         """See SourceConnection: the client's own thread tells the group that it is there."""
@@ -183,13 +180,17 @@ class TopicConnection:
         progress.read(offset)
         return Claim(key, value, 0, TopicToken(progress, record))
 
+    def _is_held(self, claim: Claim) -> bool:
+        """Returns whether the partition of a claim was not lost since its record was read."""
+        progress, record = claim.token
+        return self._partitions.get(TopicPartition(record.topic(), record.partition())) is progress
+
     def _follow(self) -> None:
         """Acts on the rebalances, and starts at the committed offsets, or at the first record where there is none."""
         while self._rebalances:
             assigned, self._is_revoked = self._rebalances.popleft(), False
             self._partitions = {tp: each for tp, each in self._partitions.items() if tp in (assigned or ())}
-            held = {*map(id, self._partitions.values())}
-            self._again = deque(claim for claim in self._again if id(claim.token.progress) in held)
+            self._again = deque(filter(self._is_held, self._again))
             self._assigned = assigned
         if self._assigned is None:
             return

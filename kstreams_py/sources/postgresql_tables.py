@@ -100,7 +100,7 @@ def describe_table(
 
 
 def show(text: str) -> str:
-    """Returns a part of a statement that psycopg formats as a message shows it, or as a parameter has it."""
+    """Returns a quoted name for a message or a parameter; in a statement with parameters, each % is doubled."""
     return text.replace("%%", "%")
 
 

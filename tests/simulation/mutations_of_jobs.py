@@ -196,9 +196,10 @@ def suspects_beside_others(patch: pytest.MonkeyPatch) -> None:
 @mutation
 def given_back_without_counting_the_failure(patch: pytest.MonkeyPatch) -> None:
     def return_expired(self: SourceInputs) -> None:
-        if self._expired:
-            self.connection.give_back(self._expired, failed=False)
-            self._expired = []
+        for failed, claims in self._given_up.items():
+            if claims:
+                self.connection.give_back(claims, failed=False)
+                self._given_up[failed] = []
 
     patch.setattr(SourceInputs, "return_expired", return_expired)
 
