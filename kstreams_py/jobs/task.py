@@ -29,7 +29,6 @@ from kstreams_py.jobs.segments import Segments
 from kstreams_py.jobs.topic_outputs import TopicOutputs
 from kstreams_py.kafka.contracts import Output
 from kstreams_py.records import KeptRecord, Out, Step
-from kstreams_py.steps.calls import wait_for_each
 from kstreams_py.steps.rows import Rows, row_hash
 
 
@@ -78,12 +77,11 @@ class Readers:
 
 
 class Function:
-    """The function of a task, called with segments one after another. A gather's segments have a tuple of values."""
+    """A plain function of a task, called with segments one after another. Those of a gather have a tuple of values."""
 
     def __init__(self, task: JobTask, clock: Callable[[], float]) -> None:
         self._task, self._clock = task, clock
-        function = wait_for_each(task.function) if task.asynchronous else task.function
-        self._call = function
+        self._call = function = task.function
         if task.generator:
             self._call = lambda *arguments: [*map(copy_value, function(*arguments))]
         self._ended = 0

@@ -20,6 +20,9 @@ from kstreams_py.graph.source import Claim
 from kstreams_py.sinks.sqlite import MAY_RETURN, code_of, describe_error, open_file, transaction
 from kstreams_py.sources.suspects import DELETED, REASON, choose, has_suspects
 
+LEASE: Final = 10.0
+"""The default seconds after which the claims of a worker that is silent are taken over."""
+
 CLAIMS: Final = "kstreams_claims"
 OWNERS: Final = "kstreams_claim_owners"
 _IDENTITY: Final = "kstreams_source_id"
@@ -56,6 +59,13 @@ def read_clock() -> float:
     A jump of the time of day would end leases that are held, or keep those of the dead.
     """
     return time.clock_gettime(_CLOCK)
+
+
+def checked_lease(lease: float) -> float:
+    """Returns the seconds of a lease. Raises SettingsError if they are not above 0."""
+    if lease <= 0:
+        raise SettingsError(f"lease={lease}: give seconds above 0")
+    return float(lease)
 
 
 class ClaimedInputs(ABC):
@@ -192,8 +202,6 @@ class ClaimsFile:
     def _read_again(self, connection: sqlite3.Connection, limit: int, *, alone: bool) -> list[Claim]:
         """Claims inputs that were given back, or whose worker is dead."""
         now = read_clock()
-        if limit <= 0:
-            return []
         if not (alone and self.waits_alone) and now < self._searched_at + self.lease / 4:
             return []
         self._searched_at = now

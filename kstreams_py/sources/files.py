@@ -25,15 +25,12 @@ from kstreams_py.errors import DecodeError, MissingSoftware, SettingsError, Sour
 from kstreams_py.graph.source import BadInput, SourceStatus
 from kstreams_py.sinks.sqlite import transaction
 from kstreams_py.sources import claims, records
-from kstreams_py.sources.claims import CLAIMS, ClaimedInputs, ClaimsFile, create_tables
+from kstreams_py.sources.claims import CLAIMS, LEASE, ClaimedInputs, ClaimsFile, checked_lease, create_tables
 from kstreams_py.sources.inspection import inspect_claims, retry_claims
 from kstreams_py.sources.records import CsvRecords, FilePosition, JsonRecords, OpenRecords, ParquetRecords
 from kstreams_py.sources.suspects import DELETED
 
 logger = logging.getLogger(__name__)
-
-LEASE: Final = 10.0
-"""The default seconds after which the claims of a worker that is silent are taken over."""
 
 FORMATS: Final = ("csv", "jsonl", "parquet")
 
@@ -115,15 +112,14 @@ class Files:
             raise SettingsError(f"format={format!r} is none that is known: {remedy}")
         if not str(claims):
             raise SettingsError("claims='': give the path of a SQLite file, which is created, such as 'claims.db'")
-        if lease <= 0:
-            raise SettingsError(f"lease={lease}: give seconds above 0")
+        seconds = checked_lease(lease)
         if len(delimiter) != 1 or delimiter in '"\r\n\0':
             raise SettingsError(f"delimiter={delimiter!r}: give one character that is neither a quote nor a newline")
         given = (paths,) if isinstance(paths, str | Path) else tuple(paths)
         if not given or not all(map(str, given)):
             raise SettingsError("a source of files has no path: give paths or patterns, such as 'data/*.jsonl'")
         vars(self).update(paths=tuple(str(Path(path)) for path in given), format=format, claims=Path(claims))
-        vars(self).update(ends=ends, delimiter=delimiter, lease=float(lease))
+        vars(self).update(ends=ends, delimiter=delimiter, lease=seconds)
 
     def __str__(self) -> str:
         return ", ".join(self.paths)

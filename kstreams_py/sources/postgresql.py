@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from kstreams_py.errors import DecodeError, SettingsError, SourceUnavailable
+from kstreams_py.errors import DecodeError, SourceUnavailable
 from kstreams_py.graph.source import BadInput, Claim, SourceStatus
 from kstreams_py.sinks.postgresql_connections import (
     SETTINGS,
@@ -19,6 +19,7 @@ from kstreams_py.sinks.postgresql_connections import (
     name_database,
 )
 from kstreams_py.sources import claims
+from kstreams_py.sources.claims import LEASE, checked_lease
 from kstreams_py.sources.passes import PAUSE, Passes
 from kstreams_py.sources.postgresql_claims import ClaimTables
 from kstreams_py.sources.postgresql_inspection import ClaimedTable
@@ -27,9 +28,6 @@ from kstreams_py.sources.suspects import DELETED, REASON, choose, has_suspects
 
 if TYPE_CHECKING:
     import psycopg
-
-LEASE: Final = 10.0
-"""The default seconds after which the claims of a worker that is silent are taken over."""
 
 NEVER: Final = float("-inf")
 """The time of what has not been."""
@@ -92,10 +90,9 @@ class PostgreSQL:
     ) -> None:
         name = name_database(url)
         check_table_name(table)
-        if lease <= 0:
-            raise SettingsError(f"lease={lease}: give seconds above 0")
+        seconds = checked_lease(lease)
         names = None if columns is None else tuple(columns)
-        vars(self).update(url=url, name=name, table=table, key=key, columns=names, ends=ends, lease=float(lease))
+        vars(self).update(url=url, name=name, table=table, key=key, columns=names, ends=ends, lease=seconds)
 
     def __str__(self) -> str:
         return f"{self.name}: table {self.table}"

@@ -12,12 +12,9 @@ from kstreams_py.errors import SettingsError, did_you_mean
 from kstreams_py.graph.source import SourceStatus
 from kstreams_py.sinks.sqlite import listed, quoted
 from kstreams_py.sources import claims
-from kstreams_py.sources.claims import CLAIMS, ClaimedInputs, ClaimsFile, check_file
+from kstreams_py.sources.claims import CLAIMS, LEASE, ClaimedInputs, ClaimsFile, check_file, checked_lease
 from kstreams_py.sources.inspection import inspect_claims, retry_claims
 from kstreams_py.sources.passes import Look, Passes
-
-LEASE: Final = 10.0
-"""The default seconds after which the claims of a worker that is silent are taken over."""
 
 LOOKED_AT: Final = 20_000
 """How many rows are looked through at a time for those that nobody has claimed."""
@@ -56,10 +53,9 @@ class SQLite:
         ends: bool = False,
         lease: float = LEASE,
     ) -> None:
-        if lease <= 0:
-            raise SettingsError(f"lease={lease}: give seconds above 0")
+        seconds = checked_lease(lease)
         names = None if columns is None else tuple(columns)
-        vars(self).update(path=Path(path), table=table, key=key, columns=names, ends=ends, lease=float(lease))
+        vars(self).update(path=Path(path), table=table, key=key, columns=names, ends=ends, lease=seconds)
 
     def __str__(self) -> str:
         return f"{self.path}: table {self.table}"
