@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import subprocess
 import threading
@@ -14,6 +13,7 @@ import pytest
 from kstreams_py.spark import start_output
 from kstreams_py.spark.start_output import LINES, hidden_start
 from tests import waiting
+from tests.descriptors import OpenedDescriptors
 
 
 class Started:
@@ -93,23 +93,17 @@ def test_interrupted_start_shows_nothing(capfd: pytest.CaptureFixture[str]) -> N
     assert capfd.readouterr().err == "ours\n"
 
 
-def descriptors() -> set[tuple[str, str]]:
-    """This process's open files, once no start is read any more."""
-    waiting.wait_until(lambda: "output of Spark" not in {each.name for each in threading.enumerate()}, "all have ended")
-    gc.collect()
-    return {(each.name, str(each.readlink())) for each in Path("/proc/self/fd").iterdir() if each.exists()}
-
-
 def test_start_leaves_standard_error_as_it_was_and_no_descriptor_open(
-    capfd: pytest.CaptureFixture[str],
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = descriptors()
+    opened = OpenedDescriptors(monkeypatch)
     for _ in range(3):
         with hidden_start():
             pass
     os.write(2, b"ours\n")
     assert capfd.readouterr().err == "ours\n"
-    assert descriptors() == before
+    waiting.wait_until(lambda: "output of Spark" not in {each.name for each in threading.enumerate()}, "all have ended")
+    assert opened.still_open() == []
 
 
 def test_nobody_who_reads_does_not_stop_the_process(started: list[Started]) -> None:

@@ -14,7 +14,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from kstreams_py.running.reports import Report
 from kstreams_py.running.status import RunStatus
 from kstreams_py.running.supervisor import Supervisor
 from kstreams_py.testing import ManualClock
+from tests.descriptors import OpenedDescriptors
 
 PREAMBLE = """
 import atexit, os, signal, sys, time
@@ -635,22 +635,13 @@ await_sigterm()
 # What a machine has no more of.
 
 
-def descriptors() -> list[str]:
-    """The pipes and files that this process has open: sockets are of clients that other tests use in their threads."""
-    links = []
-    for path in Path("/dev/fd").iterdir():
-        with suppress(FileNotFoundError):  # the directory that is read
-            links.append(str(path.readlink()))
-    return sorted(link for link in links if not link.startswith("socket:"))
-
-
 @pytest.mark.parametrize("pipes", [False, True], ids=["its own outputs", "pipes"])
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM, errno.ENOSPC])
 def test_worker_that_cannot_be_started_for_now_is_started_later_and_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, *, number: int, pipes: bool
 ) -> None:
     monkeypatch.setattr(module, "SCARCE_SECONDS", 0.0)
-    real, failures, before = subprocess.Popen, iter(range(3)), descriptors()
+    real, failures, opened = subprocess.Popen, iter(range(3)), OpenedDescriptors(monkeypatch)
 
     def popen(*arguments: Any, **options: Any) -> Any:
         if next(failures, None) is not None:
@@ -668,7 +659,7 @@ def test_worker_that_cannot_be_started_for_now_is_started_later_and_named(
     assert workers.process_counts == {3: 1}
     line = f"cannot start a process for slot 3: [Errno {number}] {os.strerror(number)}: retrying every 0 s; "
     assert caplog.messages == [f"{line}raise the limit, or free resources"] * 3
-    assert descriptors() == before
+    assert opened.still_open() == []
 
 
 def test_error_of_a_start_that_nothing_mends_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -683,7 +674,7 @@ def test_error_of_a_start_that_nothing_mends_ends_the_run(tmp_path: Path, monkey
 @pytest.mark.parametrize("which", range(5))
 def test_output_that_cannot_be_opened_leaves_no_descriptor_open(which: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Which of the two pipes, the two copies and the file."""
-    calls, before = itertools.count(), descriptors()
+    calls, opened = itertools.count(), OpenedDescriptors(monkeypatch)
 
     def limited(function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **options: Any) -> Any:
@@ -697,7 +688,7 @@ def test_output_that_cannot_be_opened_leaves_no_descriptor_open(which: int, monk
         monkeypatch.setattr(of, name, limited(getattr(of, name)))
     with pytest.raises(OSError, match="Too many open files"):
         WorkerOutput(lambda *_: None, "0")
-    assert descriptors() == before
+    assert opened.still_open() == []
 
 
 def test_output_without_a_thread_ends_its_process_and_leaves_no_descriptor_open(
@@ -707,8 +698,8 @@ def test_output_without_a_thread_ends_its_process_and_leaves_no_descriptor_open(
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", start)
-    before = descriptors()
+    opened = OpenedDescriptors(monkeypatch)
     output = WorkerOutput(lambda *_: None, "0")
     with pytest.raises(OSError, match="can't start new thread") as caught:
         output.spawn([sys.executable, "-c", "input()"], {}, subprocess.DEVNULL, 1)
-    assert (caught.value.errno, descriptors()) == (errno.EAGAIN, before)
+    assert (caught.value.errno, opened.still_open()) == (errno.EAGAIN, [])
