@@ -46,6 +46,8 @@ def store(row):
     return row["id"], row["item"]
 """
 
+LONG: Final = (pytest.mark.long, pytest.mark.timeout(1_800))
+
 SOURCES: Final = {
     "a table": "SQLite({path!r}, table='orders', key='id'",
     "lines": "Files({lines!r}, format='jsonl', claims={path!r}",
@@ -125,20 +127,22 @@ def test_table_that_ends_is_stored_whole_without_a_broker_and_the_run_ends(tmp_p
 
 
 @pytest.mark.parametrize("medium", SOURCES)
-@pytest.mark.parametrize("kills", [3, pytest.param(30, marks=pytest.mark.long)])
+@pytest.mark.parametrize(("kills", "each"), [(3, 1_000), pytest.param(334, 400, marks=LONG)])
 def test_workers_killed_at_random_store_each_row_once(
-    request: pytest.FixtureRequest, tmp_path: Path, kills: int, medium: str
+    request: pytest.FixtureRequest, tmp_path: Path, kills: int, each: int, medium: str
 ) -> None:
+    """In the long tier, a thousand deaths: `each` is how many rows there are for one."""
     server = request.getfixturevalue(medium) if medium == "postgresql" else None
-    shop, chance = Shop(tmp_path, rows=1_000 * kills, seconds=0.002, medium=medium, server=server), random.Random(kills)
+    shop, chance = Shop(tmp_path, rows=each * kills, seconds=0.002, medium=medium, server=server), random.Random(kills)
     with command(tmp_path, "run", shop.file, "--workers", 2, environment=NO_BROKER) as running:
         for number in range(kills):
-            wait_until(partial(shop.has_stored, 800 * number + chance.randrange(800)), "rows are stored")
+            least = each * 4 // 5 * number + chance.randrange(each * 4 // 5)
+            wait_until(partial(shop.has_stored, least), "rows are stored")
             if workers := list_children(running.process.pid):
                 with suppress(ProcessLookupError):
                     os.kill(chance.choice(workers), signal.SIGKILL)
         assert running.wait() == 0, running.text
-    shop.check(1_000 * kills)
+    shop.check(each * kills)
 
 
 def test_table_that_grows_is_followed_until_the_run_is_stopped(tmp_path: Path) -> None:
