@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final, cast
 
@@ -9,6 +10,8 @@ from kstreams_py.errors import ClientError, RowRefused, SinkUnavailable, StaleWr
 from kstreams_py.graph.sink import Evidence, Row, SinkConnection
 from kstreams_py.records import Positions, TopicPartition
 from kstreams_py.testing.memory_clients import Network
+
+logger = logging.getLogger(__name__)
 
 CONNECT: Final = "connect_sink"
 """The name of the request that connects to a target."""
@@ -43,7 +46,8 @@ class MemoryTarget:
         self.positions: dict[str, Positions] = {}
         """The stored offsets, by consumer."""
         self.evidence = evidence
-        self._hashes: set[bytes] = set()
+        self._values: dict[bytes, tuple[Any, ...]] = {}
+        """The values of each row, by its delivery hash."""
         self._refuses = refuses
         self.check = check
         self._network = network
@@ -67,9 +71,15 @@ class MemoryTarget:
             return len(rows)
         new = []
         for row in rows:
-            if row.delivery_hash not in self._hashes:
-                self._hashes.add(row.delivery_hash)
+            if (stored := self._values.get(row.delivery_hash)) is None:
+                self._values[row.delivery_hash] = row.values
                 new.append(row)
+            elif repr(stored) != repr(row.values):  # as text: not every value is equal to itself
+                logger.warning(
+                    "%s: the function returned the row %s for a record whose row %s is already stored, which stays: "
+                    "after a crash, either may be the one that is kept; return the same row for the same record",
+                    consumer, row.values, stored,
+                )  # fmt: skip
         self.rows += new
         return len(new)
 

@@ -78,6 +78,26 @@ def test_crash_at_each_request_stores_each_row_of_a_graph_of_channels_once(slots
             check_stored_once(driver)
 
 
+def test_function_that_returns_another_row_at_the_next_attempt_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    attempts = Counter[float]()
+
+    def store(value: float) -> tuple[float]:
+        attempts[value] += 1
+        return (attempts[value] if value == 1 else value,)
+
+    with TestDriver(chain(store)) as driver:
+        driver.source("rows").add(1, float("nan"))
+        driver.crash("ack", applied=False)
+        driver.restart()
+        driver.run()
+        assert (driver.rows("store")[0], attempts[1]) == ((1,), 2)
+    (named,) = (text for text in caplog.messages if "the function" in text)
+    assert named == (
+        "shop.store: the function returned the row (2,) for a record whose row (1,) is already stored, which stays: "
+        "after a crash, either may be the one that is kept; return the same row for the same record"
+    )
+
+
 @pytest.mark.parametrize("applied", [True, False])
 @pytest.mark.parametrize("request_name", ["claim", "ack", "store", "give_back"])
 def test_request_without_an_answer_is_made_again_and_reads_nothing_twice(request_name: str, *, applied: bool) -> None:
