@@ -71,14 +71,14 @@ class MemoryTarget:
             return len(rows)
         new = []
         for row in rows:
-            if (stored := self._values.get(row.delivery_hash)) is None:
+            if (known := self._values.get(row.delivery_hash)) is None:
                 self._values[row.delivery_hash] = row.values
                 new.append(row)
-            elif repr(stored) != repr(row.values):  # as text: not every value is equal to itself
+            elif repr(known) != repr(row.values):  # as text: not every value is equal to itself
                 logger.warning(
                     "%s: the function returned the row %s for a record whose row %s is already stored, which stays: "
                     "after a crash, either may be the one that is kept; return the same row for the same record",
-                    consumer, row.values, stored,
+                    consumer, row.values, known,
                 )  # fmt: skip
         self.rows += new
         return len(new)

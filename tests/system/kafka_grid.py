@@ -101,20 +101,15 @@ def grid(journal: ks.Journal | None, cluster: str = "") -> list[Cell]:
     ]
 
 
-def whole_grid(journal: ks.Journal | None, cluster: str = "") -> list[Cell]:
-    """All cells, and of each case a start that dies at each point of a recovery."""
-    everything = grid(journal, cluster)
-    first = {(cell.case, cell.start): cell for cell in reversed(everything)}
-    return [cell for cell in everything if not cell.start or first[cell.case, cell.start] is cell]
-
-
 def cover_pairs(cells: Sequence[Cell]) -> list[Cell]:
-    """Chooses cells in which each two factors meet in each way in which they meet in all of these cells."""
+    """Chooses cells of one kind: any two of what it does, its errors, the point and the attempts before meet in one.
+
+    Each start that dies meets the attempts before: those tell the recovery what to do.
+    """
 
     def pairs(cell: Cell) -> set[Any]:
-        case = cell.case
-        factors = (case.kind, case.does, case.errors, case.journal is None, cell.point, cell.earlier, cell.start)
-        return set(itertools.combinations(enumerate(factors), 2))
+        factors = (cell.case.does, cell.case.errors, cell.point, cell.earlier)
+        return {*itertools.combinations(enumerate(factors), 2), (cell.start, cell.earlier)}
 
     return _cover(cells, pairs)
 

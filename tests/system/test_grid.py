@@ -2,14 +2,13 @@
 
 The quick tier has each kind, each branch of a recovery and each start that dies once: which branch a point leads to is
 decided in memory (tests/simulation/test_grid.py), and a real broker can only differ in what a branch reads and writes.
-The long tier has cells in which each two factors meet, and all cells. Between two clusters, outputs and dead letters
-are on a second broker; of these, the quick tier has own_broker/test_two_clusters.py.
+The long tier has, of each kind, cells in which each two other factors meet; all cells run in memory. Between two
+clusters, outputs and dead letters are on a second broker; of these, the quick tier has own_broker/test_two_clusters.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -18,25 +17,16 @@ import pytest
 import kstreams_py as ks
 from tests.crash_grid import KINDS
 from tests.system.harness import Cluster
-from tests.system.kafka_grid import EARLIER, STARTS, Cell, cover_branches, cover_pairs, grid, run_cells, whole_grid
+from tests.system.kafka_grid import EARLIER, STARTS, Cell, cover_branches, cover_pairs, grid, run_cells
 
 JOURNAL: Final = ks.Journal(1)
-
-BETWEEN_CLUSTERS: Final = [
-    cell
-    for cell in whole_grid(JOURNAL, "other")
-    if (cell.case.kind, cell.case.does) in (("map", "output"), ("alts-sink", "raise"))
-    and (cell.case.errors, cell.earlier, cell.start) == (True, (), "")
-    and cell.point in ("CP15", "CP16", "CP17", "CP29", "CP30")
-]
 
 RunCells = Callable[[list[Cell]], int]
 
 
-@cache
-def sample() -> list[Cell]:
-    """Made when it is asked for: each pytest worker imports this file, and one of them runs it."""
-    return cover_pairs([*grid(None), *grid(JOURNAL)])
+def sample(journal: ks.Journal | None, cluster_of_outputs: str, kind: str) -> list[Cell]:
+    """Returns cells of a kind in which each two factors meet: a point, the attempts before, a start that dies."""
+    return cover_pairs([cell for cell in grid(journal, cluster_of_outputs) if cell.case.kind == kind])
 
 
 @pytest.fixture
@@ -58,12 +48,12 @@ def run(request: pytest.FixtureRequest, cluster: Cluster, name: str, tmp_path: P
     return run_these
 
 
-@pytest.mark.long  # as the sample
-def test_sample_of_the_grid_has_all_kinds_points_attempts_and_starts() -> None:
-    assert {cell.case.kind for cell in sample()} == {*KINDS}
-    assert {cell.earlier for cell in sample()} == {*EARLIER}
-    assert {cell.start for cell in sample()} == {"", *STARTS}
-    assert {cell.point for cell in sample()} == {cell.point for cell in grid(JOURNAL)}
+@pytest.mark.long  # as the samples
+def test_samples_of_the_grid_have_all_points_attempts_and_starts() -> None:
+    cells = [cell for kind in KINDS for cell in sample(JOURNAL, "", kind)]
+    assert {cell.earlier for cell in cells} == {*EARLIER}
+    assert {cell.start for cell in cells} == {"", *STARTS}
+    assert {cell.point for cell in cells} == {cell.point for cell in grid(JOURNAL)}
 
 
 def test_exactly_once_process_killed_on_the_way_to_each_branch_delivers_once(run: RunCells) -> None:
@@ -72,27 +62,15 @@ def test_exactly_once_process_killed_on_the_way_to_each_branch_delivers_once(run
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("part", [0, 1])
-def test_exactly_once_process_killed_at_a_point_of_the_sample_delivers_once(part: int, run: RunCells) -> None:
-    cells = [cell for cell in sample() if (cell.case.journal is None) == part]
-    assert run(cells) == len(cells)
-
-
-@pytest.mark.long
-def test_exactly_once_process_killed_between_two_clusters_delivers_once(run: RunCells) -> None:
-    assert run(BETWEEN_CLUSTERS) == 10
-
-
-@pytest.mark.long
-@pytest.mark.timeout(1_800)  # up to 150 processes and as many starts of two clusters' clients
+@pytest.mark.timeout(1_800)  # up to 120 deaths, and as many starts of two clusters' clients
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("journal", "cluster_of_outputs"),
     [(JOURNAL, ""), (None, ""), (JOURNAL, "other")],
     ids=["journal", "transaction", "two clusters"],
 )
-def test_exactly_once_process_killed_at_any_point_delivers_once_by_the_branch_named(
+def test_exactly_once_process_killed_at_a_point_of_the_sample_delivers_once(
     journal: ks.Journal | None, cluster_of_outputs: str, kind: str, run: RunCells
 ) -> None:
-    cells = [cell for cell in whole_grid(journal, cluster_of_outputs) if cell.case.kind == kind]
+    cells = sample(journal, cluster_of_outputs, kind)
     assert run(cells) == len(cells)
