@@ -6,7 +6,6 @@ import copy
 import logging
 import os
 import sys
-import traceback
 from collections.abc import Sequence
 from typing import Annotated, Final, NoReturn
 
@@ -159,7 +158,9 @@ def main() -> None:
         if _is_json():
             logger.exception("a function stopped the worker")
         else:
-            print(indent_rest(traceback.format_exc()), file=sys.stderr)
+            from kstreams_py.steps.dead_letters import format_traceback  # noqa: PLC0415, slow to import
+
+            print(indent_rest(format_traceback(error)), file=sys.stderr)
         _exit(1)
 
 

@@ -3,6 +3,7 @@
 In reading order:
 
 start_output    acts     hides what Spark prints while it starts, unless it fails
+private_api     adapter  the parts of PySpark that have no public API
 sessions        adapter  session(): a SparkSession with Kafka and Avro
 reader_options  adapter  options(): where a reader of a topic starts and ends, and how it connects to the brokers
 cuts            rule     Cut: offsets of several topics that show each transaction whole
@@ -14,7 +15,6 @@ encoding        adapter  rows as keys and values, the counterpart of decoding
 views           adapter  view() and stream(): committed records as columns; view_errors(): what they drop
 catalog         adapter  create_views(): the topics of a graph as tables of Spark SQL
 json_columns    adapter  json_columns(): JSON values as columns, by a given or sampled schema
-private_api     adapter  the parts of PySpark that have no public API
 pipelines/               tables that a function makes of committed topics
 archiving       adapter  writes the archive of Spark's classes by running pipelines once
 """

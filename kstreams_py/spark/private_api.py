@@ -38,6 +38,13 @@ def require(spark: SparkSession) -> None:
         _observations(spark, "ks_required")
 
 
+def silence(spark: SparkSession, logger: str) -> None:
+    """Turns off one logger of Spark's Java process."""
+    with _needed("SparkSession._jvm", "Configurator", "Level"):
+        log4j: Any = spark._jvm.org.apache.logging.log4j
+        log4j.core.config.Configurator.setLevel(logger, log4j.Level.OFF)
+
+
 def explain(rows: DataFrame) -> str:
     """Returns Spark's formatted plan, as `rows.explain()` prints it: redirecting that would affect other threads."""
     with _needed("SparkContext._jvm", "DataFrame._jdf", "queryExecution", "PythonSQLUtils.explainString"):

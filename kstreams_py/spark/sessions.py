@@ -25,6 +25,7 @@ from kstreams_py.embedded.jars import (
 )
 from kstreams_py.embedded.java import PREFERRED, SPARK_REMEDY, find_java, major_version
 from kstreams_py.errors import MissingSoftware
+from kstreams_py.spark.private_api import silence
 from kstreams_py.spark.start_output import hidden_start
 
 try:
@@ -57,6 +58,9 @@ _PAGES: Final = {
 """Spark's configuration for its web pages."""
 
 _IVY: Final = {"spark.jars.ivy": str(cache_directory() / "ivy")}
+LISTENERS: Final = "spark.sql.queryExecutionListeners"
+"""The configuration of a user's listeners. Spark's own listener logs the error of each plan, which is raised too."""
+
 _SET_HOME: Final = "set SPARK_HOME to the directory of a Spark, or unset it"
 _INSTALL_AGAIN: Final = "run pip install --force-reinstall pyspark"
 
@@ -104,7 +108,11 @@ def session(
         builder = builder.config(name, value)
     try:
         with hidden_start() if hides else contextlib.nullcontext():
-            return builder.getOrCreate()
+            spark = builder.getOrCreate()
+        if hides and LISTENERS not in conf:
+            with contextlib.suppress(MissingSoftware):  # it is seldom needed
+                silence(spark, "org.apache.spark.sql.util.ExecutionListenerBus")
+        return spark
     except Exception as error:
         _check_java(error)
         if PACKAGES in ours:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,9 @@ _KEPT: Final = 1_000
 """Bytes that a cut dead letter keeps of its own key (its value has the keys of all inputs) and of the exception's
 message."""
 
+_CALLERS: Final = re.compile(r"(kstreams_py(?!\.demo)|typer|concurrent\.futures)\b")
+"""The modules whose calls lead to a user's function; those of the demos are users."""
+
 _ATTEMPTS: Final = 24
 """How many encodings are tried to cut a dead letter to a size that fits."""
 
@@ -37,8 +41,15 @@ def format_error(error: BaseException) -> str:
 
 
 def format_traceback(error: BaseException) -> str:
-    """The traceback of an exception in valid UTF-8, its last 16,000 characters."""
-    return _utf8("".join(traceback.format_exception(error)))[-_TRACEBACK_LIMIT:]
+    """Returns the traceback of an exception in valid UTF-8: its last 16,000 characters.
+
+    It begins at the user's function: the calls of this package that lead to it are left out.
+    """
+    trace = error.__traceback__
+    while trace is not None and _CALLERS.match(trace.tb_frame.f_globals.get("__name__", "")):
+        trace = trace.tb_next
+    lines = traceback.format_exception(type(error), error, trace or error.__traceback__)
+    return _utf8("".join(lines))[-_TRACEBACK_LIMIT:]
 
 
 def _utf8(text: str) -> str:

@@ -202,6 +202,10 @@ def test_submitted_driver_runs_and_publishes_and_its_status_is_passed_on(
     assert sorted(row["value"] for row in pyarrow.parquet.ParquetFile(file).read().to_pylist()) == ["ink", "pen"]
     done = kstreams(*submit, "wrong", environment=environment, cwd=tmp_path)
     assert (done.status, "pipeline 'wrong': its function does not fit its topics" in done.out) == (2, True), done.out
+    environment["KSTREAMS_BOOTSTRAP_SERVERS"] = brokers
+    done = kstreams("pipeline", "run", "shop.py", "wrong", environment=environment, cwd=tmp_path)
+    (log, error) = done.err.splitlines()
+    assert (done.status, done.error_lines, "INFO" in log) == (2, [error], True), "and no trace of Spark's"
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,9 @@ USES: Final[dict[str, tuple[Callable[[Any, Any], object], tuple[str, ...]]]] = {
         lambda spark, rows: private_api.start_observation("rows", spark, rows),
         ("_jvm", "Observation", "_jsparkSession", "observationManager", "_jdf"),
     ),
+    "silence": (
+        lambda spark, _: private_api.silence(spark, "org.example"), ("_jvm", "Configurator", "Level"),
+    ),
     "open_path": (
         lambda spark, _: private_api.open_path(spark, "file:///"), ("_jvm", "_jsc", "hadoopConfiguration", "Path"),
     ),
