@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from kstreams_py.cli.options import Bootstrap, Config, Target
+from kstreams_py.cli.options import AsJson, Bootstrap, Config, Target
 from kstreams_py.cli.streams import echo
 from kstreams_py.errors import SettingsError
 from kstreams_py.graph.loading import load
@@ -25,7 +25,7 @@ def acls(
         str | None,
         typer.Option("--principal", metavar="TYPE:NAME", help="who gets the rights; User:GRAPH-ROLE by default"),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="one JSON object per line")] = False,
+    as_json: AsJson = False,
     bootstrap_servers: Bootstrap = None,
     config: Config = None,
 ) -> None:

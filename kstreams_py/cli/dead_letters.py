@@ -9,7 +9,18 @@ from typing import Annotated
 
 import typer
 
-from kstreams_py.cli.options import Bootstrap, Config, DryRun, Target, Yes, is_confirmed, open_graph, parse_since
+from kstreams_py.cli.options import (
+    AsJson,
+    Bootstrap,
+    Config,
+    DryRun,
+    OfProcessor,
+    Target,
+    Yes,
+    confirm,
+    open_graph,
+    parse_since,
+)
 from kstreams_py.cli.streams import echo, echo_lines
 from kstreams_py.errors import SettingsError
 from kstreams_py.operations.dead_letters.discard import Discard, check_reason
@@ -28,14 +39,11 @@ Since = Annotated[
     str | None,
     typer.Option("--since", help="only records since then (by timestamp): 30m, 1h, 2d, or 2026-05-01T12:00"),
 ]
-OfProcessor = Annotated[str | None, typer.Option("--processor", help="only this processor, by its id")]
 OfTopic = Annotated[str | None, typer.Option("--topic", help="only from this dead-letter topic")]
 OfPartition = Annotated[int | None, typer.Option("--partition", help="only from this partition", min=0)]
 AtOffset = Annotated[int | None, typer.Option("--offset", help="only the dead letter at this offset", min=0)]
 SHOWN = 10
 """How many dead letters a discard shows before it asks."""
-
-AsJson = Annotated[bool, typer.Option("--json", help="one JSON object per line")]
 
 
 @app.command("list")
@@ -197,9 +205,7 @@ def discard(
         if found and not dry_run:
             if not yes and len(found) > SHOWN:
                 echo(f"and {len(found) - SHOWN:,} more: --dry-run prints all")
-            if not yes and not is_confirmed(f"discard {letters}?"):
-                echo("nothing was discarded")
-                raise typer.Exit(1)
+            confirm(f"discard {letters}?", yes=yes, refusal="nothing was discarded")
             found.run()
     if not found:
         echo("no dead letters to discard")

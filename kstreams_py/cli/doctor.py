@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from kstreams_py.cli.options import Bootstrap, Config, open_environment
+from kstreams_py.cli.options import AsJson, Bootstrap, Config, open_environment
 from kstreams_py.cli.streams import echo, echo_lines
 from kstreams_py.graph.loading import load
 from kstreams_py.operations.doctor.diagnosis import diagnose, is_well
@@ -24,7 +24,7 @@ def doctor(
             "examined"
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="one JSON object per line")] = False,
+    as_json: AsJson = False,
     bootstrap_servers: Bootstrap = None,
     config: Config = None,
 ) -> None:

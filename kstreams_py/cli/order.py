@@ -12,7 +12,7 @@ from typing import Annotated, Final
 import typer
 
 from kstreams_py.cli import order_objects
-from kstreams_py.cli.options import Bootstrap, Config, Yes, is_confirmed, open_environment
+from kstreams_py.cli.options import AsJson, Bootstrap, Config, Yes, confirm, open_environment
 from kstreams_py.cli.streams import echo
 from kstreams_py.errors import SettingsError
 from kstreams_py.operations.records.topic import find_topic
@@ -98,7 +98,7 @@ def order(
 def status(
     store: Store = "events.db",
     prefix: Prefix = "",
-    as_json: Annotated[bool, typer.Option("--json", help="one JSON object per line")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show objects with events, and workers with their objects.
 
@@ -138,8 +138,7 @@ def takeover(
             )
         held = ", ".join(sorted(set(known[name].objects.values()))) or "nothing"
         echo(f"worker {name} was last heard from {known[name].seconds:.0f} s ago, and holds: {held}")
-        if not yes and not is_confirmed("End it if it is alive, send its events, and release its objects?"):
-            raise typer.Exit(1)
+        confirm("End it if it is alive, send its events, and release its objects?", yes=yes)
         with _open_sender(events, name, bootstrap_servers, config) as sender:
             check_topic(
                 storage,

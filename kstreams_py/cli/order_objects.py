@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kstreams_py.cli.options import Bootstrap, Config, Target, Yes, is_confirmed, open_graph
+from kstreams_py.cli.options import AsJson, Bootstrap, Config, OfProcessor, Target, Yes, confirm, open_graph
 from kstreams_py.cli.streams import echo
 from kstreams_py.errors import UserMistake
 from kstreams_py.graph.declarations import Processor
@@ -17,14 +17,14 @@ from kstreams_py.operations.order import Decided, ObjectState, Operator, find_ob
 from kstreams_py.ordering.decisions import Verb
 
 Object = Annotated[str, typer.Argument(metavar="OBJECT", help="The object, by its name.")]
-OfProcessor = Annotated[str | None, typer.Option("--processor", help="its id, if several processors apply events")]
+OneProcessor = Annotated[str | None, typer.Option("--processor", help="its id, if several processors apply events")]
 Seconds = Annotated[float, typer.Option("--wait", help="how many seconds to wait for the processor's workers", min=0)]
 
 
 def stopped(
     target: Target,
-    processor: Annotated[str | None, typer.Option("--processor", help="only this processor, by its id")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="one JSON object per line")] = False,
+    processor: OfProcessor = None,
+    as_json: AsJson = False,
     bootstrap_servers: Bootstrap = None,
     config: Config = None,
 ) -> None:
@@ -52,7 +52,7 @@ def stopped(
 def resume(
     target: Target,
     name: Object,
-    processor: OfProcessor = None,
+    processor: OneProcessor = None,
     seconds: Seconds = 30.0,
     yes: Yes = False,
     bootstrap_servers: Bootstrap = None,
@@ -74,15 +74,14 @@ def resume(
                 "`kstreams order accept` lets it go on without it"
             )
         echo(f"{_describe(operator.object, time.time())}; {len(missed):,} of its events will be sent again")
-        if not yes and not is_confirmed("Let it go on with the event that follows, and send these events again?"):
-            raise typer.Exit(1)
+        confirm("Let it go on with the event that follows, and send these events again?", yes=yes)
         _finish(operator.decide(Verb.RESUME, 0, seconds), operator, name)
 
 
 def accept(
     target: Target,
     name: Object,
-    processor: OfProcessor = None,
+    processor: OneProcessor = None,
     seconds: Seconds = 30.0,
     yes: Yes = False,
     bootstrap_servers: Bootstrap = None,
@@ -108,8 +107,7 @@ def accept(
         missed = operator.missed(event)
         echo(f"{_describe(operator.object, time.time())}; {len(missed):,} of its events will be sent again")
         question = f"Apply event {event} after event {operator.object.newest}, and give up what may be between them?"
-        if not yes and not is_confirmed(question):
-            raise typer.Exit(1)
+        confirm(question, yes=yes)
         _finish(operator.decide(Verb.ACCEPT, event, seconds), operator, name)
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kstreams_py.cli.options import Bootstrap, Config, Target, Yes, is_confirmed
+from kstreams_py.cli.options import AsJson, Bootstrap, Config, Target, Yes, confirm
 from kstreams_py.cli.streams import echo
 from kstreams_py.errors import MissingSoftware, SettingsError, UserMistake
 from kstreams_py.graph.loading import load
@@ -43,7 +43,6 @@ Conf = Annotated[
     list[str] | None,
     typer.Option("--conf", metavar="NAME=VALUE", help="a setting of Spark, such as the executors' image; repeatable"),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="one JSON object per line")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="also print what Spark prints, and what it logs")]
 
 
@@ -172,9 +171,7 @@ def reset(
     from kstreams_py.spark.pipelines.targets import open_target  # noqa: PLC0415
 
     graph, (pipeline,), settings = _chosen(target, [name], bootstrap_servers, config)
-    if not yes and not is_confirmed(f"remove {pipeline.target} with all its rows?"):
-        echo("nothing was changed")
-        raise typer.Exit(1)
+    confirm(f"remove {pipeline.target} with all its rows?", yes=yes)
     with (
         _opening(graph, verbose=verbose) as open_session,
         closing(open_target(pipeline, settings, open_session)) as table,

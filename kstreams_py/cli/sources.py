@@ -7,7 +7,7 @@ from typing import Annotated, Final
 
 import typer
 
-from kstreams_py.cli.options import DryRun, Target, Yes, is_confirmed
+from kstreams_py.cli.options import AsJson, DryRun, Target, Yes, confirm
 from kstreams_py.cli.streams import echo
 from kstreams_py.errors import SettingsError
 from kstreams_py.graph.loading import load
@@ -26,7 +26,7 @@ SHOWN: Final = 10
 def list_sources(
     target: Target,
     count: Annotated[int, typer.Option("-n", help="how many refused inputs of each source", min=0)] = SHOWN,
-    as_json: Annotated[bool, typer.Option("--json", help="one JSON object per line")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Print for each source how many inputs are under way or refused, and the refused ones with their reasons.
 
@@ -83,8 +83,6 @@ def retry(
     if dry_run:
         echo(f"{what} would be read again")
         return
-    if not yes and not is_confirmed(f"let {what} be read again?"):
-        echo("nothing was changed")
-        raise typer.Exit(1)
+    confirm(f"let {what} be read again?", yes=yes)
     number = inputs.retry(None if every else key)
     echo(f"{number:,} input{'' if number == 1 else 's'} of {inputs.name} will be read again")

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kstreams_py.cli.options import UNITS, Bootstrap, Config, DryRun, Yes, check_json, is_confirmed
+from kstreams_py.cli.options import UNITS, AsJson, Bootstrap, Config, DryRun, Yes, check_json, confirm
 from kstreams_py.cli.streams import echo, echo_lines
 from kstreams_py.errors import BrokerUnavailable, SettingsError, UserMistake, did_you_mean
 from kstreams_py.graph.loading import load
@@ -35,7 +35,6 @@ from kstreams_py.settings import Settings
 
 app = typer.Typer(help="Transactions: list and describe them, find hanging ones, and end them.", no_args_is_help=True)
 
-AsJson = Annotated[bool, typer.Option("--json", help="one JSON object per line")]
 OnTopic = Annotated[str, typer.Option("--topic", help="the topic, as find-hanging prints it")]
 OnPartition = Annotated[int, typer.Option("--partition", help="the partition", min=0)]
 OnCluster = Annotated[
@@ -224,9 +223,7 @@ def _end(
     if not as_json:
         echo_lines(join_lines([headline(found, now), *(f"  {line}" for line in consequences(found))]))
     if not dry_run:
-        if not yes and not is_confirmed(f"{verb} it?"):
-            echo(UNCHANGED)
-            raise typer.Exit(1)
+        confirm(f"{verb} it?", yes=yes)
         transactions.end(found, verb)
     if as_json:
         echo(json.dumps(as_fields(found, now) | {"ended": None if dry_run else verb}))
