@@ -11,7 +11,7 @@ from itertools import count
 from operator import xor
 from typing import Any, Final, NamedTuple
 
-from kstreams_py.errors import DecodeError, GraphError, KStreamsError, RecordRefused, Stop, UserMistake
+from kstreams_py.errors import DecodeError, GraphError, KStreamsError, RecordRefused, Stop
 from kstreams_py.graph.channels import JobTask
 from kstreams_py.graph.retry import Then
 from kstreams_py.jobs.adaptive_limit import AdaptiveLimit
@@ -245,14 +245,15 @@ class TaskRunner:
         kept = list[int]()
         for index, result in enumerate(results):
             pattern = segments.patterns[index]
-            if type(result) is not FailedCall or not self._covers(result.error):
+            error = result.error if type(result) is FailedCall else None
+            if error is None or not retry.covers(error) or isinstance(error, self._task.stop_on):
                 self._attempts.pop(pattern, None)
                 kept.append(index)
                 continue
             attempts = self._attempts[pattern] = self._attempts.get(pattern, 0) + 1
-            if attempts < retry.attempts or retry.then is Then.PAUSE:
+            if not retry.is_last(attempts):
                 self.counters.retried()
-                self.newest_failure = f"{type(result.error).__name__}: {format_error(result.error)}"
+                self.newest_failure = f"{type(error).__name__}: {format_error(error)}"
                 if attempts >= retry.attempts:
                     logger.warning(
                         "%s: attempt %d failed: %s; it is tried again", self.id, attempts, self.newest_failure
@@ -262,15 +263,9 @@ class TaskRunner:
                 continue
             del self._attempts[pattern]
             if retry.then is Then.STOP:
-                self._last_attempt = result.error
+                self._last_attempt = error
             kept.append(index)
         return (segments, results) if len(kept) == len(results) else (segments.choose(kept), [results[i] for i in kept])
-
-    def _covers(self, error: BaseException) -> bool:
-        """Returns whether another attempt may succeed, as steps.failures.Retries does."""
-        retry = self._task.retry
-        never = (*self._task.stop_on, Stop, MemoryError, UserMistake, DecodeError)
-        return retry is not None and isinstance(error, retry.classes) and not isinstance(error, never)
 
     def _stops(self, error: BaseException) -> bool:
         """Returns whether an error stops the job: it is a mistake of the program, or was raised for that."""

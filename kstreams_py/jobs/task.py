@@ -29,6 +29,7 @@ from kstreams_py.jobs.segments import Segments
 from kstreams_py.jobs.topic_outputs import TopicOutputs
 from kstreams_py.kafka.contracts import Output
 from kstreams_py.records import KeptRecord, Out, Step
+from kstreams_py.steps.failures import exit_error
 from kstreams_py.steps.rows import Rows, row_hash
 
 
@@ -138,14 +139,9 @@ def arguments_of(task: JobTask, values: Sequence[Any], origins: Iterator[Origin]
     return ((*each, step_of(origin)) for each, origin in zip(several, origins, strict=True))
 
 
-def exited(task: JobTask, error: BaseException) -> BaseException:
-    """Returns the error that ends the job instead of one that would end the process, maybe as a success."""
-    if isinstance(error, KeyboardInterrupt):
-        return error
-    return FunctionExited(
-        f"{task.id}: {show_function(task.function)} ended by {error!r}: raise kstreams_py.Stop to stop the job, or an "
-        "exception of another class to refuse the input"
-    )
+def exited(task: JobTask, error: BaseException) -> FunctionExited:
+    """Returns the error that ends the job; see exit_error()."""
+    return exit_error(f"{task.id}: {show_function(task.function)} ended by {error!r}", error, "to refuse the input")
 
 
 def step_of(origin: Origin) -> Step:
