@@ -99,13 +99,19 @@ def confirm(question: str, *, yes: bool, refusal: str = UNCHANGED) -> None:
     raise typer.Exit(1)
 
 
+def load_valid(target: str, *, needs_processors: bool = True) -> Graph:
+    """Loads a graph, and checks it. `needs_processors`: see `Graph.validate`."""
+    graph = load(target)
+    graph.validate(needs_processors=needs_processors)
+    return graph
+
+
 @contextmanager
 def open_graph(
     target: str, bootstrap_servers: str | None, config: Path | None, *, needs_processors: bool = True
 ) -> Iterator[tuple[Graph, Environment]]:
     """Yields the graph and a real cluster, closed at the end. `needs_processors`: see `Graph.validate`."""
-    graph = load(target)
-    graph.validate(needs_processors=needs_processors)
+    graph = load_valid(target, needs_processors=needs_processors)
     with open_environment(Settings.load(config, bootstrap_servers=bootstrap_servers), target) as environment:
         yield graph, environment
 

@@ -7,10 +7,9 @@ from typing import Annotated, Final
 
 import typer
 
-from kstreams_py.cli.options import AsJson, DryRun, Target, Yes, confirm
+from kstreams_py.cli.options import AsJson, DryRun, Target, Yes, confirm, load_valid
 from kstreams_py.cli.streams import echo
 from kstreams_py.errors import SettingsError
-from kstreams_py.graph.loading import load
 from kstreams_py.operations.sources import RefusedInputs, as_fields, inspect_sources, show_counts
 
 app = typer.Typer(
@@ -33,9 +32,7 @@ def list_sources(
     Those with the highest keys come first. Changes nothing, and asks no broker. Inputs that are done, and those that no
     worker has read, are not counted.
     """
-    graph = load(target)
-    graph.validate()
-    found = inspect_sources(graph, count)
+    found = inspect_sources(load_valid(target), count)
     for name, fact in found.items():
         if as_json:
             echo(json.dumps(as_fields(name, fact)))
@@ -66,9 +63,7 @@ def retry(
     """
     if bool(key) == every:
         raise SettingsError("name the inputs: one --key for each, or --all of them")
-    graph = load(target)
-    graph.validate()
-    inputs = RefusedInputs(graph, source)
+    inputs = RefusedInputs(load_valid(target), source)
     status = inputs.inspect(SHOWN)
     number = status.refused if every else len({*(key or ())})
     if not status.refused:

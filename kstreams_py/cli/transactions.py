@@ -14,10 +14,9 @@ from typing import Annotated, Any
 
 import typer
 
-from kstreams_py.cli.options import UNITS, AsJson, Bootstrap, Config, DryRun, Yes, check_json, confirm
+from kstreams_py.cli.options import UNITS, AsJson, Bootstrap, Config, DryRun, Yes, check_json, confirm, load_valid
 from kstreams_py.cli.streams import echo, echo_lines
 from kstreams_py.errors import BrokerUnavailable, SettingsError, UserMistake, did_you_mean
-from kstreams_py.graph.loading import load
 from kstreams_py.kafka.transaction_admin import TransactionAdmin
 from kstreams_py.kafka.transactions import STATES, Coordinated, cluster_option
 from kstreams_py.operations.transactions.abort import UNCHANGED, Transactions
@@ -145,8 +144,7 @@ def find_hanging(
     limit = None if older_than is None else _seconds(older_than)
     places: dict[str, Collection[str]] = {cluster or "": topic or ()}
     if graph is not None:
-        loaded = load(graph)
-        loaded.validate()
+        loaded = load_valid(graph)
         named = clusters_of(loaded) if cluster is None else [cluster]
         places = {each: {*places.get(each, ()), *topics_of(loaded, each)} for each in named}
     found, refused = False, 0

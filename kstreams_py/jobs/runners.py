@@ -200,16 +200,16 @@ class TaskRunner:
         """Counts the time in which the function was called for some segments."""
         self.counters.ran(steps, seconds)
 
-    def _take_due(self, now: float) -> Segments:
-        """Takes the segments that are run again now, and those that the turn before had no time for."""
+    def _take_due(self, now: float, limit: int) -> Segments:
+        """Takes the segments that the turn before had no time for, and those that are run again now, up to a limit."""
         taken, self._rest = self._rest, Segments()
-        while self._again and self._again[0][0] <= now and len(taken) < self._limit.limit:
+        while self._again and self._again[0][0] <= now and len(taken) < limit:
             taken.add(heappop(self._again)[2])
         return taken
 
     def _take(self, now: float) -> Segments:
         """Takes the segments to run now: those that are due, then a share of each inbox."""
-        taken = self._take_due(now)
+        taken = self._take_due(now, self._limit.limit)
         for inbox, share in shares(self._inboxes, self._limit.limit - len(taken)):
             taken.add(inbox.take(share))
         return taken
@@ -331,9 +331,7 @@ class OverlappingTaskRunner(TaskRunner):
         """Takes segments until as many wait for their calls as calls may run concurrently."""
         queued = sum(map(len, self._queues.values()))
         free = 2 * self._task.concurrency - len(self._open) if queued < QUEUED_MAX else 0
-        taken = Segments()
-        while self._again and self._again[0][0] <= now and len(taken) < free:
-            taken.add(heappop(self._again)[2])
+        taken = self._take_due(now, free)
         by_inbox = dict(zip(map(id, self._inboxes), self._task.inputs, strict=True))
         for inbox, share in shares(self._inboxes, free - len(taken)):
             part = inbox.take(share)
@@ -431,7 +429,7 @@ class GatheringRunner(TaskRunner):
 
     def _take(self, now: float) -> Segments:
         """Takes the segments whose branches have all come."""
-        taken = self._take_due(now)
+        taken = self._take_due(now, self._limit.limit)
         for branch, inbox in enumerate(self._inboxes):
             arrived = inbox.take(self._limit.limit)
             for segment, pattern, given, path, value in arrived:

@@ -57,11 +57,9 @@ class Segments:
                 setattr(taken, name, getattr(self, name))
                 setattr(self, name, [])
             return taken
-        taken = Segments(
-            self.ids[:count], self.patterns[:count], self.given[:count], self.paths[:count], self.values[:count]
-        )
-        for each in (self.ids, self.patterns, self.given, self.paths, self.values):
-            del each[:count]
+        taken = Segments(*(field[:count] for field in self._fields()))
+        for field in self._fields():
+            del field[:count]
         return taken
 
     def choose(self, indexes: Iterable[int]) -> Segments:
@@ -74,5 +72,5 @@ class Segments:
         """Returns the segments of other inputs than these."""
         return self.choose(i for i, segment in enumerate(self.ids) if segment not in dropped)
 
-    def _fields(self) -> tuple[Sequence[Any], ...]:
+    def _fields(self) -> tuple[list[Any], ...]:
         return self.ids, self.patterns, self.given, self.paths, self.values

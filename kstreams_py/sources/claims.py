@@ -350,11 +350,16 @@ def check_tables(connection: sqlite3.Connection, path: Path, columns: Mapping[st
         found = tuple(name for (name,) in connection.execute("SELECT name FROM pragma_table_info(?)", (table,)))
         are_there &= bool(found)
         if found and found != expected:
-            raise SettingsError(
-                f"{path}: table {table} is of another version of kstreams_py (its columns are {', '.join(found)}): "
-                "read it with that version, or drop it to read all inputs again"
-            )
+            raise other_version(path, table, found)
     return are_there
+
+
+def other_version(place: object, table: str, columns: Iterable[str]) -> SettingsError:
+    """Returns the error for a table of claims that has other columns."""
+    return SettingsError(
+        f"{place}: table {table} is of another version of kstreams_py (its columns are {', '.join(columns)}): read it "
+        "with that version, or drop it to read all inputs again"
+    )
 
 
 def claim_of(key: Any, value: Any, deaths: int, *, taken_over: bool = False) -> Claim:

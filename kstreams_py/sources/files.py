@@ -27,15 +27,13 @@ from kstreams_py.sinks.sqlite import transaction
 from kstreams_py.sources import claims, records
 from kstreams_py.sources.claims import CLAIMS, LEASE, ClaimedInputs, ClaimsFile, checked_lease, create_tables
 from kstreams_py.sources.inspection import inspect_claims, retry_claims
+from kstreams_py.sources.passes import LOOK_SECONDS
 from kstreams_py.sources.records import CsvRecords, FilePosition, JsonRecords, OpenRecords, ParquetRecords
 from kstreams_py.sources.suspects import DELETED
 
 logger = logging.getLogger(__name__)
 
 FORMATS: Final = ("csv", "jsonl", "parquet")
-
-LOOK_SECONDS: Final = 0.2
-"""Seconds for which one read looks for records: a stop, and the other tasks, wait for it."""
 
 PASS_SECONDS: Final = 10.0
 """The maximum seconds between two looks for new files and lines."""

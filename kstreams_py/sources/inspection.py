@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -43,18 +43,26 @@ def inspect_claims(path: Path, reader: str, limit: int, find_names: FindNames = 
         if not check_tables(connection, path):
             return SourceStatus()
         now = claims.read_clock()
-        counts = dict.fromkeys(((FREE, 0), (CLAIMED, 0), (CLAIMED, 1)), 0)
-        suspects = 0
-        for state, is_dead, count, suspected in connection.execute(_OPEN, (now, now, reader)):
-            counts[state, is_dead] = count
-            suspects += suspected if state == FREE or is_dead else 0
+        counts = connection.execute(_OPEN, (now, now, reader)).fetchall()
         (refused,) = connection.execute(f"SELECT count(*) {_OF_REFUSED}", (reader,)).fetchone()
         asked, name = f"SELECT key, deaths, reason {_OF_REFUSED} ORDER BY key DESC LIMIT ?", find_names(connection)
         shown = tuple(
             RefusedInput(name(key), deaths, reason or "")
             for key, deaths, reason in connection.execute(asked, (reader, limit))
         )
-    return SourceStatus(counts[FREE, 0], counts[CLAIMED, 0], counts[CLAIMED, 1], suspects, refused, shown)
+    return count_claims(counts)._replace(refused=refused, shown=shown)
+
+
+def count_claims(counts: Iterable[tuple[int, bool, int, int]]) -> SourceStatus:
+    """Returns the status of a source without its refused inputs.
+
+    - `counts`: for each state, and each answer to whether the owner is dead, the number of claims and of suspects.
+    """
+    found, suspects = dict.fromkeys(((FREE, False), (CLAIMED, False), (CLAIMED, True)), 0), 0
+    for state, is_dead, count, suspected in counts:
+        found[state, is_dead] = count
+        suspects += suspected if state == FREE or is_dead else 0
+    return SourceStatus(found[FREE, False], found[CLAIMED, False], found[CLAIMED, True], suspects)
 
 
 def retry_claims(

@@ -10,7 +10,10 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 LOOK_SECONDS: Final = 0.2
-"""Seconds for which one read looks through rows: a stop, and the other tasks, wait for it."""
+"""Seconds for which one read looks for rows or records: a stop, and the other tasks, wait for it."""
+
+LOOKED_AT: Final = 20_000
+"""How many rows are searched at a time for unclaimed ones."""
 
 PAUSE: Final = 10
 """How many times as long as a pass is the time until the next one begins."""

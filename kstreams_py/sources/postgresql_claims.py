@@ -15,15 +15,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from kstreams_py.errors import SettingsError
 from kstreams_py.sinks.postgresql_columns import DESCRIBE, quote
 from kstreams_py.sinks.postgresql_connections import commit_to_disk, find_table
-from kstreams_py.sources.claims import CLAIMED, DONE, FREE, REFUSED
-from kstreams_py.sources.passes import Look
+from kstreams_py.sources.claims import CLAIMED, DONE, FREE, REFUSED, other_version
+from kstreams_py.sources.passes import LOOKED_AT, Look
 from kstreams_py.sources.postgresql_tables import ReadTable, needing, show
 
 if TYPE_CHECKING:
     import psycopg
-
-LOOKED_AT: Final = 20_000
-"""How many rows are looked through at a time for those that nobody has claimed, and how many claims to be taken."""
 
 _COLUMNS: Final = {
     "kstreams_claims": ("reader", "key", "state", "owner", "batch", "deaths", "reason"),
@@ -67,10 +64,7 @@ def find_claims(connection: psycopg.Connection[Any], source: str, table: ReadTab
     for name, oid in oids.items():
         found = tuple(column for column, *_ in connection.execute(DESCRIBE, (oid,)))
         if oid is not None and found != _COLUMNS[name]:
-            raise SettingsError(
-                f"{source}: table {name} is of another version of kstreams_py (its columns are {', '.join(found)}): "
-                "read it with that version, or drop it to read all rows again"
-            )
+            raise other_version(source, name, found)
     return None not in oids.values()
 
 

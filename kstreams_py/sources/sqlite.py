@@ -6,7 +6,7 @@ import sqlite3
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from kstreams_py.errors import SettingsError, did_you_mean
 from kstreams_py.graph.source import SourceStatus
@@ -14,10 +14,7 @@ from kstreams_py.sinks.sqlite import listed, quoted
 from kstreams_py.sources import claims
 from kstreams_py.sources.claims import CLAIMS, LEASE, ClaimedInputs, ClaimsFile, check_file, checked_lease
 from kstreams_py.sources.inspection import inspect_claims, retry_claims
-from kstreams_py.sources.passes import Look, Passes
-
-LOOKED_AT: Final = 20_000
-"""How many rows are looked through at a time for those that nobody has claimed."""
+from kstreams_py.sources.passes import LOOKED_AT, Look, Passes
 
 
 @dataclass(frozen=True, init=False)
