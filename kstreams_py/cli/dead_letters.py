@@ -54,7 +54,7 @@ def list_letters(
     processor: OfProcessor = None,
     topic: OfTopic = None,
     waiting: Annotated[
-        bool, typer.Option("--waiting", help="only rows of which some are neither replayed nor discarded")
+        bool, typer.Option("--waiting", help="only rows with dead letters that are neither replayed nor discarded")
     ] = False,
     as_json: AsJson = False,
     bootstrap_servers: Bootstrap = None,
@@ -125,7 +125,10 @@ def replay(
     partition: OfPartition = None,
     offset: AtOffset = None,
     unverified: Annotated[
-        bool, typer.Option("--unverified", help="also dead letters with deleted inputs: nobody else may write them")
+        bool,
+        typer.Option(
+            "--unverified", help="also dead letters with deleted inputs: nobody else may write to their topic"
+        ),
     ] = False,
     discarded: Annotated[bool, typer.Option("--discarded", help="also those that are discarded")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print what would be replayed, and run nothing")] = False,
@@ -136,7 +139,7 @@ def replay(
 
     Outputs are committed together with a mark of each dead letter: after a crash, run the command again, and nothing is
     sent twice. Other processors of the input topic are not affected, and the workers may run meanwhile. A dead letter
-    that differs from the record that it names is not replayed. Discarded ones are left out. Needs the rights to read
+    that differs from the record that it names is not replayed, nor is a discarded one. Needs the rights to read
     the dead letters and the inputs, to describe the groups, to write the outputs and __ks.GRAPH.replayed, and to use
     the transactional id GRAPH.dead-letters.
     """

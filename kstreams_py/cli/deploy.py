@@ -23,7 +23,7 @@ from kstreams_py.settings import Settings
 from kstreams_py.sinks import Parquet, SQLite
 
 GRACE_SECONDS: Final = 10
-"""Seconds from drain_timeout_ms until the process is killed: a supervisor gives its workers five more."""
+"""Seconds beyond drain_timeout_ms until the process is killed. The supervisor itself gives its workers five."""
 
 _LOCAL: Final = ("127.", "localhost:", "[::1]:", "::1:")
 
@@ -165,9 +165,9 @@ def _grace_seconds(settings: Settings) -> int:
 def _variables(settings: Settings, given: Sequence[str], remedy: str, *, hidden: object) -> Mapping[str, str]:
     """Returns the variables to print: settings that differ from their defaults, and `--env`.
 
-    - `hidden`: the place of secrets; None for none.
+    - `hidden`: where secrets are kept instead; None for nowhere.
 
-    Raises SettingsError for a secret setting without such a place, and for an `--env` that is secret or has no name.
+    Raises SettingsError for a secret setting if that is nowhere, and for an `--env` that is secret or has no name.
     """
     usual = {
         f"KSTREAMS_{name.upper()}"

@@ -1,4 +1,4 @@
-"""Arguments and options that several commands share; opens the cluster that they name."""
+"""Arguments, options and questions that several commands share; opens the graph and the cluster that they name."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ AcceptPartitions = Annotated[
     ),
 ]
 AcceptTopic = Annotated[
-    bool, typer.Option("--accept-topic", help="go on with a topic other than the one that events were sent to")
+    bool, typer.Option("--accept-topic", help="go on with a topic other than the one that events were sent to before")
 ]
 Topic = Annotated[
     str | None,
@@ -126,7 +126,7 @@ def takeover(
 ) -> None:
     """Send the events that a dead worker has taken, and release its objects to other workers.
 
-    A worker of this name that is still alive exits with status 4.
+    If a worker of this name is still alive, it exits with status 4.
     """
     events = _require(topic)
     with closing(_open_existing(store, prefix)) as storage:

@@ -28,7 +28,7 @@ def stopped(
     bootstrap_servers: Bootstrap = None,
     config: Config = None,
 ) -> None:
-    """Show the objects that stand still in the processors that apply events. Exit status 1 if there is one.
+    """Show the objects that stand still in the processors that apply events. Exit status 1 if there are any.
 
     An object stands still when it is stopped at an event that contradicts its order, or waits for an event that has
     not arrived. Needs READ on the changelog.
@@ -58,7 +58,7 @@ def resume(
     bootstrap_servers: Bootstrap = None,
     config: Config = None,
 ) -> None:
-    """Let a stopped object go on: the event that contradicts its order stays a dead letter, later events are applied.
+    """Let a stopped object go on: the event that contradicts its order stays a dead letter, later ones are applied.
 
     The processor's workers must run. Events that became dead letters because the object was stopped are sent to the
     topic again.
@@ -98,7 +98,7 @@ def accept(
         if not operator.catch_up(seconds):
             echo(
                 f"the processor's workers have not read all events of partition {operator.object.partition} after "
-                f"{seconds:,.0f} s: run the command again once they have: the object may go on with one of them"
+                f"{seconds:,.0f} s: run the command again once they have, as the object may go on with one of these"
             )
             raise typer.Exit(1)
         if operator.object.goes_on and not operator.missed():
@@ -122,8 +122,8 @@ def _one(graph: Graph, named: str | None) -> Processor:
 def _finish(decided: Decided | None, operator: Operator, name: str) -> None:
     if decided is None:
         echo(
-            f"the decision on {name!r} is written, and the processor's workers have not read it yet: once they run, "
-            "`kstreams order resume` sends again the events that the object has missed"
+            f"the decision on {name!r} is written, but the processor's workers have not read it yet: once they run, "
+            "`kstreams order resume` resends the events that the object has missed"
         )
         raise typer.Exit(1)
     if not decided.is_done:

@@ -257,7 +257,7 @@ def _chosen(
 def _opening(
     graph: Graph, master: str | None = None, conf: Sequence[str] | None = None, *, verbose: bool
 ) -> Iterator[Callable[[], Any]]:
-    """Yields a function that opens the session for the graph's pipelines at its first call; ends it afterwards."""
+    """Yields a function that opens the session for the graph's pipelines when first called; ends it on exit."""
     from kstreams_py import spark  # noqa: PLC0415
     from kstreams_py.spark.pipelines.targets import conf_of  # noqa: PLC0415
 
@@ -303,7 +303,7 @@ def _write_page(path: Path, graph: Graph, histories: Sequence[tuple[Pipeline, Pu
 
 
 def _parsed(cut: str) -> Any:
-    """Returns a cut, or its text if it is no JSON: another program has written it."""
+    """Returns a cut; its text if it is not JSON, as another program may have written it."""
     try:
         return parse_json(cut)
     except ValueError:

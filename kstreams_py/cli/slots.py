@@ -35,8 +35,8 @@ def release(
 ) -> None:
     """Remove the static members of these slots from every group of the graph. Their partitions move immediately.
 
-    Use this for slots that no worker takes again. It does not end a worker that still runs: such a worker joins its
-    groups again, or ends if it was in the middle of a commit. A slot that has no member is free already.
+    Use this for slots that no worker will take again. It does not end a worker that still runs: such a worker joins its
+    groups again, or ends if it was in the middle of a commit. A slot without a member is free already.
     """
     graph = load_valid(target)
     admin = GroupAdmin(Settings.load(config, bootstrap_servers=bootstrap_servers))

@@ -59,7 +59,7 @@ def retry(
     """Let refused inputs be read again, as if they were new. Exit status 1 if the answer is no.
 
     Fix the cause first: an input that fails again is refused again. What was stored for an input before is not stored a
-    second time. Workers may run meanwhile, and read them within some seconds. Prints the first ten of them, and asks.
+    second time. Prints the first ten inputs, and asks. Running workers read them within some seconds.
     """
     if bool(key) == every:
         raise SettingsError("name the inputs: one --key for each, or --all of them")
