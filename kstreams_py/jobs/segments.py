@@ -9,14 +9,14 @@ from kstreams_py.jobs.identity import Given, Path, Pattern, SegmentId
 
 
 class Segments:
-    """Segments of one channel for one of its readers. The lists are of equal length.
+    """Segments of one channel for one of its readers, as lists of equal length.
 
-    A list for each field costs a fifth of an object for each segment.
+    A list for each field costs a fifth of what an object for each segment would cost.
 
-    - `ids`: of their inputs.
-    - `patterns`: of the copies for this reader.
-    - `given`: what identifies their inputs, each time that they are read.
-    - `paths`: how they were made of these.
+    - `ids`: the ids of their inputs.
+    - `patterns`: the patterns of the copies for this reader.
+    - `given`: identify their inputs, each time that these are read.
+    - `paths`: how the segments were made from their inputs.
     """
 
     __slots__ = ("given", "ids", "paths", "patterns", "values")

@@ -15,7 +15,7 @@ records                adapter  the records of one file, from any of them on: li
 files                  adapter  the lines and rows of files
 http_requests          rule     which requests over HTTP are inputs, what they are answered, and which are one input
 http_server            adapter  the HTTP server: its thread, ports, connections and their limits
-http                   acts     requests over HTTP, each answered when all that was made of it is done
+http                   acts     requests over HTTP, each answered when all that was made from it is done
 """
 
 from kstreams_py.graph.source import (

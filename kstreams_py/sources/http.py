@@ -1,4 +1,4 @@
-"""Requests over HTTP as a source: each is answered when everything that was made of it is done."""
+"""Requests over HTTP as a source: each is answered when everything that was made from it is done."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kstreams_py.sources.http_requests import RequestRules
 
 @dataclass(frozen=True, kw_only=True)
 class HTTP(RequestRules):
-    """The POST requests of a path, each answered when everything that was made of it is done.
+    """The POST requests of a path, each answered when everything that was made from it is done.
 
     Needs Tornado: `pip install 'kstreams_py[http]'`. A body of the type `application/json` is an input as its value,
     another one as bytes. Only one worker can listen at a port: run the graph with one. Several sources may have one
