@@ -1,4 +1,4 @@
-"""What operators see of the claims in a SQLite file, and how they let refused inputs be read again."""
+"""Shows the claims in a SQLite file to operators, and lets refused inputs be read again."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FindNames = Callable[[sqlite3.Connection], Callable[[Any], str]]
 
 
 def find_keys(_: sqlite3.Connection) -> Callable[[Any], str]:
-    """Returns what shows a key: a text as it is, anything else as Python writes it."""
+    """Returns the function that shows a key: text as it is, anything else by its `repr`."""
     return lambda key: key if isinstance(key, str) else repr(key)
 
 
@@ -37,7 +37,7 @@ def inspect_claims(path: Path, reader: str, limit: int, find_names: FindNames = 
     """See InspectedSource.inspect.
 
     - `reader`: as the claims have it.
-    - `find_names`: makes what returns the text of a key.
+    - `find_names`: returns the function that shows a key.
     """
     with _opened(path) as connection:
         if not check_tables(connection, path):
@@ -68,7 +68,7 @@ def count_claims(counts: Iterable[tuple[int, bool, int, int]]) -> SourceStatus:
 def retry_claims(
     source: object, path: Path, reader: str, keys: Collection[str] | None, find_names: FindNames = find_keys
 ) -> int:
-    """See InspectedSource.retry. `source`: what is named in an error; the others are those of `inspect_claims`."""
+    """See InspectedSource.retry. `source`: its name in errors. For the others see `inspect_claims`."""
     with _opened(path) as connection:
         if not check_tables(connection, path):
             check_refused(source, (), keys)
@@ -76,7 +76,7 @@ def retry_claims(
         with transaction(connection):
             refused, name = dict[str, list[Any]](), find_names(connection)
             for (key,) in connection.execute(f"SELECT key {_OF_REFUSED}", (reader,)):
-                refused.setdefault(name(key), []).append(key)  # a number, and a text of the same digits
+                refused.setdefault(name(key), []).append(key)  # a number and a text may look alike
             check_refused(source, refused, keys)
             wanted = [key for each in (refused if keys is None else {*keys}) for key in refused[each]]
             connection.executemany(
@@ -89,7 +89,7 @@ def retry_claims(
 
 @contextmanager
 def _opened(path: Path) -> Iterator[sqlite3.Connection]:
-    """Yields a connection to a file that exists, without a change of it. Raises SettingsError and SourceUnavailable."""
+    """Yields a connection to an existing file, without changing it. Raises SettingsError and SourceUnavailable."""
     check_file(path)
     try:
         with closing(sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None)) as connection:

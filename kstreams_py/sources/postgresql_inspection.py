@@ -1,4 +1,4 @@
-"""What operators see of the claims in PostgreSQL, and how they let refused rows be read again."""
+"""Shows the claims in PostgreSQL to operators, and lets refused rows be read again."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 class ClaimedTable(NamedTuple):
-    """A table whose claims are looked at.
+    """A table whose claims are inspected.
 
-    - `source`: what stands for it in messages.
-    - `settings`: those of the session.
+    - `source`: its name in messages.
+    - `settings`: the settings of the session.
     """
 
     url: str
