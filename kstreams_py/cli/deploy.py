@@ -182,7 +182,7 @@ def _variables(settings: Settings, given: Sequence[str], remedy: str, *, hidden:
     for each in given:
         name, equals, value = each.partition("=")
         if not equals or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-            raise SettingsError(f"--env {redact(each)!r} is no variable: write NAME=VALUE")
+            raise SettingsError(f"--env {redact(each)!r} is not a variable: write NAME=VALUE")
         if is_secret(name, value):
             raise SettingsError(f"--env {name} is a secret, and is not printed: {remedy}")
         found[name] = value

@@ -285,7 +285,7 @@ def _settings_of(conf: Sequence[str] | None) -> dict[str, str]:
     for each in conf or ():
         name, equals, value = each.partition("=")
         if not (name.startswith("spark.") and equals):
-            raise SettingsError(f"--conf {each!r} is no setting of Spark: write it as spark.name=value")
+            raise SettingsError(f"--conf {each!r} is not a setting of Spark: write it as spark.name=value")
         found[name] = value
     return found
 

@@ -108,7 +108,7 @@ class Files:
     ) -> None:
         if format not in FORMATS:
             remedy = did_you_mean(str(format), FORMATS) or f"give one of {', '.join(FORMATS)}"
-            raise SettingsError(f"format={format!r} is none that is known: {remedy}")
+            raise SettingsError(f"format={format!r} is not a known format: {remedy}")
         if not str(claims):
             raise SettingsError("claims='': give the path of a SQLite file, which is created, such as 'claims.db'")
         seconds = checked_lease(lease)
@@ -134,7 +134,7 @@ class Files:
         for path in self.paths:
             if os.path.exists(path) and not os.path.isfile(path):  # noqa: PTH110, PTH113 a Path raises for some
                 remedy = f"name files, or a pattern such as '{Path(path) / '*'}.{self.format}'"
-                raise SettingsError(f"{path!r} is a directory, or no regular file: {remedy}")
+                raise SettingsError(f"{path!r} is a directory, or not a regular file: {remedy}")
             if find_files(path):
                 continue
             if self.ends:
@@ -330,7 +330,9 @@ class _FileRecords(ClaimedInputs):
         own = self._source.claims
         for name in names:
             if name.endswith(own.name) and os.path.realpath(name) == os.path.realpath(own):
-                raise SettingsError(f"{name!r} has the claims, and matches {str(self._source)!r}: keep them elsewhere")
+                raise SettingsError(
+                    f"{name!r} holds the claims, and matches {str(self._source)!r}: keep them elsewhere"
+                )
         if not names <= set(self._paths.values()):
             self._read_paths(connection)
         if new := sorted(names.difference(self._paths.values())):
@@ -443,14 +445,14 @@ class _FileRecords(ClaimedInputs):
         if size < known.size:
             change = f"it has {size} bytes, of which {known.size} were read"
         elif known.content is not None and _print(opened.file.fileno(), known.size) != known.content:
-            change = f"of its first {known.size} bytes, some are others"
+            change = f"some of its first {known.size} bytes are different"
         elif known.is_final and size > known.size:
-            change = f"its end was read at byte {known.size}, where no record ends, and it has {size} bytes"
+            change = f"it was read to its end at byte {known.size}, inside a record, and has {size} bytes"
         else:
             return
         raise SettingsError(
-            f"{path} has changed since it was read: {change}: bring its content back, or remove it, and give what is "
-            "new another name"
+            f"{path} has changed since it was read: {change}: restore its content, or remove it and give the new content "
+            "another name"
         )
 
     def _is_there(self, file: int) -> bool:

@@ -62,7 +62,7 @@ ANOTHER_BODY: Final = Reply(422, "invalid", "the Idempotency-Key was sent with a
 HIDDEN: Final = Reply(422, "refused", "the log of the run has the reason")
 BUSY: Final = Reply(503, "not done", "too many requests wait: send it again later", _SOON)
 STOPPED: Final = Reply(503, "not done", "it was given up before its end: send it again with its Idempotency-Key", _SOON)
-LATE: Final = Reply(504, "under way", "no end is known yet: send it again with its Idempotency-Key to learn of it")
+LATE: Final = Reply(504, "under way", "it is not done yet: send it again with its Idempotency-Key to learn of it")
 
 _METHOD: Final = Reply(405, "invalid", "send it with POST", (("Allow", "POST"),))
 _NO_TOKEN: Final = Reply(

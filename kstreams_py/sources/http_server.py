@@ -453,7 +453,7 @@ class _Server:
         if listener is None:
             listener, address = self._listen(path.name, address, files)
         elif listener.files != files:
-            raise SettingsError(f"{path.name}: another source has this port with another certificate: give both one")
+            raise SettingsError(f"{path.name}: another source has this port with another certificate: use one for both")
         elif own in listener.paths and not listener.paths[own].is_closed:
             raise SettingsError(f"{path.name}: another source has this path: give each a path= of its own")
         scheme = "http" if files[0] is None else "https"

@@ -42,7 +42,7 @@ def _bad_input(reason: str) -> BadInput:
 
 
 _TOO_LONG: Final = _bad_input(f"it is longer than {RECORD_MAX >> 20} MB")
-_NUL: Final = _bad_input("it has NUL bytes: the file is damaged, or no text in UTF-8")
+_NUL: Final = _bad_input("it has NUL bytes: the file is damaged, or not text in UTF-8")
 
 
 class FilePosition(NamedTuple):
@@ -306,11 +306,11 @@ class JsonRecords(TextRecords):
         try:
             return json.loads(data.decode("utf-8", "surrogateescape"))
         except RecursionError:
-            return _bad_input("it is no JSON that can be read: it is nested too deeply")
+            return _bad_input("it is not readable JSON: it is nested too deeply")
         except json.JSONDecodeError as error:
-            return _bad_input(f"it is no JSON: {error.msg} at column {error.colno}")
+            return _bad_input(f"it is not JSON: {error.msg} at column {error.colno}")
         except ValueError as error:  # an integer of too many digits
-            return _bad_input(f"it is no JSON that can be read: {error}")
+            return _bad_input(f"it is not readable JSON: {error}")
 
 
 class CsvRecords(TextRecords):
@@ -349,7 +349,7 @@ class CsvRecords(TextRecords):
         try:
             return next(csv.reader(self._follow(first, taken), delimiter=self._delimiter, strict=True))
         except csv.Error as error:
-            reason = f"it is no CSV: {error}"
+            reason = f"it is not CSV: {error}"
         except _TooLong:
             reason = str(_TOO_LONG.error)
         if taken and not taken[-1][1]:
@@ -386,7 +386,7 @@ class CsvRecords(TextRecords):
             return _NUL
         text = data.decode("utf-8", "surrogateescape").rstrip("\r\n")
         if "\r" in text:
-            return _bad_input("it is no CSV: it has a carriage return outside of quotes")
+            return _bad_input("it is not CSV: it has a carriage return outside of quotes")
         return text.split(self._delimiter)
 
     def decode(self, data: Any) -> Any:
@@ -432,7 +432,7 @@ class ParquetRecords(OpenRecords):
             _raise_outage(error)
             self.awaited = f"what makes it a Parquet file: {error}"
             if is_complete:
-                self._broken[0] = 1, _bad_input(f"its file is no Parquet file that can be read: {error}")
+                self._broken[0] = 1, _bad_input(f"its file is not a readable Parquet file: {error}")
                 self._records = iter([FileRecord(1, 1, 0, 1)])
             return
         groups, names = range(self._table.num_row_groups), self._table.schema_arrow.names
@@ -488,7 +488,7 @@ class ParquetRecords(OpenRecords):
         try:
             return row.to_pylist()[0]
         except self._errors as error:  # such as a timestamp with nanoseconds
-            return _bad_input(f"it has a value that Python does not have: {error}")
+            return _bad_input(f"it has a value that Python cannot represent: {error}")
 
 
 def _raise_outage(error: Exception) -> None:
