@@ -330,9 +330,7 @@ class _FileRecords(ClaimedInputs):
         own = self._source.claims
         for name in names:
             if name.endswith(own.name) and os.path.realpath(name) == os.path.realpath(own):
-                raise SettingsError(
-                    f"{name!r} holds the claims, and matches {str(self._source)!r}: keep them elsewhere"
-                )
+                raise SettingsError(f"{name!r} has the claims, and matches {str(self._source)!r}: keep them elsewhere")
         if not names <= set(self._paths.values()):
             self._read_paths(connection)
         if new := sorted(names.difference(self._paths.values())):
@@ -451,8 +449,8 @@ class _FileRecords(ClaimedInputs):
         else:
             return
         raise SettingsError(
-            f"{path} has changed since it was read: {change}: restore its content, or remove it and give the new content "
-            "another name"
+            f"{path} has changed since it was read: {change}: restore its content, or remove it and give the new "
+            "content another name"
         )
 
     def _is_there(self, file: int) -> bool:

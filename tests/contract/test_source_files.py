@@ -616,7 +616,7 @@ def test_source_that_cannot_be_read_as_declared_is_refused_with_the_remedy(mediu
 
 
 def test_claims_that_match_the_files_are_refused(medium: InFiles) -> None:
-    with pytest.raises(SettingsError, match=r"/claims\.db' holds the claims, and matches '.*/\*': keep them elsewhere"):
+    with pytest.raises(SettingsError, match=r"/claims\.db' has the claims, and matches '.*/\*': keep them elsewhere"):
         medium.open(paths=medium.directory / "*").read(1, alone=True)
 
 
