@@ -19,7 +19,7 @@ from kstreams_py.cli.options import (
     Yes,
     confirm,
     open_graph,
-    parse_since,
+    parse_time,
 )
 from kstreams_py.cli.streams import echo, echo_lines
 from kstreams_py.errors import SettingsError
@@ -64,7 +64,7 @@ def list_letters(
 
     Those that wait are neither replayed nor discarded; the reasons of the discarded ones are printed.
     """
-    selection = LetterSelection(processor, error, parse_since(since, time.time()), topic)
+    selection = LetterSelection(processor, error, parse_time("--since", since, time.time()), topic)
     with open_graph(target, bootstrap_servers, config) as (graph, environment):
         reader = LetterReader(graph, environment)
         marks = reader.marks()
@@ -230,7 +230,7 @@ def _select(
 ) -> LetterSelection:
     if offset is not None and partition is None:
         raise SettingsError("--offset names a dead letter together with its partition: add --partition")
-    return LetterSelection(processor, error, parse_since(since, time.time()), topic, partition, offset)
+    return LetterSelection(processor, error, parse_time("--since", since, time.time()), topic, partition, offset)
 
 
 def _warn_unreadable(reasons: list[str]) -> None:

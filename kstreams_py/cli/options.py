@@ -60,11 +60,6 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="do not ask")]
 CreateTopics = Annotated[bool, typer.Option("--create-topics", help="create missing topics first")]
 
 
-def parse_since(text: str | None, now: float) -> int | None:
-    """Returns milliseconds since 1970 for `--since`; see parse_time()."""
-    return parse_time("--since", text, now)
-
-
 def parse_time(option: str, text: str | None, now: float) -> int | None:
     """Returns milliseconds since 1970 for the value of an option. `now`: seconds since 1970. Raises SettingsError."""
     if text is None:

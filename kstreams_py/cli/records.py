@@ -14,7 +14,7 @@ from typing import Annotated, Final, NamedTuple
 import typer
 
 from kstreams_py.cli import streams
-from kstreams_py.cli.options import Bootstrap, Config, open_environment, parse_since
+from kstreams_py.cli.options import Bootstrap, Config, open_environment, parse_time
 from kstreams_py.errors import SettingsError
 from kstreams_py.graph.loading import load
 from kstreams_py.operations.records.lines import Lines
@@ -163,7 +163,7 @@ def _start(text: str, *, follow: bool) -> str | _At:
     if text.isascii() and text.isdigit():
         return _At(offset=int(text))
     try:
-        return _At(since=parse_since(text, time.time()))
+        return _At(since=parse_time("--from", text, time.time()))
     except SettingsError:
         raise SettingsError(
             f"--from {text!r}: write beginning, end, an offset, a number with s, m, h or d, such as 1h, or a time such "

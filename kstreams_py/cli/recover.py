@@ -22,7 +22,6 @@ from kstreams_py.cli.options import (
     confirm,
     open_environment,
     open_graph,
-    parse_since,
     parse_time,
 )
 from kstreams_py.cli.streams import echo, echo_lines
@@ -100,7 +99,7 @@ def audit(
     replay of dead letters must not. Needs READ on the groups, the topics and __ks.*.
     """
     now = time.time()
-    first, last = parse_since(since, now), parse_time("--until", until, now)
+    first, last = parse_time("--since", since, now), parse_time("--until", until, now)
     if first is not None and last is not None and last <= first:
         raise SettingsError(f"--until {until} is not after --since {since}: there are no inputs between them")
     selection = Scope(processor or (), first, last, every)
