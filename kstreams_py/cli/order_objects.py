@@ -16,7 +16,7 @@ from kstreams_py.graph.topology import Graph
 from kstreams_py.operations.order import Decided, ObjectState, Operator, find_objects, ordered_processors
 from kstreams_py.ordering.decisions import Verb
 
-Object = Annotated[str, typer.Argument(metavar="OBJECT", help="The object, by its name.")]
+Object = Annotated[str, typer.Argument(metavar="OBJECT", help="the object, by its name")]
 OneProcessor = Annotated[str | None, typer.Option("--processor", help="its id, if several processors apply events")]
 Seconds = Annotated[float, typer.Option("--wait", help="how many seconds to wait for the processor's workers", min=0)]
 

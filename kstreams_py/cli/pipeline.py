@@ -41,7 +41,7 @@ Master = Annotated[
 ]
 Conf = Annotated[
     list[str] | None,
-    typer.Option("--conf", metavar="NAME=VALUE", help="a setting of Spark, such as the executors' image; repeatable"),
+    typer.Option("--conf", metavar="NAME=VALUE", help="a Spark setting, such as the executors' image; can be repeated"),
 ]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="also print what Spark prints, and what it logs")]
 

@@ -48,12 +48,13 @@ def send(
     topic: Name,
     graph: OfGraph = None,
     value: Annotated[str | None, typer.Option("--value", help="send this one record, and read no lines")] = None,
-    key: Annotated[str | None, typer.Option("--key", help="the key of the record of --value")] = None,
+    key: Annotated[str | None, typer.Option("--key", help="the key for --value")] = None,
     header: Annotated[
-        list[str] | None, typer.Option("--header", help="a header of the record of --value, as name=value; repeatable")
+        list[str] | None,
+        typer.Option("--header", help="a header for --value, as name=value; can be repeated"),
     ] = None,
     partition: Annotated[
-        int | None, typer.Option(help="the partition of the record of --value; that of its key by default", min=0)
+        int | None, typer.Option(help="the partition for --value; that of its key by default", min=0)
     ] = None,
     bootstrap_servers: Bootstrap = None,
     config: Config = None,

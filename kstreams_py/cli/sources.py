@@ -51,7 +51,7 @@ def list_sources(
 def retry(
     target: Target,
     source: Annotated[str | None, typer.Option("--source", help="this source; the only one by default")] = None,
-    key: Annotated[list[str] | None, typer.Option("--key", help="this refused input; may be repeated")] = None,
+    key: Annotated[list[str] | None, typer.Option("--key", help="this refused input; can be repeated")] = None,
     every: Annotated[bool, typer.Option("--all", help="all refused inputs of the source")] = False,
     dry_run: DryRun = False,
     yes: Yes = False,
