@@ -1,4 +1,4 @@
-"""What is counted and timed of a processor in one worker, and the states of a worker."""
+"""The counters and histograms of a processor in one worker, and the states of a worker."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ class WorkerState(StrEnum):
     BROKER_AWAY = "broker away"
     """A broker that it needs does not answer."""
     SINK_AWAY = "sink away"
-    """The target of its rows is away; they wait."""
+    """The target of its rows is away; the rows wait."""
     SOURCE_AWAY = "source away"
-    """The source of its inputs is away; what was read before goes on."""
+    """The source of its inputs is away; inputs that were read before are still processed."""
     DRAINING = "draining"
     """It commits what is processed, and ends."""
     REPLACED = "replaced"
@@ -80,7 +80,7 @@ class Histogram:
 
 
 MEASURED_ALL: Final = 64
-"""Up to this many records, each size is measured. To measure all of many takes 8 % of a fast loop (measured)."""
+"""The most records whose sizes are all measured. Measuring every size of many takes 8 % of a fast loop (measured)."""
 
 COUNTS: Final[Mapping[str, str]] = {
     "records_in": "steps that are committed; each step of a map is one record",
@@ -91,8 +91,8 @@ COUNTS: Final[Mapping[str, str]] = {
     "commits": "commits",
     "aborts": "attempts that failed",
     "retries": "steps, or batches, that failed and are run again",
-    "bytes_in": "bytes of the values of records fetched, each time; of a large fetch, estimated by some",
-    "bytes_out": "bytes of the values of outputs and dead letters, committed; of many at once, estimated by some",
+    "bytes_in": "bytes of the values of fetched records, at each fetch; estimated from a sample if there are many",
+    "bytes_out": "bytes of the values of committed outputs and dead letters; estimated from a sample if there are many",
     "rebalances": "assignments and losses of partitions",
 }
 """The counts of `Counters`, each with its meaning."""
@@ -117,7 +117,7 @@ class StepCounts:
     def without(self, outputs: int, letters: int, unknown: int) -> StepCounts:
         """Returns the counts without lost outputs and dead letters, and without their share of the bytes.
 
-        - `unknown`: how many more are lost. They may be of either kind, so both are counted without them.
+        - `unknown`: how many more are lost. They may be outputs or dead letters, so both counts exclude them.
         """
         outputs = min(outputs + unknown, self.records_out)
         letters = min(letters + unknown, self.dead_letters)
@@ -133,8 +133,8 @@ _each_count: Final[Callable[[StepCounts], tuple[int, ...]]] = attrgetter(*(each.
 class Counters:
     """Counts of one processor in one worker since it started; only that worker's thread writes them.
 
-    `step_seconds` counts the mean of an intake for each of its steps, as no clock is read for each record. It counts
-    each run of a step, also those that were rolled back.
+    `step_seconds` counts the mean time of an intake for each of its steps, as the clock is not read for each record.
+    Each run of a step counts, even if it was rolled back.
     """
 
     records_in: int = 0
@@ -254,7 +254,7 @@ class EventCounts:
 
 REPLAYS: Final[Mapping[str, str]] = {
     "died": "its worker died, or was silent for longer than its lease; the worker that reads it again counts it",
-    "expired": "its timeout had passed, and no task had anything of it",
+    "expired": "its timeout passed while no task held a part of it",
     "raised": "an exception ended the job, which gave it back",
 }
 """Why an input of a source is read again, each cause with its meaning."""
@@ -263,7 +263,7 @@ INPUTS: Final = ("done", "refused", *REPLAYS)
 """The counts of `InputCounts`."""
 
 LATE_ACKS: Final[Mapping[str, str]] = {
-    "completed": "an input became complete that was no longer under way",
+    "completed": "an input that was no longer under way became complete",
     "dropped": "the acknowledgements of an input were still incomplete long after its timeout",
 }
 """Acknowledgements that changed nothing, each kind with its meaning."""
@@ -295,7 +295,7 @@ class PendingFigures(NamedTuple):
     - `pending`: how many.
     - `seconds`: since the oldest of them was read; 0 for none.
     - `key`: the key of the oldest, as a short text; "" for none.
-    - `tasks`: the tasks that have something of the oldest.
+    - `tasks`: the tasks that hold a part of the oldest.
     - `why`: what keeps the source from being read; "" for nothing.
     - `limit`: the seconds after which an input is overdue.
     """

@@ -4,8 +4,8 @@ In reading order:
 
 main          adapter  the command with its groups; logs to stderr, and turns errors into a message and an exit status
 streams       adapter  repairs the standard streams: closed ones, missing characters, outputs that cannot be written
-usage         adapter  what --help shows: commands in panels, and for each option that has a value what the value is
-options       adapter  arguments and options that several commands share
+usage         adapter  the form of --help: commands in panels, and a name for the value of each option
+options       adapter  arguments, options and questions that several commands share
 run           adapter  kstreams run
 new           adapter  kstreams new
 dev           adapter  kstreams dev

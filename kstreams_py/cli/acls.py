@@ -8,10 +8,9 @@ from typing import Annotated
 
 import typer
 
-from kstreams_py.cli.options import Bootstrap, Config, Target
+from kstreams_py.cli.options import AsJson, Bootstrap, Config, Target, load_valid
 from kstreams_py.cli.streams import echo
 from kstreams_py.errors import SettingsError
-from kstreams_py.graph.loading import load
 from kstreams_py.operations.acls import NOTES, Role, as_fields, commands, rights_of
 from kstreams_py.settings import Settings
 
@@ -25,7 +24,7 @@ def acls(
         str | None,
         typer.Option("--principal", metavar="TYPE:NAME", help="who gets the rights; User:GRAPH-ROLE by default"),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="one JSON object per line")] = False,
+    as_json: AsJson = False,
     bootstrap_servers: Bootstrap = None,
     config: Config = None,
 ) -> None:
@@ -40,8 +39,7 @@ def acls(
     """
     if principal is not None and not all(principal.partition(":")):
         raise SettingsError(f"--principal {principal!r}: write its type and its name, such as User:alice")
-    graph = load(target)
-    graph.validate(needs_processors=False)
+    graph = load_valid(target, needs_processors=False)
     settings = Settings.load(config, bootstrap_servers=bootstrap_servers)
     for each in Role if role is None else [role]:
         rights, whose = rights_of(graph, each), principal or f"User:{graph.name}-{each}"

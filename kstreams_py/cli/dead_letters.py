@@ -9,7 +9,18 @@ from typing import Annotated
 
 import typer
 
-from kstreams_py.cli.options import Bootstrap, Config, DryRun, Target, Yes, is_confirmed, open_graph, parse_since
+from kstreams_py.cli.options import (
+    AsJson,
+    Bootstrap,
+    Config,
+    DryRun,
+    OfProcessor,
+    Target,
+    Yes,
+    confirm,
+    open_graph,
+    parse_time,
+)
 from kstreams_py.cli.streams import echo, echo_lines
 from kstreams_py.errors import SettingsError
 from kstreams_py.operations.dead_letters.discard import Discard, check_reason
@@ -28,14 +39,11 @@ Since = Annotated[
     str | None,
     typer.Option("--since", help="only records since then (by timestamp): 30m, 1h, 2d, or 2026-05-01T12:00"),
 ]
-OfProcessor = Annotated[str | None, typer.Option("--processor", help="only this processor, by its id")]
 OfTopic = Annotated[str | None, typer.Option("--topic", help="only from this dead-letter topic")]
 OfPartition = Annotated[int | None, typer.Option("--partition", help="only from this partition", min=0)]
 AtOffset = Annotated[int | None, typer.Option("--offset", help="only the dead letter at this offset", min=0)]
 SHOWN = 10
 """How many dead letters a discard shows before it asks."""
-
-AsJson = Annotated[bool, typer.Option("--json", help="one JSON object per line")]
 
 
 @app.command("list")
@@ -46,7 +54,7 @@ def list_letters(
     processor: OfProcessor = None,
     topic: OfTopic = None,
     waiting: Annotated[
-        bool, typer.Option("--waiting", help="only rows of which some are neither replayed nor discarded")
+        bool, typer.Option("--waiting", help="only rows with dead letters that are neither replayed nor discarded")
     ] = False,
     as_json: AsJson = False,
     bootstrap_servers: Bootstrap = None,
@@ -56,7 +64,7 @@ def list_letters(
 
     Those that wait are neither replayed nor discarded; the reasons of the discarded ones are printed.
     """
-    selection = LetterSelection(processor, error, parse_since(since, time.time()), topic)
+    selection = LetterSelection(processor, error, parse_time("--since", since, time.time()), topic)
     with open_graph(target, bootstrap_servers, config) as (graph, environment):
         reader = LetterReader(graph, environment)
         marks = reader.marks()
@@ -117,7 +125,10 @@ def replay(
     partition: OfPartition = None,
     offset: AtOffset = None,
     unverified: Annotated[
-        bool, typer.Option("--unverified", help="also dead letters with deleted inputs: nobody else may write them")
+        bool,
+        typer.Option(
+            "--unverified", help="also dead letters with deleted inputs: nobody else may write to their topic"
+        ),
     ] = False,
     discarded: Annotated[bool, typer.Option("--discarded", help="also those that are discarded")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print what would be replayed, and run nothing")] = False,
@@ -128,7 +139,7 @@ def replay(
 
     Outputs are committed together with a mark of each dead letter: after a crash, run the command again, and nothing is
     sent twice. Other processors of the input topic are not affected, and the workers may run meanwhile. A dead letter
-    that differs from the record that it names is not replayed. Discarded ones are left out. Needs the rights to read
+    that differs from the record that it names is not replayed, nor is a discarded one. Needs the rights to read
     the dead letters and the inputs, to describe the groups, to write the outputs and __ks.GRAPH.replayed, and to use
     the transactional id GRAPH.dead-letters.
     """
@@ -197,9 +208,7 @@ def discard(
         if found and not dry_run:
             if not yes and len(found) > SHOWN:
                 echo(f"and {len(found) - SHOWN:,} more: --dry-run prints all")
-            if not yes and not is_confirmed(f"discard {letters}?"):
-                echo("nothing was discarded")
-                raise typer.Exit(1)
+            confirm(f"discard {letters}?", yes=yes, refusal="nothing was discarded")
             found.run()
     if not found:
         echo("no dead letters to discard")
@@ -221,7 +230,7 @@ def _select(
 ) -> LetterSelection:
     if offset is not None and partition is None:
         raise SettingsError("--offset names a dead letter together with its partition: add --partition")
-    return LetterSelection(processor, error, parse_since(since, time.time()), topic, partition, offset)
+    return LetterSelection(processor, error, parse_time("--since", since, time.time()), topic, partition, offset)
 
 
 def _warn_unreadable(reasons: list[str]) -> None:

@@ -12,19 +12,18 @@ from typing import Annotated, Final
 
 import typer
 
-from kstreams_py.cli.options import Bootstrap, Config, CreateTopics, Target
+from kstreams_py.cli.options import Bootstrap, Config, CreateTopics, Target, load_valid
 from kstreams_py.cli.run import parse_slots
 from kstreams_py.deployment.kubernetes import DATA, Deployment, kubernetes_name, manifest
 from kstreams_py.deployment.systemd import UnitParameters, unit
 from kstreams_py.errors import SettingsError
-from kstreams_py.graph.loading import load
 from kstreams_py.graph.topology import Graph
 from kstreams_py.secrets import is_secret, redact
 from kstreams_py.settings import Settings
 from kstreams_py.sinks import Parquet, SQLite
 
 GRACE_SECONDS: Final = 10
-"""Seconds from drain_timeout_ms until the process is killed: a supervisor gives its workers five more."""
+"""Seconds beyond drain_timeout_ms until the process is killed. The supervisor itself gives its workers five."""
 
 _LOCAL: Final = ("127.", "localhost:", "[::1]:", "::1:")
 
@@ -61,8 +60,7 @@ def k8s(
     environment variables. Kubernetes restarts a pod whatever its exit status: after 2 and 5, correct what its log
     names; 4 means that a worker elsewhere has its slot.
     """
-    graph = load(target)
-    graph.validate()
+    graph = load_valid(target)
     settings = Settings.load(config, bootstrap_servers=bootstrap_servers)
     variables = _variables(settings, env or [], "put it into a Secret, and name that with --secret", hidden=secret)
     servers = variables.get("KSTREAMS_BOOTSTRAP_SERVERS", settings.bootstrap_servers)
@@ -113,8 +111,7 @@ def systemd(
     Settings that differ from their defaults become environment variables. The processes have only the rights of their
     user. They write only to the working directory, the directories of states, schemas and sinks, and to --write.
     """
-    graph = load(target)
-    graph.validate()
+    graph = load_valid(target)
     if workers is not None and slots is not None:
         raise SettingsError("--workers and --slots both name the slots: pass one of them")
     which = ["--workers", str(workers or 1)] if slots is None else ["--slots", slots]
@@ -168,9 +165,9 @@ def _grace_seconds(settings: Settings) -> int:
 def _variables(settings: Settings, given: Sequence[str], remedy: str, *, hidden: object) -> Mapping[str, str]:
     """Returns the variables to print: settings that differ from their defaults, and `--env`.
 
-    - `hidden`: the place of secrets; None for none.
+    - `hidden`: where secrets are kept instead; None for nowhere.
 
-    Raises SettingsError for a secret setting without such a place, and for an `--env` that is secret or has no name.
+    Raises SettingsError for a secret setting if that is nowhere, and for an `--env` that is secret or has no name.
     """
     usual = {
         f"KSTREAMS_{name.upper()}"
@@ -185,7 +182,7 @@ def _variables(settings: Settings, given: Sequence[str], remedy: str, *, hidden:
     for each in given:
         name, equals, value = each.partition("=")
         if not equals or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-            raise SettingsError(f"--env {redact(each)!r} is no variable: write NAME=VALUE")
+            raise SettingsError(f"--env {redact(each)!r} is not a variable: write NAME=VALUE")
         if is_secret(name, value):
             raise SettingsError(f"--env {name} is a secret, and is not printed: {remedy}")
         found[name] = value

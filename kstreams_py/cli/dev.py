@@ -28,7 +28,7 @@ PORT: Final = 9092
 """The default port of every command, so that `kstreams send` needs no --bootstrap-servers."""
 
 SOURCE: Final = "dev"
-"""What stands in brackets before the lines of this command, as a slot or a topic does before others."""
+"""The name in brackets before the lines of this command. Other lines have their slot or topic there."""
 
 
 def dev(
@@ -56,8 +56,8 @@ def dev(
     are printed once they are committed, as `kstreams tail` prints them, and dead letters as `kstreams dead-letters
     show` does.
 
-    Without --bootstrap-servers (or its setting), a Kafka runs on this machine as long as the command. Its data stays in
-    the directory .kstreams beside the graph: remove it to start without data. Needs watchfiles: pip install
+    Without --bootstrap-servers (or its setting), a Kafka broker runs on this machine while the command runs. Its data
+    stays in the directory .kstreams beside the graph: remove it to start without data. Needs watchfiles: pip install
     'kstreams_py[broker,reload]'.
     """
     from kstreams_py.running.terminal.progress import Progress  # noqa: PLC0415, Rich is slow to import
@@ -83,7 +83,7 @@ def dev_version(
     workers: Annotated[int, typer.Option(min=1)] = 1,
     partitions: Partitions = None,
 ) -> None:
-    """Check a version of a graph, then run it when standard input says so. `dev` starts this process at a change."""
+    """Check a version of a graph, then run it when standard input says so. `dev` starts this process at each change."""
     logs.configure(SOURCE)
     run_version(target, workers, Settings.load(), partitions or DEFAULT_PARTITIONS)
 

@@ -7,9 +7,8 @@ from typing import Annotated
 
 import typer
 
-from kstreams_py.cli.options import Bootstrap, Config, open_environment
+from kstreams_py.cli.options import AsJson, Bootstrap, Config, load_valid, open_environment
 from kstreams_py.cli.streams import echo, echo_lines
-from kstreams_py.graph.loading import load
 from kstreams_py.operations.doctor.diagnosis import diagnose, is_well
 from kstreams_py.operations.doctor.facts import Examination
 from kstreams_py.operations.doctor.findings import Examined, as_fields, describe
@@ -24,7 +23,7 @@ def doctor(
             "examined"
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="one JSON object per line")] = False,
+    as_json: AsJson = False,
     bootstrap_servers: Bootstrap = None,
     config: Config = None,
 ) -> None:
@@ -37,9 +36,7 @@ def doctor(
     settings = Settings.load(config, bootstrap_servers=bootstrap_servers)
     examined = None
     if target is not None:
-        graph = load(target)
-        graph.validate()
-        examined = Examined(graph, target, settings.transaction_timeout_ms)
+        examined = Examined(load_valid(target), target, settings.transaction_timeout_ms)
     with open_environment(settings) as environment:
         findings = diagnose(Examination(environment, examined).collect(), examined)
     for finding in findings:

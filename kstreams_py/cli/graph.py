@@ -8,11 +8,10 @@ from typing import Annotated
 
 import typer
 
-from kstreams_py.cli.options import Target
+from kstreams_py.cli.options import Target, load_valid
 from kstreams_py.cli.streams import echo_lines
 from kstreams_py.errors import SettingsError
 from kstreams_py.graph import picture
-from kstreams_py.graph.loading import load
 
 
 class PictureFormat(StrEnum):
@@ -29,8 +28,7 @@ def graph(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="a file instead of the terminal")] = None,
 ) -> None:
     """Describe a graph as text, Mermaid or SVG."""
-    found = load(target)
-    found.validate(needs_processors=False)
+    found = load_valid(target, needs_processors=False)
     drawn = {"text": picture.text, "mermaid": picture.mermaid, "svg": picture.svg}[form](found)
     if output is None:
         echo_lines(drawn)

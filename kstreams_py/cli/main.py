@@ -116,7 +116,7 @@ def options(
 def _reduce(app: typer.Typer, words: Sequence[str]) -> typer.Typer:
     """Returns the app with only the command that `words` begin with; the whole app if they begin with none.
 
-    Typer builds each command from its function's annotations: all of them take an eighth of the CPU time of a start.
+    Typer builds each command from its function's annotations: building all takes an eighth of the CPU time of a start.
     """
     word = next(iter(words), "")
     commands = [each for each in app.registered_commands if _name(each) == word]
@@ -185,7 +185,7 @@ def _is_json() -> bool:
 
 
 def _exit(status: int) -> NoReturn:
-    """Ends the process immediately: it must not wait for a loop that did not drain in time."""
+    """Ends the process immediately: a loop that did not drain in time must not delay it."""
     logs.finish()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""Arguments and options that several commands share; opens the cluster that they name."""
+"""Arguments, options and questions that several commands share; opens the graph and the cluster that they name."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ from typing import Annotated, Final
 
 import typer
 
+from kstreams_py.cli.streams import echo
 from kstreams_py.deployment.slot_number import slot_number
 from kstreams_py.errors import SettingsError
 from kstreams_py.formats.registries import open_registry
 from kstreams_py.graph.loading import UNKNOWN, load
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.cluster import KafkaCluster
+from kstreams_py.operations.transactions.abort import UNCHANGED
 from kstreams_py.printable import escape
 from kstreams_py.settings import Settings
 from kstreams_py.steps.environment import Environment
@@ -51,14 +53,11 @@ Slot = Annotated[
         "or from the name of a StatefulSet's pod",
     ),
 ]
+AsJson = Annotated[bool, typer.Option("--json", help="one JSON object per line")]
+OfProcessor = Annotated[str | None, typer.Option("--processor", help="only this processor, by its id")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="print what would change, and change nothing")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="do not ask")]
 CreateTopics = Annotated[bool, typer.Option("--create-topics", help="create missing topics first")]
-
-
-def parse_since(text: str | None, now: float) -> int | None:
-    """Returns milliseconds since 1970 for `--since`; see parse_time()."""
-    return parse_time("--since", text, now)
 
 
 def parse_time(option: str, text: str | None, now: float) -> int | None:
@@ -81,13 +80,25 @@ def check_json(*, dry_run: bool, yes: bool, as_json: bool) -> None:
         raise SettingsError("--json does not ask: add --yes or --dry-run")
 
 
-def is_confirmed(question: str) -> bool:
-    """Asks the question, and returns whether the answer is yes; the end of standard input and Ctrl-C are a no."""
+def confirm(question: str, *, yes: bool, refusal: str = UNCHANGED) -> None:
+    """Asks the question, unless `yes`. Prints `refusal` and ends with exit status 1 if the answer is no.
+
+    The end of standard input and Ctrl-C are a no.
+    """
     try:
-        return typer.confirm(escape(question))
+        if yes or typer.confirm(escape(question)):
+            return
     except typer.Abort:
         print()
-        return False
+    echo(refusal)
+    raise typer.Exit(1)
+
+
+def load_valid(target: str, *, needs_processors: bool = True) -> Graph:
+    """Loads a graph, and checks it. `needs_processors`: see `Graph.validate`."""
+    graph = load(target)
+    graph.validate(needs_processors=needs_processors)
+    return graph
 
 
 @contextmanager
@@ -95,8 +106,7 @@ def open_graph(
     target: str, bootstrap_servers: str | None, config: Path | None, *, needs_processors: bool = True
 ) -> Iterator[tuple[Graph, Environment]]:
     """Yields the graph and a real cluster, closed at the end. `needs_processors`: see `Graph.validate`."""
-    graph = load(target)
-    graph.validate(needs_processors=needs_processors)
+    graph = load_valid(target, needs_processors=needs_processors)
     with open_environment(Settings.load(config, bootstrap_servers=bootstrap_servers), target) as environment:
         yield graph, environment
 

@@ -12,7 +12,7 @@ from typing import Annotated, Final
 import typer
 
 from kstreams_py.cli import order_objects
-from kstreams_py.cli.options import Bootstrap, Config, Yes, is_confirmed, open_environment
+from kstreams_py.cli.options import AsJson, Bootstrap, Config, Yes, confirm, open_environment
 from kstreams_py.cli.streams import echo
 from kstreams_py.errors import SettingsError
 from kstreams_py.operations.records.topic import find_topic
@@ -39,7 +39,7 @@ AcceptPartitions = Annotated[
     ),
 ]
 AcceptTopic = Annotated[
-    bool, typer.Option("--accept-topic", help="go on with a topic other than the one that events were sent to")
+    bool, typer.Option("--accept-topic", help="go on with a topic other than the one that events were sent to before")
 ]
 Topic = Annotated[
     str | None,
@@ -98,7 +98,7 @@ def order(
 def status(
     store: Store = "events.db",
     prefix: Prefix = "",
-    as_json: Annotated[bool, typer.Option("--json", help="one JSON object per line")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show objects with events, and workers with their objects.
 
@@ -126,7 +126,7 @@ def takeover(
 ) -> None:
     """Send the events that a dead worker has taken, and release its objects to other workers.
 
-    A worker of this name that is still alive exits with status 4.
+    If a worker of this name is still alive, it exits with status 4.
     """
     events = _require(topic)
     with closing(_open_existing(store, prefix)) as storage:
@@ -138,8 +138,7 @@ def takeover(
             )
         held = ", ".join(sorted(set(known[name].objects.values()))) or "nothing"
         echo(f"worker {name} was last heard from {known[name].seconds:.0f} s ago, and holds: {held}")
-        if not yes and not is_confirmed("End it if it is alive, send its events, and release its objects?"):
-            raise typer.Exit(1)
+        confirm("End it if it is alive, send its events, and release its objects?", yes=yes)
         with _open_sender(events, name, bootstrap_servers, config) as sender:
             check_topic(
                 storage,

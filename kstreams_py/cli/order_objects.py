@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kstreams_py.cli.options import Bootstrap, Config, Target, Yes, is_confirmed, open_graph
+from kstreams_py.cli.options import AsJson, Bootstrap, Config, OfProcessor, Target, Yes, confirm, open_graph
 from kstreams_py.cli.streams import echo
 from kstreams_py.errors import UserMistake
 from kstreams_py.graph.declarations import Processor
@@ -16,19 +16,19 @@ from kstreams_py.graph.topology import Graph
 from kstreams_py.operations.order import Decided, ObjectState, Operator, find_objects, ordered_processors
 from kstreams_py.ordering.decisions import Verb
 
-Object = Annotated[str, typer.Argument(metavar="OBJECT", help="The object, by its name.")]
-OfProcessor = Annotated[str | None, typer.Option("--processor", help="its id, if several processors apply events")]
+Object = Annotated[str, typer.Argument(metavar="OBJECT", help="the object, by its name")]
+OneProcessor = Annotated[str | None, typer.Option("--processor", help="its id, if several processors apply events")]
 Seconds = Annotated[float, typer.Option("--wait", help="how many seconds to wait for the processor's workers", min=0)]
 
 
 def stopped(
     target: Target,
-    processor: Annotated[str | None, typer.Option("--processor", help="only this processor, by its id")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="one JSON object per line")] = False,
+    processor: OfProcessor = None,
+    as_json: AsJson = False,
     bootstrap_servers: Bootstrap = None,
     config: Config = None,
 ) -> None:
-    """Show the objects that stand still in the processors that apply events. Exit status 1 if there is one.
+    """Show the objects that stand still in the processors that apply events. Exit status 1 if there are any.
 
     An object stands still when it is stopped at an event that contradicts its order, or waits for an event that has
     not arrived. Needs READ on the changelog.
@@ -52,13 +52,13 @@ def stopped(
 def resume(
     target: Target,
     name: Object,
-    processor: OfProcessor = None,
+    processor: OneProcessor = None,
     seconds: Seconds = 30.0,
     yes: Yes = False,
     bootstrap_servers: Bootstrap = None,
     config: Config = None,
 ) -> None:
-    """Let a stopped object go on: the event that contradicts its order stays a dead letter, later events are applied.
+    """Let a stopped object go on: the event that contradicts its order stays a dead letter, later ones are applied.
 
     The processor's workers must run. Events that became dead letters because the object was stopped are sent to the
     topic again.
@@ -74,15 +74,14 @@ def resume(
                 "`kstreams order accept` lets it go on without it"
             )
         echo(f"{_describe(operator.object, time.time())}; {len(missed):,} of its events will be sent again")
-        if not yes and not is_confirmed("Let it go on with the event that follows, and send these events again?"):
-            raise typer.Exit(1)
+        confirm("Let it go on with the event that follows, and send these events again?", yes=yes)
         _finish(operator.decide(Verb.RESUME, 0, seconds), operator, name)
 
 
 def accept(
     target: Target,
     name: Object,
-    processor: OfProcessor = None,
+    processor: OneProcessor = None,
     seconds: Seconds = 30.0,
     yes: Yes = False,
     bootstrap_servers: Bootstrap = None,
@@ -99,7 +98,7 @@ def accept(
         if not operator.catch_up(seconds):
             echo(
                 f"the processor's workers have not read all events of partition {operator.object.partition} after "
-                f"{seconds:,.0f} s: run the command again once they have: the object may go on with one of them"
+                f"{seconds:,.0f} s: run the command again once they have, as the object may go on with one of these"
             )
             raise typer.Exit(1)
         if operator.object.goes_on and not operator.missed():
@@ -108,8 +107,7 @@ def accept(
         missed = operator.missed(event)
         echo(f"{_describe(operator.object, time.time())}; {len(missed):,} of its events will be sent again")
         question = f"Apply event {event} after event {operator.object.newest}, and give up what may be between them?"
-        if not yes and not is_confirmed(question):
-            raise typer.Exit(1)
+        confirm(question, yes=yes)
         _finish(operator.decide(Verb.ACCEPT, event, seconds), operator, name)
 
 
@@ -124,8 +122,8 @@ def _one(graph: Graph, named: str | None) -> Processor:
 def _finish(decided: Decided | None, operator: Operator, name: str) -> None:
     if decided is None:
         echo(
-            f"the decision on {name!r} is written, and the processor's workers have not read it yet: once they run, "
-            "`kstreams order resume` sends again the events that the object has missed"
+            f"the decision on {name!r} is written, but the processor's workers have not read it yet: once they run, "
+            "`kstreams order resume` resends the events that the object has missed"
         )
         raise typer.Exit(1)
     if not decided.is_done:

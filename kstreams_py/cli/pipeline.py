@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kstreams_py.cli.options import Bootstrap, Config, Target, Yes, is_confirmed
+from kstreams_py.cli.options import AsJson, Bootstrap, Config, Target, Yes, confirm
 from kstreams_py.cli.streams import echo
 from kstreams_py.errors import MissingSoftware, SettingsError, UserMistake
 from kstreams_py.graph.loading import load
@@ -41,9 +41,8 @@ Master = Annotated[
 ]
 Conf = Annotated[
     list[str] | None,
-    typer.Option("--conf", metavar="NAME=VALUE", help="a setting of Spark, such as the executors' image; repeatable"),
+    typer.Option("--conf", metavar="NAME=VALUE", help="a Spark setting, such as the executors' image; can be repeated"),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="one JSON object per line")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="also print what Spark prints, and what it logs")]
 
 
@@ -172,9 +171,7 @@ def reset(
     from kstreams_py.spark.pipelines.targets import open_target  # noqa: PLC0415
 
     graph, (pipeline,), settings = _chosen(target, [name], bootstrap_servers, config)
-    if not yes and not is_confirmed(f"remove {pipeline.target} with all its rows?"):
-        echo("nothing was changed")
-        raise typer.Exit(1)
+    confirm(f"remove {pipeline.target} with all its rows?", yes=yes)
     with (
         _opening(graph, verbose=verbose) as open_session,
         closing(open_target(pipeline, settings, open_session)) as table,
@@ -260,7 +257,7 @@ def _chosen(
 def _opening(
     graph: Graph, master: str | None = None, conf: Sequence[str] | None = None, *, verbose: bool
 ) -> Iterator[Callable[[], Any]]:
-    """Yields a function that opens the session for the graph's pipelines at its first call; ends it afterwards."""
+    """Yields a function that opens the session for the graph's pipelines when first called; ends it on exit."""
     from kstreams_py import spark  # noqa: PLC0415
     from kstreams_py.spark.pipelines.targets import conf_of  # noqa: PLC0415
 
@@ -288,7 +285,7 @@ def _settings_of(conf: Sequence[str] | None) -> dict[str, str]:
     for each in conf or ():
         name, equals, value = each.partition("=")
         if not (name.startswith("spark.") and equals):
-            raise SettingsError(f"--conf {each!r} is no setting of Spark: write it as spark.name=value")
+            raise SettingsError(f"--conf {each!r} is not a setting of Spark: write it as spark.name=value")
         found[name] = value
     return found
 
@@ -306,7 +303,7 @@ def _write_page(path: Path, graph: Graph, histories: Sequence[tuple[Pipeline, Pu
 
 
 def _parsed(cut: str) -> Any:
-    """Returns a cut, or its text if it is no JSON: another program has written it."""
+    """Returns a cut; its text if it is not JSON, as another program may have written it."""
     try:
         return parse_json(cut)
     except ValueError:

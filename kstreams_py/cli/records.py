@@ -14,7 +14,7 @@ from typing import Annotated, Final, NamedTuple
 import typer
 
 from kstreams_py.cli import streams
-from kstreams_py.cli.options import Bootstrap, Config, open_environment, parse_since
+from kstreams_py.cli.options import Bootstrap, Config, open_environment, parse_time
 from kstreams_py.errors import SettingsError
 from kstreams_py.graph.loading import load
 from kstreams_py.operations.records.lines import Lines
@@ -48,12 +48,13 @@ def send(
     topic: Name,
     graph: OfGraph = None,
     value: Annotated[str | None, typer.Option("--value", help="send this one record, and read no lines")] = None,
-    key: Annotated[str | None, typer.Option("--key", help="the key of the record of --value")] = None,
+    key: Annotated[str | None, typer.Option("--key", help="the key for --value")] = None,
     header: Annotated[
-        list[str] | None, typer.Option("--header", help="a header of the record of --value, as name=value; repeatable")
+        list[str] | None,
+        typer.Option("--header", help="a header for --value, as name=value; can be repeated"),
     ] = None,
     partition: Annotated[
-        int | None, typer.Option(help="the partition of the record of --value; that of its key by default", min=0)
+        int | None, typer.Option(help="the partition for --value; that of its key by default", min=0)
     ] = None,
     bootstrap_servers: Bootstrap = None,
     config: Config = None,
@@ -163,7 +164,7 @@ def _start(text: str, *, follow: bool) -> str | _At:
     if text.isascii() and text.isdigit():
         return _At(offset=int(text))
     try:
-        return _At(since=parse_since(text, time.time()))
+        return _At(since=parse_time("--from", text, time.time()))
     except SettingsError:
         raise SettingsError(
             f"--from {text!r}: write beginning, end, an offset, a number with s, m, h or d, such as 1h, or a time such "

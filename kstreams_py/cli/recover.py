@@ -12,16 +12,16 @@ from typing import Annotated
 import typer
 
 from kstreams_py.cli.options import (
+    AsJson,
     Bootstrap,
     Config,
     DryRun,
     Target,
     Yes,
     check_json,
-    is_confirmed,
+    confirm,
     open_environment,
     open_graph,
-    parse_since,
     parse_time,
 )
 from kstreams_py.cli.streams import echo, echo_lines
@@ -51,14 +51,11 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-AsJsonLines = Annotated[bool, typer.Option("--json", help="one JSON object per line")]
-AsJson = Annotated[bool, typer.Option("--json", help="one JSON object per line; needs --yes or --dry-run")]
+AsJsonAlone = Annotated[bool, typer.Option("--json", help="one JSON object per line; needs --yes or --dry-run")]
 
 
 @app.command()
-def status(
-    target: Target, as_json: AsJsonLines = False, bootstrap_servers: Bootstrap = None, config: Config = None
-) -> None:
+def status(target: Target, as_json: AsJson = False, bootstrap_servers: Bootstrap = None, config: Config = None) -> None:
     """Show where each task stands and what the next start does with it. Exit status 1 if a start would be refused.
 
     A task is a processor on one partition number. The command changes nothing and fences no worker. Needs READ on the
@@ -91,7 +88,7 @@ def audit(
     ] = None,
     every: Annotated[bool, typer.Option("--every", help="each input must have an output or a dead letter")] = False,
     limit: Annotated[int, typer.Option("--limit", help="anomalies to show of each processor", min=0)] = SHOWN,
-    as_json: AsJsonLines = False,
+    as_json: AsJson = False,
     bootstrap_servers: Bootstrap = None,
     config: Config = None,
 ) -> None:
@@ -102,7 +99,7 @@ def audit(
     replay of dead letters must not. Needs READ on the groups, the topics and __ks.*.
     """
     now = time.time()
-    first, last = parse_since(since, now), parse_time("--until", until, now)
+    first, last = parse_time("--since", since, now), parse_time("--until", until, now)
     if first is not None and last is not None and last <= first:
         raise SettingsError(f"--until {until} is not after --since {since}: there are no inputs between them")
     selection = Scope(processor or (), first, last, every)
@@ -134,7 +131,7 @@ def reset(
     to_end: Annotated[bool, typer.Option("--to-end", help="after the last committed record")] = False,
     dry_run: DryRun = False,
     yes: Yes = False,
-    as_json: AsJson = False,
+    as_json: AsJsonAlone = False,
     bootstrap_servers: Bootstrap = None,
     config: Config = None,
 ) -> None:
@@ -173,9 +170,7 @@ def forget(
         if dry_run:
             echo(f"would be deleted; {UNCHANGED}")
             return
-        if not yes and not is_confirmed("delete this group, with its positions?"):
-            echo(UNCHANGED)
-            raise typer.Exit(1)
+        confirm("delete this group, with its positions?", yes=yes)
         forgotten.forget()
     echo(f"deleted {forgotten.found.group}")
 
@@ -196,7 +191,7 @@ def restore(
     file: Annotated[Path, typer.Argument(help="a file that recover export has written")],
     dry_run: DryRun = False,
     yes: Yes = False,
-    as_json: AsJson = False,
+    as_json: AsJsonAlone = False,
     bootstrap_servers: Bootstrap = None,
     config: Config = None,
 ) -> None:
@@ -228,9 +223,7 @@ def _move(positions: GraphPositions, moves: list[Move], options: tuple[bool, boo
         lines = [*describe(moves), *positions.consequences(moves)]
         echo_lines(join_lines(lines) or "the positions are already set")
     if moves and not dry_run:
-        if not yes and not is_confirmed("set these positions?"):
-            echo(UNCHANGED)
-            raise typer.Exit(1)
+        confirm("set these positions?", yes=yes)
         positions.move(moves)
     for move in moves if as_json else ():
         echo(json.dumps(as_fields(move) | {"moved": not dry_run}))

@@ -6,9 +6,8 @@ from typing import Annotated
 
 import typer
 
-from kstreams_py.cli.options import Bootstrap, Config, Target
+from kstreams_py.cli.options import Bootstrap, Config, Target, load_valid
 from kstreams_py.cli.streams import echo, echo_lines
-from kstreams_py.graph.loading import load
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.administration import GroupAdmin
 from kstreams_py.kafka.groups import GroupInfo, describe_slots, members_of, slot_of
@@ -24,7 +23,7 @@ app = typer.Typer(
 def list_slots(target: Target, bootstrap_servers: Bootstrap = None, config: Config = None) -> None:
     """Print the group of each processor: its state, and the host, partitions and member of each slot."""
     admin = GroupAdmin(Settings.load(config, bootstrap_servers=bootstrap_servers))
-    echo_lines(describe_slots(_groups(load(target), admin)))
+    echo_lines(describe_slots(_groups(load_valid(target), admin)))
 
 
 @app.command()
@@ -36,10 +35,10 @@ def release(
 ) -> None:
     """Remove the static members of these slots from every group of the graph. Their partitions move immediately.
 
-    Use this for slots that no worker takes again. It does not end a worker that still runs: such a worker joins its
-    groups again, or ends if it was in the middle of a commit. A slot that has no member is free already.
+    Use this for slots that no worker will take again. It does not end a worker that still runs: such a worker joins its
+    groups again, or ends if it was in the middle of a commit. A slot without a member is free already.
     """
-    graph = load(target)
+    graph = load_valid(target)
     admin = GroupAdmin(Settings.load(config, bootstrap_servers=bootstrap_servers))
     found = members_of(_groups(graph, admin), slots)
     present = {slot_of(group, member.instance) for group, members in found.items() for member in members}
@@ -55,5 +54,4 @@ def release(
 
 def _groups(graph: Graph, admin: GroupAdmin) -> dict[str, GroupInfo]:
     """Returns the consumer groups of a graph."""
-    graph.validate()
     return admin.describe([*graph.groups])

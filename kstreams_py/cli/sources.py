@@ -7,10 +7,9 @@ from typing import Annotated, Final
 
 import typer
 
-from kstreams_py.cli.options import DryRun, Target, Yes, is_confirmed
+from kstreams_py.cli.options import AsJson, DryRun, Target, Yes, confirm, load_valid
 from kstreams_py.cli.streams import echo
 from kstreams_py.errors import SettingsError
-from kstreams_py.graph.loading import load
 from kstreams_py.operations.sources import RefusedInputs, as_fields, inspect_sources, show_counts
 
 app = typer.Typer(
@@ -26,16 +25,14 @@ SHOWN: Final = 10
 def list_sources(
     target: Target,
     count: Annotated[int, typer.Option("-n", help="how many refused inputs of each source", min=0)] = SHOWN,
-    as_json: Annotated[bool, typer.Option("--json", help="one JSON object per line")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Print for each source how many inputs are under way or refused, and the refused ones with their reasons.
 
     Those with the highest keys come first. Changes nothing, and asks no broker. Inputs that are done, and those that no
     worker has read, are not counted.
     """
-    graph = load(target)
-    graph.validate()
-    found = inspect_sources(graph, count)
+    found = inspect_sources(load_valid(target), count)
     for name, fact in found.items():
         if as_json:
             echo(json.dumps(as_fields(name, fact)))
@@ -54,7 +51,7 @@ def list_sources(
 def retry(
     target: Target,
     source: Annotated[str | None, typer.Option("--source", help="this source; the only one by default")] = None,
-    key: Annotated[list[str] | None, typer.Option("--key", help="this refused input; may be repeated")] = None,
+    key: Annotated[list[str] | None, typer.Option("--key", help="this refused input; can be repeated")] = None,
     every: Annotated[bool, typer.Option("--all", help="all refused inputs of the source")] = False,
     dry_run: DryRun = False,
     yes: Yes = False,
@@ -62,13 +59,11 @@ def retry(
     """Let refused inputs be read again, as if they were new. Exit status 1 if the answer is no.
 
     Fix the cause first: an input that fails again is refused again. What was stored for an input before is not stored a
-    second time. Workers may run meanwhile, and read them within some seconds. Prints the first ten of them, and asks.
+    second time. Prints the first ten inputs, and asks. Running workers read them within some seconds.
     """
     if bool(key) == every:
         raise SettingsError("name the inputs: one --key for each, or --all of them")
-    graph = load(target)
-    graph.validate()
-    inputs = RefusedInputs(graph, source)
+    inputs = RefusedInputs(load_valid(target), source)
     status = inputs.inspect(SHOWN)
     number = status.refused if every else len({*(key or ())})
     if not status.refused:
@@ -83,8 +78,6 @@ def retry(
     if dry_run:
         echo(f"{what} would be read again")
         return
-    if not yes and not is_confirmed(f"let {what} be read again?"):
-        echo("nothing was changed")
-        raise typer.Exit(1)
+    confirm(f"let {what} be read again?", yes=yes)
     number = inputs.retry(None if every else key)
     echo(f"{number:,} input{'' if number == 1 else 's'} of {inputs.name} will be read again")

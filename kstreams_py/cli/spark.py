@@ -7,9 +7,8 @@ from typing import Annotated
 
 import typer
 
-from kstreams_py.cli.options import Bootstrap, Config, Target
+from kstreams_py.cli.options import Bootstrap, Config, Target, load_valid
 from kstreams_py.cli.streams import echo_lines
-from kstreams_py.graph.loading import load
 from kstreams_py.settings import Settings
 
 
@@ -41,8 +40,7 @@ def cut(
     """
     from kstreams_py import spark  # noqa: PLC0415, PySpark is optional, and slow to import
 
-    graph = load(target)
-    graph.validate(needs_processors=False)
+    graph = load_valid(target, needs_processors=False)
     made = spark.cut(graph, topic, settings=Settings.load(config, bootstrap_servers=bootstrap_servers))
     if output is None:
         echo_lines(made.encode())

@@ -25,8 +25,8 @@ def _group() -> None:
 @app.command()
 def show(
     target: Target,
-    store: Annotated[str, typer.Argument(metavar="STORE", help="The name of the state.")],
-    key: Annotated[str | None, typer.Argument(metavar="KEY", help="Only this key, as the command shows it.")] = None,
+    store: Annotated[str, typer.Argument(metavar="STORE", help="the name of the state")],
+    key: Annotated[str | None, typer.Argument(metavar="KEY", help="only this key, as the command shows it")] = None,
     bootstrap_servers: Bootstrap = None,
     config: Config = None,
 ) -> None:

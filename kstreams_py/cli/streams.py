@@ -65,7 +65,7 @@ def is_of_output(error: BaseException) -> bool:
 def flush_output() -> str:
     """Flushes standard output; returns why that failed, "" if it did not.
 
-    A pipe whose reader has ended, such as `| head`, is no failure.
+    A pipe whose reader has ended, such as `| head`, is not a failure.
     """
     try:
         sys.stdout.flush()

@@ -14,7 +14,7 @@ from kstreams_py.cli.options import (
     Partitions,
     Target,
     Yes,
-    is_confirmed,
+    confirm,
     open_environment,
     open_graph,
 )
@@ -131,9 +131,7 @@ def delete(
         if dry_run:
             echo(f"would be deleted; {UNCHANGED}")
             return
-        if not yes and not is_confirmed("delete these topics, with their records?"):
-            echo(UNCHANGED)
-            raise typer.Exit(1)
+        confirm("delete these topics, with their records?", yes=yes)
         deletion.delete(found)
     echo_lines(join_lines(f"deleted {each.name}" for each in found))
 

@@ -14,10 +14,9 @@ from typing import Annotated, Any
 
 import typer
 
-from kstreams_py.cli.options import UNITS, Bootstrap, Config, DryRun, Yes, check_json, is_confirmed
+from kstreams_py.cli.options import UNITS, AsJson, Bootstrap, Config, DryRun, Yes, check_json, confirm, load_valid
 from kstreams_py.cli.streams import echo, echo_lines
 from kstreams_py.errors import BrokerUnavailable, SettingsError, UserMistake, did_you_mean
-from kstreams_py.graph.loading import load
 from kstreams_py.kafka.transaction_admin import TransactionAdmin
 from kstreams_py.kafka.transactions import STATES, Coordinated, cluster_option
 from kstreams_py.operations.transactions.abort import UNCHANGED, Transactions
@@ -35,7 +34,6 @@ from kstreams_py.settings import Settings
 
 app = typer.Typer(help="Transactions: list and describe them, find hanging ones, and end them.", no_args_is_help=True)
 
-AsJson = Annotated[bool, typer.Option("--json", help="one JSON object per line")]
 OnTopic = Annotated[str, typer.Option("--topic", help="the topic, as find-hanging prints it")]
 OnPartition = Annotated[int, typer.Option("--partition", help="the partition", min=0)]
 OnCluster = Annotated[
@@ -146,8 +144,7 @@ def find_hanging(
     limit = None if older_than is None else _seconds(older_than)
     places: dict[str, Collection[str]] = {cluster or "": topic or ()}
     if graph is not None:
-        loaded = load(graph)
-        loaded.validate()
+        loaded = load_valid(graph)
         named = clusters_of(loaded) if cluster is None else [cluster]
         places = {each: {*places.get(each, ()), *topics_of(loaded, each)} for each in named}
     found, refused = False, 0
@@ -224,9 +221,7 @@ def _end(
     if not as_json:
         echo_lines(join_lines([headline(found, now), *(f"  {line}" for line in consequences(found))]))
     if not dry_run:
-        if not yes and not is_confirmed(f"{verb} it?"):
-            echo(UNCHANGED)
-            raise typer.Exit(1)
+        confirm(f"{verb} it?", yes=yes)
         transactions.end(found, verb)
     if as_json:
         echo(json.dumps(as_fields(found, now) | {"ended": None if dry_run else verb}))

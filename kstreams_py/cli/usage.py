@@ -1,4 +1,4 @@
-"""What --help shows: commands in panels, and for each option that has a value what the value is."""
+"""The form of --help: commands in panels, and a name for the value of each option."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ VALUES: Final[Mapping[str, str]] = {
     "--wait": "SECONDS",
     "--write": "DIRECTORY",
 }
-"""What the value of an option is, if the last word of the option's name does not say it."""
+"""Names for the values of options. The value of any other option is named by the last word of the option's name."""
 
 
 class Command(TyperCommand):
     """A command whose help shows nothing beside a flag."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """Returns the parameters, each with what its value is."""
+        """Returns the parameters, each with a name for its value."""
         return _named(super().get_params(ctx))
 
 
@@ -46,7 +46,7 @@ class Group(TyperGroup):
     """A group of commands; its help shows them panel by panel."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """Returns the parameters, each with what its value is."""
+        """Returns the parameters, each with a name for its value."""
         return _named(super().get_params(ctx))
 
     def list_commands(self, ctx: Any) -> list[str]:

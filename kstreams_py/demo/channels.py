@@ -22,7 +22,7 @@ from kstreams_py.demo.traffic import AWAKE_SECONDS, TICK, Freeze, Kills
 from kstreams_py.errors import SettingsError
 from kstreams_py.running.supervisor import Supervisor
 from kstreams_py.running.terminal.progress import LockedConsole
-from kstreams_py.running.wiring import standby_command, worker_command
+from kstreams_py.running.wiring import supervise
 from kstreams_py.settings import Settings
 from kstreams_py.sources.suspects import DEATHS_MAX
 
@@ -70,12 +70,7 @@ def run(rows: int, kills: int, workers: int, seed: int, output: Path) -> int:
     found = tables.read()
     checks = judge(expected, found, planned, faults)
     screen.table(checks)
-    lines = list(describe(found, faults))
-    for line in lines:
-        screen.say(line)
-    report = output / REPORT
-    report.write_text("# Rows of a table, over channels\n\n" + "\n\n".join(lines) + "\n", encoding="utf-8")
-    screen.say(f"report: {report}")
+    screen.report(output / REPORT, "Rows of a table, over channels", describe(found, faults))
     return exit_status(checks)
 
 
@@ -134,7 +129,7 @@ class ChannelsStage:
             self.screen.killed(kill, len(kills.done), len(kills.done) + kills.left)
 
     def _supervisor(self) -> Supervisor:
-        settings, total = Settings(), self.expected.rows.total()
+        total = self.expected.rows.total()
         seconds = max(total / RATE, SECONDS_PER_KILL * self.planned.killed)
         seconds += self.planned.frozen * (FROZEN_SECONDS + AWAKE_SECONDS)  # there are no kills meanwhile
         calls = self.workers * max(task.concurrency for task in graph.tasks)
@@ -142,11 +137,4 @@ class ChannelsStage:
             "KSTREAMS_DEMO_DIRECTORY": str(self.tables.directory),
             "DEMO_LONGEST_WAIT": str(2 * calls * seconds / max(1, total)),
         }
-        return Supervisor(
-            worker_command(GRAPH),
-            range(self.workers),
-            drain_seconds=settings.drain_timeout_ms / 1000 + 5,
-            standby=standby_command(GRAPH),
-            stuck_timeout_ms=settings.stuck_timeout_ms,
-            environment=settings.as_environment() | environment,
-        )
+        return supervise(GRAPH, range(self.workers), Settings(), environment)

@@ -36,7 +36,7 @@ from kstreams_py.records import Positions, TopicPartition
 from kstreams_py.running.status import RunStatus
 from kstreams_py.running.supervisor import Supervisor
 from kstreams_py.running.terminal.progress import LockedConsole
-from kstreams_py.running.wiring import standby_command, worker_command
+from kstreams_py.running.wiring import supervise
 from kstreams_py.settings import Settings
 from kstreams_py.sinks import Parquet, SqliteTable
 
@@ -113,7 +113,8 @@ class FlightsStage:
         Raises the failure that ended the workers.
         """
         partitions = [TopicPartition(name, p) for name, info in topics.items() for p in range(info.partitions)]
-        watch, stopping, supervisor = TopicWatch(self.cluster, partitions), Event(), self._supervisor()
+        watch, stopping = TopicWatch(self.cluster, partitions), Event()
+        supervisor = supervise(TARGET, SLOTS, self.settings, _environment(self.settings, self.output))
         progress = GroupProgress(self.cluster, graph, partitions, watch)
         recoveries, joined, began = Recoveries(_sources(topics)), Event(), list[float]()
 
@@ -180,16 +181,6 @@ class FlightsStage:
         time.sleep(TICK)
         if kill and (ends := self._ends(watch.partitions)) is not None:
             recoveries.note_ends(kill, ends)
-
-    def _supervisor(self) -> Supervisor:
-        return Supervisor(
-            worker_command(TARGET),
-            SLOTS,
-            drain_seconds=self.settings.drain_timeout_ms / 1000 + 5,
-            standby=standby_command(TARGET),
-            stuck_timeout_ms=self.settings.stuck_timeout_ms,
-            environment=_environment(self.settings, self.output),
-        )
 
 
 def _environment(settings: Settings, output: Path) -> dict[str, str]:

@@ -17,9 +17,8 @@ from kstreams_py.kafka.contracts import Cluster
 from kstreams_py.operations.order import find_objects
 from kstreams_py.records import Message, TopicPartition
 from kstreams_py.running.status import RunStatus
-from kstreams_py.running.supervisor import Supervisor
 from kstreams_py.running.terminal import logs
-from kstreams_py.running.wiring import standby_command, worker_command
+from kstreams_py.running.wiring import supervise
 from kstreams_py.settings import Settings
 from kstreams_py.state.reading import read_state
 from kstreams_py.steps.environment import Environment
@@ -38,14 +37,7 @@ class OrderConsumers:
         self._log = log
         self._joined = Event()
         self._run: Future[None] | None = None
-        self._supervisor = Supervisor(
-            worker_command(TARGET),
-            SLOTS,
-            drain_seconds=settings.drain_timeout_ms / 1000 + 5,
-            standby=standby_command(TARGET),
-            stuck_timeout_ms=settings.stuck_timeout_ms,
-            environment=settings.as_environment(),
-        )
+        self._supervisor = supervise(TARGET, SLOTS, settings)
 
     def start(self, pool: Executor) -> None:
         """Starts the processes. `pool`: has a thread for them."""

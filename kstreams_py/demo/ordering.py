@@ -104,12 +104,7 @@ def run(flights: int, kills: int, seed: int, store: str | None, output: Path) ->
         results = OrderResults(made, expected_states(rows), _stored(demo, made), groups, plain, killed, not_stopped)
     checks = judge(results)
     screen.table(checks)
-    lines = list(describe(results))
-    for line in lines:
-        screen.say(line)
-    report = output / REPORT
-    report.write_text("# Event ordering\n\n" + "\n\n".join(lines) + "\n", encoding="utf-8")
-    screen.say(f"report: {report}")
+    screen.report(output / REPORT, "Event ordering", describe(results))
     return exit_status(checks)
 
 

@@ -96,6 +96,13 @@ class Screen(Display):
         self._console.print(table)
         self._console.print()
 
+    def report(self, path: Path, title: str, paragraphs: Iterable[str]) -> None:
+        """Prints paragraphs, each in a line, and writes them to a Markdown file."""
+        texts = [*paragraphs]
+        path.write_text("\n\n".join([f"# {title}", *texts]) + "\n", encoding="utf-8")
+        for line in (*texts, f"report: {path}"):
+            self.say(line)
+
 
 def _drawn(counts: Mapping[str, int], rates: Mapping[str, float], progress: tuple[str, int, int]) -> RenderableType:
     what, written, records = progress

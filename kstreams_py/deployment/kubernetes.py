@@ -11,7 +11,7 @@ from typing import Final
 from kstreams_py.errors import SettingsError
 
 _NAME: Final = re.compile(r"[a-z]([-a-z0-9]{0,50}[a-z0-9])?")
-"""A label of RFC 1035. The label `controller-revision-hash` adds 11 characters to it, and may have at most 63."""
+"""A label of RFC 1035. Kubernetes appends 11 characters for `controller-revision-hash`, which may have at most 63."""
 
 _NAMESPACE: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
@@ -38,7 +38,7 @@ class Deployment:
     - `image`: an image whose entry point is `kstreams`.
     - `arguments`: the arguments of the entry point.
     - `replicas`: the number of slots, numbered from 0.
-    - `environment`: variables of the worker, taken literally: `$` has no meaning in them.
+    - `environment`: variables of the worker, passed literally: `$` is not expanded.
     - `port`: the port on which the worker answers `/livez` and `/readyz`.
     - `grace_seconds`: seconds from SIGTERM to SIGKILL.
 

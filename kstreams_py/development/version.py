@@ -34,7 +34,7 @@ from kstreams_py.running.output import READ_MAX, STDOUT
 from kstreams_py.running.pipe import REPORT_FD
 from kstreams_py.running.supervisor import Supervisor
 from kstreams_py.running.terminal.logs import log_format
-from kstreams_py.running.wiring import observing, open_progress, worker_command
+from kstreams_py.running.wiring import observing, open_progress, supervise
 from kstreams_py.settings import Settings
 from kstreams_py.steps.environment import Environment
 
@@ -143,9 +143,6 @@ class Following:
                 stopped.wait(POLL_SECONDS)
 
 
-DRAIN_EXTRA: Final = 5.0
-"""Seconds beyond drain_timeout_ms after which workers are killed."""
-
 SHOW_SECONDS: Final = 5.0
 """Seconds after which it gives up showing the last outputs: a request without an answer takes request_timeout_ms."""
 
@@ -190,13 +187,7 @@ def _read_line() -> bytes:
 
 
 def _run(graph: Graph, target: str, workers: int, settings: Settings, following: Following, screen: Progress) -> None:
-    supervisor = Supervisor(
-        worker_command(target),
-        range(workers),
-        drain_seconds=settings.drain_timeout_ms / 1000 + DRAIN_EXTRA,
-        environment=settings.as_environment(),
-        stuck_timeout_ms=settings.stuck_timeout_ms,
-    )
+    supervisor = supervise(target, range(workers), settings, has_standby=False)
     supervisor.forbid_restarts()
     _own_process(supervisor)
     with observing(graph, settings) as observe, showing(following):

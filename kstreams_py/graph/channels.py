@@ -1,4 +1,4 @@
-"""Tasks: functions that read or write channels, which carry values in memory; and what does not fit them."""
+"""Tasks: functions that read or write channels, which carry values in memory; and the options that tasks refuse."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class TaskKind(StrEnum):
 class JobTask:
     """A function with its input and output channels; the fields are as in Processor.
 
-    - `inputs`: channels; a topic that it reads is one that the topic fills.
-    - `topics`: those that it writes.
-    - `target`: where the rows of a sink are stored; None for none.
+    - `inputs`: channels; for a topic that it reads, the channel that the topic fills.
+    - `topics`: the topics that it writes.
+    - `target`: where the rows of a sink are stored; None if it has no target.
     """
 
     id: str
@@ -48,7 +48,7 @@ class JobTask:
 
     @property
     def word(self) -> str:
-        """What the task is called where it is shown."""
+        """The word for the task in pictures and texts."""
         written = len(self.written)
         if self.kind is TaskKind.MAP:
             return "map" if written == 1 else "fork" if written else "sink"
@@ -76,7 +76,7 @@ REFUSED: Final = {
     "of its graph: leave errors= out",
     "hash_header": "a channel has no headers; step.delivery_hash is there: leave hash_header= out",
 }
-"""The options of processors of topics that do not fit tasks, each with the reason and what to do."""
+"""The options of processors that tasks refuse, each with the reason and the remedy."""
 
 
 def check_task_options(what: str, options: Mapping[str, object]) -> None:
@@ -87,7 +87,7 @@ def check_task_options(what: str, options: Mapping[str, object]) -> None:
 
 
 def kind_of_task(inputs: Sequence[object], outputs: Sequence[object] | None, *, alts: bool, ordered: bool) -> TaskKind:
-    """Returns the kind of a task that was declared as a processor is. Raises GraphError for a join, or for events."""
+    """Returns the kind of a task, from its declaration. Raises GraphError for a join, or for events."""
     if ordered:
         raise GraphError(f"{inputs[0]} is a channel, which has no order of events: read a topic")
     if alts or len(inputs) == 1:
@@ -160,9 +160,7 @@ def make_task(
     if kind is TaskKind.GATHER and (concurrency > 1 or is_asynchronous(function)):
         raise GraphError(f"{what} gathers: its calls do not overlap: gather first, and call in a map after it")
     if target is not None and target.evidence is not Evidence.HASH:
-        raise GraphError(
-            f"{what}: {target} keeps offsets, which a source of a channel has not: give it evidence='hash'"
-        )
+        raise GraphError(f"{what}: {target} keeps offsets, which channels do not have: give it evidence='hash'")
     values = len(inputs) if kind is TaskKind.GATHER else 1
     return JobTask(
         name,
@@ -190,7 +188,7 @@ def _check_topic(what: str, topic: Topic, inputs: Sequence[Channel]) -> None:
 
 
 def check_tasks(graph: str, channels: Iterable[Channel], tasks: Sequence[JobTask]) -> None:
-    """Raises GraphError for channels without a reader or a writer, and for channels in a circle."""
+    """Raises GraphError for channels without a reader or a writer, and for tasks in a circle."""
     read = {channel for task in tasks for channel in task.inputs}
     written = {channel for task in tasks for channel in task.outputs}
     for channel in sorted(read - written, key=str):
@@ -207,7 +205,7 @@ def check_tasks(graph: str, channels: Iterable[Channel], tasks: Sequence[JobTask
 def common_channel(gather: JobTask, tasks: Sequence[JobTask]) -> Channel:
     """Returns the last channel from which all inputs of a gather come. Raises GraphError if there is none.
 
-    - `tasks`: those of its graph, each after those that write its inputs.
+    - `tasks`: the tasks of its graph, each after those that write its inputs.
     """
     origins: dict[Channel, list[Channel]] = {}
     for task in tasks:
@@ -231,7 +229,7 @@ def filled_channels(tasks: Iterable[JobTask]) -> list[Channel]:
 
 
 def sort_tasks(tasks: Sequence[JobTask]) -> list[JobTask]:
-    """Returns tasks so that each comes after those that write its inputs. Raises GraphError if they form a circle."""
+    """Sorts tasks, so that each comes after those that write its inputs. Raises GraphError if they form a circle."""
     writers: dict[Channel, list[str]] = {}
     for task in tasks:
         for channel in task.outputs:

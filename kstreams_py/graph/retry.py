@@ -8,11 +8,14 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from kstreams_py.errors import GraphError, Stop
+from kstreams_py.errors import DecodeError, FunctionExited, GraphError, Stop, UserMistake
 
 _UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _DURATION: Final = r"(\d+(?:\.\d+)?)(ms|s|m|h)"
 _BACKOFF: Final = re.compile(rf"{_DURATION}\.\.{_DURATION}")
+
+_NEVER: Final = (Stop, MemoryError, FunctionExited, UserMistake, DecodeError)
+"""Errors after which another attempt cannot succeed, or must not be made."""
 
 _DOUBLINGS_MAX: Final = 60
 """2 to this power exceeds any longest wait; much larger powers are not floats."""
@@ -62,6 +65,14 @@ class Retry:
             ("longest", longest),
         ):
             object.__setattr__(self, name, value)
+
+    def covers(self, error: BaseException) -> bool:
+        """Returns whether another attempt may succeed: it cannot for mistakes in the program or wrong bytes."""
+        return isinstance(error, self.classes) and not isinstance(error, _NEVER)
+
+    def is_last(self, attempts: int) -> bool:
+        """Returns whether no attempt follows the one with this number."""
+        return attempts >= self.attempts and self.then is not Then.PAUSE
 
     def wait(self, failures: int, chance: float) -> float:
         """Seconds until the next attempt, after `failures` attempts (1 or more); `chance` is between 0 and 1."""

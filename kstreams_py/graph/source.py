@@ -1,4 +1,4 @@
-"""The protocol of a source: inputs that are kept elsewhere, claimed to be read, and acknowledged when all is done."""
+"""The protocol of a source: inputs that are kept elsewhere, claimed to be read, and acknowledged when they are done."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 class Claim(NamedTuple):
     """An input that a connection has claimed: no other connection reads it until it is given back.
 
-    - `key`: the key that the medium has for it: a number, or bytes; no two inputs of a source ever have the same.
-    - `value`: what functions get.
-    - `attempts`: how often it was under way before when its worker died, or when it was given back as failed.
-    - `token`: what the medium needs to acknowledge it.
-    - `taken_over`: whether another worker had it under way when its lease ended.
+    - `key`: its key in the source, a number or bytes. No two inputs of a source ever have the same key.
+    - `value`: the value for functions.
+    - `attempts`: how often it was under way when its worker died, or was given back as failed.
+    - `token`: what the source needs to acknowledge it.
+    - `taken_over`: whether another worker had it under way when that worker's lease ended.
     """
 
     key: int | bytes
@@ -24,7 +24,7 @@ class Claim(NamedTuple):
 
 
 class BadInput(NamedTuple):
-    """In place of the value of a claim that cannot be read: it is refused for this error, and no function called."""
+    """Takes the place of the value of an input that cannot be read: the input is refused with this error."""
 
     error: BaseException
 
@@ -37,14 +37,14 @@ class SourceConnection(Protocol):
 
     @property
     def identity(self) -> str:
-        """What tells this medium from another one that has its name, such as a file that was made again.
+        """Distinguishes this medium from others that had its name, such as a file that was created again.
 
-        The keys of the other one may be the same. Empty if there is nothing to tell them by.
+        Their inputs may have the same keys. Empty if nothing distinguishes them.
         """
 
     @property
     def lease(self) -> float:
-        """Seconds for which a claim is kept without a word from this connection; infinity if nobody takes it over."""
+        """Seconds after which the claims of a silent connection are taken over; infinity if nobody takes them over."""
 
     @property
     def is_exhausted(self) -> bool:
@@ -56,42 +56,42 @@ class SourceConnection(Protocol):
 
     @property
     def refused(self) -> int:
-        """How many inputs `read` has refused by itself: those that are gone, or were under way at too many deaths."""
+        """How many inputs `read` has refused: inputs that were deleted, or were under way at too many deaths."""
 
     def read(self, limit: int, *, alone: bool) -> Sequence[Claim]:
-        """Claims up to `limit` inputs, which may be 0; returns none if none is there now.
+        """Claims up to `limit` inputs, which may be 0; returns none if there are none now.
 
-        Inputs that were read at several deaths of a worker are suspects: they are claimed by themselves, in ever
-        smaller groups, so that the one that ends its workers is found.
+        Inputs that were under way at several deaths of workers are suspects: they are claimed by themselves, in ever
+        smaller groups, to find the one that ends its workers.
 
         - `alone`: nothing is under way in this worker, so that suspects may be claimed.
         """
 
     def ack(self, claims: Sequence[Claim]) -> None:
-        """Acknowledges inputs: they are never read again. A claim that another connection has taken over is left."""
+        """Acknowledges inputs: they are never read again. Ignores claims that another connection has taken over."""
 
     def refuse(self, claims: Sequence[tuple[Claim, str]]) -> None:
-        """Acknowledges inputs that could not be processed, each with the reason, which the source keeps."""
+        """Acknowledges inputs that could not be processed. The source keeps the reason for each."""
 
     def give_back(self, claims: Sequence[Claim], *, failed: bool) -> None:
         """Gives inputs back, to be read again by any connection. `failed`: this counts as an attempt."""
 
     def keep(self) -> None:
-        """Keeps the claims. Another thread may call it, while the first one is in another method."""
+        """Renews the claims. Another thread may call it while the first one is in another method."""
 
     def close(self) -> None:
-        """Closes the connection. Claims that were not given back are taken over by others after their lease."""
+        """Closes the connection. Other connections take over claims that were not given back, after their lease."""
 
 
 @runtime_checkable
 class WakingConnection(Protocol):
-    """What a connection has beside a SourceConnection if it learns of inputs at once, and if its `read` costs nothing.
+    """A SourceConnection that learns of inputs immediately, and whose `read` costs nothing.
 
-    A job then does not wait until its next look for them.
+    A job then does not wait for its next look.
     """
 
     def wake_by(self, wake: Callable[[], None]) -> None:
-        """Takes what the connection calls when an input comes, in any thread."""
+        """Takes the function that the connection calls, in any thread, when an input comes."""
 
 
 class RefusedInput(NamedTuple):
@@ -107,12 +107,12 @@ class RefusedInput(NamedTuple):
 
 
 class SourceStatus(NamedTuple):
-    """How many inputs of a source are claimed by one reader, and what keeps them. Those that are done do not count.
+    """The number of inputs of a source that one reader has claimed, by state. Inputs that are done do not count.
 
     - `free`: given back; the next worker reads them.
     - `claimed`: under way.
     - `abandoned`: under way when the lease of their worker ended; the next worker reads them.
-    - `suspects`: of the free and the abandoned, those that were so at several deaths: they are read by themselves.
+    - `suspects`: the free and abandoned ones that were under way at several deaths: they are read by themselves.
     - `refused`: not to be read again.
     - `shown`: some of the refused inputs, those with the highest keys first.
     """
@@ -140,10 +140,10 @@ class Source(Protocol):
 
 @runtime_checkable
 class InspectedSource(Source, Protocol):
-    """A source whose claims operators can look at, and whose refused inputs they can let be read again."""
+    """A source that shows its claims to operators, and lets refused inputs be read again."""
 
     def inspect(self, reader: str, limit: int) -> SourceStatus:
-        """Returns how the claims of a reader stand, with up to `limit` refused inputs. Changes nothing.
+        """Returns the status of a reader's claims, with up to `limit` refused inputs. Changes nothing.
 
         Raises SourceUnavailable, and SettingsError if the source cannot be read as it is declared.
         """
@@ -151,5 +151,5 @@ class InspectedSource(Source, Protocol):
     def retry(self, reader: str, keys: Collection[str] | None) -> int:
         """Lets refused inputs be read again as if they were new; returns how many. `keys`: as text; None for all.
 
-        Raises SettingsError for a key of which no input is refused, and SourceUnavailable; nothing is changed then.
+        Raises SettingsError for a key that no refused input has, and SourceUnavailable; then nothing is changed.
         """

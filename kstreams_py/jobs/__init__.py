@@ -1,17 +1,17 @@
-"""Jobs: tasks linked by channels in memory; an input is acknowledged once all made of it is done, else read again.
+"""Jobs: tasks linked by channels in memory; an input is acknowledged once all made from it is done, else read again.
 
 In reading order:
 
-identity        rule  ids of inputs, patterns of copies, and origins, by which an effect is known again
-acker           rule  finds out when everything that was made of an input is done
+identity        rule  ids of inputs, patterns of copies, and origins, by which a repeated effect is recognized
+acker           rule  finds out when everything that was made from an input is done
 pending         rule  the inputs that are under way
-adaptive_limit  rule  a limit on how many inputs or segments are taken, by the time that the last ones took
+adaptive_limit  rule  limits how many inputs or segments are taken, by the time that the last ones took
 segments        rule  segments in batches
 gathering       rule  pairs the branches of one segment
-copies          acts  copies of values, so that no function changes what another one has
+copies          acts  copies of values, so that no function changes a value that another function has
 topic_inputs    acts  the records of a topic as inputs
 topic_outputs   acts  writes records of results, and dead letters, to topics
-environment     acts  what a job works with: its sources and targets, a clock, entropy, its limits
+environment     acts  the environment of a job: its sources and targets, a clock, entropy, its limits
 task            acts  calls the function of a task, sends or stores its results
 runners         acts  runs a task: takes segments, calls its function, sends or stores the results, acknowledges
 inputs          acts  claims the inputs of a source, acknowledges or refuses them

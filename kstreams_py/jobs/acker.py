@@ -1,15 +1,15 @@
-"""The acker: finds out when everything that was made of an input is done, with one number for each input.
+"""The acker: finds out when everything that was made from an input is done, with one number for each input.
 
 Each copy of a segment has a random pattern. A task that is done with a copy acknowledges it with the XOR of its pattern
-and the patterns of the copies that it made of it. So each pattern occurs twice, once when it is made and once when it
-is done, and the XOR of all acknowledgements of an input is zero when nothing of it is under way. (Apache Storm,
+and the patterns of the copies that it made from it. So each pattern occurs twice, once when it is made and once when
+it is done, and the XOR of all acknowledgements of an input is zero when no copy is under way. (Apache Storm,
 "Guaranteeing message processing"; a false zero has a probability of 2**-64.)
 
 Acknowledgements may come in any order, and before the opening. Two rules make that safe:
 
 - An entry is complete only when it is opened and zero: acknowledgements alone may cancel each other early.
-- The opening sets the patterns of the first copies, once: a second one would cancel the first, and the input would be
-  complete while its copies are under way.
+- The opening sets the patterns of the first copies, once: a second opening would cancel the first, and the input would
+  be complete while its copies are under way.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from kstreams_py.jobs.identity import SegmentId
 
 
 class Acker:
-    """The entries of inputs that are under way. An entry that is neither completed nor forgotten is dropped in time.
+    """The entries of inputs that are under way. An entry that is neither completed nor forgotten is dropped eventually.
 
-    Entries have no time of their own, as a time for each would cost more than the rest. They are kept in a young and an
-    old generation instead: `drop` drops the old one, and the young one becomes old.
+    Entries have no timestamps, which would cost more than the rest. They are kept in a young and an old generation
+    instead: `drop` drops the old one, and the young one becomes old.
     """
 
     def __init__(self) -> None:
         self._young: dict[SegmentId, int] = {}
-        """By opened input, the XOR of the patterns that were seen once; never 0."""
+        """By open input, the XOR of the patterns that were seen once; never 0."""
         self._old: dict[SegmentId, int] = {}
         self._early: dict[SegmentId, int] = {}
-        """The XOR of what came for inputs that are not opened."""
+        """The XOR of the acknowledgements that came for inputs that are not open."""
         self._early_old: dict[SegmentId, int] = {}
         self.dropped = 0
         """How many entries were dropped."""
@@ -40,7 +40,7 @@ class Acker:
         return len(self._young) + len(self._old) + len(self._early) + len(self._early_old)
 
     def open(self, inputs: Sequence[SegmentId], patterns: Iterable[int]) -> list[SegmentId]:
-        """Opens entries; returns the inputs that are complete. An input that is open stays as it is.
+        """Opens entries; returns the inputs that are complete. An input that is already open stays as it is.
 
         - `patterns`: for each input, the XOR of the patterns of its first copies; 0 if it has none.
         """
@@ -58,7 +58,7 @@ class Acker:
         return complete
 
     def ack(self, inputs: Sequence[SegmentId], patterns: Iterable[int]) -> list[SegmentId]:
-        """Adds acknowledgements, each with the XOR of a pattern that is done and the patterns made of it.
+        """Adds acknowledgements, each with the XOR of a pattern that is done and the patterns made from it.
 
         Returns the inputs that are complete.
         """
@@ -77,7 +77,7 @@ class Acker:
         return complete
 
     def left(self, segment: SegmentId) -> int:
-        """Returns the XOR of the patterns of an opened input that are under way; 0 if the input is not open."""
+        """Returns the XOR of the patterns of an open input that are under way; 0 if the input is not open."""
         return self._young.get(segment) or self._old.get(segment, 0)
 
     def forget(self, inputs: Iterable[SegmentId]) -> None:
@@ -89,7 +89,7 @@ class Acker:
     def drop(self, is_kept: Callable[[SegmentId], bool]) -> None:
         """Drops the entries that were made before the last call, except those that are kept.
 
-        What is dropped lost an acknowledgement, or came after the end of its input. Call it at an interval that is
+        A dropped entry lost an acknowledgement, or got one after the end of its input. Call this at intervals that are
         longer than an acknowledgement may take.
 
         - `is_kept`: returns whether an input is still waited for.

@@ -1,20 +1,20 @@
-"""A limit on how many are taken at a time: as many as take a wanted time, by the time that the last ones took."""
+"""Limits how many items are taken at a time: as many as take a given time, judging by those taken last."""
 
 from __future__ import annotations
 
 from typing import Final
 
 GROWTH: Final = 4
-"""The factor by which a limit grows at most in one change: one fast batch says little."""
+"""The largest factor by which a limit grows in one change: one fast batch says little."""
 
 
 class AdaptiveLimit:
-    """A limit that follows the speed of what is limited. One change shrinks it by any factor, and grows it fourfold."""
+    """A limit that follows the speed of processing. One change may shrink it by any factor, and grow it fourfold."""
 
     def __init__(self, seconds: float, first: int, most: int, least: int = 1) -> None:
         """Makes a limit.
 
-        - `seconds`: the time that as many as the limit should take.
+        - `seconds`: the time that as many items as the limit should take.
         - `first`: the limit before the speed is known.
         - `most`, `least`: the limit is never higher, or lower.
         """
@@ -22,7 +22,7 @@ class AdaptiveLimit:
         self.limit = max(self._least, min(first, most))
 
     def took(self, count: int, seconds: float) -> None:
-        """Sets the limit by the last measurement: `count` took so many seconds."""
+        """Sets the limit by the last measurement: `count` items took `seconds`."""
         if count:
             wanted = int(self._seconds * count / seconds) if seconds > 0 else self._most
             self.limit = max(self._least, min(wanted, self.limit * GROWTH, self._most))

@@ -1,4 +1,4 @@
-"""What a job works with: its sources and targets, a clock, entropy, and its limits."""
+"""The environment of a job: its sources and targets, a clock, entropy, and its limits."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MAX_PENDING: Final = 10_000
 TIMEOUT: Final = 60.0
 
 LOOK_SECONDS: Final = 0.25
-"""Between two looks at a source that has no inputs: each look may be a transaction there."""
+"""Seconds between two looks at a source that has no inputs: each look may be a transaction there."""
 
 
 def open_source(channel: Channel, reader: str) -> SourceConnection:
@@ -37,11 +37,11 @@ def open_source(channel: Channel, reader: str) -> SourceConnection:
 
 @dataclass(frozen=True, slots=True)
 class JobEnvironment:
-    """What a job works with; a simulation replaces clock, sleep, entropy, calls and acker.
+    """The environment of a job; a simulation replaces clock, sleep, entropy, calls and acker.
 
-    - `open_source`, `open_sink`: connect to the source of a channel, or to a sink's target, under the name of who does.
-    - `open_letters`: makes what writes the dead letters of a channel that a topic fills; None if there are none.
-    - `open_outputs`: makes what writes to the topics of a task; None if it has none.
+    - `open_source`, `open_sink`: connect to the source of a channel, or to a sink's target, under a reader's name.
+    - `open_letters`: makes the writer of the dead letters of a channel that a topic fills; None if it has none.
+    - `open_outputs`: makes the writer to the topics of a task; None if it has none.
     - `clock`: returns seconds that never decrease.
     - `sleep`: waits for a number of seconds.
     - `entropy`: returns random bytes.

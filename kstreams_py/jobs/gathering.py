@@ -21,7 +21,7 @@ class Gathered(NamedTuple):
     """The segments of all branches.
 
     - `common`: the path of the segment that they have in common.
-    - `held`: one of each branch, in their order.
+    - `held`: one of each branch, in the order of the branches.
     """
 
     segment: SegmentId
@@ -35,9 +35,9 @@ class Gathering:
     def __init__(self, branches: int) -> None:
         self._branches = branches
         self._waiting: dict[SegmentId, dict[Path, dict[int, Held]]] = {}
-        """By input, and by the path of the segment that the branches have in common, those that came, by branch."""
+        """By input, and by the path of the common segment, the segments that have come, by branch."""
         self._count = 0
-        """How many those are; other threads ask for it."""
+        """The number of these segments; other threads read it."""
 
     def __len__(self) -> int:
         return self._count
@@ -46,9 +46,9 @@ class Gathering:
         return segment in self._waiting
 
     def add(self, segment: SegmentId, branch: int, common: Path, held: Held) -> Gathered | None:
-        """Adds a segment of a branch; returns all of them, which no longer wait, if it is the last.
+        """Adds a segment of a branch. If it is the last one, returns all of them: they no longer wait.
 
-        Raises GraphError if the branch has given one before.
+        Raises GraphError if the branch has already given one.
         """
         groups = self._waiting.setdefault(segment, {})
         group = groups.setdefault(common, {})
@@ -76,7 +76,7 @@ class Gathering:
         return value
 
     def forget(self, segments: Iterable[SegmentId]) -> int:
-        """Drops what waits of these inputs; returns how many segments that were."""
+        """Drops the waiting segments of these inputs; returns how many there were."""
         dropped = (self._waiting.pop(segment, {}) for segment in segments)
         count = sum(len(group) for groups in dropped for group in groups.values())
         self._count -= count

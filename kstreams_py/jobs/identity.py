@@ -3,7 +3,7 @@
 - SegmentId: one life of one input of a source, 128 random bits. An input that is read again gets another.
 - Pattern: one copy of a segment, sent to one task, 64 random bits.
 - Origin: 16 bytes that stay the same however often an input is read. An effect that is stored beside its origin is
-  known again, as long as functions are deterministic.
+  recognized when it is repeated, as long as functions are deterministic.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ Pattern = NewType("Pattern", int)
 Origin = NewType("Origin", bytes)
 
 Given = NewType("Given", bytes)
-"""An input, the same each time that it is read: 8 bytes of its source, and its key there (`identify`)."""
+"""Identifies an input, each time that it is read: 8 bytes of its source, and its key there (`identify`)."""
 
 NUMBER: Final = b"\0"
-"""Between the source and a key that is a number of 8 bytes."""
+"""The byte between the source and a key that is a number of 8 bytes."""
 
 OTHER: Final = b"\1"
-"""Between the source and another key."""
+"""The byte between the source and any other key."""
 
 Path = NewType("Path", bytes)
-"""How a segment was made of its input: for each step, the processor and the number of the result among its results."""
+"""How a segment was made from its input: for each step, the processor and the number of the result."""
 
 Entropy = Callable[[int], bytes]
 """Returns this many random bytes, such as os.urandom."""
@@ -35,7 +35,7 @@ Entropy = Callable[[int], bytes]
 ID_BYTES: Final = 16
 
 NUMBERS: Final = 1 << 64
-"""Numbers below this have 8 bytes."""
+"""Numbers below this fit into 8 bytes."""
 
 ROOT: Final = Path(b"")
 """The path of an input."""
@@ -52,27 +52,27 @@ STEP_BYTES: Final = NAME_BYTES + len(FIRST)
 
 def new_ids(entropy: Entropy, count: int) -> list[SegmentId]:
     """Returns new ids."""
-    data: Any = entropy(count * ID_BYTES)  # a call of each type would take as long as the slice
+    data: Any = entropy(count * ID_BYTES)  # calling SegmentId for each would take as long as the slice
     return [data[start : start + ID_BYTES] for start in range(0, len(data), ID_BYTES)]
 
 
 def new_patterns(entropy: Entropy, count: int) -> list[Pattern]:
-    """Returns new patterns, none of them 0: 0 would not change the value of its acknowledgements."""
+    """Returns new patterns, none of them 0: a pattern of 0 would not change the XOR of the acknowledgements."""
     drawn: list[Any] = array("Q", entropy(count * 8)).tolist()
     return drawn if all(drawn) else [Pattern(pattern or 1) for pattern in drawn]
 
 
 def name_source(source: str, identity: str) -> bytes:
-    """Returns what stands for a source in its inputs.
+    """Returns the bytes that stand for a source in its inputs.
 
     - `source`: its name, with that of the graph.
-    - `identity`: what tells its medium from another one: see SourceConnection.
+    - `identity`: distinguishes its medium from others: see SourceConnection.
     """
     return blake2b(f"{source}\0{identity}".encode(), digest_size=NAME_BYTES, person=b"ks-source").digest()
 
 
 def identify(source: bytes, keys: Iterable[int | bytes]) -> list[Given]:
-    """Returns what identifies inputs, by their keys. `source`: as `name_source` returns it."""
+    """Returns the identity of each input, by its key. `source`: as `name_source` returns it."""
     number, other = source + NUMBER, source + OTHER
     found: list[Any] = [
         number + key.to_bytes(8, "big")
@@ -108,11 +108,12 @@ def cut_path(path: Path, names: frozenset[bytes]) -> Path | None:
 
 
 def origins_of(given: Iterable[Given], paths: Iterable[Path]) -> Iterator[Origin]:
-    """Returns the origins of segments: of the input of each, and of the steps that made it.
+    """Returns the origins of segments, each made from its input and the steps that led to it.
 
-    That of an input with a number is a hash of its source and the steps, and then the number: a target that keeps rows
-    in the order of their origins appends them, which makes SQLite 1.7 times as fast (measured). Others are a hash of
-    all. What is hashed is injective: each step has the same number of bytes, and their number comes last.
+    If the key of the input is a number, the origin is a hash of the source and the steps, then the number: a target
+    that keeps rows in the order of their origins appends them, which makes SQLite 1.7 times as fast (measured). Other
+    origins are a hash of everything. The hashed encoding is injective: each step has the same length, and the total
+    length of the steps comes last.
     """
     ends: dict[Path, tuple[bytes, bool]] = {}
     begins: dict[tuple[bytes, Path], bytes] = {}
@@ -121,7 +122,7 @@ def origins_of(given: Iterable[Given], paths: Iterable[Path]) -> Iterator[Origin
         if (known := ends.get(path)) is None:
             known = ends[path] = path + len(path).to_bytes(4, "big"), _is_first(path)
         end, is_first = known
-        # 8 bytes are enough for the paths of first results, which are as many as the processors, and no more
+        # 8 bytes are enough for the paths of first results: there are only as many as processors
         if is_first and each[NAME_BYTES] == NUMBER[0]:
             key = each[:NAME_BYTES], path
             if (begin := begins.get(key)) is None:

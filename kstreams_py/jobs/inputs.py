@@ -37,21 +37,21 @@ from kstreams_py.steps.dead_letters import format_error
 logger = logging.getLogger(__name__)
 
 IDLE_FIRST: Final = 0.001
-"""Seconds between the first two looks at a source that has no inputs; each further wait is twice the last."""
+"""Seconds between the first two looks at a source that has no inputs; each wait is twice the one before."""
 
 HEARD_SECONDS: Final = 0.5
-"""Seconds after which a source that has no input to give is asked all the same: a group must hear its members."""
+"""Seconds after which a source is asked even if no input may be taken: a group must hear from its members."""
 
 UNDER_WAY_FIRST: Final = 500
 """How many inputs may be under way before the speed of the tasks is known."""
 
 UNDER_WAY_SECONDS: Final = 1.0
-"""Seconds that the inputs under way should take. With more of them, workers beside this one would find none left, and
-more would be read again after a death.
+"""Seconds that the inputs under way should take. With more of them, other workers would find none left, and more would
+be read again after a death.
 """
 
 MEASURED_SECONDS: Final = 0.1
-"""The speed is that of so many seconds: calls that overlap end in ones and twos, now and then several at once."""
+"""Seconds over which the speed is measured: overlapping calls end one or two at a time, and sometimes many at once."""
 
 
 class FailedTask(NamedTuple):
@@ -65,11 +65,11 @@ class FailedTask(NamedTuple):
 
 
 KEY_MAX: Final = 60
-"""The most characters of a key that is shown."""
+"""The most characters of a key that are shown."""
 
 
 def show_key(claim: Claim) -> str:
-    """Returns the key of an input as text of at most KEY_MAX characters; of a record, its place."""
+    """Returns the key of an input as text of at most KEY_MAX characters; for a record, its place."""
     key = claim.key
     if isinstance(claim.token, TopicToken):
         record = claim.token.record
@@ -96,9 +96,9 @@ class SourceInputs:
         """Makes no request.
 
         - `name`: the name of the source, with that of the graph.
-        - `limits`: how many inputs may be under way at least, so that all calls of the tasks have one, and at most.
+        - `limits`: the bounds of the limit on inputs under way; the lower one gives each call of the tasks an input.
         - `timeout`: the seconds after which an input that is neither complete nor under way is read again.
-        - `letters`: writes the dead letters of inputs that are refused, which are records of a topic; None for none.
+        - `letters`: writes the dead letters of refused inputs that are records of a topic; None for other sources.
         - `look_seconds`: the longest time between two looks at a source that has no inputs.
         """
         self.name = name
@@ -106,43 +106,43 @@ class SourceInputs:
         least, self._most = limits
         self._limit = AdaptiveLimit(UNDER_WAY_SECONDS, UNDER_WAY_FIRST, self._most, least)
         self._settled_at: float | None = None
-        """When inputs were settled last; None while none is under way."""
+        """When inputs were last settled; None while none is under way."""
         self._measured, self._measured_seconds = 0, 0.0
-        """How many inputs were settled since the speed was known last, and in which time."""
+        """How many inputs were settled since the speed was last measured, and in how many seconds."""
         self._entropy = entropy
         self._timeout = timeout
         self.pending = PendingInputs[Claim](timeout)
         self._letters = letters
         self._failed: dict[SegmentId, FailedTask] = {}
-        """By input with a segment that failed, the first failure."""
+        """The first failure of each input with a segment that failed."""
         self._done: list[Claim] = []
         self._refused: list[tuple[Claim, FailedTask]] = []
-        """What is complete, and that the source was not told of."""
+        """The complete inputs that the source was not told of yet."""
         self._given_up: dict[bool, list[Claim]] = {True: [], False: []}
-        """What the source is to be given back, and was not: what counts as an attempt, and what does not."""
+        """The inputs to give back to the source: under True those that count as an attempt, under False the others."""
         self.asked_at = float("-inf")
-        """When the source was asked for inputs last."""
+        """When the source was last asked for inputs."""
         self._looks_at, self._idle = float("-inf"), 0.0
-        """When a source without inputs is asked again, and the seconds between its last two answers."""
+        """When a source without inputs is asked again, and the current wait between two looks."""
         self._idle_most = 0.0 if isinstance(connection, WakingConnection) else look_seconds
         self.counts = InputCounts()
-        """All but those refused because a task could not process them: `refused_by` has these."""
+        """The counts without the inputs that a task could not process, which `refused_by` has."""
         self.refused_by = Counter[str]()
-        """By task, the inputs that were refused because of it, and that nobody has counted yet."""
+        """By task, the number of inputs that it could not process and that nobody has counted yet."""
         self._refused_by_source = 0
 
     def read(self, now: float, paused: int = 0) -> Segments:
         """Claims inputs, up to the limit of those under way; returns them as segments without patterns.
 
-        - `paused`: how many of them, at most, only wait until a function is called again. They use no time, and leave
-          the others the limit of those under way.
+        - `paused`: how many of those under way, at most, only wait until a function is called again. They take no time,
+          so they do not count towards the limit.
 
         Raises SourceUnavailable.
         """
         held = len(self.pending) + len(self._done) + len(self._refused) + sum(map(len, self._given_up.values()))
         under_way = held - min(paused, len(self.pending))
         free, alone = min(self._limit.limit - under_way, self._most - held), not held
-        # a claim may cost a commit of the medium: a few at a time would be slow
+        # a claim may cost a commit in the source: a few at a time would be slow
         if under_way > self._limit.limit / 2 or free <= 0 or (self.connection.waits_alone and not alone):
             if now > self.asked_at + HEARD_SECONDS:
                 self.asked_at = now
@@ -190,7 +190,7 @@ class SourceInputs:
             )  # fmt: skip
 
     def fail(self, segment: SegmentId, task: str, error: BaseException) -> bool:
-        """Notes that an input has a segment that failed: it is refused when it is complete.
+        """Notes that a segment of an input failed: the input is refused when it is complete.
 
         Returns whether the input is pending here.
         """
@@ -199,13 +199,13 @@ class SourceInputs:
         failed = FailedTask(task, error)
         self._failed.setdefault(segment, failed)
         logger.warning(
-            "%s: input %s fails: %s: it is refused once all that was made of it is done", self.name, show_key(claim),
+            "%s: input %s fails: %s: it is refused once all that was made from it is done", self.name, show_key(claim),
             failed, extra=repeated(f"failed inputs of {self.name}", str(failed)),
         )  # fmt: skip
         return True
 
     def complete(self, segments: Iterable[SegmentId]) -> None:
-        """Takes inputs that are complete: `settle` acknowledges them, or refuses those that failed."""
+        """Takes complete inputs: `settle` acknowledges them, or refuses those that failed."""
         if not self._failed:
             self._done += self.pending.complete(segments)
             return
@@ -218,9 +218,9 @@ class SourceInputs:
                     self._refused.append((claim, failed))
 
     def settle(self, now: float) -> bool:
-        """Acknowledges and refuses what is complete; returns whether there was anything.
+        """Acknowledges and refuses the complete inputs; returns whether there were any.
 
-        Raises SourceUnavailable, or SinkAway if dead letters cannot be written, and keeps it for the next call.
+        Raises SourceUnavailable, or SinkAway if dead letters cannot be written; then the next call tries again.
         """
         if (count := len(self._done) + len(self._refused)) and self._settled_at is not None:
             self._measured += count
@@ -250,9 +250,7 @@ class SourceInputs:
         ]
 
     def expire(self, now: float, under_way: Callable[[], Mapping[SegmentId, str]]) -> list[SegmentId]:
-        """Takes the inputs that are overdue and not under way; returns them. Extends the others.
-
-        `return_expired` gives them back.
+        """Takes and returns the overdue inputs that are in no task, for `return_expired`. Extends the others.
 
         - `under_way`: returns the inputs that have a segment in a task, each with the task.
         """
@@ -268,7 +266,7 @@ class SourceInputs:
         lost = [segment for segment in overdue if segment not in busy]
         if claims := self.pending.expire(lost):
             logger.warning(
-                "%s: %d inputs have expired after %g s, as no task has anything of them: they are read again",
+                "%s: %d inputs have expired after %g s, as no task holds a part of them: they are read again",
                 self.name, len(claims), self._timeout,
             )  # fmt: skip
             self._given_up[True] += claims
@@ -278,9 +276,7 @@ class SourceInputs:
         return lost
 
     def give_up_paused(self, paused: Callable[[], Collection[SegmentId]]) -> list[SegmentId]:
-        """Takes the inputs under way if all of them only wait, and so keep suspects from being read alone.
-
-        Returns them; `return_expired` gives them back.
+        """Takes and returns the inputs under way, for `return_expired`, if they only wait and keep suspects waiting.
 
         - `paused`: returns the inputs that only wait until a function is called again.
         """
@@ -297,16 +293,16 @@ class SourceInputs:
         return given_up
 
     def return_expired(self) -> None:
-        """Gives back what was given up. Raises SourceUnavailable, and keeps it for the next call."""
+        """Gives back the inputs that were given up. Raises SourceUnavailable; then the next call tries again."""
         for failed, claims in self._given_up.items():
             if claims:
                 self.connection.give_back(claims, failed=failed)
                 self._given_up[failed] = []
 
     def show_pending(self, now: float, find_tasks: Callable[[SegmentId], tuple[str, ...]], why: str) -> PendingFigures:
-        """Returns what is under way. Any thread may call it.
+        """Returns the figures of the inputs under way. Any thread may call it.
 
-        - `find_tasks`: returns the tasks that have something of an input.
+        - `find_tasks`: returns the tasks that have a segment of an input.
         - `why`: why the source is away; "" if it is not.
         """
         if not why and self.connection.waits_alone and self.pending:
@@ -324,7 +320,7 @@ class SourceInputs:
         return self.connection.is_exhausted and not left
 
     def close(self, *, failed: bool) -> None:
-        """Gives back what is under way, and closes the connection. `failed`: this counts as a death."""
+        """Gives back the inputs under way, and closes the connection. `failed`: this counts as a death."""
         try:
             for step in (self._settle_last, self.return_expired, partial(self._give_all_back, failed=failed)):
                 try:

@@ -29,10 +29,10 @@ ACKER_FACTOR: Final = 3
 """An entry of the acker lives for at least this many times the timeout of an input."""
 
 LEASE_MAX: Final = 3_600.0
-"""Seconds: some sources keep their claims for ever, and no wait is that long."""
+"""The maximum seconds of a lease for `_keep`: some sources keep their claims for ever."""
 
 IDLE: Final = (0.0005, 0.05)
-"""The shortest and the longest seconds between two looks for inputs that are not there; each wait is twice the last."""
+"""The shortest and the longest seconds between two looks for inputs; each wait is twice the one before."""
 
 
 def open_runner(
@@ -48,15 +48,15 @@ def open_runner(
 
 
 class Outages:
-    """What is away: sources and targets that do not answer now, and are asked again."""
+    """The sources and targets that do not answer now, and are asked again."""
 
     def __init__(self) -> None:
         self.away: dict[str, str] = {}
-        """By the name of a source or a task, why."""
+        """The reason, by the name of a source or a task."""
 
     @contextmanager
     def of(self, name: str) -> Iterator[None]:
-        """In the block, a source or target that may come back is noted as away. Other errors are raised."""
+        """Notes that a source or target is away if the block says so and it may come back. Other errors are raised."""
         try:
             yield
         except (SourceUnavailable, SinkAway) as error:
@@ -82,18 +82,18 @@ class Job:
         self._acker = environment.open_acker()
         self.outages = Outages()
         self.turns = 0
-        """How often each task has had its turn."""
+        """The number of turns that each task has had."""
         self.turning: TaskRunner | None = None
         """The task whose turn it is."""
         self._late = 0
-        """How many completions have come for inputs that were no longer under way at any source."""
+        """The number of completions of inputs that were no longer under way at any source."""
         self._dropped_at = environment.clock()
         ordered = sort_tasks(tasks)
         self.tasks = [open_runner(graph, task, ordered, self._readers, environment) for task in ordered]
         self._gathers = [each for each in self.tasks if isinstance(each, GatheringRunner)]
         self._inputs: dict[Channel, SourceInputs] = {}
         self._woken, self._is_woken = threading.Event(), False
-        """Whether an input has come, and whether a source tells."""
+        """An event that is set when an input has come, and whether any source sets it."""
         try:
             self._connect(graph, tasks)
         except BaseException:
@@ -119,7 +119,7 @@ class Job:
                 self._is_woken = True
 
     def run(self, is_stopped: Callable[[], bool]) -> None:
-        """Runs until it is stopped, or until no source has an input left. Gives back what is under way."""
+        """Runs until it is stopped, or until no source has an input left. Gives back the inputs under way."""
         idle, (shortest, longest) = 0.0, IDLE
         ended, failed = threading.Event(), False
         keeper = threading.Thread(target=self._keep, args=(ended,), name="claims", daemon=True)
@@ -146,15 +146,15 @@ class Job:
     def is_death(self, error: Exception) -> bool:
         """Returns whether an error that ends the job counts as a death of the inputs under way.
 
-        Whichever of them caused it, the cap on deaths must end that one. A mistake of the program, a system that is
-        away, or an error at which the graph wants the job to stop is the fault of no input: if it counted, a long
-        outage would have healthy inputs refused.
+        If one of them caused it, the limit on deaths must end that one. A mistake in the program, a system that is
+        away, or an error at which the graph stops the job is the fault of no input: if it counted, healthy inputs would
+        be refused after a long outage.
         """
         is_of_none = isinstance(error, (Stop, UserMistake, Unavailable, Replaced, ClientError))
         return not is_of_none and not any(task.asks_to_stop(error) for task in self.tasks)
 
     def _wait(self, seconds: float) -> None:
-        """Waits for `seconds`, or until a source tells of an input."""
+        """Waits for `seconds`, or until a source reports an input."""
         if not self._is_woken:
             self._environment.sleep(seconds)
         elif self._woken.wait(seconds):
@@ -184,12 +184,12 @@ class Job:
         return any(task.is_busy for task in self.tasks)
 
     def turn(self) -> bool:
-        """Reads inputs, and gives each task its turn; returns whether there was anything to do.
+        """Reads inputs, and gives each task a turn; returns whether there was anything to do.
 
         1. Claim inputs, and open their entries before a task may acknowledge them.
-        2. Run each task, after those that write its inputs: an input goes all its way in one turn.
-        3. Give up what waits at a gather for nothing.
-        4. Acknowledge what is complete: everything made of it was stored in 2.
+        2. Run each task after those that write its inputs, so that an input can go all the way in one turn.
+        3. Give up segments at a gather whose other branches will not come.
+        4. Acknowledge the complete inputs: everything made from them was stored in step 2.
         """
         now, worked = self._environment.clock(), False
         self.turns += 1
@@ -220,18 +220,18 @@ class Job:
         return worked
 
     def _run_tasks(self) -> set[SegmentId]:
-        """Gives each task its turn; returns the inputs of which something is done. Raises what stops the job."""
+        """Gives each task a turn; returns the inputs that made progress. Raises the error that stops the job."""
         touched = set[SegmentId]()
         for task in self.tasks:
             self.turning, turned = task, Turned()
             with self.outages.of(task.id):
                 if (turned := task.turn(self._environment.clock())).ids:
-                    # only gathers need to know which ones
+                    # only gathers need all of them
                     touched.update(turned.ids if self._gathers else turned.ids[:1])
                     self.outages.answered(task.id)
                     self._note_failures(task, turned.failed)
                     self._complete(self._acker.ack(turned.ids, turned.acks))
-            if turned.stop is not None:  # the end of the job acknowledges what is complete
+            if turned.stop is not None:  # `close` acknowledges the complete inputs
                 raise turned.stop
         return touched
 
@@ -245,7 +245,7 @@ class Job:
                 )  # fmt: skip
 
     def _count_refused(self, channel: Channel, inputs: SourceInputs) -> None:
-        """Counts refused inputs: at their source, or if they are records of a topic, as dead letters or dropped."""
+        """Counts refused inputs at their source; refused records of a topic as dead letters, or as dropped."""
         if not inputs.refused_by:
             return
         refused, inputs.refused_by = inputs.refused_by, Counter()
@@ -254,7 +254,7 @@ class Job:
             return
         readers = [task for task in self.tasks if channel in task.inputs]
         for name, count in refused.items():
-            # a record that cannot be decoded has reached no task
+            # a record that could not be decoded reached no task
             counters = next((task for task in self.tasks if task.id == name), readers[0]).counters
             if channel.errors is None:
                 counters.dropped += count
@@ -262,7 +262,7 @@ class Job:
                 counters.dead_letters += count
 
     def _settle(self, inputs: Iterable[SegmentId]) -> None:
-        """Gives up what waits at gathers for branches that have ended: nothing else of its input is under way."""
+        """Gives up segments that wait at gathers: nothing else of their input is under way."""
         for segment in inputs:
             held = 0
             for gather in self._gathers:
@@ -284,9 +284,9 @@ class Job:
             inputs.complete([segment for segment in segments if segment in inputs.pending])
 
     def _expire(self, inputs: SourceInputs, now: float) -> None:
-        """Gives inputs back as if they had never been read here: those of which nothing is under way, or all that wait.
+        """Gives back overdue inputs that are in no task; or all inputs, if they only wait and suspects wait for them.
 
-        Suspects are read alone: what waits for another attempt would keep them waiting.
+        The job then forgets them, as if it had never read them.
         """
         if lost := inputs.expire(now, self._under_way) or inputs.give_up_paused(self._paused):
             self._acker.forget(lost)
@@ -309,10 +309,10 @@ class Job:
         """Returns the inputs that have a segment in a task, each with the id of one such task."""
         return {segment: task.id for task in self.tasks for segment in task.under_way()}
 
-    # What other threads may ask for, at any time.
+    # Other threads may call these at any time.
 
     def show_pending(self) -> dict[str, PendingFigures]:
-        """Returns what is under way, by the name of each source."""
+        """Returns the figures of the inputs under way, by the name of their source."""
         now = self._environment.clock()
         return {
             channel.name: inputs.show_pending(now, self._tasks_with, self.outages.away.get(inputs.name, ""))
@@ -335,7 +335,7 @@ class Job:
         return found | {"acks:completed": late, "acks:dropped": self._acker.dropped}
 
     def close(self, *, failed: bool = False) -> None:
-        """Gives back what is under way, and closes all connections. `failed`: this counts as a death."""
+        """Gives back the inputs under way, and closes all connections. `failed`: this counts as a death."""
         with ExitStack() as closing:  # one that raises must not leave the others open
             for task in self.tasks:
                 closing.callback(task.close)

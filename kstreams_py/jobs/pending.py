@@ -1,4 +1,4 @@
-"""The inputs that a source has given and that are neither acknowledged nor given back: one removal decides which."""
+"""The inputs of a source that are neither acknowledged nor given back: the first removal of an input decides."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class OldestInput(NamedTuple, Generic[ClaimT]):
 class PendingInputs(Generic[ClaimT]):
     """The inputs of one source that are under way, by the time at which they are overdue.
 
-    An input leaves by `complete`, `expire` or `take_all`, whichever comes first. So it is never acknowledged and read
-    again, and what comes later for it changes nothing.
+    An input leaves by `complete`, `expire` or `take_all`, whichever comes first. So it is never both acknowledged and
+    read again, and what comes later for it changes nothing.
     """
 
     def __init__(self, timeout: float) -> None:
@@ -38,7 +38,7 @@ class PendingInputs(Generic[ClaimT]):
         self._timeout = timeout
         self._inputs: dict[SegmentId, tuple[ClaimT, Times]] = {}
         self.late = 0
-        """How many completions came for inputs that are not pending: expired, completed, or never read here."""
+        """The number of completions of inputs that were not pending: expired, completed, or never read here."""
 
     def __len__(self) -> int:
         return len(self._inputs)
@@ -48,7 +48,7 @@ class PendingInputs(Generic[ClaimT]):
 
     @property
     def segments(self) -> Collection[SegmentId]:
-        """The inputs, those read first before others."""
+        """The inputs, in the order in which they become overdue."""
         return self._inputs.keys()
 
     @property
@@ -75,7 +75,7 @@ class PendingInputs(Generic[ClaimT]):
         self._inputs.update(zip(segments, zip(claims, repeat(Times(now, now + self._timeout))), strict=True))
 
     def complete(self, segments: Iterable[SegmentId]) -> list[ClaimT]:
-        """Removes inputs that are complete, and returns their claims; counts those that are not pending."""
+        """Removes complete inputs, and returns their claims; counts those that are not pending."""
         claims = list[ClaimT]()
         for segment in segments:
             if (found := self._inputs.pop(segment, None)) is None:
@@ -98,13 +98,13 @@ class PendingInputs(Generic[ClaimT]):
         return [found[0] for segment in segments if (found := self._inputs.pop(segment, None)) is not None]
 
     def extend(self, segments: Iterable[SegmentId], now: float) -> None:
-        """Gives inputs that make progress the whole timeout again."""
+        """Starts the timeout of inputs that make progress again."""
         for segment in segments:
             if (found := self._inputs.pop(segment, None)) is not None:
                 self._inputs[segment] = found[0], Times(found[1].since, now + self._timeout)
 
     def take_all(self) -> list[ClaimT]:
-        """Removes all inputs, and returns their claims: they are given back at the end of a job."""
+        """Removes all inputs, and returns their claims, to be given back at the end of a job."""
         taken = [claim for claim, _ in self._inputs.values()]
         self._inputs.clear()
         return taken

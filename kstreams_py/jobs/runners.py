@@ -11,7 +11,7 @@ from itertools import count
 from operator import xor
 from typing import Any, Final, NamedTuple
 
-from kstreams_py.errors import DecodeError, GraphError, KStreamsError, RecordRefused, Stop, UserMistake
+from kstreams_py.errors import DecodeError, GraphError, KStreamsError, RecordRefused, Stop
 from kstreams_py.graph.channels import JobTask
 from kstreams_py.graph.retry import Then
 from kstreams_py.jobs.adaptive_limit import AdaptiveLimit
@@ -31,23 +31,23 @@ CALLED_MAX: Final = 10_000
 """The maximum number of segments of a task that are run before the next task has its turn."""
 
 CALLED_FIRST: Final = 100
-"""Those of the first turn, before the speed of the function is known."""
+"""The maximum in the first turn, before the speed of the function is known."""
 
 WAITING_MAX: Final = 100_000
-"""A task that writes to channels where more segments wait has no turn: one input may become many segments."""
+"""A task has no turn while more segments than these wait in a channel that it writes: one input may become many."""
 
 TURN_SECONDS: Final = 0.1
 """Seconds that a turn of a task may take: a stop waits for it, and rows are stored in one write."""
 
 
 QUEUED_MAX: Final = 10_000
-"""Segments that wait behind others of their group, at most: others have their calls meanwhile."""
+"""The maximum number of segments that wait behind others of their group, so that other groups still get calls."""
 
 
 def shares(inboxes: Sequence[Segments], free: int) -> Iterator[tuple[Segments, int]]:
-    """Yields how many segments to take of each inbox: no full one keeps the others waiting.
+    """Yields each inbox with the number of segments to take from it, so that no full inbox keeps the others waiting.
 
-    Each has an equal part, and what the emptier ones leave of theirs goes to the fuller ones.
+    Each inbox gets an equal share; what the emptier ones do not need goes to the fuller ones.
     """
     for left, inbox in zip(range(len(inboxes), 0, -1), sorted(inboxes, key=len), strict=True):
         share = min(len(inbox), max(0, -(-free // left)))
@@ -56,10 +56,10 @@ def shares(inboxes: Sequence[Segments], free: int) -> Iterator[tuple[Segments, i
 
 
 class Turned(NamedTuple):
-    """What a turn of a task did.
+    """The outcome of a turn of a task.
 
-    - `ids`, `acks`: for each copy that is done, its input, and the XOR of its pattern and of those made of it.
-    - `failed`: the inputs with a segment that failed, with the error.
+    - `ids`, `acks`: for each copy that is done, its input, and the XOR of its pattern and the patterns made from it.
+    - `failed`: the inputs of segments that failed, each with the error.
     - `stop`: the error that stops the job; its segment is not done.
     """
 
@@ -84,22 +84,22 @@ class TaskRunner:
         self._unstored: tuple[Segments, Sequence[Any]] | None = None
         """The results whose rows the target could not store yet."""
         self._attempts: dict[Pattern, int] = {}
-        """How often a segment failed that is run again, by its pattern."""
+        """By pattern, how often a segment that is run again has failed."""
         self._last_attempt: BaseException | None = None
         """The error of a segment whose retry stops the job."""
         self._again: list[tuple[float, int, Segments]] = []
-        """A heap of the segments that are run again, by when that is."""
+        """A heap of the segments that are run again, by the time of the next attempt."""
         self._rest = Segments()
-        """The segments that were taken, and that the turn had no time for."""
+        """The segments that were taken but not run, as the turn had no time left."""
         self._running: Sequence[SegmentId] = ()
-        """The inputs of the segments that were taken in this turn."""
+        """The inputs of the segments of this turn."""
         self._numbers = count()
         self._limit = AdaptiveLimit(TURN_SECONDS, CALLED_FIRST, CALLED_MAX)
         self.counters = Counters()
         self.failed = 0
         """How many segments have failed: their inputs are refused."""
         self.newest_failure = ""
-        """The newest segment that failed, as text."""
+        """The newest failure of a segment, as text."""
 
     @property
     def waiting(self) -> int:
@@ -123,7 +123,7 @@ class TaskRunner:
 
     @property
     def oldest(self) -> tuple[float, Callable[[], Any]] | None:
-        """The start of the oldest call beside the job's thread, and a function that finds its frame: see Calls."""
+        """The start of the oldest call outside the job's thread, and a function that finds its frame: see Calls."""
         return None
 
     def _parts(self) -> list[Segments]:
@@ -137,7 +137,7 @@ class TaskRunner:
         return {segment for part in self._parts() for segment in part.ids}
 
     def paused(self) -> set[SegmentId]:
-        """Returns the inputs that have a segment here which waits for another attempt, and no other one."""
+        """Returns the inputs whose segments here all wait for another attempt."""
         waiting = {id(part) for _, _, part in self._again}
         paused = {segment for _, _, part in self._again for segment in part.ids}
         return paused.difference(*(part.ids for part in self._parts() if id(part) not in waiting))
@@ -194,22 +194,22 @@ class TaskRunner:
         return Turned([segments.ids[i] for i in done], [made.patterns[i] for i in done], failed, stop)
 
     def _end(self, segments: Segments) -> None:
-        """Forgets what is known of segments that are not called again."""
+        """Forgets segments that are not called again."""
 
     def _count_time(self, steps: int, seconds: float) -> None:
-        """Counts the time in which the function was called for some segments."""
+        """Counts the time of the calls for some segments."""
         self.counters.ran(steps, seconds)
 
-    def _take_due(self, now: float) -> Segments:
-        """Takes the segments that are run again now, and those that the turn before had no time for."""
+    def _take_due(self, now: float, limit: int) -> Segments:
+        """Takes the segments that the last turn had no time for, and those that are run again now, up to a limit."""
         taken, self._rest = self._rest, Segments()
-        while self._again and self._again[0][0] <= now and len(taken) < self._limit.limit:
+        while self._again and self._again[0][0] <= now and len(taken) < limit:
             taken.add(heappop(self._again)[2])
         return taken
 
     def _take(self, now: float) -> Segments:
         """Takes the segments to run now: those that are due, then a share of each inbox."""
-        taken = self._take_due(now)
+        taken = self._take_due(now, self._limit.limit)
         for inbox, share in shares(self._inboxes, self._limit.limit - len(taken)):
             taken.add(inbox.take(share))
         return taken
@@ -231,11 +231,11 @@ class TaskRunner:
         return done, results
 
     def _values(self, segments: Segments) -> Sequence[Any]:
-        """Returns the values of segments for a call; copies if another may follow, which gets them unchanged."""
+        """Returns the values of segments for a call; copies if another attempt may need the unchanged originals."""
         return segments.values if self._task.retry is None else copy_values(segments.values)
 
     def _origins(self, segments: Segments) -> Iterator[Origin]:
-        """Returns the origins of the steps of segments, which their functions get."""
+        """Returns the origins of the steps of segments, for their functions."""
         return origins_of(segments.given, extend_all(segments.paths, self._name))
 
     def _repeat(self, segments: Segments, results: Sequence[Any], now: float) -> tuple[Segments, Sequence[Any]]:
@@ -245,14 +245,15 @@ class TaskRunner:
         kept = list[int]()
         for index, result in enumerate(results):
             pattern = segments.patterns[index]
-            if type(result) is not FailedCall or not self._covers(result.error):
+            error = result.error if type(result) is FailedCall else None
+            if error is None or not retry.covers(error) or isinstance(error, self._task.stop_on):
                 self._attempts.pop(pattern, None)
                 kept.append(index)
                 continue
             attempts = self._attempts[pattern] = self._attempts.get(pattern, 0) + 1
-            if attempts < retry.attempts or retry.then is Then.PAUSE:
+            if not retry.is_last(attempts):
                 self.counters.retried()
-                self.newest_failure = f"{type(result.error).__name__}: {format_error(result.error)}"
+                self.newest_failure = f"{type(error).__name__}: {format_error(error)}"
                 if attempts >= retry.attempts:
                     logger.warning(
                         "%s: attempt %d failed: %s; it is tried again", self.id, attempts, self.newest_failure
@@ -262,18 +263,12 @@ class TaskRunner:
                 continue
             del self._attempts[pattern]
             if retry.then is Then.STOP:
-                self._last_attempt = result.error
+                self._last_attempt = error
             kept.append(index)
         return (segments, results) if len(kept) == len(results) else (segments.choose(kept), [results[i] for i in kept])
 
-    def _covers(self, error: BaseException) -> bool:
-        """Returns whether another attempt may succeed, as steps.failures.Retries does."""
-        retry = self._task.retry
-        never = (*self._task.stop_on, Stop, MemoryError, UserMistake, DecodeError)
-        return retry is not None and isinstance(error, retry.classes) and not isinstance(error, never)
-
     def _stops(self, error: BaseException) -> bool:
-        """Returns whether an error stops the job: it is a mistake of the program, or was raised for that."""
+        """Returns whether an error stops the job: it is a mistake in the program, or was raised to stop it."""
         is_of_program = isinstance(error, KStreamsError) and not isinstance(error, DecodeError | RecordRefused)
         return is_of_program or isinstance(error, Stop | MemoryError) or self.asks_to_stop(error)
 
@@ -282,7 +277,7 @@ class TaskRunner:
         return isinstance(error, self._task.stop_on) or error is self._last_attempt
 
     def forget(self, inputs: Collection[SegmentId]) -> None:
-        """Forgets inputs that are given back: of their segments, at most some wait here for another attempt."""
+        """Forgets inputs that are given back. Their segments that are here wait for another attempt."""
         dropped = {*inputs}
         given_up = [part for _, _, part in self._again if not dropped.isdisjoint(part.ids)]
         for part in given_up:
@@ -294,7 +289,7 @@ class TaskRunner:
             heapify(self._again)
 
     def close(self) -> None:
-        """Closes the connections to target and topics."""
+        """Closes the connections to the target and the topics."""
         if self._sending is not None:
             self._sending.close()
         if self._storing is not None:
@@ -302,7 +297,7 @@ class TaskRunner:
 
 
 class OverlappingTaskRunner(TaskRunner):
-    """Runs a task whose calls are under way beside the other tasks."""
+    """Runs a task whose calls overlap: other tasks run while they are under way."""
 
     def __init__(self, graph: str, task: JobTask, readers: Readers, environment: JobEnvironment) -> None:
         super().__init__(graph, task, readers, environment)
@@ -310,9 +305,9 @@ class OverlappingTaskRunner(TaskRunner):
         self._open: dict[int, Segments] = {}
         """The segment of each call under way, by ticket."""
         self._queues: dict[Hashable, deque[Segments]] = {}
-        """By group with a call under way, the segments behind it."""
+        """The segments that wait behind a call of their group, by group."""
         self._groups: dict[Pattern, Hashable | FailedCall] = {}
-        """By pattern, the group of a segment whose calls come one after another; or what its `group_by` raised."""
+        """By pattern, the group of a segment whose channel has `group_by`, or what `group_by` raised."""
 
     @property
     def is_busy(self) -> bool:
@@ -333,12 +328,10 @@ class OverlappingTaskRunner(TaskRunner):
         """Does nothing: each call has its own time, which is counted when it has ended."""
 
     def _take(self, now: float) -> Segments:
-        """Takes segments until as many wait for their calls as calls may run concurrently."""
+        """Takes segments until as many wait for a call as calls may run concurrently."""
         queued = sum(map(len, self._queues.values()))
         free = 2 * self._task.concurrency - len(self._open) if queued < QUEUED_MAX else 0
-        taken = Segments()
-        while self._again and self._again[0][0] <= now and len(taken) < free:
-            taken.add(heappop(self._again)[2])
+        taken = self._take_due(now, free)
         by_inbox = dict(zip(map(id, self._inboxes), self._task.inputs, strict=True))
         for inbox, share in shares(self._inboxes, free - len(taken)):
             part = inbox.take(share)
@@ -348,7 +341,7 @@ class OverlappingTaskRunner(TaskRunner):
         return taken
 
     def _group(self, group_by: Callable[[Any], Hashable], segments: Segments) -> None:
-        """Notes the groups of segments. What `group_by` raises is what the call of its segment raises."""
+        """Notes the groups of segments. An exception of `group_by` counts as one of the segment's call."""
         for pattern, value in zip(segments.patterns, segments.values, strict=True):
             try:
                 group = group_by(value)
@@ -371,14 +364,14 @@ class OverlappingTaskRunner(TaskRunner):
         return done, results
 
     def _end(self, segments: Segments) -> None:
-        """Forgets what is known of segments that are not called again."""
+        """Forgets segments that are not called again."""
         for pattern in segments.patterns if self._groups else ():
             self._groups.pop(pattern, None)
 
     def _start(self, segments: Segments) -> tuple[Segments, list[Any]]:
-        """Starts calls, and queues those behind a call of their group.
+        """Starts calls, and queues segments behind a call of their group.
 
-        Returns the segments that have no group, and their results.
+        Returns the segments whose `group_by` raised, and their results.
         """
         failed, results = Segments(), list[Any]()
         for index in range(len(segments)):
@@ -419,9 +412,9 @@ class OverlappingTaskRunner(TaskRunner):
 
 
 class GatheringRunner(TaskRunner):
-    """Runs a task with a segment of each of its inputs, which come from the same segment.
+    """Runs a task on one segment of each of its inputs, which all come from the same segment.
 
-    - `common`: the processors that write the channel that the inputs have in common; none if a source does.
+    - `common`: the processors that write the channel from which all inputs come; none if a source fills it.
     """
 
     def __init__(
@@ -435,8 +428,8 @@ class GatheringRunner(TaskRunner):
         """How many segments were dropped because another branch had none."""
 
     def _take(self, now: float) -> Segments:
-        """Takes the segments whose branches have all come."""
-        taken = self._take_due(now)
+        """Takes the segments of which all branches have come."""
+        taken = self._take_due(now, self._limit.limit)
         for branch, inbox in enumerate(self._inboxes):
             arrived = inbox.take(self._limit.limit)
             for segment, pattern, given, path, value in arrived:
@@ -455,11 +448,11 @@ class GatheringRunner(TaskRunner):
 
     @property
     def waiting(self) -> int:
-        """How many segments wait here, also for those of other branches."""
+        """How many segments wait here, including those that wait for other branches."""
         return super().waiting + len(self._gathering)
 
     def has(self, segment: SegmentId) -> bool:
-        """Returns whether an input has a segment here, also one that waits for those of other branches."""
+        """Returns whether an input has a segment here, including those that wait for other branches."""
         return segment in self._gathering or super().has(segment)
 
     def measures(self) -> dict[str, float]:
@@ -467,7 +460,7 @@ class GatheringRunner(TaskRunner):
         return {**super().measures(), "unpaired": self.unpaired}
 
     def take_arrived(self) -> set[SegmentId]:
-        """Returns the inputs with a segment that waits here since the last call."""
+        """Returns the inputs with a segment that has begun to wait here since the last call."""
         arrived, self._arrived = self._arrived, set()
         return arrived
 

@@ -9,14 +9,14 @@ from kstreams_py.jobs.identity import Given, Path, Pattern, SegmentId
 
 
 class Segments:
-    """Segments of one channel for one of its readers. The lists are of equal length.
+    """Segments of one channel for one of its readers, as lists of equal length.
 
-    A list for each field costs a fifth of an object for each segment.
+    A list for each field costs a fifth of what an object for each segment would cost.
 
-    - `ids`: of their inputs.
-    - `patterns`: of the copies for this reader.
-    - `given`: what identifies their inputs, each time that they are read.
-    - `paths`: how they were made of these.
+    - `ids`: the ids of their inputs.
+    - `patterns`: the patterns of the copies for this reader.
+    - `given`: identify their inputs, each time that these are read.
+    - `paths`: how the segments were made from their inputs.
     """
 
     __slots__ = ("given", "ids", "paths", "patterns", "values")
@@ -57,11 +57,9 @@ class Segments:
                 setattr(taken, name, getattr(self, name))
                 setattr(self, name, [])
             return taken
-        taken = Segments(
-            self.ids[:count], self.patterns[:count], self.given[:count], self.paths[:count], self.values[:count]
-        )
-        for each in (self.ids, self.patterns, self.given, self.paths, self.values):
-            del each[:count]
+        taken = Segments(*(field[:count] for field in self._fields()))
+        for field in self._fields():
+            del field[:count]
         return taken
 
     def choose(self, indexes: Iterable[int]) -> Segments:
@@ -74,5 +72,5 @@ class Segments:
         """Returns the segments of other inputs than these."""
         return self.choose(i for i, segment in enumerate(self.ids) if segment not in dropped)
 
-    def _fields(self) -> tuple[Sequence[Any], ...]:
+    def _fields(self) -> tuple[list[Any], ...]:
         return self.ids, self.patterns, self.given, self.paths, self.values

@@ -29,6 +29,7 @@ from kstreams_py.jobs.segments import Segments
 from kstreams_py.jobs.topic_outputs import TopicOutputs
 from kstreams_py.kafka.contracts import Output
 from kstreams_py.records import KeptRecord, Out, Step
+from kstreams_py.steps.failures import exit_error
 from kstreams_py.steps.rows import Rows, row_hash
 
 
@@ -39,11 +40,11 @@ class FailedCall(NamedTuple):
 
 
 NOT_PLAIN: Final = frozenset({type(None), FailedCall, Out})
-"""The types of results that are no value of a channel."""
+"""The types of results that are not values of a channel."""
 
 
 class Readers:
-    """Where the segments of each channel go: a copy to the inbox of each task that reads it."""
+    """The readers of each channel: the inbox of each task that reads it gets a copy of its segments."""
 
     def __init__(self, entropy: Entropy) -> None:
         self._entropy = entropy
@@ -60,11 +61,11 @@ class Readers:
         return max(len(inbox) for channel in channels for inbox in self._inboxes.get(channel, ()))
 
     def send(self, channel: Channel, made: Segments) -> list[int]:
-        """Sends a copy of segments to each reader of a channel; returns the XOR of the patterns of each one's copies.
+        """Sends a copy of segments to each reader of a channel; returns the XOR of the copies' patterns, by segment.
 
-        Each copy has a pattern of its own: with one for several, the first that is done would seem to be all of them.
+        Each copy has its own pattern: if copies shared one, the first to be done would seem to be all of them.
 
-        - `made`: without patterns.
+        - `made`: segments without patterns.
         """
         count, sums = len(made.ids), list[int]()
         inboxes, values = self._inboxes.get(channel, ()), made.values
@@ -77,7 +78,7 @@ class Readers:
 
 
 class Function:
-    """A plain function of a task, called with segments one after another. Those of a gather have a tuple of values."""
+    """A plain function of a task, called with one segment after another; for a gather, with a tuple of values."""
 
     def __init__(self, task: JobTask, clock: Callable[[], float]) -> None:
         self._task, self._clock = task, clock
@@ -86,20 +87,20 @@ class Function:
             self._call = lambda *arguments: [*map(copy_value, function(*arguments))]
         self._ended = 0
         self._is_late = False
-        """Whether the last results are those of the first values alone."""
+        """Whether the last call of `results` ended before all values had results."""
         self._results: list[Any] = []
         """The results of the calls under way."""
 
     @property
     def ended(self) -> int:
-        """How many calls have ended. Any thread may ask for it, while a call is under way."""
+        """How many calls have ended. Any thread may read it while a call is under way."""
         return self._ended + len(self._results)
 
     def results(self, values: Sequence[Any], origins: Iterator[Origin], until: float = float("inf")) -> list[Any]:
-        """Returns the result for each value, or FailedCall; for the first ones if there is no time for all of them.
+        """Returns the result for each value, or FailedCall; for the first values if there is no time for all of them.
 
-        - `origins`: the origin of the step of each.
-        - `until`: when no further call is begun, by the clock; the first one is made in any case.
+        - `origins`: the origin of each value's step.
+        - `until`: the clock time after which no call is begun, except for the first one.
         """
         results, count = list[Any](), len(values)
         self._results, self._is_late = results, False
@@ -107,10 +108,10 @@ class Function:
         while len(results) < count and not self._is_late:
             try:
                 called = starmap(self._call, arguments)
-                # keeps the results before the one that raises; copies each immediately, as a value of a topic is
-                # encoded: a function may change later what it has returned
+                # `extend` keeps the results before a call that raises. Each result is copied immediately: a function
+                # may change later what it has returned
                 results.extend(called if self._task.generator else map(copy_value, called))
-                if len(results) < count and not self._is_late:  # for `extend`, a StopIteration is the end of its input
+                if len(results) < count and not self._is_late:  # `extend` takes StopIteration for the end of its input
                     results.append(FailedCall(RuntimeError("the function raised StopIteration")))
             except Exception as error:
                 results.append(FailedCall(error))
@@ -120,7 +121,7 @@ class Function:
         return results
 
     def _in_time(self, arguments: Iterable[tuple[Any, ...]], until: float) -> Iterator[tuple[Any, ...]]:
-        """Yields arguments until it is late: a function that was fast may become slow between two calls."""
+        """Yields arguments until it is late: a fast function may become slow between two calls."""
         clock, is_first = self._clock, True
         for each in arguments:
             if not is_first and clock() >= until:
@@ -138,27 +139,22 @@ def arguments_of(task: JobTask, values: Sequence[Any], origins: Iterator[Origin]
     return ((*each, step_of(origin)) for each, origin in zip(several, origins, strict=True))
 
 
-def exited(task: JobTask, error: BaseException) -> BaseException:
-    """Returns the error that ends the job instead of one that would end the process, maybe as a success."""
-    if isinstance(error, KeyboardInterrupt):
-        return error
-    return FunctionExited(
-        f"{task.id}: {show_function(task.function)} ended by {error!r}: raise kstreams_py.Stop to stop the job, or an "
-        "exception of another class to refuse the input"
-    )
+def exited(task: JobTask, error: BaseException) -> FunctionExited:
+    """Returns the error that ends the job; see exit_error()."""
+    return exit_error(f"{task.id}: {show_function(task.function)} ended by {error!r}", error, "to refuse the input")
 
 
 def step_of(origin: Origin) -> Step:
-    """Returns what a function gets as `step`. A segment has neither key, headers nor timestamp."""
+    """Returns the `step` for a function. A segment has neither key, headers nor timestamp."""
     record = KeptRecord(("", 0, 0), (0, -1), (None, None), ())
     return Step((record,), origin)
 
 
 class Made(NamedTuple):
-    """What a task made of segments.
+    """The outcome of sending or storing the results for segments.
 
     - `sent`: how many segments were sent, or rows stored.
-    - `patterns`: for each segment, the XOR of its pattern and those made of it.
+    - `patterns`: for each segment, the XOR of its pattern and the patterns made from it.
     - `failed`: the index of each segment that failed, with the error.
     """
 
@@ -168,7 +164,7 @@ class Made(NamedTuple):
 
 
 class Sending:
-    """Sends the results of a task to its channels, after those for its topics are written."""
+    """Sends the results of a task to its channels, after those for its topics have been written."""
 
     def __init__(self, task: JobTask, readers: Readers, topics: TopicOutputs | None) -> None:
         """`topics`: writes to the topics of the task; None if it has none."""
@@ -176,7 +172,7 @@ class Sending:
         self._name = name_in_path(task.id)
         self._ends = {each.name: each for each in task.written}
         self._addressed: Addressed | None = None
-        """The results whose records are not all written."""
+        """Where the results go whose records are not all written yet; None if there are none."""
 
     def send(self, segments: Segments, results: Sequence[Any]) -> Made:
         """Sends the results for segments.
@@ -230,7 +226,7 @@ class Sending:
                     indexes, at, values = addressed.values.setdefault(end, ([], [], []))
                     indexes.append(index)
                     at.append(paths[number])
-                    values += (value,) if number == 0 else copy_values([value])  # one may go to several channels
+                    values += (value,) if number == 0 else copy_values([value])  # one value may go to several channels
         return addressed
 
     def _records(self, given: Given, ends: Sequence[tuple[Channel | Topic, Any]], paths: list[Path]) -> list[Output]:
@@ -247,7 +243,7 @@ class Sending:
     def _ends_of(self, result: Any) -> list[tuple[Channel | Topic, Any]]:
         """Returns the channel or topic, and the value, of each result of a step.
 
-        Raises GraphError for one that fits none.
+        Raises GraphError for a result that fits none of them.
         """
         task, found = self._task, list[tuple[Channel | Topic, Any]]()
         for each in result if task.generator else (result,):
@@ -282,7 +278,7 @@ class Sending:
 
 
 class Addressed(NamedTuple):
-    """Where the results of a turn go.
+    """The destinations of the results of a turn.
 
     - `values`: for each channel, the indexes of the segments, the paths and the values.
     - `records`: for each record of a topic, the index of its segment.
@@ -329,7 +325,7 @@ class Storing:
         return Made(stored, segments.patterns, failed)
 
     def _write_all(self, rows: Sequence[Row], owners: Sequence[int], failed: list[tuple[int, BaseException]]) -> int:
-        """Writes rows; returns how many were stored. Adds the segments that own rows which the target refuses.
+        """Writes rows; returns how many were stored. Adds to `failed` the segments whose rows the target refuses.
 
         A step's rows are stored together or not at all. `owners`: the segment of each row, in ascending order.
         """
@@ -341,7 +337,7 @@ class Storing:
             try:
                 self._write(rows[start:end])
             except RowRefused as error:
-                # what is before and behind it is written apart: with all rows again, many refusals would take hours
+                # the rows before and after it are written separately: writing all again at each refusal may take hours
                 refused = owners[start + error.index]
                 failed.append((refused, error))
                 left += [(bisect_right(owners, refused, start, end), end), (start, bisect_left(owners, refused, start))]
@@ -365,7 +361,7 @@ class Storing:
     def _make(
         self, segments: Segments, results: Sequence[Any], failed: list[tuple[int, BaseException]]
     ) -> tuple[list[Row], list[int]]:
-        """Returns the rows of results, and for each the index of its segment; adds those that failed."""
+        """Returns the rows of results, and the index of each row's segment; adds the failed segments to `failed`."""
         rows, owners = list[Row](), list[int]()
         for index, (result, digest) in enumerate(zip(results, self._origins(segments), strict=True)):
             if type(result) is FailedCall:

@@ -23,11 +23,11 @@ OFFSET_BITS: Final = 48
 """Bits of the offset in the key of a record; the partition has the others."""
 
 COMMIT_SECONDS: Final = 0.1
-"""Seconds between two commits of offsets: what is read again after a crash is recognized by its origin."""
+"""Seconds between two commits of offsets: records that are read again after a crash are recognized by their origin."""
 
 
 class PartitionProgress:
-    """What was read of a partition and is not done: an offset is passed once it and all before it are done."""
+    """The records of a partition that were read and are not done."""
 
     def __init__(self, start: int) -> None:
         self.next = start
@@ -53,7 +53,7 @@ class PartitionProgress:
 
 
 class TopicToken(NamedTuple):
-    """What a claim has: the progress of its partition, and the record."""
+    """The token of a claim: the progress of its partition, and the record."""
 
     progress: PartitionProgress
     record: Message
@@ -62,8 +62,8 @@ class TopicToken(NamedTuple):
 class TopicConnection:
     """One worker's connection to a topic whose records are inputs, as a member of a group: see SourceConnection.
 
-    The offset before which all records are done is committed: records behind it are read again after a death, in
-    this process or another. How often that was is not known, so a record that ends its worker is read again.
+    It commits the offset before which all records are done. After a death, the records from there on are read again, in
+    this process or another. Nobody counts how often, so a record that ends its worker is read again each time.
     """
 
     is_exhausted = False
@@ -87,7 +87,7 @@ class TopicConnection:
         self._assigned: set[TopicPartition] | None = None
         """The partitions of an assignment, until the consumer has been told where to start; None after that."""
         self._is_revoked = False
-        """Whether the assignment has ended, and the next one has not come."""
+        """Whether the assignment has ended and the next one has not come."""
         self._is_paused = False
         self._leaves = environment.settings.leave_on_stop
         self._committed_at = self._clock()
@@ -116,7 +116,7 @@ class TopicConnection:
                 for record in records:
                     claims.append(self._claim(record))
             except BaseException:
-                # what was fetched and is not claimed must be fetched again
+                # records that were fetched and not claimed must be fetched again
                 self._again.extendleft(reversed(claims or given_back))
                 if self._assigned is None and not self._is_revoked:
                     self._assigned = {*self._partitions}
@@ -125,7 +125,7 @@ class TopicConnection:
 
     def ack(self, claims: Sequence[Claim]) -> None:
         """See SourceConnection."""
-        for claim in claims:  # also those of partitions that were lost: their progress is no longer looked at
+        for claim in claims:  # claims of lost partitions, too: nobody reads their progress any more
             claim.token.progress.end(claim.token.record.offset())
 
     def refuse(self, claims: Sequence[tuple[Claim, str]]) -> None:
@@ -138,7 +138,7 @@ class TopicConnection:
         self._again.extend(claim._replace(attempts=claim.attempts + failed) for claim in held)
 
     def keep(self) -> None:
-        """See SourceConnection: the client's own thread tells the group that it is there."""
+        """See SourceConnection: the client's own thread sends the heartbeats of the group."""
 
     def close(self) -> None:
         """See SourceConnection."""
@@ -181,12 +181,12 @@ class TopicConnection:
         return Claim(key, value, 0, TopicToken(progress, record))
 
     def _is_held(self, claim: Claim) -> bool:
-        """Returns whether the partition of a claim was not lost since its record was read."""
+        """Returns whether the partition of a claim has been held since its record was read."""
         progress, record = claim.token
         return self._partitions.get(TopicPartition(record.topic(), record.partition())) is progress
 
     def _follow(self) -> None:
-        """Acts on the rebalances, and starts at the committed offsets, or at the first record where there is none."""
+        """Acts on the rebalances: starts at the committed offsets, or at the first record where there is none."""
         while self._rebalances:
             assigned, self._is_revoked = self._rebalances.popleft(), False
             self._partitions = {tp: each for tp, each in self._partitions.items() if tp in (assigned or ())}
@@ -203,13 +203,13 @@ class TopicConnection:
         self._assigned, self._is_paused = None, False
 
     def _revoked(self) -> None:
-        # once this returns, another member may read what is not committed; what stays here goes on after the next
-        # assignment
+        # once this returns, another member may read what is not committed; partitions that stay here go on after the
+        # next assignment
         self._commit_in_time(due=True)
         self._is_revoked = True
 
     def _commit_in_time(self, *, due: bool = False) -> None:
-        """Commits what is done, if it is time. An outage is no reason to stop: what is read again is recognized."""
+        """Commits progress, if it is time. An outage need not stop this: records that are read again are recognized."""
         if not due and self._clock() < self._committed_at + COMMIT_SECONDS:
             return
         try:

@@ -21,8 +21,8 @@ from kstreams_py.steps.environment import Environment
 from kstreams_py.steps.outputs import checked_headers, checked_timestamp, delivery_hash_of, encoder
 
 MODE: Final = ProducerMode(transactional=False, acks=-1, may_repeat=False)
-"""A record is in its topic, on all in-sync replicas, before what it was made of is acknowledged. The producer returns
-the records that were refused.
+"""A record is in its topic, on all in-sync replicas, before its input is acknowledged. The producer returns the records
+that were refused.
 """
 
 
@@ -33,26 +33,26 @@ class TopicWriter:
     """
 
     def __init__(self, name: str, environment: Environment) -> None:
-        """Makes no request. `name`: that of the client."""
+        """Makes no request. `name`: the name of the client."""
         self._open = partial(environment.cluster.producer, MODE, name)
         self._producer: Producer | None = None
         self._outputs: Sequence[Output] = ()
-        """What is being written; it stays so while the broker does not answer."""
+        """The records that are being written; they stay while the broker does not answer."""
         self._left: list[Output] = []
-        """What the producer has not taken."""
+        """The records that the producer has not taken."""
         self._apart = deque[Output]()
-        """Outputs to be written one by one, because one of them is refused."""
+        """Records to be written one by one, because one of them is refused."""
         self._refused: dict[int, RecordRefused] = {}
 
     @property
     def is_writing(self) -> bool:
-        """Whether the last `write` has raised SinkAway: `write` goes on with the same records."""
+        """Whether the last `write` raised SinkAway: the next one goes on with the same records."""
         return bool(self._outputs)
 
     def write(self, outputs: Sequence[Output]) -> dict[int, RecordRefused]:
-        """Writes records; returns why some were refused, by their index.
+        """Writes records; returns the errors of those that were refused, by index.
 
-        Raises SinkAway while the broker does not answer. Records may then be written twice, by the next call.
+        Raises SinkAway while the broker does not answer. The next call may then write records twice.
         """
         if not self.is_writing:
             self._outputs, self._left, self._refused = outputs, [*outputs], {}
@@ -105,7 +105,7 @@ class TopicOutputs:
         self._encode_key = {each.name: encoder(each.key, registry, f"{each.name}-key") for each in task.topics}
 
     def make(self, topic: Topic, result: Any, origin: Origin) -> Output:
-        """Returns the record of a result: a value, or an Out. It has no key, headers or timestamp but those of an Out.
+        """Returns the record of a result: a value, or an Out. Only an Out gives it a key, headers or a timestamp.
 
         Raises EncodeError, and what the serde raises.
         """
@@ -118,9 +118,9 @@ class TopicOutputs:
 
 
 class FailedRecord(NamedTuple):
-    """A record of which a task could not process a segment.
+    """A record with a segment that a task could not process.
 
-    - `origin`: of the step that failed.
+    - `origin`: the origin of the step that failed.
     """
 
     record: Message
@@ -133,22 +133,22 @@ class TopicLetters:
     """Writes the dead letters of records, before these are acknowledged."""
 
     def __init__(self, graph: str, topic: Topic, environment: Environment) -> None:
-        """Asks for the limits of the topic. `topic`: that of the dead letters."""
+        """Asks for the limits of the topic. `topic`: the topic of the dead letters."""
         self._graph, self._topic = graph, topic
         self._encode = encoder(topic.value, environment.registry, f"{topic.name}-value")
         found = environment.cluster.topics([topic.name]).get(topic.name)
         self._limits = record_limits(found, environment.settings.kafka)
         self._writer = TopicWriter(f"{graph}.{topic.name}", environment)
         self._batch: list[FailedRecord] = []
-        """What is being written, and the dead letters of it that are not acknowledged."""
+        """The records whose dead letters are being written, and the dead letters that are not acknowledged."""
         self._outputs: list[Output] = []
         self._is_least = False
-        """Whether these are the least ones, in place of those that the topic has refused."""
+        """Whether these dead letters are the least ones, in place of those that the topic refused."""
 
     def write(self, failed: Sequence[FailedRecord]) -> int:
-        """Writes the dead letters of records; returns of how many, the first ones.
+        """Writes the dead letters of records. Returns how many records have one now: the first ones of the sequence.
 
-        Raises SinkAway while the broker does not answer, and the reason why the topic refuses the least dead letter.
+        Raises SinkAway while the broker does not answer, and the error of a least dead letter that the topic refuses.
         """
         if not self._batch:
             self._batch, self._is_least = [*failed], False

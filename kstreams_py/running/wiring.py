@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Protocol
@@ -44,6 +44,9 @@ GARBAGE_THRESHOLD: Final = 100_000
 
 With Python's default of 700, collections took a tenth of a worker's time (measured).
 """
+
+DRAIN_EXTRA: Final = 5.0
+"""Seconds beyond drain_timeout_ms after which workers are killed."""
 
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
@@ -203,14 +206,7 @@ class SupervisedRun:
         self._create = create
         self._partitions = partitions
         self._background = background
-        self._supervisor = Supervisor(
-            worker_command(target),
-            slots,
-            drain_seconds=settings.drain_timeout_ms / 1000 + 5,
-            environment=settings.as_environment(),
-            standby=standby_command(target),
-            stuck_timeout_ms=settings.stuck_timeout_ms,
-        )
+        self._supervisor = supervise(target, slots, settings)
 
     def stop(self) -> None:
         """Lets all workers drain."""
@@ -372,6 +368,25 @@ def worker_command(target: str) -> Callable[[int], list[str]]:
 def standby_command(target: str) -> list[str]:
     """Returns the command line of a standby process, which becomes a worker when it reads its slot."""
     return [sys.executable, "-P", "-m", "kstreams_py", "standby", target]
+
+
+def supervise(
+    target: str,
+    slots: Sequence[int],
+    settings: Settings,
+    environment: Mapping[str, str] | None = None,
+    *,
+    has_standby: bool = True,
+) -> Supervisor:
+    """Returns a supervisor of the workers of a graph. `environment`: variables in addition to the settings."""
+    return Supervisor(
+        worker_command(target),
+        slots,
+        drain_seconds=settings.drain_timeout_ms / 1000 + DRAIN_EXTRA,
+        environment=settings.as_environment() | dict(environment or {}),
+        standby=standby_command(target) if has_standby else None,
+        stuck_timeout_ms=settings.stuck_timeout_ms,
+    )
 
 
 def awaited_slot() -> int | None:

@@ -2,20 +2,20 @@
 
 In reading order:
 
-suspects               rule     which inputs are read again together, after deaths of their workers
+suspects               rule     which inputs are read again together after deaths of their workers
 passes                 rule     where a worker looks for rows that nobody has claimed
 claims                 adapter  claims in a SQLite file: which inputs are under way, by whom, and which are done
-inspection             adapter  what operators see of these claims, and how they let refused inputs be read again
+inspection             adapter  shows these claims to operators, and lets refused inputs be read again
 sqlite                 adapter  the rows of a table in SQLite
 postgresql_tables      adapter  a table in PostgreSQL: its columns, and the key that identifies a row
 postgresql_claims      adapter  claims in tables of PostgreSQL
-postgresql_inspection  adapter  what operators see of these claims, and how they let refused rows be read again
+postgresql_inspection  adapter  shows these claims to operators, and lets refused rows be read again
 postgresql             adapter  the rows of a table in PostgreSQL
-records                adapter  the records of one file, from any of them on: lines of JSON, rows of CSV and of Parquet
+records                adapter  the records of one file, from any position: lines of JSON, rows of CSV and of Parquet
 files                  adapter  the lines and rows of files
-http_requests          rule     which requests over HTTP are inputs, what they are answered, and which are one input
+http_requests          rule     which requests over HTTP are inputs, which share one input, and the answers to them
 http_server            adapter  the HTTP server: its thread, ports, connections and their limits
-http                   acts     requests over HTTP, each answered when all that was made of it is done
+http                   acts     requests over HTTP, each answered when all that was made from it is done
 """
 
 from kstreams_py.graph.source import (

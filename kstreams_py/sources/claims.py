@@ -1,6 +1,6 @@
-"""Claims in a SQLite file: which inputs of a source are under way, by whom, and which are done.
+"""Claims in a SQLite file: which inputs of a source are under way, who claimed them, and which are done.
 
-All workers that share the claims run on one machine: the file's locks and the clock of the leases are those of one.
+All workers that share the claims run on one machine, whose locks and clock the claims use.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from kstreams_py.sinks.sqlite import MAY_RETURN, code_of, describe_error, open_f
 from kstreams_py.sources.suspects import DELETED, REASON, choose, has_suspects
 
 LEASE: Final = 10.0
-"""The default seconds after which the claims of a worker that is silent are taken over."""
+"""The default seconds after which the claims of a silent worker are taken over."""
 
 CLAIMS: Final = "kstreams_claims"
 OWNERS: Final = "kstreams_claim_owners"
 _IDENTITY: Final = "kstreams_source_id"
 
 FREE, CLAIMED, DONE, REFUSED = range(4)
-"""The states of a claim: given back, under way, acknowledged, acknowledged with a reason why it was not processed."""
+"""The states of a claim: given back, under way, acknowledged, and acknowledged with a reason but not processed."""
 
 _COLUMNS: Final = {
     CLAIMS: ("reader", "key", "state", "owner", "deaths", "reason"),
@@ -45,10 +45,10 @@ CREATE TABLE IF NOT EXISTS {OWNERS} (owner INTEGER PRIMARY KEY AUTOINCREMENT, le
     lease_until REAL NOT NULL, process TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS {_IDENTITY} (id TEXT NOT NULL);
 """
-"""The indexes have the claims that are not done, which are few: without them, a search for these would read all."""
+"""The indexes have the few claims that are not done: without them, a search for these would read all claims."""
 
 DEAD: Final = "(lease_until < ? OR lease_until > ? + lease)"
-"""An owner whose lease is over; or that began at another start of the machine, as no lease ends later than that."""
+"""An owner whose lease is over, or began before the machine was restarted: no lease ends later than that."""
 
 _CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
@@ -56,7 +56,7 @@ _CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 def read_clock() -> float:
     """Returns the seconds since the start of this machine, including its sleep; the same in all processes.
 
-    A jump of the time of day would end leases that are held, or keep those of the dead.
+    If the time of day were used, a jump of it would end leases that are held, or keep those of dead workers.
     """
     return time.clock_gettime(_CLOCK)
 
@@ -69,13 +69,13 @@ def checked_lease(lease: float) -> float:
 
 
 class ClaimedInputs(ABC):
-    """What the claims are about: inputs with a key each, which never changes."""
+    """The inputs to claim. Each has a key, which never changes."""
 
     forgets_done: bool = False
-    """Whether the claims of inputs that are done are deleted: `find` knows without them what it has returned."""
+    """Whether the claims of done inputs are deleted, as `find` knows without them which inputs it has returned."""
 
     are_complete: bool = False
-    """Whether the last `find` was the last one of a look at all of them, found none, and none will come."""
+    """Whether the last `find` ended a pass over all inputs that found none, and no more will come."""
 
     @abstractmethod
     def prepare(self, connection: sqlite3.Connection) -> None:
@@ -87,14 +87,14 @@ class ClaimedInputs(ABC):
 
     @abstractmethod
     def values(self, connection: sqlite3.Connection, keys: Sequence[Any]) -> Mapping[Any, Any]:
-        """Returns the values of inputs by their keys, without those that are gone."""
+        """Returns the values of inputs by their keys, without inputs that were deleted."""
 
     def take(self, _: sqlite3.Connection, found: Sequence[tuple[Any, Any]]) -> Sequence[tuple[Any, Any]]:
-        """Called in the transaction that claims what `find` has found; returns what may be claimed of it."""
+        """Called in the transaction that claims the inputs of `find`; returns those that may be claimed."""
         return found
 
     def load(self, _: sqlite3.Connection, found: Sequence[tuple[Any, Any]]) -> Sequence[tuple[Any, Any]]:
-        """Called once inputs are claimed, with what `find` or `values` returned; returns what functions get.
+        """Called after the claim, with the inputs of `find` or `values`; returns them with the values for functions.
 
         It may take long, as other workers do not wait for it.
         """
@@ -123,7 +123,7 @@ class ClaimsFile:
         self._held = set[Any]()
         """The keys that this worker has claimed, and has neither acknowledged nor given back."""
         self._is_doubtful = False
-        """Whether a read has failed: there may be claims that nobody knows of."""
+        """Whether a read has failed, so that this worker may have claims that it does not know of."""
         self._searched_at = float("-inf")
         """When claims to be read again were last looked for."""
         self.waits_alone = False
@@ -144,7 +144,7 @@ class ClaimsFile:
             if not limit:
                 return []
             if claims := self._read_unknown(connection) if doubtful else []:
-                # what is read beside suspects would be one of them at the next death
+                # inputs that are read beside suspects would be suspects after the next death
                 self.waits_alone = has_suspects(claim.attempts for claim in claims)
             else:
                 claims = self._read_again(connection, limit, alone=alone)
@@ -211,7 +211,7 @@ class ClaimsFile:
             f" AND (state = {FREE} OR lease IS NULL OR {DEAD})"
         )
         with transaction(connection):
-            # the clock again: while this waited for the file, others may have renewed their leases
+            # read the clock again: others may have renewed their leases while this waited for the file
             now = read_clock()
             found = connection.execute(asked, (self._reader, now, now)).fetchall()
             taken = {key: bool(died) for key, _, died in found}
@@ -230,7 +230,7 @@ class ClaimsFile:
         return [claim_of(key, value, deaths[key], taken_over=taken[key]) for key, value in loaded]
 
     def _read_unknown(self, connection: sqlite3.Connection) -> list[Claim]:
-        """Returns the claims of this worker that it does not know of: those of a read whose commit got no answer."""
+        """Returns claims of this worker that it does not know of, from a read whose commit got no answer."""
         deaths = {key: count for key, count in self._own(connection) if key not in self._held}
         values = self._inputs.values(connection, [*deaths])
         if deleted := deaths.keys() - values.keys():
@@ -249,7 +249,7 @@ class ClaimsFile:
 
     def _own(self, connection: sqlite3.Connection) -> list[tuple[Any, int]]:
         """Returns the keys of this worker's claims, with their deaths."""
-        # the first condition is that of the index
+        # the first condition lets SQLite use the partial index
         asked = (
             f"SELECT key, deaths FROM {CLAIMS} WHERE state <= {CLAIMED} AND reader = ? AND owner = ?"
             f" AND state = {CLAIMED}"
@@ -308,7 +308,7 @@ class ClaimsFile:
         try:
             self._inputs.prepare(connection)
             self._create(connection)
-            # what a crash of the machine takes of the claims is read again, and recognized by its origin
+            # inputs whose claims are lost in a crash of the machine are read again, and recognized by their origins
             connection.execute("PRAGMA synchronous = NORMAL")
         except BaseException:
             connection.close()
@@ -350,13 +350,18 @@ def check_tables(connection: sqlite3.Connection, path: Path, columns: Mapping[st
         found = tuple(name for (name,) in connection.execute("SELECT name FROM pragma_table_info(?)", (table,)))
         are_there &= bool(found)
         if found and found != expected:
-            raise SettingsError(
-                f"{path}: table {table} is of another version of kstreams_py (its columns are {', '.join(found)}): "
-                "read it with that version, or drop it to read all inputs again"
-            )
+            raise other_version(path, table, found)
     return are_there
 
 
+def other_version(place: object, table: str, columns: Iterable[str]) -> SettingsError:
+    """Returns the error for a table of claims that has other columns."""
+    return SettingsError(
+        f"{place}: table {table} is of another version of kstreams_py (its columns are {', '.join(columns)}): read it "
+        "with that version, or drop it to read all inputs again"
+    )
+
+
 def claim_of(key: Any, value: Any, deaths: int, *, taken_over: bool = False) -> Claim:
-    """Returns the claim of an input. `key`: a number, or what `repr` tells from all other keys."""
+    """Returns the claim of an input. `key`: a number, or a value whose `repr` no other key has."""
     return Claim(key if type(key) is int else repr(key).encode(), value, deaths, key, taken_over)

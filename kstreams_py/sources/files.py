@@ -1,9 +1,9 @@
-"""The lines and rows of files as a source. Claims are rows in a SQLite file beside them.
+"""The lines and rows of files as a source. Claims are rows in a SQLite file.
 
-The files of a source are read in their order, and each from its beginning to its end: `kstreams_files` has, for each
-file, the position up to which it was claimed. A record before that position without a claim is done. So the claims are
-those of the records that are under way or refused, and the claims file stays small. Every 10,000 lines, a position is
-kept in `kstreams_file_marks`, from which a line is found again.
+The files of a source are read in order, each from its beginning to its end: `kstreams_files` has, for each file, the
+position up to which it was claimed. A record before that position without a claim is done. So only records that are
+under way or refused have claims, and the claims file stays small. Every 10,000 lines, a position is kept in
+`kstreams_file_marks`, from which a line is found again.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from kstreams_py.sinks.sqlite import transaction
 from kstreams_py.sources import claims, records
 from kstreams_py.sources.claims import CLAIMS, LEASE, ClaimedInputs, ClaimsFile, checked_lease, create_tables
 from kstreams_py.sources.inspection import inspect_claims, retry_claims
+from kstreams_py.sources.passes import LOOK_SECONDS
 from kstreams_py.sources.records import CsvRecords, FilePosition, JsonRecords, OpenRecords, ParquetRecords
 from kstreams_py.sources.suspects import DELETED
 
@@ -34,23 +35,20 @@ logger = logging.getLogger(__name__)
 
 FORMATS: Final = ("csv", "jsonl", "parquet")
 
-LOOK_SECONDS: Final = 0.2
-"""Seconds for which one read looks for records: a stop, and the other tasks, wait for it."""
-
 PASS_SECONDS: Final = 10.0
 """The maximum seconds between two looks for new files and lines."""
 
 MARKED_ROWS: Final = 10_000
-"""Lines between two positions that are kept. To find a line again, so many are read."""
+"""Lines between two positions that are kept. To find a line again, up to this many lines are read."""
 
 ROW_BITS: Final = 40
-"""The bits of a record's number in its key; those above are the number of its file."""
+"""The bits of a record's number in its key; the bits above are the number of its file."""
 
 OPEN_FILES: Final = 50
-"""The maximum number of files of which records are claimed together, and which are open."""
+"""The maximum number of files that are open, and whose records are claimed together."""
 
 PRINT_BYTES: Final = 4096
-"""Bytes at each end of what was read of a file, by which its content is known again."""
+"""Bytes at each end of the part of a file that was read, by which its content is recognized."""
 
 _FILES: Final = "kstreams_files"
 _MARKS: Final = "kstreams_file_marks"
@@ -71,23 +69,24 @@ CREATE TABLE IF NOT EXISTS {_MARKS} (reader TEXT, file INTEGER, rows INTEGER, of
 
 @dataclass(frozen=True, init=False)
 class Files:
-    """The lines of files, those that are appended later and those of later files included.
+    """The lines of files, including lines that are appended and files that are added later.
 
-    Files are read in the order of their names. Each record is an input: of CSV, a dict of the names in the first row to
-    text; of JSON lines, the value of a line; of Parquet, a dict of column to value. One that cannot be read is refused
-    alone, with the reason. A file keeps its name, and only grows: other changes of what was read end the job.
+    Files are read in the order of their names. Each record is an input: in CSV, a dict of the names in the first row to
+    text; in JSON lines, the value of a line; in Parquet, a dict of column to value. A record that cannot be read is
+    refused alone, with the reason. A file must keep its name, and only grow: any other change of what was read ends the
+    job.
 
-    The claims of all workers, which run on one machine, are in a SQLite file. With another one, all files are read
-    again, as other inputs. `kstreams sources list` names what was refused by its file and line.
+    The claims of all workers, which must run on one machine, are in a SQLite file. With another claims file, all files
+    are read again, as other inputs. `kstreams sources list` names refused records by file and line.
 
     - `paths`: paths or patterns with *, ? and **, relative to where the job runs. Files that end with `.gz` are
-      decompressed; each worker does it from the beginning. Put them there by renaming, as Parquet files.
+      decompressed, by each worker from the beginning. Put them and Parquet files there by renaming them.
     - `format`: "csv", "jsonl" or "parquet". Parquet needs pyarrow: `pip install 'kstreams_py[parquet]'`.
     - `claims`: the path of the SQLite file, on a local disk. It is created.
-    - `ends`: nothing is added any more: the job ends when all records are done. Without it, a line is read once it ends
-      with a newline, and a row of CSV once its quotes are closed too.
-    - `delimiter`: what separates the fields of CSV.
-    - `lease`: seconds after which the claims of a worker that is silent are taken over.
+    - `ends`: nothing more is added: the job ends when all records are done. Without it, a line is read once it has its
+      newline, and a row of CSV once its quotes are closed, too.
+    - `delimiter`: the character between the fields of CSV.
+    - `lease`: seconds after which the claims of a silent worker are taken over.
     """
 
     paths: tuple[str, ...]
@@ -109,7 +108,7 @@ class Files:
     ) -> None:
         if format not in FORMATS:
             remedy = did_you_mean(str(format), FORMATS) or f"give one of {', '.join(FORMATS)}"
-            raise SettingsError(f"format={format!r} is none that is known: {remedy}")
+            raise SettingsError(f"format={format!r} is not a known format: {remedy}")
         if not str(claims):
             raise SettingsError("claims='': give the path of a SQLite file, which is created, such as 'claims.db'")
         seconds = checked_lease(lease)
@@ -135,7 +134,7 @@ class Files:
         for path in self.paths:
             if os.path.exists(path) and not os.path.isfile(path):  # noqa: PTH110, PTH113 a Path raises for some
                 remedy = f"name files, or a pattern such as '{Path(path) / '*'}.{self.format}'"
-                raise SettingsError(f"{path!r} is a directory, or no regular file: {remedy}")
+                raise SettingsError(f"{path!r} is a directory, or not a regular file: {remedy}")
             if find_files(path):
                 continue
             if self.ends:
@@ -157,12 +156,12 @@ class Files:
         return retry_claims(self, self.claims, own, keys, partial(_find_places, own))
 
     def _reader(self, reader: str) -> str:
-        """Returns who owns the claims: read in another format, a file has other records."""
+        """Returns the name under which claims are kept: in another format, a file has other records."""
         return f"{reader} {self.format}" + (f" {self.delimiter!r}" if self.format == "csv" else "")
 
 
 def _find_places(reader: str, connection: sqlite3.Connection) -> Callable[[int], str]:
-    """Returns what shows a key as the path of a file and the number of a record."""
+    """Returns the function that shows a key as the path of a file and the number of a record."""
     paths = dict[int, str]()
     if connection.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (_FILES,)).fetchone():
         paths |= connection.execute(f"SELECT file, path FROM {_FILES} WHERE reader = ?", (reader,))
@@ -171,17 +170,17 @@ def _find_places(reader: str, connection: sqlite3.Connection) -> Callable[[int],
 
 def find_files(path: str) -> list[str]:
     """Returns the files of a path or pattern."""
-    # the name of a file may look like a pattern
+    # a file name may look like a pattern
     found = [path] if os.path.lexists(path) else glob.glob(path, recursive=True)  # noqa: PTH207 keeps the name as given
     return [each for each in found if os.path.isfile(each)]  # noqa: PTH113 there may be many
 
 
 class _Known(NamedTuple):
-    """What the claims file has of a file: see _COLUMNS.
+    """The row of a file in the claims file: see _COLUMNS.
 
     - `rows`, `offset`: the position up to which it was claimed.
-    - `size`, `content`: how many bytes of it are known, and the hash of the first and the last ones.
-    - `is_final`: whether no byte may follow these.
+    - `size`, `content`: how many bytes of it are known, and the hash of the first and last ones.
+    - `is_final`: whether no bytes may follow.
     """
 
     rows: int
@@ -208,22 +207,22 @@ class _FileRecords(ClaimedInputs):
     def __init__(self, source: Files, reader: str) -> None:
         self._source, self._reader = source, reader
         self._paths: dict[int, str] = {}
-        """By the number of a file, its path; files that were found."""
+        """The paths of the files that were found, by their number."""
         self._left: list[int] = []
-        """The files that are left in the current pass over all of them, the next one last."""
+        """The files that are left in the current pass over all files, the next one last."""
         self._read: dict[int, tuple[int, ...]] = {}
-        """By file that was read to its end, what it was then: see _signature."""
+        """The signatures of the files that were read to their end, as they were then: see _signature."""
         self._opened: tuple[int, tuple[int, ...], OpenRecords] | None = None
-        """The file that is being read, and what it was when it was opened."""
+        """The file that is being read, with its signature when it was opened."""
         self._closing: list[OpenRecords] = []
-        """Those that were left, whose records may not be decoded yet."""
+        """The files that were left, whose records may not be decoded yet."""
         self._warned = set[int]()
         self._moves: list[_Move] = []
-        """What the last `find` has found."""
+        """The claims to make of the records of the last `find`."""
         self._has_found = False
         """Whether the current pass has found records."""
         self._passed_at = float("-inf")
-        """When a pass was last begun, and the seconds that it has taken without finding records."""
+        """When the last pass began, and the seconds that it has taken without finding records."""
         self._pass_seconds = 0.0
 
     def prepare(self, connection: sqlite3.Connection) -> None:
@@ -233,7 +232,7 @@ class _FileRecords(ClaimedInputs):
             create_tables(connection, self._source.claims, _CREATE, _COLUMNS)
             claims_there = "SELECT 1 FROM sqlite_master WHERE name = ?"
             if connection.execute(claims_there, (CLAIMS,)).fetchone() is None:
-                # they were dropped, to read all again. Numbers and contents stay: each key is still that of one record
+                # they were dropped, to read all again. Numbers and contents stay, so each key still means one record
                 connection.execute(f"UPDATE {_FILES} SET rows = 0, offset = 0")
 
     def find(self, connection: sqlite3.Connection, _: str, limit: int) -> list[tuple[int, Any]]:
@@ -243,7 +242,7 @@ class _FileRecords(ClaimedInputs):
         now = claims.read_clock()
         until = now + LOOK_SECONDS
         if not self._left:
-            # a pass looks at all files: it takes a tenth of the time, if they are many
+            # a pass looks at all files: if they are many, passes take at most a tenth of the time
             if now < self._passed_at + min(10 * self._pass_seconds, PASS_SECONDS):
                 return []
             self._passed_at, self._pass_seconds, self._has_found = now, 0.0, False
@@ -253,7 +252,7 @@ class _FileRecords(ClaimedInputs):
             file = self._left[-1]
             with self._reading(file):
                 found += self._look(connection, file, limit - len(found), until)
-            # what it has beyond a limit follows once this is claimed
+            # its records beyond a limit follow once these are claimed
             if (self._left and self._left[-1] == file) or claims.read_clock() > until:
                 break
             size = sum(move.after.offset - move.before.offset for move in self._moves)
@@ -263,7 +262,7 @@ class _FileRecords(ClaimedInputs):
         return found
 
     def take(self, connection: sqlite3.Connection, found: Sequence[tuple[int, Any]]) -> Sequence[tuple[int, Any]]:
-        """See ClaimedInputs: without the files of which another worker has claimed records meanwhile."""
+        """See ClaimedInputs: leaves out files of which another worker has claimed records meanwhile."""
         moved = f"UPDATE {_FILES} SET rows = ?, offset = ?, size = ?, print = ?, final = ?"
         taken = set[int]()
         for file, before, after, opened in self._moves:
@@ -301,7 +300,7 @@ class _FileRecords(ClaimedInputs):
                 place = f"{self._paths[key >> ROW_BITS]}, {unit} {_number_of(key)}"
                 value = BadInput(DecodeError(f"{place}: {value.error}"))
             loaded.append((key, value))
-        if self._source.format == "parquet":  # its rows were read just now
+        if self._source.format == "parquet":  # `decode` has read the rows just now
             for file, _, after, opened in self._moves:
                 self._check(self._paths[file], opened, after)
         self._moves = []
@@ -344,7 +343,7 @@ class _FileRecords(ClaimedInputs):
             f"INSERT INTO {_FILES} SELECT ?1, 1 + coalesce(max(file), 0), CAST(?2 AS TEXT), 0, 0, 0, NULL, 0"
             f" FROM {_FILES} WHERE reader = ?1 ON CONFLICT (reader, path) DO NOTHING"
         )
-        # a number that a crash of the machine took might become that of another file, whose keys targets have seen
+        # a number that is lost in a crash of the machine would be given to another file, whose keys targets have seen
         connection.execute("PRAGMA synchronous = FULL")
         try:
             with transaction(connection):
@@ -358,7 +357,7 @@ class _FileRecords(ClaimedInputs):
         self._paths = dict(rows.fetchall())
 
     def _look(self, connection: sqlite3.Connection, file: int, limit: int, until: float) -> list[tuple[int, Any]]:
-        """Returns the next records of a file, with their keys, and notes them; leaves the file if it has no more."""
+        """Returns the next records of a file, with their keys, and notes their claims; leaves the file at its end."""
         path = self._paths[file]
         if (signature := _signature(path)) is None or self._read.get(file) == signature:
             self._leave(file)
@@ -382,10 +381,10 @@ class _FileRecords(ClaimedInputs):
         return [(file << ROW_BITS | each.number, (opened, each.data)) for each in found]
 
     def _open_at(self, file: int, signature: tuple[int, ...], known: _Known) -> OpenRecords:
-        """Returns the open file, which can be read on from the position that is known."""
+        """Returns the file, open, so that it can be read from the known position on."""
         if self._opened is not None:
             number, was, opened = self._opened
-            # what is buffered may be of another content; to open a compressed file again would take long
+            # the buffer may have other content than the file now; opening a compressed file again would take long
             same = was == signature if opened.can_seek else was[:2] == signature[:2]
             if number == file and same and opened.reaches(known.rows):
                 return opened
@@ -410,7 +409,7 @@ class _FileRecords(ClaimedInputs):
             self._opened = None
 
     def _warn(self, file: int, opened: OpenRecords) -> None:
-        """Tells once of a file that cannot be read on as it is: it may be that nobody writes it."""
+        """Warns once of a file that cannot be read further as it is: perhaps nobody is writing it."""
         if opened.awaited and not self._source.ends and file not in self._warned:
             self._warned.add(file)
             logger.warning("%s: waits for %s", self._paths[file], opened.awaited)
@@ -429,14 +428,14 @@ class _FileRecords(ClaimedInputs):
             numbers.setdefault(FilePosition(rows or 0, offset or 0), set()).add(number)
         with suppress(FileNotFoundError):
             for start, wanted in numbers.items():
-                # only up to where it was claimed: the end of the file was elsewhere then
+                # only up to the claimed position: the end of the file was elsewhere then
                 with closing(self._open(path, start, known.offset)) as opened:
                     found |= opened.values(wanted)
                     self._check(path, opened, known)
         return {key: found.get(_number_of(key), BadInput(DecodeError(DELETED))) for key in keys}
 
     def _check(self, path: str, opened: OpenRecords, known: _Known) -> None:
-        """Checks that a file has what is known of it. Call it after reading: what was read before a change is whole.
+        """Checks that a file has the known content. Call it after reading: what was read before a change is whole.
 
         Raises SettingsError.
         """
@@ -444,14 +443,14 @@ class _FileRecords(ClaimedInputs):
         if size < known.size:
             change = f"it has {size} bytes, of which {known.size} were read"
         elif known.content is not None and _print(opened.file.fileno(), known.size) != known.content:
-            change = f"of its first {known.size} bytes, some are others"
+            change = f"some of its first {known.size} bytes are different"
         elif known.is_final and size > known.size:
-            change = f"its end was read at byte {known.size}, where no record ends, and it has {size} bytes"
+            change = f"it was read to its end at byte {known.size}, inside a record, and has {size} bytes"
         else:
             return
         raise SettingsError(
-            f"{path} has changed since it was read: {change}: bring its content back, or remove it, and give what is "
-            "new another name"
+            f"{path} has changed since it was read: {change}: restore its content, or remove it and give the new "
+            "content another name"
         )
 
     def _is_there(self, file: int) -> bool:
@@ -485,7 +484,7 @@ def _number_of(key: int) -> int:
 
 
 def _signature(path: str) -> tuple[int, ...] | None:
-    """Returns what changes with a file; None if there is no file."""
+    """Returns values that change with a file; None if there is no file."""
     try:
         found = Path(path).stat()
     except FileNotFoundError:

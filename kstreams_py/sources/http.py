@@ -1,4 +1,4 @@
-"""Requests over HTTP as a source: each is answered when everything that was made of it is done."""
+"""Requests over HTTP as a source: each is answered when everything that was made from it is done."""
 
 from __future__ import annotations
 
@@ -13,37 +13,37 @@ from kstreams_py.sources.http_requests import RequestRules
 
 @dataclass(frozen=True, kw_only=True)
 class HTTP(RequestRules):
-    """The POST requests of a path, each answered when everything that was made of it is done.
+    """The POST requests of a path, each answered when everything that was made from it is done.
 
-    Needs Tornado: `pip install 'kstreams_py[http]'`. A body of the type `application/json` is an input as its value,
-    another one as bytes. Only one worker can listen at a port: run the graph with one. Several sources may have one
-    port, with a path each.
+    Needs Tornado: `pip install 'kstreams_py[http]'`. The input is the JSON value of a body of type `application/json`,
+    and the bytes of any other. Only one worker can listen on a port: run the graph with one worker. Several sources may
+    share a port, each with its own path.
 
     The answers are small JSON objects:
 
     - 200: everything is stored.
     - 422: the input was refused, with the reason; or its key was sent with another body before.
     - 503: too many requests wait, or the worker stops: send it again.
-    - 504: no end is known before the deadline. The input goes on.
-    - 400, 401, 403, 404, 405, 413, 415, 421: the request is no input; the reason says why.
+    - 504: the input was not done before the deadline. It goes on.
+    - 400, 401, 403, 404, 405, 413, 415, 421: the request is not an input, for the reason in the answer.
 
     Nobody but the client keeps a request until it is answered: a client that gets 503, 504 or no answer sends it again.
-    With the header `Idempotency-Key` it is the same input then: it is answered as before, or waits for the end of the
-    one under way, and a target that stores by hash has its rows once even if a worker was killed. Without the header,
-    each request is another input. A key identifies an input of the source for ever, so a client takes a UUID.
+    With the header `Idempotency-Key` it is the same input: it gets the answer of the first request, or waits for it,
+    and a target that stores by hash has its rows once even if a worker was killed. Without the header, each request is
+    another input. A key identifies an input of the source for ever, so clients should use a UUID.
 
     - `port`: 0 for any free one, which the log names.
-    - `host`: the name or address to listen at. Any other than the loopback needs a `token`.
-    - `token`: what clients send as `Authorization: Bearer TOKEN`; read it from the environment. Without one, pages in a
-      browser of this machine are refused.
-    - `certificate`, `key`: files in PEM format for TLS. The certificate's file may have the key as well.
-    - `request`: functions get an HTTPRequest: the body, the headers, and the query of the URL.
+    - `host`: the name or address to listen on. Any but the loopback needs a `token`.
+    - `token`: clients send it as `Authorization: Bearer TOKEN`; read it from the environment. Without a token, requests
+      from web pages are refused.
+    - `certificate`, `key`: files in PEM format for TLS. The file of the certificate may have the key as well.
+    - `request`: functions get an HTTPRequest, with the body, the headers, and the query of the URL.
     - `body_max`: the most bytes of a body.
     - `max_pending`: how many requests may be under way.
-    - `deadline`: seconds from a whole request to its answer, after which it is 504.
-    - `show_reasons`: whether an answer of 422 has the text of the exception; else only the log has it.
+    - `deadline`: seconds after the end of a request after which it is answered with 504.
+    - `show_reasons`: whether an answer of 422 has the text of the exception. The log always has it.
 
-    Raises SettingsError for options that are not possible.
+    Raises SettingsError for invalid options.
     """
 
     port: int

@@ -1,4 +1,4 @@
-"""Requests as inputs: which are refused, what their clients are answered, and which of them are one input."""
+"""Requests as inputs: which are refused, which share one input, and the answers to their clients."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BYTES_MAX: Final = 64 << 20
 """The most bytes of the bodies that are received or under way, for one path; two bodies always fit."""
 
 ENDED_MAX: Final = 10_000
-"""How many inputs with a key are known after their end, for one path."""
+"""How many ended inputs with a key are remembered, for one path."""
 
 REASON_MAX: Final = 1_000
 """The most characters of a reason in an answer."""
@@ -32,12 +32,12 @@ WaiterT = TypeVar("WaiterT")
 
 
 class Reply(NamedTuple):
-    """What a client is answered.
+    """The answer to a client.
 
     - `code`: the status code.
     - `status`: what became of its input, in a word or two.
     - `reason`: why.
-    - `headers`: names and values, beside those of every answer.
+    - `headers`: names and values, in addition to those of every answer.
     """
 
     code: int
@@ -47,7 +47,7 @@ class Reply(NamedTuple):
 
     @property
     def body(self) -> bytes:
-        """The body of the answer: JSON in ASCII, so that nothing in a reason has a meaning of its own."""
+        """The body of the answer: JSON in ASCII, so that no character of a reason has a special meaning."""
         told = {"status": self.status}
         if self.reason:
             told["reason"] = self.reason[:REASON_MAX]
@@ -62,7 +62,7 @@ ANOTHER_BODY: Final = Reply(422, "invalid", "the Idempotency-Key was sent with a
 HIDDEN: Final = Reply(422, "refused", "the log of the run has the reason")
 BUSY: Final = Reply(503, "not done", "too many requests wait: send it again later", _SOON)
 STOPPED: Final = Reply(503, "not done", "it was given up before its end: send it again with its Idempotency-Key", _SOON)
-LATE: Final = Reply(504, "under way", "no end is known yet: send it again with its Idempotency-Key to learn of it")
+LATE: Final = Reply(504, "under way", "it is not done yet: send it again with its Idempotency-Key to learn of it")
 
 _METHOD: Final = Reply(405, "invalid", "send it with POST", (("Allow", "POST"),))
 _NO_TOKEN: Final = Reply(
@@ -76,11 +76,11 @@ _BAD_KEY: Final = Reply(400, "invalid", "the Idempotency-Key is not 1 to 255 vis
 
 @dataclass(frozen=True, slots=True)
 class HTTPRequest:
-    """What functions get of a source with `request=True`.
+    """The value that functions get from a source with `request=True`.
 
-    - `body`: what they get without it.
+    - `body`: the value that they get without it.
     - `headers`: by name in lower case, without `authorization`.
-    - `query`: the text behind the `?` of the URL, which `urllib.parse.parse_qs` reads.
+    - `query`: the text after the `?` of the URL, for `urllib.parse.parse_qs`.
     """
 
     body: Any
@@ -112,9 +112,9 @@ class RequestRules:
             raise SettingsError(f"deadline={self.deadline}: give seconds above 0")
 
     def refuse(self, method: str, headers: Mapping[str, str]) -> Reply | None:
-        """Returns the answer to a request that is no input, by its head; None if it may be one.
+        """Returns the answer to a request that cannot be an input, judging by its head; None if it may be one.
 
-        Without a token, the server is on the loopback of the machine, where pages in a browser reach it as well.
+        Without a token, the server is on the loopback, where web pages in a browser of this machine reach it as well.
 
         - `headers`: by name in any case.
         """
@@ -139,7 +139,7 @@ class RequestRules:
         return Reply(422, "refused", reason[:REASON_MAX]) if self.show_reasons else HIDDEN
 
     def decode(self, body: bytes, headers: Mapping[str, str], query: str) -> Any:
-        """Returns the value of an input. Raises DecodeError for a body that is not the JSON that it should be."""
+        """Returns the value of an input. Raises DecodeError for a body that should be JSON and is not."""
         value = Json().deserialize(body) if is_json(headers) else body
         if not self.request:
             return value
@@ -149,19 +149,19 @@ class RequestRules:
 
 
 def is_json(headers: Mapping[str, str]) -> bool:
-    """Returns whether a body is JSON, by the type that its request names."""
+    """Returns whether the content type of a request says that its body is JSON."""
     kind = headers.get("Content-Type", "").partition(";")[0].strip().lower()
     return kind == "application/json" or kind.endswith("+json")
 
 
 def hash_request(body: bytes, headers: Mapping[str, str], query: str) -> bytes:
-    """Returns what tells a request from another one with the same key."""
+    """Returns a hash that distinguishes a request from others with the same key."""
     about = f"{is_json(headers)} {query}\0".encode()
     return blake2b(about + body, digest_size=16, person=b"ks-request").digest()
 
 
 class RequestInput(Generic[WaiterT]):
-    """An input that is under way: its key and its hash, the bytes that it holds, and who waits for its end."""
+    """An input that is under way: its key, its hash, the bytes of its body, and who waits for its end."""
 
     __slots__ = ("hash", "key", "size", "waiting")
 
@@ -171,7 +171,7 @@ class RequestInput(Generic[WaiterT]):
 
 
 class RequestInputs(Generic[WaiterT]):
-    """The inputs of one path that are under way, and the ends of the last ones with a key."""
+    """The inputs of one path that are under way, and the answers to the last ended ones with a key."""
 
     def __init__(self, rules: RequestRules) -> None:
         self._most, self._bytes_most = rules.max_pending, max(BYTES_MAX, 2 * rules.body_max)
@@ -186,18 +186,18 @@ class RequestInputs(Generic[WaiterT]):
 
     @property
     def is_full(self) -> bool:
-        """Whether as many inputs are under way as may be."""
+        """Whether no more inputs may be under way."""
         return len(self._under_way) >= self._most
 
     def hold(self, size: int) -> bool:
-        """Counts bytes that are received; returns False, and counts none, if there are too many."""
+        """Counts received bytes. Returns False, and counts none, if they are too many."""
         if self.held + size > self._bytes_most:
             return False
         self.held += size
         return True
 
     def find(self, key: str, hashed: bytes) -> RequestInput[WaiterT] | Reply | None:
-        """Returns the input under way that has this key, or the answer if there is one already."""
+        """Returns the input under way with this key, or the answer if there is one already; None for a new key."""
         if (known := self._by_key.get(key)) is not None:
             return known if known.hash == hashed else ANOTHER_BODY
         if (ended := self._ended.get(key)) is not None:
@@ -214,7 +214,7 @@ class RequestInputs(Generic[WaiterT]):
         return made
 
     def end(self, ended: RequestInput[WaiterT], reply: Reply) -> set[WaiterT]:
-        """Removes an input; returns who waits for its end. One that was given up is no longer known."""
+        """Removes an input; returns who waits for its end. An input that was given up is not remembered."""
         if ended not in self._under_way:
             return set()
         self._under_way.remove(ended)

@@ -1,8 +1,8 @@
 """The HTTP server of sources: one thread of the process, for all their ports and paths.
 
-A connection costs a file descriptor, and a body memory. So the number of connections, the duration and the size of a
-request, and the bytes of all bodies are bounded. The thread alone has the state of requests; the job's thread takes
-inputs from a queue, and sends their ends to the loop.
+A connection costs a file descriptor, and a body costs memory. So the number of connections, the duration and the size
+of a request, and the bytes of all bodies are bounded. Only this thread has the state of requests; the job's thread
+takes inputs from a queue, and sends their ends to the loop.
 """
 
 from __future__ import annotations
@@ -51,19 +51,19 @@ from kstreams_py.sources.http_requests import (
 logger = logging.getLogger(__name__)
 
 REQUEST_SECONDS: Final = 10.0
-"""The most seconds for the head of a request, or for the next one on a connection, and as many for the body."""
+"""The most seconds for the head of a request, for its body, and until the next request on a connection."""
 
 HEAD_MAX: Final = 1 << 14
 """The most bytes of a request without its body."""
 
 BUFFER_MAX: Final = 1 << 20
-"""The most bytes that a connection has read and not looked at."""
+"""The most bytes that a connection buffers."""
 
 SPARE_CONNECTIONS: Final = 64
-"""Connections beside those of requests that wait. One more ends the oldest that has no whole request."""
+"""Connections in addition to those of waiting requests. One more closes the oldest without a whole request."""
 
 END_SECONDS: Final = 5.0
-"""The most seconds for the end of the server's thread, and of its connections."""
+"""The most seconds to wait for the end of the server's thread, and of its connections."""
 
 ResultT = TypeVar("ResultT")
 
@@ -83,7 +83,7 @@ def open_requests(
     - `name`: the source's name in messages.
     - `reader`: the name of the source in its graph, with that of the graph.
     - `address`: host and port.
-    - `files`: the certificate and its key, if the server is one of TLS.
+    - `files`: the certificate and its key, if the server uses TLS.
 
     Raises SettingsError if the port cannot be bound, or the files cannot be read.
     """
@@ -94,7 +94,7 @@ def open_requests(
 
 
 class RequestsConnection:
-    """See SourceConnection. `url` is where its requests are taken."""
+    """See SourceConnection. `url`: the URL at which requests are taken."""
 
     identity = ""
     lease = float("inf")
@@ -132,7 +132,7 @@ class RequestsConnection:
         self._end([(claim, self._path.rules.refused(reason)) for claim, reason in claims])
 
     def give_back(self, claims: Sequence[Claim], *, failed: bool) -> None:  # noqa: ARG002, likewise
-        """Answers requests that they are to be sent again."""
+        """Answers each request that it is to be sent again."""
         self._end([(claim, STOPPED) for claim in claims])
 
     def keep(self) -> None:
@@ -150,21 +150,21 @@ class RequestsConnection:
 
 
 class _Path:
-    """One path of a port. All but the queue is of the server's thread."""
+    """One path of a port. The server's thread owns all of it but the queue."""
 
     def __init__(self, name: str, rules: RequestRules) -> None:
         self.name, self.rules = name, rules
         self.url = name
         self.queue = deque[Claim]()
-        """The inputs that nobody has read; the server's thread appends, the job's takes."""
+        """The inputs that were not read yet: the server's thread appends to it, the job's thread takes from it."""
         self.wake: Callable[[], None] = lambda: None
         self.inputs = RequestInputs[_Exchange](rules)
         self.is_closed = False
 
     def look(self, method: str, headers: Mapping[str, str]) -> Reply | None:
-        """Returns the answer to a request that is no input, by its head; None if it may be one."""
+        """Returns the answer to a request that cannot be an input, judging by its head; None if it may be one."""
         refused = self.rules.refuse(method, headers)
-        # one with a key may be an input that is under way
+        # a request with a key may belong to an input that is under way
         return BUSY if refused is None and self.inputs.is_full and "Idempotency-Key" not in headers else refused
 
     def take(self, body: bytes, headers: Mapping[str, str], query: str) -> RequestInput[_Exchange] | Reply:
@@ -199,7 +199,7 @@ class _Path:
 
 def _answer(exchanges: Iterable[_Exchange], reply: Reply) -> None:
     loop = asyncio.get_running_loop()
-    for each in exchanges:  # by the loop: an error of one ends no other
+    for each in exchanges:  # by the loop, so that an error of one stops no other
         loop.call_soon(each.answer, reply)
 
 
@@ -213,7 +213,7 @@ class _Exchange(HTTPMessageDelegate):
         self._path: _Path | None = None
         self._body, self._size = bytearray(), 0
         self._held = 0
-        """The bytes of the body that are counted at the path."""
+        """The bytes of the body that the path has counted."""
         self._reply: Reply | None = None
         """The answer, if it is known before the end of the request: the rest of it is dropped."""
         self._input: RequestInput[_Exchange] | None = None
@@ -227,14 +227,14 @@ class _Exchange(HTTPMessageDelegate):
         self._method, self._headers = start_line.method, headers
         self._path = self._listener.paths.get(path)
         self._reply = NO_PATH if self._path is None else self._path.look(start_line.method, headers)
-        with suppress(ValueError):  # Tornado refuses what is no number
+        with suppress(ValueError):  # Tornado refuses what is not a number
             if int(headers.get("Content-Length", "0")) > self._size_max:
                 self.answer(self._reply or self._too_large)
         if self._reply is not None and "Expect" in headers:
             self.answer(self._reply)  # before the client sends the body
 
     def data_received(self, chunk: bytes) -> None:
-        """Keeps a part of the body. That of a request which is no input is dropped, to the limit of a body."""
+        """Keeps a part of the body. If the request has an answer already, drops the part, up to the limit of a body."""
         if self._is_over:
             return
         self._size += len(chunk)
@@ -320,14 +320,14 @@ class _Exchange(HTTPMessageDelegate):
 class _Listener(HTTPServer):
     """A port: its paths, and its connections.
 
-    - `bound`: its socket, which lets nobody in before `begin`.
-    - `files`: its certificate, and the key of that.
-    - `paths`: by their names. One that is closed stays, and answers that requests are to be sent again.
-    - `resting`: the connections without a whole request, the one that rests longest first.
+    - `bound`: its socket, which accepts nobody before `begin`.
+    - `files`: its certificate and key.
+    - `paths`: by name. A closed path stays, and answers that requests are to be sent again.
+    - `resting`: the connections without a whole request, the longest resting first.
     """
 
     def initialize(self, *arguments: Any, **options: Any) -> None:
-        """Takes what HTTPServer takes, and two of its own: a class of Tornado's has this in place of `__init__`."""
+        """Takes the arguments of HTTPServer and two of its own. Tornado calls this instead of `__init__`."""
         self.bound: socket.socket = options.pop("bound")
         self.files: _Files = options.pop("files")
         self._is_begun = False
@@ -339,12 +339,12 @@ class _Listener(HTTPServer):
 
     @property
     def _connections_max(self) -> int:
-        """As many as requests may wait, and some more; at most half of the files that the process may have open."""
+        """One for each request that may wait, and some more; at most half of the files that the process may open."""
         wanted = SPARE_CONNECTIONS + sum(each.rules.max_pending for each in self.paths.values())
         return wanted if self._files_max == resource.RLIM_INFINITY else min(wanted, self._files_max // 2)
 
     def handle_stream(self, stream: IOStream, address: Any) -> None:
-        """Takes a new connection, in the place of one that rests if there are too many."""
+        """Takes a new connection; if there are too many, in the place of a resting one."""
         if self._count >= self._connections_max:
             if not self.resting:
                 stream.close()
@@ -386,14 +386,14 @@ class _Listener(HTTPServer):
             self.add_sockets([self.bound])
 
     async def end(self) -> None:
-        """Ends all connections. What was answered is sent."""
+        """Ends all connections, after their answers are sent."""
         self.stop()
         self.bound.close()
         await self.close_all_connections()
 
 
 class _Server:
-    """The thread with the loop of all listeners; it runs while there is one."""
+    """The thread with the event loop of all listeners. It runs while there are any."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -411,7 +411,7 @@ class _Server:
         """Takes requests of a path. Raises SettingsError."""
         with self._lock:
             if not self.is_alive:
-                self._listeners = {}  # another process has the others, if this one was forked
+                self._listeners = {}  # after a fork, the listeners belong to the parent
                 self._start()
             try:
                 return self._open(path, address, files)
@@ -423,7 +423,7 @@ class _Server:
         self._call(listener.begin())
 
     def close(self, path: _Path, listener: _Listener) -> None:
-        """Ends a path, and the connections of its port if it was the last one there. Takes END_SECONDS at most."""
+        """Ends a path, and the connections of its port if that has no other path. Takes END_SECONDS at most."""
 
         async def close() -> None:
             path.close()
@@ -441,7 +441,7 @@ class _Server:
             self._end_if_unused()
 
     def post(self, function: Callable[[], None]) -> None:
-        """Has the thread call a function. Raises SourceUnavailable if it has ended."""
+        """Calls a function in the thread. Raises SourceUnavailable if the thread has ended."""
         try:
             self._loop.call_soon_threadsafe(function)
         except RuntimeError:
@@ -453,7 +453,7 @@ class _Server:
         if listener is None:
             listener, address = self._listen(path.name, address, files)
         elif listener.files != files:
-            raise SettingsError(f"{path.name}: another source has this port with another certificate: give both one")
+            raise SettingsError(f"{path.name}: another source has this port with another certificate: use one for both")
         elif own in listener.paths and not listener.paths[own].is_closed:
             raise SettingsError(f"{path.name}: another source has this path: give each a path= of its own")
         scheme = "http" if files[0] is None else "https"
@@ -464,7 +464,7 @@ class _Server:
         return listener
 
     def _listen(self, name: str, address: tuple[str, int], files: _Files) -> tuple[_Listener, tuple[str, int]]:
-        """Listens at an address; returns it with the port that it has."""
+        """Listens on an address; returns the listener, and the address with its actual port."""
         context = _open_context(name, files)
         bound = _bind(name, address)
         made = _Listener(
@@ -473,7 +473,7 @@ class _Server:
             files=files,
             ssl_options=context,
             max_header_size=HEAD_MAX,
-            max_body_size=1 << 62,  # each path has its own
+            max_body_size=1 << 62,  # each path has its own limit
             max_buffer_size=BUFFER_MAX,
             idle_connection_timeout=REQUEST_SECONDS,
             body_timeout=REQUEST_SECONDS,
@@ -508,7 +508,7 @@ _server: Final = _Server()
 
 
 def _bind(name: str, address: tuple[str, int]) -> socket.socket:
-    """Returns a socket that listens. Raises SettingsError."""
+    """Returns a listening socket. Raises SettingsError."""
     try:
         family, *_, where = socket.getaddrinfo(*address, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         bound = socket.create_server((str(where[0]), address[1]), family=family, backlog=1024)
@@ -524,13 +524,13 @@ def _bind(name: str, address: tuple[str, int]) -> socket.socket:
 
 
 def _open_context(name: str, files: _Files) -> ssl.SSLContext | None:
-    """Returns the context of TLS, None without a certificate. Raises SettingsError."""
+    """Returns the TLS context; None without a certificate. Raises SettingsError."""
     certificate, key = files
     if certificate is None:
         return None
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     try:
-        context.load_cert_chain(certificate, key, password="")  # no question on the terminal
+        context.load_cert_chain(certificate, key, password="")  # without it, OpenSSL would ask on the terminal
     except (OSError, ValueError) as error:
         named = " and ".join(str(each) for each in files if each is not None)
         why = getattr(error, "strerror", None) or error

@@ -1,9 +1,9 @@
-"""What operators see of the claims in a SQLite file, and how they let refused inputs be read again."""
+"""Shows the claims in a SQLite file to operators, and lets refused inputs be read again."""
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -29,7 +29,7 @@ FindNames = Callable[[sqlite3.Connection], Callable[[Any], str]]
 
 
 def find_keys(_: sqlite3.Connection) -> Callable[[Any], str]:
-    """Returns what shows a key: a text as it is, anything else as Python writes it."""
+    """Returns the function that shows a key: text as it is, anything else by its `repr`."""
     return lambda key: key if isinstance(key, str) else repr(key)
 
 
@@ -37,30 +37,38 @@ def inspect_claims(path: Path, reader: str, limit: int, find_names: FindNames = 
     """See InspectedSource.inspect.
 
     - `reader`: as the claims have it.
-    - `find_names`: makes what returns the text of a key.
+    - `find_names`: returns the function that shows a key.
     """
     with _opened(path) as connection:
         if not check_tables(connection, path):
             return SourceStatus()
         now = claims.read_clock()
-        counts = dict.fromkeys(((FREE, 0), (CLAIMED, 0), (CLAIMED, 1)), 0)
-        suspects = 0
-        for state, is_dead, count, suspected in connection.execute(_OPEN, (now, now, reader)):
-            counts[state, is_dead] = count
-            suspects += suspected if state == FREE or is_dead else 0
+        counts = connection.execute(_OPEN, (now, now, reader)).fetchall()
         (refused,) = connection.execute(f"SELECT count(*) {_OF_REFUSED}", (reader,)).fetchone()
         asked, name = f"SELECT key, deaths, reason {_OF_REFUSED} ORDER BY key DESC LIMIT ?", find_names(connection)
         shown = tuple(
             RefusedInput(name(key), deaths, reason or "")
             for key, deaths, reason in connection.execute(asked, (reader, limit))
         )
-    return SourceStatus(counts[FREE, 0], counts[CLAIMED, 0], counts[CLAIMED, 1], suspects, refused, shown)
+    return count_claims(counts)._replace(refused=refused, shown=shown)
+
+
+def count_claims(counts: Iterable[tuple[int, bool, int, int]]) -> SourceStatus:
+    """Returns the status of a source without its refused inputs.
+
+    - `counts`: for each state, and each answer to whether the owner is dead, the number of claims and of suspects.
+    """
+    found, suspects = dict.fromkeys(((FREE, False), (CLAIMED, False), (CLAIMED, True)), 0), 0
+    for state, is_dead, count, suspected in counts:
+        found[state, is_dead] = count
+        suspects += suspected if state == FREE or is_dead else 0
+    return SourceStatus(found[FREE, False], found[CLAIMED, False], found[CLAIMED, True], suspects)
 
 
 def retry_claims(
     source: object, path: Path, reader: str, keys: Collection[str] | None, find_names: FindNames = find_keys
 ) -> int:
-    """See InspectedSource.retry. `source`: what is named in an error; the others are those of `inspect_claims`."""
+    """See InspectedSource.retry. `source`: its name in errors. For the others see `inspect_claims`."""
     with _opened(path) as connection:
         if not check_tables(connection, path):
             check_refused(source, (), keys)
@@ -68,7 +76,7 @@ def retry_claims(
         with transaction(connection):
             refused, name = dict[str, list[Any]](), find_names(connection)
             for (key,) in connection.execute(f"SELECT key {_OF_REFUSED}", (reader,)):
-                refused.setdefault(name(key), []).append(key)  # a number, and a text of the same digits
+                refused.setdefault(name(key), []).append(key)  # a number and a text may look alike
             check_refused(source, refused, keys)
             wanted = [key for each in (refused if keys is None else {*keys}) for key in refused[each]]
             connection.executemany(
@@ -81,7 +89,7 @@ def retry_claims(
 
 @contextmanager
 def _opened(path: Path) -> Iterator[sqlite3.Connection]:
-    """Yields a connection to a file that exists, without a change of it. Raises SettingsError and SourceUnavailable."""
+    """Yields a connection to an existing file, without changing it. Raises SettingsError and SourceUnavailable."""
     check_file(path)
     try:
         with closing(sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None)) as connection:

@@ -1,7 +1,7 @@
-"""Where a worker looks for rows that nobody has claimed: in passes over the whole table, and beyond its end.
+"""Where a worker looks for unclaimed rows: in passes over the whole table, and beyond its end.
 
-Rows of a table that grows may appear before others that were read: their key is lower, or their transaction commits
-later. So a look beyond the last key alone would lose them.
+New rows may appear before rows that were already read: their key is lower, or their transaction commits later. A worker
+that looked only beyond the last key would miss them.
 """
 
 from __future__ import annotations
@@ -10,17 +10,20 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 LOOK_SECONDS: Final = 0.2
-"""Seconds for which one read looks through rows: a stop, and the other tasks, wait for it."""
+"""Seconds for which one read looks for rows or records: a stop, and the other tasks, wait for it."""
+
+LOOKED_AT: Final = 20_000
+"""How many rows are searched at a time for unclaimed ones."""
 
 PAUSE: Final = 10
-"""How many times as long as a pass is the time until the next one begins."""
+"""The time from a pass to the next one, in multiples of the time that a pass takes."""
 
 
 class Look(NamedTuple):
-    """What a look at the next rows after a key has found.
+    """The result of a look at the next rows after a key.
 
-    - `found`: how many of them nobody had claimed.
-    - `claimed`: how many of those were claimed; other workers may have been faster.
+    - `found`: how many of them were unclaimed.
+    - `claimed`: how many of those this worker claimed; other workers may have been faster.
     - `last`: the last key that was looked at; None if there was none.
     - `is_end`: whether there are no rows after it.
     """
@@ -35,7 +38,7 @@ class Passes:
     """The place of one worker in a table.
 
     - `clock`: returns seconds that never decrease.
-    - `ends`: no row is inserted any more.
+    - `ends`: no more rows are inserted.
     """
 
     def __init__(self, clock: Callable[[], float], *, ends: bool) -> None:
@@ -43,19 +46,19 @@ class Passes:
         self._after: Any = None
         """The last key that was looked at in the current pass; None if there is no pass."""
         self._end: Any = None
-        """The key after which nothing was looked at; None if that is not known."""
+        """The last key of the table, as far as it was looked at; None if it is not known."""
         self._has_found = False
         """Whether the current pass has found rows."""
         self._was_beyond = False
         """Whether the last look was beyond the end."""
         self._passed_at = float("-inf")
-        """When a pass was last begun, and how long it takes to look through the table in one."""
+        """When the last pass began, and how many seconds its looks have taken."""
         self._pass_seconds = 0.0
         self.are_complete = False
-        """Whether a pass has found nothing, and no row is inserted any more."""
+        """Whether a pass has found nothing, and no more rows are inserted."""
 
     def find(self, look: Callable[[Any], Look]) -> int:
-        """Looks at rows until some are claimed or it takes too long; returns how many were claimed.
+        """Looks at rows until some are claimed, or LOOK_SECONDS are over; returns how many were claimed.
 
         - `look`: looks at the next rows after a key, or at the first ones for None.
         """
@@ -63,7 +66,7 @@ class Passes:
             return 0
         now, is_under_way = self._clock(), self._after is not None
         is_due = is_under_way or self._ends or now >= self._passed_at + PAUSE * self._pass_seconds
-        # rows that are appended do not wait for the end of a long pass, and a pass does not wait for them
+        # looks beyond the end and looks of a pass take turns: neither appended rows nor a long pass has to wait
         if self._end is not None and (not is_due or (is_under_way and not self._was_beyond)):
             looked = self._look_on(look, self._end, now)
             self._end, self._was_beyond = looked.last, True
@@ -81,7 +84,7 @@ class Passes:
         return looked.claimed
 
     def _look_on(self, look: Callable[[Any], Look], after: Any, now: float) -> Look:
-        """Looks at the parts of the table after a key; returns the last look, with what all of them have found."""
+        """Looks at one part of the table after another, from a key on. Returns the last look, with `found` of all."""
         found = 0
         while True:
             looked = look(after)

@@ -30,31 +30,31 @@ if TYPE_CHECKING:
     import psycopg
 
 NEVER: Final = float("-inf")
-"""The time of what has not been."""
+"""The time of events that have not happened."""
 
 _SETTINGS: Final = SETTINGS | {
-    # keys are known by their text: it must be the same in all sessions, and exact
+    # keys are identified by their text: it must be exact, and the same in all sessions
     "TimeZone": "UTC",
     "DateStyle": "ISO, MDY",
     "IntervalStyle": "postgres",
     "extra_float_digits": "1",
     "bytea_output": "hex",
-    # rows and claims are found by their indexes: a plan that reads all claims at each look is too slow
+    # rows and claims must be found by indexes: plans that read all claims at each look are too slow
     "enable_hashjoin": "off",
     "enable_mergejoin": "off",
     "jit": "off",
-    # a claim that another worker was faster with is no failure
+    # a claim that another worker made first must not be an error
     "default_transaction_isolation": "read committed",
 }
 
 
 @dataclass(frozen=True, init=False)
 class PostgreSQL:
-    """The rows of a table in PostgreSQL, those that are inserted later included. Needs psycopg:
+    """The rows of a table in PostgreSQL, including rows that are inserted later. Needs psycopg:
     `pip install 'kstreams_py[postgresql]'`.
 
-    Each row is a dict of column to value, as psycopg returns it; times with a zone are in UTC. A row that has a value
-    that Python does not have, such as a date of infinity, is refused with the reason.
+    Each row is a dict of column to value, as psycopg returns it; times with a zone are in UTC. A row with a value that
+    Python cannot represent, such as the date infinity, is refused with the reason.
 
     A row that was acknowledged is never read again, whatever changes in it. The claims of all workers and graphs are in
     the table `kstreams_claims` of the same schema, which is created.
@@ -65,9 +65,9 @@ class PostgreSQL:
     - `key`: a column that identifies a row for ever: the primary key, or NOT NULL and UNIQUE. A key that is used again
       after its row was deleted is not read. A table that is created again is refused until it is known whether its rows
       are the same.
-    - `columns`: those to read; None for all.
-    - `ends`: no row is inserted any more: the job ends when all rows are done.
-    - `lease`: seconds after which the claims of a worker that is silent are taken over, by the clock of the database.
+    - `columns`: the columns to read; None for all.
+    - `ends`: no more rows are inserted: the job ends when all rows are done.
+    - `lease`: seconds, by the clock of the database, after which the claims of a silent worker are taken over.
     """
 
     url: str = field(repr=False)
@@ -125,18 +125,18 @@ class TableConnection:
         self._keeper: psycopg.Connection[Any] | None = None
         """The connection of the thread that keeps the claims; None until it is needed."""
         self._owner = int.from_bytes(os.urandom(8), "big") >> 1
-        """The number of this worker among all owners of claims. One of a sequence may be given twice, after a crash."""
+        """The number of this worker among all owners of claims. A sequence could repeat a number after a crash."""
         self._renewed_at = self._search_at = NEVER
         """When the lease was last renewed, and when claims to be read again are next looked for."""
         self._batch = 0
         """The number of the last read."""
         self._held: dict[str, int] = {}
-        """By the key of each claim that was returned and that has no end, its batch."""
+        """The batch of each claim that was returned and has not ended, by key."""
         self._is_doubtful = False
-        """Whether there may be other claims of this worker: a connection has ended in the middle of a read, or with the
-        server, which may have lost commits."""
+        """Whether this worker may have other claims: a connection ended during a read, or with the server, which may
+        have lost commits."""
         self._taken = set[str]()
-        """The keys of the claims of the last read that other workers had when their leases ended."""
+        """The keys of claims that the last read took over from workers whose leases ended."""
         self.waits_alone = False
         self.is_exhausted = False
         self.refused = 0
@@ -234,7 +234,7 @@ class TableConnection:
         if not (alone and self.waits_alone) and now < self._search_at:
             return 0
         found = {each.key: each for each in self._tables.find_abandoned()}
-        # the index keeps claims that are done until it is vacuumed: a search takes a tenth of the time at most
+        # the index keeps done claims until it is vacuumed: searches take at most a tenth of the time
         self._search_at = now + max(self.lease / 4, PAUSE * (claims.read_clock() - now))
         chosen = choose({key: each.deaths for key, each in found.items()}, limit, alone=alone)
         if chosen.refused:
@@ -247,7 +247,7 @@ class TableConnection:
         return claimed
 
     def _claim_new(self, limit: int) -> int:
-        """Claims rows that nobody has claimed; returns how many."""
+        """Claims unclaimed rows; returns how many."""
         claimed = self._passes.find(lambda after: self._tables.claim(self._batch, after, limit))
         if self._passes.are_complete:
             self.is_exhausted = not self._tables.are_open()
@@ -258,12 +258,12 @@ class TableConnection:
         unknown = [key for key in self._tables.own_keys() if key not in self._held]
         found = self._return(unknown[:limit]) if unknown else []
         self._is_doubtful = len(unknown) > limit
-        if found:  # what is read beside suspects would be one of them at the next death
+        if found:  # rows that are read beside suspects would be suspects after the next death
             self.waits_alone = has_suspects(claim.attempts for claim in found)
         return found
 
     def _return(self, keys: Sequence[str] | None = None) -> list[Claim]:
-        """Returns the claims of this read, or those with these keys; refuses those whose row is gone."""
+        """Returns the claims of this read, or those with these keys; refuses those whose row was deleted."""
         rows, bad = self._load(keys)
         if deleted := [row[0] for row in rows if not row[3]]:
             self._tables.refuse(deleted, [DELETED] * len(deleted))
@@ -280,7 +280,7 @@ class TableConnection:
         return found
 
     def _load(self, keys: Sequence[str] | None) -> tuple[list[Any], list[tuple[str, DecodeError]]]:
-        """Returns the rows of claims, and the keys of those that cannot be read, with the error."""
+        """Returns the rows of claims, and the key and the error of each claim whose row cannot be read."""
         try:
             return _fetch(self._tables.select(self._batch, keys))
         except self._database.psycopg.Error as error:
@@ -288,7 +288,7 @@ class TableConnection:
                 raise
             if keys is not None and len(keys) == 1:
                 return [], [(keys[0], _cannot_read(error))]
-        # the server cannot send a value of one of them, such as text that is none in its encoding
+        # the server cannot send a value of one of the rows, such as text that is invalid in its encoding
         keys = [key for key in self._tables.own_keys() if key not in self._held] if keys is None else keys
         middle = (len(keys) + 1) // 2
         halves = [self._load(half) for half in (keys[:middle], keys[middle:]) if half]
@@ -317,7 +317,7 @@ class TableConnection:
 
     def _open(self) -> psycopg.Connection[Any]:
         source, owner = self._source, (self._owner, self.lease)
-        # plans of statements that were prepared would be those for other limits, and for columns as they were
+        # prepared statements would keep plans for other limits, and for the columns of that time
         connection = self._database.connect(_SETTINGS, prepare_threshold=None, client_encoding="utf8")
         try:
             with limited(connection):
@@ -326,13 +326,13 @@ class TableConnection:
         except BaseException:
             connection.close()
             raise
-        # a server that has crashed may have lost claims, too: their rows are found in another pass
+        # a server that crashed may have lost claims, too: another pass finds their rows
         self._is_doubtful, self._passes = True, Passes(claims.read_clock, ends=source.ends)
         return connection
 
 
 def _fetch(cursor: psycopg.Cursor[Any]) -> tuple[list[Any], list[tuple[str, DecodeError]]]:
-    """Returns the rows, and the keys of those with a value that psycopg cannot load, with the error."""
+    """Returns the rows, and the key and the error of each row with a value that psycopg cannot load."""
     try:
         return cursor.fetchall(), []
     except MemoryError:

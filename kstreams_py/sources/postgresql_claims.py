@@ -1,7 +1,7 @@
-"""Claims in PostgreSQL, in tables beside the one that is read: which rows are under way, by whom, and which are done.
+"""Claims in PostgreSQL, in tables beside the source's: which rows are under way, who claimed them, which are done.
 
 Each change is one statement that commits by itself and returns little, so that a worker that is frozen at any moment
-holds no lock. Leases are by the clock of the database.
+holds no lock. Leases use the clock of the database.
 """
 
 from __future__ import annotations
@@ -15,15 +15,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from kstreams_py.errors import SettingsError
 from kstreams_py.sinks.postgresql_columns import DESCRIBE, quote
 from kstreams_py.sinks.postgresql_connections import commit_to_disk, find_table
-from kstreams_py.sources.claims import CLAIMED, DONE, FREE, REFUSED
-from kstreams_py.sources.passes import Look
+from kstreams_py.sources.claims import CLAIMED, DONE, FREE, REFUSED, other_version
+from kstreams_py.sources.passes import LOOKED_AT, Look
 from kstreams_py.sources.postgresql_tables import ReadTable, needing, show
 
 if TYPE_CHECKING:
     import psycopg
-
-LOOKED_AT: Final = 20_000
-"""How many rows are looked through at a time for those that nobody has claimed, and how many claims to be taken."""
 
 _COLUMNS: Final = {
     "kstreams_claims": ("reader", "key", "state", "owner", "batch", "deaths", "reason"),
@@ -42,9 +39,9 @@ CREATE TABLE IF NOT EXISTS {schema}.kstreams_claim_owners (
 CREATE TABLE IF NOT EXISTS {schema}.kstreams_source_id (reader text COLLATE "C" PRIMARY KEY, id text NOT NULL,
     table_oid oid NOT NULL)
 """
-"""The order of the collation "C" never changes: another one may, with the libraries of the server.
+"""The order of the collation "C" never changes; that of others may, with the libraries of the server.
 
-The index has the claims that are not done, which are few: without it, a search for them would read all.
+The index has the few claims that are not done: without it, a search for them would read all claims.
 """
 
 _NOW: Final = "clock_timestamp()"
@@ -52,25 +49,22 @@ _NOW: Final = "clock_timestamp()"
 _UNTIL: Final = f"{_NOW} + %(lease)s * interval '1 second'"
 
 DEAD: Final = f"(lease_until < {_NOW} OR lease_until > {_NOW} + 2 * lease * interval '1 second')"
-"""An owner whose lease is over; or that is from before the clock was set back, which must not keep claims for long."""
+"""An owner whose lease is over, or began before the clock was set back: it must not keep its claims for long."""
 
 
 _OWN: Final = f"c.reader = %(reader)s AND c.owner = %(owner)s AND c.state = {CLAIMED}"
 
 
 def find_claims(connection: psycopg.Connection[Any], source: str, table: ReadTable) -> bool:
-    """Returns whether all tables of the claims of a table are there. Raises SettingsError for those of another version.
+    """Returns whether all tables for the claims of a table exist. Raises SettingsError for claims of another version.
 
-    - `source`: what stands for the table in messages.
+    - `source`: the name of the table in messages.
     """
     oids = {name: find_table(connection, f"{table.schema}.{name}") for name in _COLUMNS}
     for name, oid in oids.items():
         found = tuple(column for column, *_ in connection.execute(DESCRIBE, (oid,)))
         if oid is not None and found != _COLUMNS[name]:
-            raise SettingsError(
-                f"{source}: table {name} is of another version of kstreams_py (its columns are {', '.join(found)}): "
-                "read it with that version, or drop it to read all rows again"
-            )
+            raise other_version(source, name, found)
     return None not in oids.values()
 
 
@@ -92,9 +86,9 @@ class ClaimTables:
     def __init__(
         self, connection: psycopg.Connection[Any], source: str, reader: str, table: ReadTable, owner: tuple[int, float]
     ) -> None:
-        """Creates what is missing.
+        """Creates missing tables.
 
-        - `source`: what stands for the table in messages.
+        - `source`: the name of the table in messages.
 
         Raises SettingsError for claims of another version or of another table, and for missing rights.
         """
@@ -104,10 +98,10 @@ class ClaimTables:
         self._reader = f"{reader} {table.label}"
         encoding = connection.info.parameter_status("server_encoding")
         self._encoding = "utf-8" if encoding == "UTF8" else "ascii"
-        commit_to_disk(connection)  # rows are stored under an identity: it must not be lost
+        commit_to_disk(connection)  # rows are stored under this identity, which must not be lost
         self._create(source)
         self.identity = f"{self._identify(source)} {self._reader}"
-        # what a crash of the machine takes of the claims is read again, and stored once by its origin
+        # rows whose claims are lost in a crash of the machine are read again, and stored once by their origins
         connection.execute("SET synchronous_commit = off")
 
     def _create(self, source: str) -> None:
@@ -127,10 +121,10 @@ class ClaimTables:
             raise SettingsError(f"{source}: a right to the tables of the claims is missing: run {granted}")
 
     def _identify(self, source: str) -> str:
-        """Returns what tells this table from another one under its name.
+        """Returns an id that distinguishes this table from others that had its name.
 
-        Raises SettingsError if rows of another one were claimed: their keys may be the same, and it would be wrong to
-        read none of the new rows, and wrong as well to read all of a table again that was only restored.
+        Raises SettingsError if rows of another table with this name were claimed. Their keys may be the same: then it
+        would be wrong to skip the rows of a new table, and as wrong to read all rows of a restored one again.
         """
         asked = f"SELECT id, table_oid FROM {self._identity} WHERE reader = %(reader)s"
         given = self._parameters() | {"id": uuid.uuid4().hex, "oid": self._table.oid}
@@ -165,7 +159,7 @@ class ClaimTables:
     def renew(self, connection: psycopg.Connection[Any] | None = None) -> bool:
         """Renews the lease of this worker, or begins it; returns whether the table is still the same.
 
-        - `connection`: another one for this; None for that of the worker.
+        - `connection`: None for the connection of the worker.
         """
         statement = (
             f"INSERT INTO {self._owners} (owner, lease, lease_until, process)"
@@ -177,14 +171,14 @@ class ClaimTables:
         return bool(oid == self._table.oid)
 
     def delete_dead(self) -> None:
-        """Deletes the owners that are dead: their claims have no owner then. One that was only frozen begins again."""
+        """Deletes dead owners, so that their claims have none. An owner that was only frozen begins a new lease."""
         dead = f"SELECT owner FROM {self._owners} WHERE {DEAD} FOR UPDATE SKIP LOCKED"
         self._connection.execute(f"DELETE FROM {self._owners} WHERE owner IN ({dead})", ())
 
     def claim(self, batch: int, after: str | None, limit: int) -> Look:
-        """Claims up to `limit` rows that nobody has claimed, of the next ones after a key."""
-        # a subquery with a value is an access to an index for each row: of NOT EXISTS, PostgreSQL may make a plan that
-        # reads all claims for each row, as long as it has no statistics of them
+        """Claims up to `limit` unclaimed rows among the next ones after a key."""
+        # a scalar subquery is an index lookup for each row; for NOT EXISTS, PostgreSQL may choose a plan that reads all
+        # claims for each row, as long as it has no statistics
         table = self._table
         key, shown = f"t.{table.key}", f't.{table.key}::text COLLATE "C"'
         rows = f"{table.name} AS t {'' if after is None else f'WHERE {key} > %(after)s::{table.kind}'}"
@@ -210,7 +204,7 @@ class ClaimTables:
         return Look(found, claimed, last, is_end)
 
     def find_abandoned(self) -> list[Abandoned]:
-        """Returns claims that may be taken, first those with the most deaths."""
+        """Returns claims that may be taken, those with the most deaths first."""
         statement = (
             f"SELECT c.key, c.state, c.owner, c.deaths + c.state FROM {self._claims} AS c"
             f" LEFT JOIN {self._owners} AS o ON o.owner = c.owner"
@@ -222,7 +216,7 @@ class ClaimTables:
         return [Abandoned(*each) for each in found]
 
     def take(self, abandoned: Sequence[Abandoned], batch: int, reason: str | None = None) -> int:
-        """Claims what is abandoned, or refuses it with a reason; returns how many: other workers may be faster."""
+        """Takes abandoned claims, or refuses their rows with a reason. Returns how many: others may be faster."""
         statement = (
             f"WITH taken AS (SELECT c.key FROM unnest(%(keys)s::text[], %(states)s::smallint[], %(owners)s::bigint[])"
             f" AS given(key, state, owner) JOIN {self._claims} AS c ON c.reader = %(reader)s AND c.key = given.key"
@@ -240,7 +234,7 @@ class ClaimTables:
     def select(self, batch: int, keys: Sequence[str] | None = None) -> psycopg.Cursor[Any]:
         """Selects this worker's claims of a batch: key, deaths, batch, whether the row is there, and its columns.
 
-        - `keys`: those with these keys instead, of any batch.
+        - `keys`: select the claims with these keys instead, of any batch.
         """
         table = self._table
         columns = ", ".join(f"t.{each}" for each in table.columns)
@@ -258,7 +252,7 @@ class ClaimTables:
         return [key for (key,) in found]
 
     def acknowledge(self, keys: Sequence[str], batch: int) -> None:
-        """Marks this worker's claims as done; those that another has taken over are left.
+        """Marks this worker's claims as done, but not those that another worker has taken over.
 
         - `batch`: the oldest batch of the claims. Without it, the index would be searched from the first claim on.
         """
@@ -274,13 +268,13 @@ class ClaimTables:
         self._connection.execute(f"UPDATE {self._claims} AS c SET {change} WHERE {which}", self._parameters() | given)
 
     def refuse(self, keys: Sequence[str], reasons: Sequence[str]) -> None:
-        """Marks this worker's claims as done without success, each with the reason."""
+        """Marks this worker's claims as refused, each with the reason."""
         statement = (
             f"UPDATE {self._claims} AS c SET state = {REFUSED}, reason = given.reason"
             " FROM unnest(%(keys)s::text[], %(reasons)s::text[]) AS given(key, reason)"
             f" WHERE {_OWN} AND c.key = given.key"
         )
-        # text of functions may have what the database does not store: NUL, halves of pairs, letters of other languages
+        # reasons may have characters that the database cannot store: NUL, lone surrogates, letters outside its encoding
         texts = [each.replace("\0", "\\0").encode(self._encoding, "backslashreplace") for each in reasons]
         given = {"keys": keys, "reasons": [each.decode(self._encoding) for each in texts]}
         self._connection.execute(statement, self._parameters() | given)

@@ -1,4 +1,4 @@
-"""What operators see of the claims in PostgreSQL, and how they let refused rows be read again."""
+"""Shows the claims in PostgreSQL to operators, and lets refused rows be read again."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from kstreams_py.errors import SourceUnavailable
 from kstreams_py.graph.source import RefusedInput, SourceStatus
 from kstreams_py.sinks.postgresql_connections import Database, first_line, limited
 from kstreams_py.sources.claims import CLAIMED, FREE, REFUSED
+from kstreams_py.sources.inspection import count_claims
 from kstreams_py.sources.postgresql_claims import DEAD, find_claims
 from kstreams_py.sources.postgresql_tables import ReadTable, describe_table
 from kstreams_py.sources.suspects import SUSPECTED, check_refused
@@ -19,10 +20,10 @@ if TYPE_CHECKING:
 
 
 class ClaimedTable(NamedTuple):
-    """A table whose claims are looked at.
+    """A table whose claims are inspected.
 
-    - `source`: what stands for it in messages.
-    - `settings`: those of the session.
+    - `source`: its name in messages.
+    - `settings`: the settings of the session.
     """
 
     url: str
@@ -38,25 +39,18 @@ class ClaimedTable(NamedTuple):
                 return SourceStatus()
             claims, owners = f"{table.schema}.kstreams_claims", f"{table.schema}.kstreams_claim_owners"
             given = {"reader": f"{reader} {table.label}", "limit": limit}
-            counts = dict.fromkeys([(FREE, False), (CLAIMED, False), (CLAIMED, True)], 0)
-            suspects = 0
             counted = connection.execute(
                 f"SELECT state, is_dead, count(*), count(*) FILTER (WHERE deaths + is_dead::int >= {SUSPECTED})"
                 f" FROM (SELECT c.state, c.deaths, c.state = {CLAIMED} AND (o.owner IS NULL OR {DEAD}) AS is_dead"
                 f" FROM {claims} AS c LEFT JOIN {owners} AS o ON o.owner = c.owner"
                 f" WHERE c.reader = %(reader)s AND c.state <= {CLAIMED}) AS open GROUP BY state, is_dead",
                 given,
-            )
-            for state, is_dead, count, suspected in counted.fetchall():
-                counts[state, is_dead] = count
-                suspects += suspected if state == FREE or is_dead else 0
+            ).fetchall()
             of_refused = f"FROM {claims} WHERE reader = %(reader)s AND state = {REFUSED}"
             [(refused,)] = connection.execute(f"SELECT count(*) {of_refused}", given).fetchall()
             asked = f"SELECT key, deaths, reason {of_refused} ORDER BY key::{table.kind} DESC LIMIT %(limit)s"
             shown = tuple(RefusedInput(*each) for each in connection.execute(asked, given).fetchall())
-        return SourceStatus(
-            counts[FREE, False], counts[CLAIMED, False], counts[CLAIMED, True], suspects, refused, shown
-        )
+        return count_claims(counted)._replace(refused=refused, shown=shown)
 
     def retry(self, reader: str, keys: Collection[str] | None) -> int:
         """See InspectedSource."""

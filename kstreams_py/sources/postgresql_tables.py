@@ -31,7 +31,7 @@ WHERE attrelid = %s AND attname = %s
 """Whether a column identifies a row, and its collation."""
 
 _KINDS: Final = {"v": "a view", "m": "a materialized view", "f": "a foreign table"}
-"""What has rows without being a table, by `relkind`."""
+"""Relations that have rows and are not tables, by `relkind`."""
 
 _NUMBERS: Final = {"smallint", "integer", "bigint", "oid"}
 
@@ -42,7 +42,7 @@ class ReadTable(NamedTuple):
     - `name`, `schema`, `key`, `columns`: quoted for a statement that psycopg formats.
     - `names`: the names of the columns that are read.
     - `kind`: the type of the key, with its collation.
-    - `label`: schema, table and key, which no other key of the database has.
+    - `label`: schema, table and key, as a name that is unique in the database.
     """
 
     oid: int
@@ -56,7 +56,7 @@ class ReadTable(NamedTuple):
     is_number: bool
 
     def key_of(self, text: str) -> int | bytes:
-        """Returns the key of a claim, by the text of the row's key."""
+        """Returns the key of a claim from the text of the row's key."""
         return int(text) if self.is_number else text.encode()
 
 
@@ -65,8 +65,8 @@ def describe_table(
 ) -> ReadTable:
     """Finds a table. Raises SettingsError if it cannot be read as it is declared.
 
-    - `source`: what stands for it in messages.
-    - `columns`: those to read; None for all.
+    - `source`: its name in messages.
+    - `columns`: the columns to read; None for all.
     """
     role = show(quote(connection.info.user))
     with needing(source, f"GRANT USAGE ON SCHEMA {show(quote(table.partition('.')[0]))} TO {role}"):

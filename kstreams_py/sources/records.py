@@ -1,4 +1,4 @@
-"""The records of one file in their order, from any of them on: lines of JSON, rows of CSV and of Parquet."""
+"""The records of one file in order, from any position: lines of JSON, rows of CSV and of Parquet."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RECORD_MAX: Final = 16 * 2**20
 """Bytes of the longest record: a line, or the lines of a row of CSV."""
 
 READ_BYTES: Final = 4 * 2**20
-"""Bytes of records after which no more are read together."""
+"""Bytes of records after which no more records are read together."""
 
 _BUFFER: Final = 128 * 2**10
 _BATCH_ROWS: Final = 1_024
@@ -42,7 +42,7 @@ def _bad_input(reason: str) -> BadInput:
 
 
 _TOO_LONG: Final = _bad_input(f"it is longer than {RECORD_MAX >> 20} MB")
-_NUL: Final = _bad_input("it has NUL bytes: the file is damaged, or no text in UTF-8")
+_NUL: Final = _bad_input("it has NUL bytes: the file is damaged, or not text in UTF-8")
 
 
 class FilePosition(NamedTuple):
@@ -59,9 +59,9 @@ class FilePosition(NamedTuple):
 class FileRecord(NamedTuple):
     """A record that was found.
 
-    - `number`: of its first line in the file; in Parquet, of the row. The first one is 1.
-    - `rows`, `offset`: the position behind it.
-    - `data`: what `decode` makes its value of.
+    - `number`: the number of its first line in the file; in Parquet, of its row. The first one is 1.
+    - `rows`, `offset`: the position after it.
+    - `data`: its raw data, for `decode`.
     """
 
     number: int
@@ -75,33 +75,33 @@ class OpenRecords(ABC):
 
     - `file`: the file on the disk.
     - `is_finished`: whether `take` has returned the last record that the file has now.
-    - `is_final`: whether what was read might be other records if bytes were appended.
-    - `awaited`: what the file lacks, if it ends with what is no record yet, and is rarely written so.
+    - `is_final`: whether appended bytes could change the records that were read.
+    - `awaited`: what the incomplete last record lacks; "" if it lacks nothing, or only a newline.
     """
 
     can_seek = True
-    """Whether it can begin at any position."""
+    """Whether reading can begin at any position."""
 
     def __init__(self, file: IO[bytes], rows: int) -> None:
         self.file = file
         self.is_finished = self.is_final = False
         self.awaited = ""
         self._ahead: list[FileRecord] = []
-        """Those that were read since the position of the last `take`."""
+        """The records that were read from the position of the last `take` on."""
         self._from = self._to = rows
         """The rows before the position of the last `take`, and those before the next record."""
         self._records: Iterator[FileRecord] = iter(())
 
     def reaches(self, rows: int) -> bool:
-        """Whether `take` can go on after so many rows."""
+        """Returns whether `take` can go on after this many rows."""
         return self._from <= rows and (rows <= self._to or not self.can_seek)
 
     def take(self, rows: int, limit: int, is_over: Callable[[], bool]) -> list[FileRecord]:
-        """Returns up to `limit` records after so many rows. Those that are not claimed can be taken again.
+        """Returns up to `limit` records after this many rows. Records that are not claimed can be taken again.
 
-        After an exception, it cannot be used.
+        After an exception, the object cannot be used any more.
 
-        - `is_over`: returns whether the time for skipping records is over; then nothing is returned.
+        - `is_over`: returns whether the time for skipping records is over; then `take` returns nothing.
         """
         ahead = self._ahead
         del ahead[: bisect.bisect_right(ahead, rows, key=lambda record: record.number)]
@@ -129,14 +129,14 @@ class OpenRecords(ABC):
 
     @abstractmethod
     def size_at(self, offset: int) -> int:
-        """Returns how many bytes of the file on the disk are known, once it was read up to an offset."""
+        """Returns how many bytes of the file on the disk are known once it was read up to an offset."""
 
     @abstractmethod
     def decode(self, data: Any) -> Any:
-        """Returns the value of the data of a record, or BadInput."""
+        """Returns the value of a record's data, or BadInput."""
 
     def values(self, numbers: Collection[int]) -> dict[int, Any]:
-        """Returns the values of records after the position. Nothing else is read of this object."""
+        """Returns the values of records after the position, by number. The object cannot be used afterwards."""
         wanted, found = set(numbers), dict[int, Any]()
         for record in self._records:
             if record.number in wanted:
@@ -151,7 +151,7 @@ class OpenRecords(ABC):
 
 
 class _TooLong(ValueError):
-    """A line is longer than RECORD_MAX. It was passed. `size`: its bytes."""
+    """A line is longer than RECORD_MAX, and was skipped. `size`: its bytes."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -161,8 +161,8 @@ class _TooLong(ValueError):
 class _Lines:
     """The lines of a text, from a position on.
 
-    - `is_complete`: whether the end of the text is also that of its last line.
-    - `is_final`: whether a line without a newline was read, or something else depended on the end.
+    - `is_complete`: whether the end of the text also ends its last line.
+    - `is_final`: whether a line without a newline was read, or another result depends on where the text ends.
     - `end`: the offset at which the text ends; None if it ends with the file.
     """
 
@@ -178,7 +178,7 @@ class _Lines:
         self.rows, self.offset = position
 
     def take(self) -> bytes:
-        """Returns the next line; nothing at the end. Raises _TooLong behind a line that is too long."""
+        """Returns the next line; nothing at the end. Raises _TooLong after it has skipped a line that is too long."""
         if self._returned:
             line, size = self._returned.pop()
         elif self._end is not None and self.offset >= self._end:
@@ -195,7 +195,7 @@ class _Lines:
         return line.removeprefix(_BOM) if self.offset == size else line
 
     def _take_odd(self, line: bytes) -> tuple[bytes, int]:
-        """Returns the next line and its size, from its beginning without a newline."""
+        """Returns the next line and its size. `line`: what was read of it, without a newline."""
         size = len(line)
         while size > RECORD_MAX and line[-1:] != b"\n" and (line := self._data.readline(_BUFFER)):
             size += len(line)
@@ -219,13 +219,13 @@ class TextRecords(OpenRecords):
     def __init__(self, path: str, start: FilePosition, end: int | None, *, is_complete: bool) -> None:
         """Opens a file.
 
-        - `start`: where to begin; a compressed file has only its beginning.
+        - `start`: where to begin; a compressed file always begins at its start.
         - `end`: the offset up to which it is read; None for all.
-        - `is_complete`: nothing is appended any more: the last line needs no newline.
+        - `is_complete`: nothing more is appended: the last line needs no newline.
         """
         file: Any = Path(path).open("rb", buffering=0)  # noqa: SIM115 `close` closes it
         self.can_seek = not path.endswith(".gz")
-        # what was decompressed before an error is read first, which another buffer around it would lose
+        # another buffer around gzip would lose the data that was decompressed before an error
         self._data: Any = io.BufferedReader(file, _BUFFER) if self.can_seek else gzip.GzipFile(fileobj=file)
         self._lines = _Lines(self._data, end, is_complete=is_complete)
         self._is_damaged = False
@@ -234,7 +234,7 @@ class TextRecords(OpenRecords):
         self._records = self._read(start)
 
     def size_at(self, offset: int) -> int:
-        """See OpenRecords. Of a compressed file, a buffer more is known; and all, where the end mattered."""
+        """See OpenRecords. Of a compressed file, one more buffer is known, or all of it if the end mattered."""
         if self._is_damaged:
             return os.fstat(self.file.fileno()).st_size
         return offset if self.can_seek and not self.is_final else self.file.tell()
@@ -259,7 +259,7 @@ class TextRecords(OpenRecords):
                 return
             self.is_final = self._is_damaged = True
             reason = f"it cannot be decompressed from here on: {error}"
-            # the position is behind what was read, so that a reader up to it finds the error again
+            # the position is after what was read, so that a reader up to there finds the error again
             yield FileRecord(rows + 1, rows + 1, self._lines.offset + 1, _bad_input(reason))
 
     def _begin(self) -> None:
@@ -283,7 +283,7 @@ class TextRecords(OpenRecords):
 
     @abstractmethod
     def _is_empty(self, line: bytes) -> bool:
-        """Returns whether a line is passed over."""
+        """Returns whether a line is skipped."""
 
     @abstractmethod
     def _data_of(self, line: bytes) -> Any:
@@ -291,7 +291,7 @@ class TextRecords(OpenRecords):
 
 
 class JsonRecords(TextRecords):
-    """The lines of a file, each with a JSON value. Lines of blanks are passed over."""
+    """The lines of a file, each with a JSON value. Blank lines are skipped."""
 
     def _is_empty(self, line: bytes) -> bool:
         return line.isspace()
@@ -306,15 +306,15 @@ class JsonRecords(TextRecords):
         try:
             return json.loads(data.decode("utf-8", "surrogateescape"))
         except RecursionError:
-            return _bad_input("it is no JSON that can be read: it is nested too deeply")
+            return _bad_input("it is not readable JSON: it is nested too deeply")
         except json.JSONDecodeError as error:
-            return _bad_input(f"it is no JSON: {error.msg} at column {error.colno}")
+            return _bad_input(f"it is not JSON: {error.msg} at column {error.colno}")
         except ValueError as error:  # an integer of too many digits
-            return _bad_input(f"it is no JSON that can be read: {error}")
+            return _bad_input(f"it is not readable JSON: {error}")
 
 
 class CsvRecords(TextRecords):
-    """The rows of a CSV file, by the names in its first row. Empty lines are passed over.
+    """The rows of a CSV file, by the names in its first row. Empty lines are skipped.
 
     Where a quoted field breaks the rules of CSV, or has no end, the line in which its row began is refused alone.
     """
@@ -349,7 +349,7 @@ class CsvRecords(TextRecords):
         try:
             return next(csv.reader(self._follow(first, taken), delimiter=self._delimiter, strict=True))
         except csv.Error as error:
-            reason = f"it is no CSV: {error}"
+            reason = f"it is not CSV: {error}"
         except _TooLong:
             reason = str(_TOO_LONG.error)
         if taken and not taken[-1][1]:
@@ -362,7 +362,7 @@ class CsvRecords(TextRecords):
         return _bad_input(reason)
 
     def _follow(self, first: bytes, taken: list[tuple[bytes, int]]) -> Iterator[str]:
-        """Yields a line and those after it, while a row may have them; adds those after it to `taken`, with the end."""
+        """Yields a line and the next ones, which may belong to its row; adds the next ones, and the end, to `taken`."""
         size = len(first)
         yield first.decode("utf-8", "surrogateescape")
         while True:
@@ -386,7 +386,7 @@ class CsvRecords(TextRecords):
             return _NUL
         text = data.decode("utf-8", "surrogateescape").rstrip("\r\n")
         if "\r" in text:
-            return _bad_input("it is no CSV: it has a carriage return outside of quotes")
+            return _bad_input("it is not CSV: it has a carriage return outside of quotes")
         return text.split(self._delimiter)
 
     def decode(self, data: Any) -> Any:
@@ -408,7 +408,7 @@ class ParquetRecords(OpenRecords):
         """Opens a file.
 
         - `start`: where to begin.
-        - `is_complete`: a file that cannot be opened is not being written, but damaged.
+        - `is_complete`: nobody writes the file: if it cannot be opened, it is damaged.
         """
         import pyarrow as pa  # noqa: PLC0415 an extra
         from pyarrow import parquet  # noqa: PLC0415
@@ -416,23 +416,23 @@ class ParquetRecords(OpenRecords):
         super().__init__(Path(path).open("rb"), start.rows)  # noqa: SIM115 `close` closes it
         self.is_final = True
         self._errors = pa.ArrowException, ValueError, OverflowError, OSError, EOFError
-        """What pyarrow raises for data that it cannot read, or convert."""
+        """The exceptions of pyarrow for data that it cannot read or convert."""
         self._first, self._values = 1, list[Any]()
         """The number of the first row of the batch in memory, and its values."""
         self._group = -1
         self._batches: Iterator[pa.RecordBatch] = iter(())
-        """The batches after that one in its row group."""
+        """The later batches in its row group."""
         self._broken: dict[int, tuple[int, BadInput]] = {}
-        """By row group, the first row that cannot be read, and why."""
+        """By row group, the first row that cannot be read, with the reason."""
         self._begins = [0]
-        """The rows before each row group, and before the end."""
+        """The number of rows before each row group, and before the end."""
         try:
             self._table = parquet.ParquetFile(self.file)
         except self._errors as error:
             _raise_outage(error)
             self.awaited = f"what makes it a Parquet file: {error}"
             if is_complete:
-                self._broken[0] = 1, _bad_input(f"its file is no Parquet file that can be read: {error}")
+                self._broken[0] = 1, _bad_input(f"its file is not a readable Parquet file: {error}")
                 self._records = iter([FileRecord(1, 1, 0, 1)])
             return
         groups, names = range(self._table.num_row_groups), self._table.schema_arrow.names
@@ -443,7 +443,7 @@ class ParquetRecords(OpenRecords):
             self._broken = dict.fromkeys(groups, (1, _bad_input(f"its file has the column {double!r} twice")))
 
     def size_at(self, _: int) -> int:
-        """See OpenRecords: all bytes are known, as the last ones describe the others."""
+        """See OpenRecords: all bytes are known, as the last ones are an index of the file."""
         return os.fstat(self.file.fileno()).st_size
 
     def decode(self, data: Any) -> Any:
@@ -458,7 +458,7 @@ class ParquetRecords(OpenRecords):
                 self._go_to(group, number)
             except self._errors as error:
                 _raise_outage(error)
-                # the rows before it are read again from the beginning of the group, if they are asked for
+                # earlier rows are read again from the beginning of the group, if they are asked for
                 self._group, unreadable = -1, _bad_input(f"its row group {group} cannot be read: {error}")
                 self._broken[group] = self._first, unreadable
                 return unreadable
@@ -488,15 +488,15 @@ class ParquetRecords(OpenRecords):
         try:
             return row.to_pylist()[0]
         except self._errors as error:  # such as a timestamp with nanoseconds
-            return _bad_input(f"it has a value that Python does not have: {error}")
+            return _bad_input(f"it has a value that Python cannot represent: {error}")
 
 
 def _raise_outage(error: Exception) -> None:
-    """Raises an error of the disk. pyarrow raises one of the same class, without a number, for what it cannot read."""
+    """Raises an error of the disk. For unreadable data, pyarrow raises the same class of errors, without a number."""
     if isinstance(error, OSError) and error.errno is not None:
         raise error
 
 
 def _first_double(names: Sequence[str]) -> str | None:
-    """Returns the first name that is there twice."""
+    """Returns the first name that occurs twice; None if none does."""
     return next((name for number, name in enumerate(names) if name in names[:number]), None)

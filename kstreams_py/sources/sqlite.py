@@ -6,7 +6,7 @@ import sqlite3
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from kstreams_py.errors import SettingsError, did_you_mean
 from kstreams_py.graph.source import SourceStatus
@@ -14,26 +14,23 @@ from kstreams_py.sinks.sqlite import listed, quoted
 from kstreams_py.sources import claims
 from kstreams_py.sources.claims import CLAIMS, LEASE, ClaimedInputs, ClaimsFile, check_file, checked_lease
 from kstreams_py.sources.inspection import inspect_claims, retry_claims
-from kstreams_py.sources.passes import Look, Passes
-
-LOOKED_AT: Final = 20_000
-"""How many rows are looked through at a time for those that nobody has claimed."""
+from kstreams_py.sources.passes import LOOKED_AT, Look, Passes
 
 
 @dataclass(frozen=True, init=False)
 class SQLite:
-    """The rows of a table in SQLite, those that are inserted later included. Each row is a dict of column to value.
+    """The rows of a table in SQLite, including rows that are inserted later. Each row is a dict of column to value.
 
     A row that was acknowledged is never read again, whatever changes in it. The claims of all workers and graphs are in
-    the table `kstreams_claims` of the same file, which is created; the file's journal mode becomes WAL. All workers run
-    on one machine.
+    the table `kstreams_claims` of the same file, which is created; the file's journal mode becomes WAL. All workers
+    must run on one machine.
 
     - `path`: the path of the file.
     - `key`: a column that identifies a row for ever: the primary key, or NOT NULL and UNIQUE. A key that is used again
       after its row was deleted is not read.
-    - `columns`: those to read; None for all.
-    - `ends`: no row is inserted any more: the job ends when all rows are done.
-    - `lease`: seconds after which the claims of a worker that is silent are taken over.
+    - `columns`: the columns to read; None for all.
+    - `ends`: no more rows are inserted: the job ends when all rows are done.
+    - `lease`: seconds after which the claims of a silent worker are taken over.
     """
 
     path: Path
@@ -74,7 +71,7 @@ class SQLite:
         return retry_claims(self, self.path, self._reader(reader), keys)
 
     def _reader(self, reader: str) -> str:
-        """Returns who owns the claims: another table, or another key of it, has other rows."""
+        """Returns the name under which claims are kept: another table, or another key column, has other inputs."""
         return f"{reader} {self.table}.{self.key}"
 
 
@@ -120,7 +117,7 @@ class _TableRows(ClaimedInputs):
         since, began = ("", ()) if after is None else (f"WHERE {key} > ?", (after,))
         keys = f"SELECT {key} FROM {quoted(self._source.table)} {since} ORDER BY {key}"
         until = connection.execute(f"{keys} LIMIT 1 OFFSET {LOOKED_AT - 1}", began).fetchone()
-        # asked for before the rows: what is inserted after this is beyond the end, or found in the next pass
+        # read before the rows: a row that is inserted after this is beyond the end, or found in the next pass
         last = until or connection.execute(f"{keys} DESC LIMIT 1", began).fetchone()
         found = self._select(connection, reader, limit, after, until)
         if len(found) == limit:
@@ -136,7 +133,7 @@ class _TableRows(ClaimedInputs):
         asked = (
             f"SELECT {key}, {', '.join(f't.{quoted(each)}' for each in self._columns)}"
             f" FROM {quoted(self._source.table)} AS t"
-            f" LEFT JOIN {CLAIMS} AS c ON c.reader = ? AND c.key = +{key}"  # + lets it use the index, of no affinity
+            f" LEFT JOIN {CLAIMS} AS c ON c.reader = ? AND c.key = +{key}"  # + removes its affinity: c.key has none
             f" WHERE c.key IS NULL {since} {'' if until is None else f'AND {key} <= ?'} ORDER BY {key} LIMIT ?"
         )
         return connection.execute(asked, (reader, *began, *(until or ()), limit)).fetchall()

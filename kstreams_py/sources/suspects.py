@@ -1,4 +1,4 @@
-"""Suspects: inputs whose workers died, read again in ever smaller groups until the one that ends workers is alone."""
+"""Suspects: inputs whose workers died. They are read again in ever smaller groups, until the culprit is alone."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from kstreams_py.errors import SettingsError
 KeyT = TypeVar("KeyT", bound=Hashable)
 
 DEATHS_MAX: Final = 5
-"""An input under way at this many deaths of its worker, the last ones almost alone, is not read again."""
+"""An input that was under way at this many deaths of its worker is not read again; at the last ones it was alone."""
 
 GROUPS: Final = {2: 1_000, 3: 30, 4: 1}
-"""How many suspects are read together, by the deaths that they were part of.
+"""How many suspects are read together, by the number of deaths at which they were under way.
 
-An input dies once with whatever was under way beside it, which says nothing. At each further death, fewer are suspects.
+The first death says nothing, as many inputs were under way. Each further death leaves fewer suspects.
 """
 
 SUSPECTED: Final = min(GROUPS)
-"""Inputs that were part of so many deaths are suspects."""
+"""Inputs that were under way at this many deaths are suspects."""
 
 REASON: Final = f"{DEATHS_MAX} times its worker died, or its job failed or lost it, while it was under way"
 """Why a suspect is refused in the end."""
 
 DELETED: Final = "it was deleted before it was processed"
-"""Why an input that is gone is refused when it is to be read again."""
+"""Why a deleted input is refused when it is to be read again."""
 
 
 class Choice(NamedTuple, Generic[KeyT]):
-    """What becomes of the inputs that are read again.
+    """The choice among inputs that are to be read again.
 
     - `read`: those to read now.
     - `refused`: those not to be read again.
-    - `are_suspects`: whether those to read must stay by themselves.
-    - `left`: whether others wait until nothing is under way.
+    - `are_suspects`: whether nothing else may be read beside those to read.
+    - `left`: whether others must wait until nothing is under way.
     """
 
     read: list[KeyT]
@@ -44,7 +44,7 @@ class Choice(NamedTuple, Generic[KeyT]):
 
 
 def has_suspects(deaths: Iterable[int]) -> bool:
-    """Returns whether one of these inputs is a suspect, by the deaths of each: nothing else is read beside it."""
+    """Returns whether any input is a suspect, by the deaths of each. Nothing else is read beside suspects."""
     return any(count >= SUSPECTED for count in deaths)
 
 

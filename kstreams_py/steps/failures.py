@@ -14,7 +14,6 @@ from kstreams_py.errors import (
     Refused,
     RowRefused,
     Stop,
-    UserMistake,
 )
 from kstreams_py.graph.declarations import Processor
 from kstreams_py.graph.functions import show_function
@@ -48,17 +47,9 @@ class Retries:
         self._failed: dict[tuple[tuple[str, int, int], ...], int] = {}
         """How many attempts failed, by the records that the step reads."""
 
-    def covers(self, error: BaseException) -> bool:
-        """Returns whether another attempt may succeed: it cannot for mistakes in the program or wrong bytes."""
-        return isinstance(error, self.retry.classes) and not isinstance(error, UserMistake | DecodeError)
-
     def attempts(self, steps: Sequence[Any]) -> int:
         """Returns the number of the attempt at steps run together; for a batch, that of the step tried least often."""
         return 1 + min(self._failed.get(read_by(step), 0) for step in steps)
-
-    def is_last(self, attempts: int) -> bool:
-        """Returns whether no attempt follows the one with this number."""
-        return attempts >= self.retry.attempts and self.retry.then is not Then.PAUSE
 
     def failed(self, steps: Sequence[Any], attempts: int) -> None:
         """Notes that the attempt with this number has failed, and that another follows."""
@@ -72,6 +63,23 @@ class Retries:
                 for read, attempts in self._failed.items()
                 if all(positions.get(TopicPartition(topic, n), offset + 1) <= offset for topic, n, offset in read)
             }
+
+
+def exit_error(what: str, error: BaseException, remedy: str) -> FunctionExited:
+    """Returns the error that stops the worker instead of one that would end the process, maybe as a success.
+
+    - `what`: what the error has ended.
+    - `remedy`: what an exception of another class is for.
+
+    Raises a KeyboardInterrupt again, with a note: it may be a Ctrl-C if a test runs the worker; the slot knows.
+    """
+    text = f"{what}: raise kstreams_py.Stop to stop the worker, or an exception of another class {remedy}"
+    if isinstance(error, KeyboardInterrupt):
+        error.add_note(text)
+        raise error
+    exited = FunctionExited(text)
+    exited.__cause__ = error
+    return exited
 
 
 class Failures:
@@ -112,7 +120,7 @@ class Failures:
             step: Any = inputs if self._processor.joins else inputs[0]
             together = plan.intake.steps if self._processor.batch else [step]
             attempts = self.retries.attempts(together)
-            if not self.retries.is_last(attempts):
+            if not self.retries.retry.is_last(attempts):
                 plan.again = Again(together, error, attempts)
                 return False
             if self.retries.retry.then is Then.STOP:
@@ -133,7 +141,8 @@ class Failures:
 
     def retries_on(self, error: BaseException) -> bool:
         """Returns whether the step may be run again after this error."""
-        return self.retries is not None and self.retries.covers(error) and not isinstance(error, self._stops)
+        retry, stop_on = self._processor.retry, self._processor.stop_on
+        return retry is not None and retry.covers(error) and not isinstance(error, stop_on)
 
     def add_dead_letter(self, inputs: Inputs, error: BaseException, plan: Plan, attempts: int = 1) -> None:
         """Adds the dead letter of a step to the plan; only the failure if the processor declares no dead letters."""
@@ -160,15 +169,6 @@ class Failures:
         return named.with_traceback(error.__traceback__)
 
     def _exited(self, inputs: Inputs, error: BaseException) -> FunctionExited:
-        """Returns the error that stops the worker instead of one that would end the process, maybe as a success."""
         name = getattr(self._processor.function, "__name__", "its function")
-        text = (
-            f"{self._processor.id}: {name} ended by {self._describe(inputs, error, 1)}: raise kstreams_py.Stop to stop "
-            "the worker, or an exception of another class for a dead letter"
-        )
-        if isinstance(error, KeyboardInterrupt):  # may be a Ctrl-C if a test runs the worker: the slot knows
-            error.add_note(text)
-            raise error
-        exited = FunctionExited(text)
-        exited.__cause__ = error
-        return exited
+        what = f"{self._processor.id}: {name} ended by {self._describe(inputs, error, 1)}"
+        return exit_error(what, error, "for a dead letter")

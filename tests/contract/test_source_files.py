@@ -87,11 +87,11 @@ READ: dict[str, tuple[str, bytes, list[tuple[int, Any]]]] = {
         ".jsonl",
         b'{"a": 1\n1 2\n"\0"\n"\xe9"\n' + b"[" * 19 + b"\n" + b"9" * 20 + b"\n" + b"9" * 21 + b'\n"ok"\n',
         [
-            (1, "it is no JSON: Expecting ',' delimiter at column 1"),
-            (2, "it is no JSON: Extra data at column 3"),
-            (3, "it is no JSON: Invalid control character at at column 2"),
+            (1, "it is not JSON: Expecting ',' delimiter at column 1"),
+            (2, "it is not JSON: Extra data at column 3"),
+            (3, "it is not JSON: Invalid control character at at column 2"),
             (4, "\udce9"),
-            (5, "it is no JSON: Expecting value at column 1"),
+            (5, "it is not JSON: Expecting value at column 1"),
             (6, int("9" * 20)),
             (7, "it is longer than 16 MB"),
             (8, "ok"),
@@ -114,10 +114,10 @@ READ: dict[str, tuple[str, bytes, list[tuple[int, Any]]]] = {
             (2, NO_ROW.format(1)),
             (3, NO_ROW.format(3)),
             (4, NO_ROW.format(3)),
-            (5, "it has NUL bytes: the file is damaged, or no text in UTF-8"),
-            (6, "it has NUL bytes: the file is damaged, or no text in UTF-8"),
-            (7, "it is no CSV: it has a carriage return outside of quotes"),
-            (8, "it is no CSV: ',' expected after '\"'"),
+            (5, "it has NUL bytes: the file is damaged, or not text in UTF-8"),
+            (6, "it has NUL bytes: the file is damaged, or not text in UTF-8"),
+            (7, "it is not CSV: it has a carriage return outside of quotes"),
+            (8, "it is not CSV: ',' expected after '\"'"),
             (9, {"a": "1", "b": "2"}),
             (10, "it is longer than 16 MB"),
             (11, {"a": "3", "b": "4"}),
@@ -126,12 +126,12 @@ READ: dict[str, tuple[str, bytes, list[tuple[int, Any]]]] = {
     "a quote without an end": (
         ".csv",
         b'a,b\n1,"2\n3,4\n5,6',
-        [(2, "it is no CSV: unexpected end of data"), (3, {"a": "3", "b": "4"}), (4, {"a": "5", "b": "6"})],
+        [(2, "it is not CSV: unexpected end of data"), (3, {"a": "3", "b": "4"}), (4, {"a": "5", "b": "6"})],
     ),
     "a quote without an end before one with": (
         ".csv",
         b'a,b\n1,"2\n3,"4"\n5,6\n',
-        [(2, "it is no CSV: ',' expected after '\"'"), (3, {"a": "3", "b": "4"}), (4, {"a": "5", "b": "6"})],
+        [(2, "it is not CSV: ',' expected after '\"'"), (3, {"a": "3", "b": "4"}), (4, {"a": "5", "b": "6"})],
     ),
     "a quote that ends too late": (
         ".csv",
@@ -139,7 +139,7 @@ READ: dict[str, tuple[str, bytes, list[tuple[int, Any]]]] = {
         [
             (2, "it is longer than 16 MB"),
             *((at, {"a": "3", "b": "4"}) for at in range(3, 7)),
-            (7, "it is no CSV: unexpected end of data"),
+            (7, "it is not CSV: unexpected end of data"),
         ],
     ),
     "a quote before a line that is too long": (
@@ -151,7 +151,7 @@ READ: dict[str, tuple[str, bytes, list[tuple[int, Any]]]] = {
     "a header that is no CSV": (
         ".csv",
         b'"a"b\n1\n',
-        [(2, "the header of its file cannot be read: it is no CSV: ',' expected after '\"'")],
+        [(2, "the header of its file cannot be read: it is not CSV: ',' expected after '\"'")],
     ),
     "a header of lines": (".csv", b'\n"a\nb",c\n1,2\n', [(4, {"a\nb": "1", "c": "2"})]),
     "only a header": (".csv", b"a,b", []),
@@ -181,14 +181,14 @@ READ: dict[str, tuple[str, bytes, list[tuple[int, Any]]]] = {
     "Parquet with a day in the year 2941743": (
         ".parquet",
         parquet_of(DAYS),
-        [(1, {"day": datetime.date(1970, 1, 1)}), (2, Begins("it has a value that Python does not have: "))],
+        [(1, {"day": datetime.date(1970, 1, 1)}), (2, Begins("it has a value that Python cannot represent: "))],
     ),
     "Parquet with a name twice": (
         ".parquet",
         parquet_of(pa.table([[1, 2], [3, 4]], names=["a", "a"])),
         [(1, "its file has the column 'a' twice"), (2, "its file has the column 'a' twice")],
     ),
-    "no Parquet": (".parquet", b"PAR1", [(1, Begins("its file is no Parquet file that can be read: "))]),
+    "no Parquet": (".parquet", b"PAR1", [(1, Begins("its file is not a readable Parquet file: "))]),
 }
 
 
@@ -278,7 +278,7 @@ def replace(path: Path, content: bytes = LINES[:-7] + b"[1]\n") -> None:
     path.with_name("new").replace(path)
 
 
-BYTES: Final = "of its first {} bytes, some are others"
+BYTES: Final = "some of its first {} bytes are different"
 CHANGES: dict[str, tuple[str, bytes, Callable[[Path], object], str | None]] = {
     "cut": (".jsonl", LINES, cut, "it has 5000 bytes, of which 5890 were read"),
     "others first": (".jsonl", LINES, change_first, BYTES.format(5_890)),
@@ -327,7 +327,7 @@ def test_file_that_changes_otherwise_ends_the_job_and_is_never_mixed(medium: InF
         with pytest.raises(SettingsError) as refused:
             connection.read(100, alone=True)
         medium.wait(LEASE if when == "before its claims are read again" else 0)
-        remedy = "bring its content back, or remove it, and give what is new another name"
+        remedy = "restore its content, or remove it and give the new content another name"
         assert str(refused.value) == f"{path} has changed since it was read: {expected}: {remedy}"
     path.write_bytes(content)
     medium.wait(2 * LEASE)
@@ -349,7 +349,7 @@ def test_end_that_mattered_may_not_move_once_it_was_read(medium: InFiles, conten
     medium.open(**options).read(1, alone=True)
     with path.open("ab") as file:
         file.write(appended)
-    with pytest.raises(SettingsError, match=f"its end was read at byte {len(content)}, where no record ends, and it"):
+    with pytest.raises(SettingsError, match=f"it was read to its end at byte {len(content)}, inside a record, and has"):
         medium.open(**options).read(100, alone=True)
 
 
@@ -442,7 +442,7 @@ def test_worker_that_dies_at_any_statement_loses_nothing(tmp_path: Path, monkeyp
     assert (died, len(wholes)) == (dies_at - 1, 1), wholes
     ((first, second, refused),) = wholes
     assert (first[:4], second[:4]) == ((1, 5, 140, 140), (2, 3, 9, 9))
-    assert refused == (2 << 40 | 2, 3, "2: it is no JSON: Expecting value at column 1"[-40:])
+    assert refused == (2 << 40 | 2, 3, "2: it is not JSON: Expecting value at column 1"[-40:])
     assert died > 200
 
 
@@ -586,7 +586,7 @@ def raise_error(error: Exception, *_: object) -> None:
 
 
 REFUSED: dict[str, tuple[type[Exception], str, dict[str, Any]]] = {
-    "a format": (SettingsError, "format='josnl' is none that is known: did you mean jsonl?", {"format": "josnl"}),
+    "a format": (SettingsError, "format='josnl' is not a known format: did you mean jsonl?", {"format": "josnl"}),
     "another format": (SettingsError, "give one of csv, jsonl, parquet", {"format": "xml"}),
     "no claims": (SettingsError, "claims='': give the path of a SQLite file, which is created", {"claims": ""}),
     "claims in no directory": (SourceUnavailable, "make its directory", {"claims": "/nowhere/claims.db"}),
@@ -601,7 +601,7 @@ REFUSED: dict[str, tuple[type[Exception], str, dict[str, Any]]] = {
     ),
     "a directory": (
         SettingsError,
-        "'/' is a directory, or no regular file: name files, or a pattern such as '/*.jsonl'",
+        "'/' is a directory, or not a regular file: name files, or a pattern such as '/*.jsonl'",
         {"paths": "/"},
     ),
 }

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from kstreams_py.graph.retry import Retry
 from kstreams_py.processing.commits.guarantees import AtMostOnce
 from kstreams_py.processing.commits.owed import Owed
 from kstreams_py.processing.runners.runner import Runner
 from kstreams_py.processing.tasks.intake import Taken
 from kstreams_py.processing.tasks.tasks import Tasks
-from kstreams_py.steps.failures import Retries
 from tests.simulation.mutation import Mutations
 from tests.simulation.plan import ALO, AMO, Fault
 
@@ -96,4 +96,4 @@ def each_attempt_has_its_own_hash(patch: pytest.MonkeyPatch) -> None:
 @MUTATIONS.add("foreign", "lost", "torn transaction", "duplicate", away=True)
 def dead_letter_at_the_first_attempt(patch: pytest.MonkeyPatch) -> None:
     """As before there were retries: a service that is away makes dead letters."""
-    patch.setattr(Retries, "is_last", lambda self, attempts: True)
+    patch.setattr(Retry, "is_last", lambda self, attempts: True)

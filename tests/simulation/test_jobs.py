@@ -99,7 +99,7 @@ def declare_gather(plant: JobPlant) -> Declared:
 
 
 def declare_gather_at_sink(plant: JobPlant) -> Declared:
-    """A sink that takes a value as it was read, and what two tasks made of it."""
+    """A sink that takes a value as it was read, and what two tasks made from it."""
     squares, negatives, table = plant.graph.channel("squares"), plant.graph.channel("negatives"), Table(plant)
     plant.graph.map(plant.rows, to=squares, id="square")(lambda value: value**2)
     plant.graph.map(plant.rows, to=negatives, id="negate")(lambda value: -value)

@@ -234,7 +234,7 @@ def test_setting_that_is_none_of_spark_is_refused(tmp_path: Path) -> None:
     )
     for command in ("submit", "run"):
         done = kstreams("pipeline", command, "shop.py", "--conf", "executor", environment={}, cwd=tmp_path)
-        told = "error: SettingsError: --conf 'executor' is no setting of Spark: write it as spark.name=value"
+        told = "error: SettingsError: --conf 'executor' is not a setting of Spark: write it as spark.name=value"
         assert (done.status, done.error_lines) == (2, [told])
 
 

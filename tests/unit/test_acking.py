@@ -22,7 +22,7 @@ ROOT, FIRST, SECOND = Pattern(837878), Pattern(23944), Pattern(993758)
 
 
 def acknowledgement(done: Pattern, made: Iterable[Pattern]) -> int:
-    """What a task acknowledges of a copy that is done and the copies that it made of it."""
+    """What a task acknowledges of a copy that is done and the copies that it made from it."""
     return reduce(xor, made, done)
 
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 import kstreams_py as ks
-from kstreams_py.cli.options import parse_since
+from kstreams_py.cli.options import parse_time
 from kstreams_py.errors import SettingsError
 from kstreams_py.operations.dead_letters.text import Describer, group_as_json, groups_as_text, show_bytes, show_time
 from kstreams_py.processing.dead_letters.letters import Input, Letter, LetterPlace, Mark, group
@@ -159,10 +159,11 @@ def test_times_and_bytes_of_any_size_are_shown() -> None:
 
 def test_since_is_a_time_or_so_long_ago_and_all_else_is_refused() -> None:
     now = 1_600_000_000.0
-    found = [parse_since(text, now) for text in (None, "30s", "5m", "1h", "2d")]
+    found = [parse_time("--since", text, now) for text in (None, "30s", "5m", "1h", "2d")]
     assert found == [None, 1_599_999_970_000, 1_599_999_700_000, 1_599_996_400_000, 1_599_827_200_000]
-    assert parse_since("2020-09-13T12:00Z", now) == 1_599_998_400_000
-    assert (parse_since("2020-09-13T12:00", now) or 0) - (parse_since("2020-09-13T11:00", now) or 0) == 3_600_000
+    assert parse_time("--since", "2020-09-13T12:00Z", now) == 1_599_998_400_000
+    noon, before = (parse_time("--since", f"2020-09-13T{hour}:00", now) or 0 for hour in (12, 11))
+    assert noon - before == 3_600_000
     for text in ("", "1", "h", "-1h", "1w", "yesterday"):
         with pytest.raises(SettingsError, match="such as 1h, or a time such as"):
-            parse_since(text, now)
+            parse_time("--since", text, now)

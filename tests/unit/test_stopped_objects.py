@@ -537,13 +537,13 @@ def test_commands_tell_the_state_of_the_object_where_the_decision_changed_nothin
     monkeypatch.setattr(order_objects, "open_graph", away)
     status, text = run("resume", "g", "a", "--yes", "--wait", "1")
     told = (
-        "the decision on 'a' is written, and the processor's workers have not read it yet: once they run, `kstreams "
-        "order resume` sends again the events that the object has missed"
+        "the decision on 'a' is written, but the processor's workers have not read it yet: once they run, `kstreams "
+        "order resume` resends the events that the object has missed"
     )
     assert (status, text.splitlines()[-1]) == (1, told)
     told = (
         "the processor's workers have not read all events of partition 0 after N s: run the command again once they "
-        "have: the object may go on with one of them\n"
+        "have, as the object may go on with one of these\n"
     )
     assert run("accept", "g", "a", "--yes", "--wait", "1") == (1, told)
     send(driver, ("a", 2, 1, "altered"))
