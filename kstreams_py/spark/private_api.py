@@ -41,7 +41,8 @@ def require(spark: SparkSession) -> None:
 def silence(spark: SparkSession, logger: str) -> None:
     """Turns off one logger of Spark's Java process."""
     with _needed("SparkSession._jvm", "Configurator", "Level"):
-        log4j: Any = spark._jvm.org.apache.logging.log4j
+        java: Any = spark._jvm
+        log4j = java.org.apache.logging.log4j
         log4j.core.config.Configurator.setLevel(logger, log4j.Level.OFF)
 
 
