@@ -61,6 +61,12 @@ def is_asynchronous(function: Callable[..., Any]) -> bool:
     return any(inspect.iscoroutinefunction(body) or inspect.isasyncgenfunction(body) for body in bodies)
 
 
+def show_type(value: object) -> str:
+    """Returns the type of a value with its article, such as "an int"."""
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
+
+
 def show_function(function: Callable[..., Any]) -> str:
     """Returns the name of a function for a message, with its file and line if it is written in Python."""
     function = inspect.unwrap(function)

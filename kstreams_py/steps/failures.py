@@ -9,6 +9,7 @@ from kstreams_py.errors import (
     DecodeError,
     EncodeError,
     FunctionExited,
+    GraphError,
     KStreamsError,
     RecordRefused,
     Refused,
@@ -114,6 +115,9 @@ class Failures:
             error = self._exited(inputs, error)
         if isinstance(error, EncodeError):
             error = self._unwritable(error)
+        elif type(error) is GraphError:  # a result that fits none of the outputs
+            read = self._describe(inputs, error, 1).read
+            error.args = (f"{error}; {show_function(self._processor.function)} read {read}",)
         attempts = 1
         if self.retries_on(error):
             assert self.retries is not None

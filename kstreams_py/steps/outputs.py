@@ -11,6 +11,7 @@ from kstreams_py.formats.avro import Avro
 from kstreams_py.formats.registry import Registry
 from kstreams_py.formats.serdes import Bytes, Json, Serde, String, bind
 from kstreams_py.graph.declarations import Processor
+from kstreams_py.graph.functions import show_type
 from kstreams_py.kafka.contracts import HEADERS, TIMESTAMP, Output
 from kstreams_py.records import HASH_HEADER, KEEP, NO_TIMESTAMP, PLACE_HEADER, Headers, Inputs, Message, Out
 from kstreams_py.steps.rows import Rows, size_of
@@ -75,7 +76,7 @@ class Outputs:
         processor = self._processor.id
         if not isinstance(result, Mapping):
             raise GraphError(
-                f"processor {processor!r} has several outputs and returned a {type(result).__name__}: "
+                f"processor {processor!r} has several outputs and returned {show_type(result)}: "
                 f"return a dict of topic to value, for {', '.join(self._topics)}"
             )
         named = {str(getattr(topic, "name", topic)): value for topic, value in result.items()}
@@ -141,7 +142,7 @@ def encoder(serde: Serde, registry: Registry, subject: str) -> Callable[[Any], b
     def checked(value: Any) -> bytes | None:
         data = serialize(value)
         if data is not None and not isinstance(data, bytes):
-            raise TypeError(f"{type(serde).__name__}.serialize returned a {type(data).__name__}: return bytes or None")
+            raise TypeError(f"{type(serde).__name__}.serialize returned {show_type(data)}: return bytes or None")
         return data
 
     return checked

@@ -7,6 +7,7 @@ from hashlib import blake2b
 from typing import Any, Final, cast
 
 from kstreams_py.errors import GraphError, did_you_mean
+from kstreams_py.graph.functions import show_type
 from kstreams_py.graph.sink import Row
 from kstreams_py.kafka.contracts import TOPIC, VALUE, Output
 
@@ -75,7 +76,7 @@ class Rows:
         if not isinstance(row, tuple):
             listed = " in a list, which is one of rows" if in_list else ""
             raise GraphError(
-                f"{what} a {type(row).__name__}{listed}: return a row, as a tuple or a dict of column to value, a list "
+                f"{what} {show_type(row)}{listed}: return a row, as a tuple or a dict of column to value, a list "
                 "of rows, or None for none"
             )
         if len(row) != len(columns):

@@ -1334,7 +1334,7 @@ def test_batch_of_another_length_that_stops_the_worker_counts_nothing() -> None:
     too_few = [True]
     with TestDriver(numbering("batch", lambda values: values[1:] if too_few else values)) as driver:
         driver.send("g.a", 0)
-        with pytest.raises(GraphError, match="returned 0 results for a batch of 1"):
+        with pytest.raises(GraphError, match="returned 0 for a batch of 1"):
             driver.run()
         assert driver.state("s") == {}
         too_few.clear()

@@ -11,6 +11,7 @@ from kstreams_py.errors import DecodeError, GraphError, RecordRefused, Refused
 from kstreams_py.formats.registry import Registry
 from kstreams_py.formats.serdes import bind
 from kstreams_py.graph.declarations import Processor
+from kstreams_py.graph.functions import show_type
 from kstreams_py.graph.hashes import pack_offset
 from kstreams_py.kafka.contracts import HEADERS, TOPIC, Output
 from kstreams_py.metrics import EventCounts
@@ -351,12 +352,12 @@ class Runner:
                 return [None] * len(batch)
             if isinstance(results, Mapping | str | bytes) and not self._processor.ignores_results:
                 raise GraphError(
-                    f"processor {self._processor.id!r} takes a batch and returned a {type(results).__name__}: return a "
+                    f"processor {self._processor.id!r} takes a batch and returned {show_type(results)}: return a "
                     "list with one result per record"
                 )
             if len(results) != len(batch):
                 raise GraphError(
-                    f"processor {self._processor.id!r} returned {len(results)} results for a batch of {len(batch)}: "
+                    f"processor {self._processor.id!r} returned {len(results)} for a batch of {len(batch)}: "
                     "return one result per record, None for none"
                 )
         except BaseException as error:
