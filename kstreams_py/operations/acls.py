@@ -186,7 +186,7 @@ def _collect_operator(graph: Graph, found: _Rights) -> None:
         found.own(graph.journal_topic(processor), READ, WRITE, CREATE, ALTER)
         found.own(changelog_of(graph.name, processor), READ, CREATE)
         found.own(graph.delivered(processor), READ, WRITE, CREATE, ALTER, cluster=processor.cluster)
-        if processor.errors is not None:
+        if processor.uses_marks:
             _add_replay(graph, processor, found)
     for pipeline in graph.pipelines:
         if isinstance(pipeline.target, Topic):

@@ -15,7 +15,7 @@ from kstreams_py import sinks
 from kstreams_py.cli import main as command
 from kstreams_py.errors import GraphError, SettingsError
 from kstreams_py.graph.guarantees import Guarantee
-from kstreams_py.operations.acls import CREATE, NOTES, Role, rights_of
+from kstreams_py.operations.acls import CREATE, NOTES, Operation, Role, rights_of
 from kstreams_py.processing.commits.opening import committer_of
 from kstreams_py.processing.topics import create_own_topics, create_topics, find_topics
 from kstreams_py.testing import MemoryCluster
@@ -180,6 +180,13 @@ def test_role_that_a_graph_has_no_work_for_needs_no_right(tmp_path: Path) -> Non
     found = run(tmp_path, "--role", "pipeline", text=text)
     assert found == "# graph shop has no work for a pipeline: it needs no rights\n"
     assert "pipeline" not in run(tmp_path, text=text)
+
+
+def test_operator_decides_on_objects_whose_refused_events_are_no_dead_letters() -> None:
+    graph = ks.Graph("g")
+    graph.ordered(graph.topic("a"), to=graph.topic("b"), id="apply")(lambda value: value)
+    written = {each.name for each in rights_of(graph, Role.OPERATOR) if Operation.WRITE in each.operations}
+    assert written == {"a", "__ks.g.beginnings", "__ks.g.replayed", "g.dead-letters", "g.recover"}
 
 
 def test_graph_of_pipelines_alone_has_no_workers() -> None:
