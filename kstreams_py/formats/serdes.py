@@ -101,7 +101,8 @@ def _finite(text: str) -> float:
 
 
 _to_json: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
-_from_json: Final = json.JSONDecoder(parse_constant=_no_such_number, parse_float=_finite).decode
+parse_json: Final = json.JSONDecoder(parse_constant=_no_such_number, parse_float=_finite).decode
+"""Parses RFC 8259. Raises ValueError for NaN, for infinities and for numbers without a near float, such as 1e400."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +130,7 @@ class Json(Serde[Any]):
     def deserialize(self, data: bytes, /) -> Any:
         """Decodes a value. Raises DecodeError for bytes that are not JSON in UTF-8."""
         try:
-            return _from_json(data.decode())
+            return parse_json(data.decode())
         except (ValueError, RecursionError) as error:
             raise DecodeError(f"these bytes are not JSON in UTF-8: {error}") from None
 

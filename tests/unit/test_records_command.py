@@ -119,6 +119,7 @@ def test_one_record_is_sent_from_its_options(terminal: Terminal) -> None:
         (["--value", "{"], "value '{' is not JSON, as Json() asks: "),
         (["--value", "1", "--partition", "2"], "topic 'shop.orders' has no partition 2: it has 2, numbered from 0"),
         (["--value", "1", "--header", "x"], "header 'x': write name=value"),
+        (["--value", "1", "--header", "\udcff=1"], "header '\\udcff': a name has no half of a surrogate pair, which"),
         (["--key", "a"], "--key, --header and --partition need --value: add it, or write them in the lines"),
     ],
 )
@@ -145,6 +146,9 @@ BAD_LINES = {
     '{"value": 1, "headers": 5}': "headers 5: write an object, or a list of [name, value]",
     '{"value": 1, "headers": [["a"]]}': "headers [['a']]: write an object, or a list of [name, value]",
     '{"value": 1, "headers": {"a": {"hex": "x"}}}': "headers {'a': {'hex': 'x'}}: write an object, or a list of",
+    '{"value": 1, "headers": {"a\\u0000b": "1"}}': "header 'a\\x00b': a name has no zero character",
+    '{"value": 1, "headers": [["\\ud800", "1"]]}': "header '\\ud800': a name has no half of a surrogate pair",
+    '{"value": 1e400}': "not JSON in UTF-8: no float is near to 1e400",
     '{"value": 1, "undecoded": {"key": "not text"}}': "`kstreams tail` could not decode this record: ",
 }
 
