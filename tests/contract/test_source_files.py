@@ -97,6 +97,22 @@ READ: dict[str, tuple[str, bytes, list[tuple[int, Any]]]] = {
             (8, "ok"),
         ],
     ),
+    "numbers that JSON or Python does not have": (
+        ".jsonl",
+        b"NaN\n[-Infinity]\n1e400\n1e-400\n",
+        [
+            (at, f"it is no JSON that can be read: {reason}")
+            for at, reason in enumerate(
+                (
+                    "NaN is not a JSON number",
+                    "-Infinity is not a JSON number",
+                    "no float is near to 1e400",
+                    "no float is near to 1e-400",
+                ),
+                1,
+            )
+        ],
+    ),
     "CSV": (
         ".csv",
         b'a,b\r\n1,"x, ""y"""\r\n\r\n2,"two\nlines\r\n"\n5",\xe9\n"",',
@@ -151,7 +167,12 @@ READ: dict[str, tuple[str, bytes, list[tuple[int, Any]]]] = {
     "a header that is no CSV": (
         ".csv",
         b'"a"b\n1\n',
-        [(2, "the header of its file cannot be read: it is no CSV: ',' expected after '\"'")],
+        [(at, "the header of its file cannot be read: it is no CSV: ',' expected after '\"'") for at in (1, 2)],
+    ),
+    "lines that end with carriage returns": (
+        ".csv",
+        b"a,b\r1,2\r",
+        [(1, "the header of its file cannot be read: it is no CSV: it has a carriage return outside of quotes")],
     ),
     "a header of lines": (".csv", b'\n"a\nb",c\n1,2\n', [(4, {"a\nb": "1", "c": "2"})]),
     "only a header": (".csv", b"a,b", []),
@@ -182,6 +203,19 @@ READ: dict[str, tuple[str, bytes, list[tuple[int, Any]]]] = {
         ".parquet",
         parquet_of(DAYS),
         [(1, {"day": datetime.date(1970, 1, 1)}), (2, Begins("it has a value that Python does not have: "))],
+    ),
+    "Parquet with nanoseconds": (
+        ".parquet",
+        parquet_of(pa.table({"at": pa.array([[1_000], [1]], pa.list_(pa.time64("ns")))})),
+        [(1, {"at": [datetime.time(0, 0, 0, 1)]}), (2, Begins("it has a value that Python does not have: Casting "))],
+    ),
+    "Parquet with nanoseconds in a record": (
+        ".parquet",
+        parquet_of(pa.table({"at": pa.array([{"a": 1_000}, {"a": 1}], pa.struct([("a", pa.timestamp("ns", "UTC"))]))})),
+        [
+            (1, {"at": {"a": datetime.datetime(1970, 1, 1, 0, 0, 0, 1, datetime.UTC)}}),
+            (2, Begins("it has a value that Python does not have: Casting ")),
+        ],
     ),
     "Parquet with a name twice": (
         ".parquet",
