@@ -17,7 +17,7 @@ import pytest
 from bench.servers import Server
 from kstreams_py import sources
 from kstreams_py.errors import SettingsError, SourceUnavailable
-from kstreams_py.graph.source import BadInput, SourceConnection
+from kstreams_py.graph.source import SourceConnection
 from kstreams_py.sinks import postgresql_connections
 from kstreams_py.sources import postgresql, postgresql_claims
 from kstreams_py.sources.suspects import DEATHS_MAX
@@ -130,34 +130,18 @@ def test_keys_of_each_type_are_exact_whatever_the_session(
     assert medium.run("SELECT count(*) FROM kstreams_claims") == [(len(given),)]
 
 
-@pytest.mark.parametrize(
-    ("kind", "values", "read"),
-    [
-        (
-            "interval",
-            ("1 day 24:00", "-1 mons +30 days", "1 year"),
-            (datetime.timedelta(2), "'-1 mons +30 days' has months or years", "'1 year' has months or years"),
-        ),
-        ("interval[]", ("{1 mon}", "{1 s}"), ("'1 mon' has months or years", [datetime.timedelta(0, 1)])),
-        (
-            "json",
-            ('{"a": 1.5}', "[1e400]", "[1e-400]"),
-            ({"a": 1.5}, "no float is near to 1e400", "no float is near to 1e-400"),
-        ),
-        ("jsonb", ('"é"', "1.5", "1e-400"), ("é", 1.5, "no float is near to")),
-    ],
-)
-def test_value_that_would_be_read_as_another_is_refused(
-    medium: InPostgreSQL, kind: str, values: Sequence[str], read: Sequence[Any]
-) -> None:
-    medium.run(f"CREATE TABLE spans (id int PRIMARY KEY, v {kind})")
-    rows = [f"({at}, '{value}')" for at, value in enumerate(values)]
-    medium.run(f"INSERT INTO spans VALUES {', '.join(rows)}")
-    found = {claim.key: claim.value for claim in medium.open(table="spans").read(100, alone=True)}
-    for at, expected in enumerate(read):
-        value = found[at]
-        shown = str(value.error)[: len(expected)] if isinstance(value, BadInput) else value["v"]
-        assert shown == expected
+def test_value_that_would_be_read_as_another_is_refused(medium: InPostgreSQL) -> None:
+    medium.run("CREATE TABLE odd (id int PRIMARY KEY, t interval, ts interval[], j json, b jsonb)")
+    odd = {"t": ("-1 mons +30 days", "1 year"), "ts": ("{1 mon}",), "j": ("[1e400]", "[1e-400]"), "b": ("1e-400",)}
+    rows = [(name, value) for name, values in odd.items() for value in values]
+    for at, (name, value) in enumerate([("t", "1 day 24:00"), ("j", '{"é": 1.5}'), *rows]):
+        medium.run(f"INSERT INTO odd (id, {name}) VALUES ({at}, '{value}')")
+    found = [claim.value for claim in medium.open(table="odd").read(100, alone=True)]
+    assert [value["t"] or value["j"] for value in found[:2]] == [datetime.timedelta(2), {"é": 1.5}]
+    assert [re.split(" has months|: change", str(value.error))[0] for value in found[2:]] == [
+        "'-1 mons +30 days'", "'1 year'", "'1 mon'", *(f"no float is near to {each}" for each in ("1e400", "1e-400")),
+        f"no float is near to 0.{'0' * 58}",
+    ]  # fmt: skip
 
 
 def test_row_with_a_value_that_python_lacks_is_bad_and_the_others_are_read(medium: InPostgreSQL) -> None:
