@@ -485,4 +485,6 @@ def test_topic_that_is_about_to_be_created_is_waited_for_with_a_word(
     begun = terminal.clock()
     with pytest.raises(TopicError, match="topic 'never' does not exist: create it"):
         find_topic(watched.environment, "never", 10.0)
+    with pytest.raises(TopicError, match=r"topic '\\udcff' does not exist: create it"):  # the client would die
+        find_topic(watched.environment, "\udcff", 10.0)
     assert 10.0 <= terminal.clock() - begun < 11.0
