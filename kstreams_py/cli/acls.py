@@ -34,7 +34,7 @@ def acls(
     ] = None,
     command_config: Annotated[
         str | None,
-        typer.Option("--command-config", metavar="FILE", help="the file with which `kafka-acls` signs in"),
+        typer.Option("--command-config", metavar="FILE", help="the file with which kafka-acls signs in"),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object per line")] = False,
     bootstrap_servers: Bootstrap = None,
