@@ -119,7 +119,7 @@ def _usual_numbers(numbers: Mapping[str, str]) -> Check:
     tests = {
         "i": "type(x := value[{}]) is int and -0x80000000 <= x <= 0x7fffffff",
         "q": "type(value[{}]) is int",
-        "f": f"type(x := value[{{}}]) is float and ({_LEAST} <= abs(x) <= 3.4e38 or x == 0)",
+        "f": f"type(x := value[{{}}]) is float and ({_LEAST} <= x <= 3.4e38 or -3.4e38 <= x <= -{_LEAST} or x == 0)",
         "d": "type(value[{}]) is float",
     }
     found = " and ".join(tests[code].format(repr(name)) for name, code in numbers.items())
