@@ -17,19 +17,17 @@ _SECRET: Final = re.compile(
 
 _PASSWORD: Final = re.compile(
     r"""(?<![\w.-])(?=[\w.-]*?(?:passw|passphrase|secret|token|api[_.-]?key))([\w.-]++["']?\s*+[=:]\s*+)("""
-    r"""'(?:\\.|[^'\\])*+'|"(?:\\.|[^"\\])*+"|[^\s&,;]+)""",
+    r"""(?:'(?:\\.|[^'\\])*+'|"(?:\\.|[^"\\])*+")(?![^\s,;&)\]}])|\S.*+)""",
     re.IGNORECASE | re.DOTALL,
 )
 """A password, found by its name: in a URL's query, in a keyword string of libpq, in JSON.
 
-The expression does not backtrack: text from others must not take minutes, as `redact("passw" * 1_000)` did.
+Without quotes it has everything that follows, as a password may contain any separator. The expression does not
+backtrack: text from others must not take minutes, as `redact("passw" * 1_000)` did.
 """
 
 _USER: Final = re.compile(r"\A(\s*+[a-z][a-z0-9+.-]*+://|).*@", re.IGNORECASE | re.DOTALL)
-"""What may be user and password: everything up to the last @, as a password may contain / ? # and @."""
-
-_NEXT: Final = re.compile(r"(?<=,)(?=\s*[a-z][a-z0-9+.-]*://)", re.IGNORECASE)
-"""The place between two URLs of a list."""
+"""What may be user and password: everything up to the last @, as a password may contain / ? # and @, or `,x://`."""
 
 
 def mask(settings: Mapping[str, str]) -> dict[str, str]:
@@ -41,11 +39,16 @@ def mask(settings: Mapping[str, str]) -> dict[str, str]:
 
 
 def redact(text: str) -> str:
-    """Returns a text with *** in place of the user and password of URLs, and of passwords that stand beside their name.
+    """Returns a text with *** in place of user and password of a URL, and of passwords that stand beside their name.
 
-    Everything before the last @ of a URL counts as a password, as it could be one.
+    Everything before the last @ counts as a password, as it could be one; of several URLs, too.
     """
-    return "".join(_USER.sub(r"\1***@", _PASSWORD.sub(r"\1***", each)) for each in _NEXT.split(text))
+    return _USER.sub(r"\1***@", _PASSWORD.sub(_hidden, text))
+
+
+def _hidden(found: re.Match[str]) -> str:
+    """Returns *** for a password. It keeps an @, before which another one may be."""
+    return f"{found[1]}***{'@' * ('@' in found[2])}"
 
 
 def is_secret(name: str, value: str) -> bool:
@@ -68,6 +71,7 @@ def split_user(url: str, what: str, form: str, schemes: Collection[str]) -> tupl
     is_possible = separator and scheme in schemes and "@" not in user + rest[end:] and (host or scheme[:4] != "http")
     try:
         urlsplit(bare)
+        url.encode()
     except ValueError:  # its text has the host
         is_possible = False
     if not is_possible:

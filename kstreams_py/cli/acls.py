@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from kstreams_py.cli.options import AsJson, Bootstrap, Config, Target, load_valid
+from kstreams_py.cli.run import parse_slots
 from kstreams_py.cli.streams import echo
 from kstreams_py.errors import SettingsError
 from kstreams_py.operations.acls import NOTES, Role, as_fields, commands, rights_of
@@ -24,6 +25,16 @@ def acls(
         str | None,
         typer.Option("--principal", metavar="TYPE:NAME", help="who gets the rights; User:GRAPH-ROLE by default"),
     ] = None,
+    slots: Annotated[
+        str | None,
+        typer.Option(
+            "--slots", help="all slots that run, such as 0-7: their transactional ids alone, in place of a prefix"
+        ),
+    ] = None,
+    command_config: Annotated[
+        str | None,
+        typer.Option("--command-config", metavar="FILE", help="the file with which kafka-acls signs in"),
+    ] = None,
     as_json: AsJson = False,
     bootstrap_servers: Bootstrap = None,
     config: Config = None,
@@ -35,14 +46,18 @@ def acls(
     - reader: consumers of outputs and dead letters, `kstreams tail`.
     - pipeline: `kstreams pipeline`, and its Spark.
 
-    `kafka-acls` reads the credentials of an administrator from the file of --command-config.
+    The rights on transactional ids are by prefix, and are also those of a graph whose name begins with GRAPH.PROCESSOR.
+    With --slots they are not: name the slots of all machines, and those that have run before.
     """
     if principal is not None and not all(principal.partition(":")):
         raise SettingsError(f"--principal {principal!r}: write its type and its name, such as User:alice")
+    if as_json and command_config is not None:
+        raise SettingsError("--command-config is for commands, and --json prints none: leave one of them out")
+    numbers = None if slots is None else parse_slots(slots)
     graph = load_valid(target, needs_processors=False)
     settings = Settings.load(config, bootstrap_servers=bootstrap_servers)
     for each in Role if role is None else [role]:
-        rights, whose = rights_of(graph, each), principal or f"User:{graph.name}-{each}"
+        rights, whose = rights_of(graph, each, numbers), principal or f"User:{graph.name}-{each}"
         if as_json:
             for right in rights:
                 echo(json.dumps(as_fields(right, each, whose)))
@@ -52,5 +67,5 @@ def acls(
         for cluster, granted in groupby(rights, key=lambda right: right.cluster):
             where = settings.of_cluster(cluster) if cluster else settings
             echo(f"# {each} of graph {graph.name}{f', on cluster {cluster}' if cluster else ''}: {NOTES[each]}")
-            for line in commands(list(granted), whose, where.bootstrap_servers):
+            for line in commands(list(granted), whose, where.bootstrap_servers, command_config):
                 echo(line)

@@ -21,6 +21,7 @@ from kstreams_py.ordering.sending import KafkaSender, check_topic
 from kstreams_py.ordering.status import Standing
 from kstreams_py.ordering.storage import Storage
 from kstreams_py.ordering.worker import OrderingWorker
+from kstreams_py.secrets import redact
 from kstreams_py.settings import Settings
 
 LANES: Final = 64
@@ -172,7 +173,7 @@ def _check_no_options(context: typer.Context) -> None:
 def _open_existing(store: str, prefix: str) -> Storage:
     """Opens a store. Raises SettingsError for a file that does not exist, because opening would create it."""
     if "://" not in store and not Path(store).exists():
-        raise SettingsError(f"the store {store} does not exist: correct --store")
+        raise SettingsError(f"the store {redact(store)} does not exist: correct --store")
     return open_storage(store, prefix)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
@@ -13,7 +14,7 @@ from kstreams_py.cli.streams import echo
 from kstreams_py.errors import UserMistake
 from kstreams_py.graph.declarations import Processor
 from kstreams_py.graph.topology import Graph
-from kstreams_py.operations.order import Decided, ObjectState, Operator, find_objects, ordered_processors
+from kstreams_py.operations.order import Decided, Missed, ObjectState, Operator, find_objects, ordered_processors
 from kstreams_py.ordering.decisions import Verb
 
 Object = Annotated[str, typer.Argument(metavar="OBJECT", help="the object, by its name")]
@@ -73,7 +74,7 @@ def resume(
                 f"object {name!r} is not stopped, it waits for event {operator.object.held[0].prev}: if that is lost, "
                 "`kstreams order accept` lets it go on without it"
             )
-        echo(f"{_describe(operator.object, time.time())}; {len(missed):,} of its events will be sent again")
+        echo(f"{_describe(operator.object, time.time())}; {_resent(operator, missed)}")
         confirm("Let it go on with the event that follows, and send these events again?", yes=yes)
         _finish(operator.decide(Verb.RESUME, 0, seconds), operator, name)
 
@@ -105,7 +106,7 @@ def accept(
             raise UserMistake(f"object {name!r} goes on: `kstreams order stopped` shows those that do not")
         event = operator.choose()
         missed = operator.missed(event)
-        echo(f"{_describe(operator.object, time.time())}; {len(missed):,} of its events will be sent again")
+        echo(f"{_describe(operator.object, time.time())}; {_resent(operator, missed)}")
         question = f"Apply event {event} after event {operator.object.newest}, and give up what may be between them?"
         confirm(question, yes=yes)
         _finish(operator.decide(Verb.ACCEPT, event, seconds), operator, name)
@@ -117,6 +118,12 @@ def _one(graph: Graph, named: str | None) -> Processor:
     if len(found) > 1:
         raise UserMistake(f"name one of {', '.join(each.id for each in found)} with --processor")
     return found[0]
+
+
+def _resent(operator: Operator, missed: Sequence[Missed]) -> str:
+    if not missed and not operator.keeps_refused:
+        return "its refused events are lost, as no dead-letter topic is declared (errors=)"
+    return f"{len(missed):,} of its events will be sent again"
 
 
 def _finish(decided: Decided | None, operator: Operator, name: str) -> None:

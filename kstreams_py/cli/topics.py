@@ -59,7 +59,7 @@ def create(
         cluster = environment.cluster
         created = create_topics(graph, cluster, partitions or DEFAULT_PARTITIONS)
         created += create_own_topics(graph, cluster, find_topics(graph, cluster))
-        if any(processor.errors for processor in graph.processors):
+        if any(processor.uses_marks for processor in graph.processors):
             created += ensure_topics(cluster, {graph.replayed: (1, MARKS_SETTINGS)})
         runs = {
             runs_topic(each.target.name): (1, RUNS_SETTINGS)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable, Mapping
+from decimal import Decimal
 from typing import Any, Final
 
 from kstreams_py.formats.logical import is_own
@@ -20,6 +21,8 @@ _CODES: Final = {"int": "i", "long": "q", "float": "f", "double": "d"}
 _TYPES: Final = {"i": int, "q": int, "f": float, "d": float}
 _EXACT: Final = {"f": 1 << 24, "d": 1 << 53}
 """Up to this number, every whole number has a float."""
+_LEAST: Final = 1e-38
+"""Smaller floats of 32 bits may be zero."""
 _NOT_PACKED: Final = (struct.error, LookupError, TypeError, AttributeError, OverflowError)
 
 
@@ -65,13 +68,17 @@ def _number_check(code: str) -> Check:
             pack(value)
         except _NOT_PACKED:
             return False
-        return type(value) is usual or _is_whole(value, code)
+        return (type(value) is usual and code != "f") or _is_whole(value, code)
 
     return fits
 
 
 def _is_whole(value: Any, code: str) -> bool:
-    """Whether a number of an unusual type was packed unchanged: True would be packed as 1."""
+    """Whether a number was packed unchanged: True would be packed as 1, and 1e-50 in 32 bits as 0."""
+    if code == "f" and value and not abs(value) >= _LEAST:
+        return False
+    if isinstance(value, Decimal):
+        return Decimal(repr(float(value))) == value
     return not isinstance(value, bool) and (not isinstance(value, int) or abs(value) <= _EXACT.get(code, math.inf))
 
 
@@ -112,7 +119,7 @@ def _usual_numbers(numbers: Mapping[str, str]) -> Check:
     tests = {
         "i": "type(x := value[{}]) is int and -0x80000000 <= x <= 0x7fffffff",
         "q": "type(value[{}]) is int",
-        "f": "type(x := value[{}]) is float and -3.4e38 <= x <= 3.4e38",
+        "f": f"type(x := value[{{}}]) is float and ({_LEAST} <= x <= 3.4e38 or -3.4e38 <= x <= -{_LEAST} or x == 0)",
         "d": "type(value[{}]) is float",
     }
     found = " and ".join(tests[code].format(repr(name)) for name, code in numbers.items())

@@ -194,9 +194,10 @@ def _write_number(value: Any, schema: Any) -> Any:
         return value if _is_exact(value, schema["type"]) else Misfit(value)
     if schema["type"] == "float" and isinstance(value, float):
         try:
-            struct.pack("<f", value)  # unlike "f", which makes it an infinity
+            packed = struct.pack("<f", value)  # unlike "f", which makes it an infinity
         except OverflowError:
             return Misfit(value)
+        return value if any(packed[:3]) or packed[3] & 0x7F or not value else Misfit(value)  # else it would be 0
     return value
 
 
@@ -237,7 +238,8 @@ def _write_timestamp(value: Any, unit: int, epoch: datetime) -> Any:
     """Converts a datetime; `epoch`: has a zone if values have one."""
     if not isinstance(value, datetime):
         return _whole(value, -(1 << 63), (1 << 63) - 1)
-    if value.microsecond % unit or (value.utcoffset() is None) is not (epoch.tzinfo is None):
+    cut = value.microsecond % unit or getattr(value, "nanosecond", 0)  # pandas.Timestamp is a datetime, too
+    if cut or (value.utcoffset() is None) is not (epoch.tzinfo is None):
         return Misfit(value)
     return (value - epoch) // _MICROSECOND // unit
 

@@ -17,7 +17,7 @@ from kstreams_py.errors import MissingSoftware, SchemaError, SettingsError, Unav
 from kstreams_py.formats.evolution import unreadable
 from kstreams_py.formats.registry import REMEDY, Registry
 from kstreams_py.formats.schemas import canonical, content_id, inline
-from kstreams_py.secrets import split_user
+from kstreams_py.secrets import redact, split_user
 
 # The REST API's own codes: https://docs.confluent.io/platform/current/schema-registry/develop/api.html
 _UNKNOWN: Final = (40401, 40402, 40403)  # subject, version, schema
@@ -28,6 +28,13 @@ _WAYS: Final = ("basic.auth.user.info", "bearer.auth.token", "bearer.auth.client
 
 _FILES: Final = ("ssl.ca.location", "ssl.certificate.location", "ssl.key.location")
 _NUMBERS: Final = re.compile(r"timeout|cache\.(capacity|latest\.ttl\.sec)|max\.retries|retries\.(max\.)?wait\.ms")
+
+_PROXIES: Final = ("http", "https", "socks5", "socks5h")
+
+_WRONG_PROXY: Final = (
+    "its client does not take the URL of the proxy: correct HTTP_PROXY, HTTPS_PROXY or ALL_PROXY; in user and password "
+    "write / ? # @ as %2F %3F %23 %40"
+)
 
 
 class SchemaRegistry:
@@ -45,6 +52,8 @@ class SchemaRegistry:
                 f"schema_registry_url needs the package {error.name!r}: pip install 'kstreams_py[registry]'"
             ) from None
         self._url, user = _without_user(url)
+        if proxy := settings.get("proxy"):
+            split_user(str(proxy), "schema_registry.proxy", "http://user:password@host:port", _PROXIES)
         credentials = {"basic.auth.user.info": user} if user else {}
         limits = {"timeout": 3, "max.retries": 1, "retries.wait.ms": 200}
         ways = [*credentials, *(name for name in _WAYS if name in settings)]
@@ -63,7 +72,15 @@ class SchemaRegistry:
                 "ssl.key.password: correct them"
             ) from None
         except (ValueError, TypeError) as error:
+            if "proxy" in str(error):  # with the URL of a proxy of the environment
+                raise SettingsError(f"schema registry at {self._url}: {_WRONG_PROXY}") from None
             raise SettingsError(f"schema registry at {self._url}: {error}") from None
+        except ImportError as error:
+            raise MissingSoftware(f"schema registry at {self._url}: {error}") from None
+        except Exception as error:  # of its HTTP library, with a part of the proxy's URL
+            if type(error).__name__ != "InvalidURL":
+                raise
+            raise SettingsError(f"schema registry at {self._url}: {_WRONG_PROXY}") from None
         self._schema, self._refusal = Schema, SchemaRegistryError
 
     def register(self, subject: str, schema: str, /) -> int:
@@ -115,7 +132,7 @@ class SchemaRegistry:
         except self._refusal as error:
             status, code, message = error.http_status_code, error.error_code, error.error_message
         except Exception as error:
-            message = f"{type(error).__name__}: {error}"
+            message = f"{type(error).__name__}: {redact(str(error))}"
             raise Unavailable(
                 f"no answer from the {where}: start it, or correct schema_registry_url ({message})"
             ) from None

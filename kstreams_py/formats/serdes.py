@@ -101,7 +101,8 @@ def _finite(text: str) -> float:
 
 
 _to_json: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
-_from_json: Final = json.JSONDecoder(parse_constant=_no_such_number, parse_float=_finite).decode
+parse_json: Final = json.JSONDecoder(parse_constant=_no_such_number, parse_float=_finite).decode
+"""Parses RFC 8259. Raises ValueError for NaN, for infinities and for numbers without a near float, such as 1e400."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +111,8 @@ class Json(Serde[Any]):
 
     NaN and infinities are refused, as they are not JSON; so are numbers without a near float, such as 1e400. If an
     object has a name twice, the last one counts, as for most parsers. A record whose value is `null` becomes a dead
-    letter: a function could not distinguish it from a tombstone.
+    letter: a function could not distinguish it from a tombstone. A tuple becomes an array, and a name that is an int, a
+    float, a bool or None becomes text, as in Python's `json`.
     """
 
     has_null: ClassVar[bool] = True
@@ -129,7 +131,7 @@ class Json(Serde[Any]):
     def deserialize(self, data: bytes, /) -> Any:
         """Decodes a value. Raises DecodeError for bytes that are not JSON in UTF-8."""
         try:
-            return _from_json(data.decode())
+            return parse_json(data.decode())
         except (ValueError, RecursionError) as error:
             raise DecodeError(f"these bytes are not JSON in UTF-8: {error}") from None
 

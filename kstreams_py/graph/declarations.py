@@ -292,6 +292,11 @@ class Processor:
         return outputs if self.errors is None else (*outputs, self.errors)
 
     @property
+    def uses_marks(self) -> bool:
+        """Whether operators write marks: they replay its dead letters, or decide on its objects."""
+        return self.errors is not None or self.ordered is not None
+
+    @property
     def overlaps(self) -> bool:
         """Whether calls run while the worker fetches, writes and commits."""
         return not self.batch and (self.asynchronous or self.concurrency > 1)

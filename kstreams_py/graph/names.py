@@ -33,6 +33,11 @@ def member_of(group: str, slot: int) -> str:
     return f"{group}.{slot}"
 
 
+def recorder_id(member: str) -> str:
+    """Returns the transactional.id with which a worker, by its member, writes to its journal of deliveries."""
+    return f"{member}.journal"
+
+
 def replay_id(graph: str) -> str:
     """Returns the transactional.id of a replay of dead letters: a graph has one replay at a time."""
     return f"{graph}.dead-letters"

@@ -71,6 +71,10 @@ class TransactionAdmin(Requests):
             )
             return next(iter(describe_transactions(client, coordinator, [transactional_id])), None)
 
+        try:
+            transactional_id.encode()
+        except UnicodeEncodeError:  # no id is that; kafka-python would answer nothing
+            return None
         return self.ask(
             f"describing the transaction of {transactional_id!r}",
             f"DESCRIBE on transactional id {transactional_id!r}",
@@ -83,7 +87,8 @@ class TransactionAdmin(Requests):
         def ask(client: Any) -> dict[str, int]:
             from kafka import errors  # noqa: PLC0415
 
-            names = None if topics is None else sorted(topics)
+            # a name that is not UTF-8 would count as a broker that answers nothing
+            names = None if topics is None else sorted(filter(str.isascii, topics))
             found = {}
             for topic in client._manager.run(client._get_cluster_metadata, names)["topics"]:
                 if topic["error_code"] == errors.TopicAuthorizationFailedError.errno:

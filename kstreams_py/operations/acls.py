@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from kstreams_py.graph.declarations import Processor, Topic, changelog_of, dead_letters
 from kstreams_py.graph.limits import why_not_replayed
-from kstreams_py.graph.names import group_of, recover_id, replay_id, runs_topic
+from kstreams_py.graph.names import group_of, member_of, recorder_id, recover_id, replay_id, runs_topic
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.groups import POSITIONS_TOPIC
 from kstreams_py.kafka.transactions import TRANSACTIONS_TOPIC
@@ -91,10 +91,11 @@ class Right:
 
 
 class _Rights:
-    """Collects rights."""
+    """Collects rights; `slots` are the numbers of the workers' slots, None for all there may be."""
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, slots: Collection[int] | None) -> None:
         self._graph = graph
+        self._slots = slots
         self._found: dict[tuple[str, Resource, str, bool], set[Operation]] = {}
 
     def add(
@@ -114,12 +115,19 @@ class _Rights:
     def ids_of_workers(self, processor: Processor, *operations: Operation) -> None:
         """Adds rights on the transactional ids of a processor's workers, which end with the numbers of their slots.
 
-        Outputs may be on another cluster; the journal is on the cluster of the graph.
+        Outputs may be on another cluster; the journal, whose producer has an id of its own, is on that of the graph.
         """
-        if processor.guarantee.is_transactional:
-            for cluster in {"", processor.cluster}:
-                prefix = f"{group_of(self._graph.name, processor.id)}."
-                self.add(Resource.TRANSACTIONAL_ID, prefix, *operations, cluster=cluster, is_prefix=True)
+        if not processor.guarantee.is_transactional:
+            return
+        group, kind = group_of(self._graph.name, processor.id), Resource.TRANSACTIONAL_ID
+        if self._slots is None:
+            for cluster in {processor.cluster} if processor.journal is None else {processor.cluster, ""}:
+                self.add(kind, f"{group}.", *operations, cluster=cluster, is_prefix=True)
+            return
+        for slot in self._slots:
+            self.add(kind, member_of(group, slot), *operations, cluster=processor.cluster)
+            if processor.journal is not None:
+                self.add(kind, recorder_id(member_of(group, slot)), *operations)
 
     def all(self) -> list[Right]:
         """Returns all rights, sorted by cluster and resource."""
@@ -131,9 +139,12 @@ class _Rights:
         return sorted(found, key=lambda each: (each.cluster, kinds.index(each.resource), each.name))
 
 
-def rights_of(graph: Graph, role: Role) -> list[Right]:
-    """Returns the rights that a role needs for its work on a graph; none if the graph has no work for it."""
-    found = _Rights(graph)
+def rights_of(graph: Graph, role: Role, slots: Collection[int] | None = None) -> list[Right]:
+    """Returns the rights that a role needs for its work on a graph; none if the graph has no work for it.
+
+    - `slots`: the numbers of the slots that run. None: rights on transactional ids are by prefix, for any slot.
+    """
+    found = _Rights(graph, slots)
     _COLLECT[role](graph, found)
     return found.all()
 
@@ -186,7 +197,7 @@ def _collect_operator(graph: Graph, found: _Rights) -> None:
         found.own(graph.journal_topic(processor), READ, WRITE, CREATE, ALTER)
         found.own(changelog_of(graph.name, processor), READ, CREATE)
         found.own(graph.delivered(processor), READ, WRITE, CREATE, ALTER, cluster=processor.cluster)
-        if processor.errors is not None:
+        if processor.uses_marks:
             _add_replay(graph, processor, found)
     for pipeline in graph.pipelines:
         if isinstance(pipeline.target, Topic):
@@ -246,18 +257,22 @@ _COLLECT: Final[Mapping[Role, Callable[[Graph, _Rights], None]]] = {
 }
 
 
-def commands(rights: Collection[Right], principal: str, servers: str) -> Iterator[str]:
+def commands(
+    rights: Collection[Right], principal: str, servers: str, command_config: str | None = None
+) -> Iterator[str]:
     """Yields the commands that grant rights on one cluster, a line each.
 
     Resources of one kind with the same operations share a command.
 
     - `servers`: bootstrap servers of the cluster.
+    - `command_config`: the file with the settings of the administrator's client.
     """
+    signed_in = [] if command_config is None else ["--command-config", command_config]
     alike: dict[tuple[Resource, bool, tuple[Operation, ...]], list[str]] = {}
     for each in rights:
         alike.setdefault((each.resource, each.is_prefix, each.operations), []).append(each.name)
     for (resource, is_prefix, operations), names in alike.items():
-        words = ["kafka-acls", "--bootstrap-server", servers, "--add", "--allow-principal", principal]
+        words = ["kafka-acls", "--bootstrap-server", servers, *signed_in, "--add", "--allow-principal", principal]
         for operation in operations:
             words += ["--operation", "".join(part.title() for part in operation.split("_"))]
         for name in names:

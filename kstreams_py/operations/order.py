@@ -155,6 +155,11 @@ class Operator:
         self.object = self._read()
         self._input = TopicPartition(processor.inputs[0].name, self.object.partition)
 
+    @property
+    def keeps_refused(self) -> bool:
+        """Whether refused events become dead letters, which can be sent again."""
+        return self._processor.errors is not None
+
     def missed(self, accepted: int = 0) -> list[Missed]:
         """Returns the events that would be sent again if this event is accepted; 0 accepts none.
 
@@ -207,7 +212,8 @@ class Operator:
 
         Raises Replaced if a replay of dead letters or another decision begins meanwhile, and the same as `missed`.
         """
-        transactions = ReplayTransactions(self._graph, LetterReader(self._graph, self._environment), self._environment)
+        reader = LetterReader(self._graph, self._environment, required=False)
+        transactions = ReplayTransactions(self._graph, reader, self._environment)
         sent = 0
         try:
             transactions.start()
@@ -261,8 +267,8 @@ class Operator:
 
     def _refused(self) -> Iterator[Missed]:
         """Yields the events after the newest one that were refused: they forked, or the object was stopped."""
-        await_letters(self._graph, self._environment)
-        reader = LetterReader(self._graph, self._environment)
+        await_letters(self._graph, self._environment, required=False)
+        reader = LetterReader(self._graph, self._environment, required=False)
         originals = Originals(self._graph, self._environment)
         marks = reader.marks()
         for letter in reader.letters():

@@ -73,7 +73,7 @@ class TopicDeletion:
         if not self._declared:
             lost = "a start of this graph whose committed offsets are lost begins again without a word"
             found.append(DeletableTopic(self._graph.beginnings, "", tuple(self._changelogs), (lost,)))
-        if not any(each.errors for each in self._declared.values()):
+        if not any(each.uses_marks for each in self._declared.values()):
             lost = "a replay sends dead letters again that were replayed before"
             found.append(DeletableTopic(self._graph.replayed, "", (), (lost,)))
         return self._existing([*found, *self._runs()])

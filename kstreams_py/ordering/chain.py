@@ -373,6 +373,6 @@ def _shown(name: bytes) -> str:
 def _stopped(name: bytes, reason: str) -> ChainFault:
     return ChainFault(
         Reason.STOPPED,
-        f"{_shown(name)} is stopped after a fault of its chain ({reason}): its events are dead letters until "
+        f"{_shown(name)} is stopped after a fault of its chain ({reason}): its events are refused until "
         "`kstreams order resume`",
     )

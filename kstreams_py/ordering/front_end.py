@@ -28,11 +28,14 @@ def open_storage(store: str | Path, prefix: str = "") -> Storage:
     """
     scheme, separator, _ = str(store).partition("://")
     if not separator:
+        if str(store).startswith(tuple(f"{each}:" for each in SCHEMES)):
+            raise SettingsError("a store in Redis needs a URL such as redis://host:port/0, with ://")
         if prefix:
             raise SettingsError("a prefix is for the keys of a store in Redis: name another file instead")
         return SQLiteStorage(store)
     if scheme not in SCHEMES:
-        raise SettingsError(f"{scheme}:// is not a store of events: name redis://host:port/0, or the path of a file")
+        shown = scheme if scheme.isalnum() else "a URL with another beginning than redis"  # it may have a password
+        raise SettingsError(f"{shown}:// is not a store of events: name redis://host:port/0, or the path of a file")
     return RedisStorage(str(store), prefix)
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from kstreams_py.errors import DecodeError, SourceUnavailable
+from kstreams_py.formats.serdes import parse_json
 from kstreams_py.graph.source import BadInput, Claim, SourceStatus
 from kstreams_py.sinks.postgresql_connections import (
     SETTINGS,
@@ -27,7 +28,10 @@ from kstreams_py.sources.postgresql_tables import describe_table
 from kstreams_py.sources.suspects import DELETED, REASON, choose, has_suspects
 
 if TYPE_CHECKING:
+    from datetime import timedelta
+
     import psycopg
+    from psycopg.abc import Buffer
 
 NEVER: Final = float("-inf")
 """The time of events that have not happened."""
@@ -54,7 +58,8 @@ class PostgreSQL:
     `pip install 'kstreams_py[postgresql]'`.
 
     Each row is a dict of column to value, as psycopg returns it; times with a zone are in UTC. A row with a value that
-    Python cannot represent, such as the date infinity, is refused with the reason.
+    Python cannot represent, such as the date infinity, an interval of a month or 1e400 in JSON, is refused with the
+    reason.
 
     A row that was acknowledged is never read again, whatever changes in it. The claims of all workers and graphs are in
     the table `kstreams_claims` of the same schema, which is created.
@@ -320,6 +325,7 @@ class TableConnection:
         # prepared statements would keep plans for other limits, and for the columns of that time
         connection = self._database.connect(_SETTINGS, prepare_threshold=None, client_encoding="utf8")
         try:
+            _refuse_changes(connection)
             with limited(connection):
                 self._table = describe_table(connection, str(source), source.table, source.key, source.columns)
                 self._tables = ClaimTables(connection, str(source), self._reader, self._table, owner)
@@ -329,6 +335,21 @@ class TableConnection:
         # a server that crashed may have lost claims, too: another pass finds their rows
         self._is_doubtful, self._passes = True, Passes(claims.read_clock, ends=source.ends)
         return connection
+
+
+def _refuse_changes(connection: psycopg.Connection[Any]) -> None:
+    """Makes the connection refuse values that psycopg would change: months as 30 days, 1e400 in JSON as infinity."""
+    from psycopg.types.datetime import IntervalLoader  # noqa: PLC0415 an extra
+    from psycopg.types.json import set_json_loads  # noqa: PLC0415
+
+    class ExactIntervals(IntervalLoader):
+        def load(self, data: Buffer) -> timedelta:
+            if b"mon" in (text := bytes(data)) or b"year" in text:
+                raise ValueError(f"{text.decode()!r} has months or years, which no timedelta has")
+            return super().load(data)
+
+    connection.adapters.register_loader("interval", ExactIntervals)
+    set_json_loads(lambda data: parse_json(data if isinstance(data, str) else data.decode()), connection)
 
 
 def _fetch(cursor: psycopg.Cursor[Any]) -> tuple[list[Any], list[tuple[str, DecodeError]]]:

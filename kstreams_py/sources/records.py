@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple
 
 from kstreams_py.errors import DecodeError
+from kstreams_py.formats.serdes import parse_json
 from kstreams_py.graph.source import BadInput
 
 if TYPE_CHECKING:
@@ -247,7 +248,9 @@ class TextRecords(OpenRecords):
     def _read(self, start: FilePosition) -> Iterator[FileRecord]:
         rows = 0
         try:
-            self._begin()
+            if (unreadable := self._begin()) is not None:
+                rows = unreadable.rows
+                yield unreadable
             if start.rows > self._lines.rows:
                 self._lines.seek(start)
             for record in self._split():
@@ -262,8 +265,9 @@ class TextRecords(OpenRecords):
             # the position is after what was read, so that a reader up to there finds the error again
             yield FileRecord(rows + 1, rows + 1, self._lines.offset + 1, _bad_input(reason))
 
-    def _begin(self) -> None:
-        """Reads what is before the records."""
+    def _begin(self) -> FileRecord | None:
+        """Reads what is before the records; returns it as a record if it cannot be read."""
+        return None
 
     def _split(self) -> Iterator[FileRecord]:
         lines = self._lines
@@ -304,12 +308,12 @@ class JsonRecords(TextRecords):
         if type(data) is BadInput:
             return data
         try:
-            return json.loads(data.decode("utf-8", "surrogateescape"))
+            return parse_json(data.decode("utf-8", "surrogateescape"))
         except RecursionError:
             return _bad_input("it is not readable JSON: it is nested too deeply")
         except json.JSONDecodeError as error:
             return _bad_input(f"it is not JSON: {error.msg} at column {error.colno}")
-        except ValueError as error:  # an integer of too many digits
+        except ValueError as error:  # NaN, 1e400, or an integer of too many digits
             return _bad_input(f"it is not readable JSON: {error}")
 
 
@@ -325,17 +329,19 @@ class CsvRecords(TextRecords):
         self._delimiter = delimiter
         self._names: list[str] | BadInput = []
 
-    def _begin(self) -> None:
+    def _begin(self) -> FileRecord | None:
         header = next(self._split(), None)
         if header is None:
-            return
+            return None
         names = self._fields(header.data)
         if isinstance(names, BadInput):
             self._names = _bad_input(f"the header of its file cannot be read: {names.error}")
-        elif (double := _first_double(names)) is not None:
+            return header  # lines that end otherwise may be in it, and no row follows
+        if (double := _first_double(names)) is not None:
             self._names = _bad_input(f"the header of its file names {double!r} twice")
         else:
             self._names = names
+        return None
 
     def _is_empty(self, line: bytes) -> bool:
         return not line.strip(b"\r\n")
@@ -479,16 +485,47 @@ class ParquetRecords(OpenRecords):
         raise EOFError("it has fewer rows than the end of the file says")
 
     def _to_values(self, batch: pa.RecordBatch) -> list[Any]:
+        schema = _in_microseconds(batch.schema)
         try:
-            return [*batch.to_pylist()]
+            return [*batch.cast(schema).to_pylist()]
         except self._errors:
-            return [self._to_value(batch.slice(at, 1)) for at in range(len(batch))]
+            # a slice of a list has the values of the other rows, which are cast as well
+            return [self._to_value(batch.take([at]), schema) for at in range(len(batch))]
 
-    def _to_value(self, row: pa.RecordBatch) -> Any:
+    def _to_value(self, row: pa.RecordBatch, schema: pa.Schema) -> Any:
         try:
-            return row.to_pylist()[0]
+            return row.cast(schema).to_pylist()[0]
         except self._errors as error:  # such as a timestamp with nanoseconds
             return _bad_input(f"it has a value that Python cannot represent: {error}")
+
+
+def _in_microseconds(schema: pa.Schema) -> pa.Schema:
+    """Returns a schema with microseconds for nanoseconds, which Python's times cut.
+
+    Whether those of a datetime stay would depend on pandas: pyarrow uses its types if it is installed.
+    """
+    import pyarrow as pa  # noqa: PLC0415 an extra
+
+    def fitted(field: pa.Field) -> pa.Field:
+        kind, types = field.type, pa.types
+        if types.is_timestamp(kind) and kind.unit == "ns":
+            return field.with_type(pa.timestamp("us", kind.tz))
+        if types.is_time64(kind) and kind.unit == "ns":
+            return field.with_type(pa.time64("us"))
+        if types.is_duration(kind) and kind.unit == "ns":
+            return field.with_type(pa.duration("us"))
+        if types.is_struct(kind):
+            return field.with_type(pa.struct([fitted(kind.field(at)) for at in range(kind.num_fields)]))
+        if types.is_map(kind):
+            return field.with_type(pa.map_(fitted(kind.key_field), fitted(kind.item_field)))
+        if types.is_fixed_size_list(kind):
+            return field.with_type(pa.list_(fitted(kind.value_field), kind.list_size))
+        if types.is_list(kind) or types.is_large_list(kind):
+            make = pa.list_ if types.is_list(kind) else pa.large_list
+            return field.with_type(make(fitted(kind.value_field)))
+        return field
+
+    return pa.schema([fitted(field) for field in schema], schema.metadata)
 
 
 def _raise_outage(error: Exception) -> None:

@@ -77,6 +77,7 @@ def parquet_of(*tables: pa.Table, row_group_size: int | None = None) -> bytes:
 
 NUMBERS = [pa.table({"id": [*range(at, at + 2_500)], "tags": [["a"]] * 2_500}) for at in (0, 2_500)]
 PACKED = gzip.compress(b"[1]\n[2]\n")
+NANOSECONDS = pa.struct([("b", pa.list_(pa.time64("ns")))])
 DAYS = pa.table({"day": pa.array([0, 2**30], pa.date32())})
 NO_ROW = "it has {} fields, and the header of its file has 2"
 
@@ -95,6 +96,14 @@ READ: dict[str, tuple[str, bytes, list[tuple[int, Any]]]] = {
             (6, int("9" * 20)),
             (7, "it is longer than 16 MB"),
             (8, "ok"),
+        ],
+    ),
+    "numbers that JSON does not have, or no float": (
+        ".jsonl",
+        b"[-Infinity]\n1e400\n",
+        [
+            (1, "it is not readable JSON: -Infinity is not a JSON number"),
+            (2, "it is not readable JSON: no float is near to 1e400"),
         ],
     ),
     "CSV": (
@@ -151,7 +160,12 @@ READ: dict[str, tuple[str, bytes, list[tuple[int, Any]]]] = {
     "a header that is no CSV": (
         ".csv",
         b'"a"b\n1\n',
-        [(2, "the header of its file cannot be read: it is not CSV: ',' expected after '\"'")],
+        [(at, "the header of its file cannot be read: it is not CSV: ',' expected after '\"'") for at in (1, 2)],
+    ),
+    "lines that end with carriage returns": (
+        ".csv",
+        b"a,b\r1,2\r",
+        [(1, "the header of its file cannot be read: it is not CSV: it has a carriage return outside of quotes")],
     ),
     "a header of lines": (".csv", b'\n"a\nb",c\n1,2\n', [(4, {"a\nb": "1", "c": "2"})]),
     "only a header": (".csv", b"a,b", []),
@@ -182,6 +196,14 @@ READ: dict[str, tuple[str, bytes, list[tuple[int, Any]]]] = {
         ".parquet",
         parquet_of(DAYS),
         [(1, {"day": datetime.date(1970, 1, 1)}), (2, Begins("it has a value that Python cannot represent: "))],
+    ),
+    "Parquet with nanoseconds": (
+        ".parquet",
+        parquet_of(pa.table({"a": pa.array([{"b": [1_000]}, {"b": [1]}], NANOSECONDS)})),
+        [
+            (1, {"a": {"b": [datetime.time(0, 0, 0, 1)]}}),
+            (2, Begins("it has a value that Python cannot represent: Casting ")),
+        ],
     ),
     "Parquet with a name twice": (
         ".parquet",

@@ -130,6 +130,20 @@ def test_keys_of_each_type_are_exact_whatever_the_session(
     assert medium.run("SELECT count(*) FROM kstreams_claims") == [(len(given),)]
 
 
+def test_value_that_would_be_read_as_another_is_refused(medium: InPostgreSQL) -> None:
+    medium.run("CREATE TABLE odd (id int PRIMARY KEY, t interval, ts interval[], j json, b jsonb)")
+    odd = {"t": ("-1 mons +30 days", "1 year"), "ts": ("{1 mon}",), "j": ("[1e400]", "[1e-400]"), "b": ("1e-400",)}
+    rows = [(name, value) for name, values in odd.items() for value in values]
+    for at, (name, value) in enumerate([("t", "1 day 24:00"), ("j", '{"é": 1.5}'), *rows]):
+        medium.run(f"INSERT INTO odd (id, {name}) VALUES ({at}, '{value}')")
+    found = [claim.value for claim in medium.open(table="odd").read(100, alone=True)]
+    assert [value["t"] or value["j"] for value in found[:2]] == [datetime.timedelta(2), {"é": 1.5}]
+    assert [re.split(" has months|: change", str(value.error))[0] for value in found[2:]] == [
+        "'-1 mons +30 days'", "'1 year'", "'1 mon'", *(f"no float is near to {each}" for each in ("1e400", "1e-400")),
+        f"no float is near to 0.{'0' * 58}",
+    ]  # fmt: skip
+
+
 def test_row_with_a_value_that_python_lacks_is_bad_and_the_others_are_read(medium: InPostgreSQL) -> None:
     medium.run("CREATE TABLE spans (id int PRIMARY KEY, until date)")
     medium.run("INSERT INTO spans VALUES (1, '2020-01-01'), (2, 'infinity'), (3, NULL), (4, '0044-03-15 BC')")

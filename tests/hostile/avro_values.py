@@ -117,6 +117,12 @@ def loop() -> Any:
     return value
 
 
+class Nanoseconds(datetime):
+    """Has nanoseconds, as a pandas.Timestamp has."""
+
+    nanosecond = 1
+
+
 CHAIN: Final = record(f=["null", "t.R"])
 FLAT: Final = record(a="int")
 FIXED_DECIMAL: Final[dict[str, Any]] = {**fixed(4), "logicalType": "decimal", "precision": 9, "scale": 2}
@@ -200,6 +206,14 @@ WRITTEN: Final[Rows] = {
     "1e300 as a float": ("float", 1e300, DEAD_LETTER),
     "-1e300 as a float that may be null": (["null", "float"], -1e300, DEAD_LETTER),
     "1e300 among floats": (array("float"), [1e300], DEAD_LETTER),
+    "1e-50 as a float": ("float", 1e-50, DEAD_LETTER),
+    "-1e-50 as a float that may be null": (["null", "float"], -1e-50, DEAD_LETTER),
+    "1e-50 among floats": (array("float"), [1e-50], DEAD_LETTER),
+    "the least float": ("float", 2.0**-149, OUTPUT),
+    "-0.0 as a float": ("float", -0.0, OUTPUT),
+    "a decimal that a double has": ("double", Decimal("0.1"), 0.1, OUTPUT),
+    "a decimal that no double has": ("double", Decimal(2**53 + 1), DEAD_LETTER),
+    "the same decimal, if it may be null": (["null", "double"], Decimal(2**53 + 1), DEAD_LETTER),
     "an infinite float": ("float", float("-inf"), OUTPUT),
     "NaN as a float": (["null", "float"], float("nan"), OUTPUT),
     "a whole number as a double": ("double", 3, 3.0, OUTPUT),
@@ -212,6 +226,7 @@ WRITTEN: Final[Rows] = {
     "bytes as an array of ints": (array("int"), b"ab", DEAD_LETTER),
     "bytes as bytes, where an array may be": ([array("int"), "bytes"], b"ab", OUTPUT),
     "a list as a fixed": (fixed(2), [1, 2], DEAD_LETTER),
+    "a datetime with nanoseconds": (MICROS, Nanoseconds(2020, 1, 1, tzinfo=UTC), DEAD_LETTER),
     "2^40 as a date": (DATE, 2**40, DEAD_LETTER),
     "True as a date": (DATE, True, DEAD_LETTER),
     "True as a date that may be null": (["null", DATE], True, DEAD_LETTER),

@@ -14,12 +14,15 @@ import pytest
 
 import kstreams_py as ks
 from kstreams_py.cli import deploy
+from kstreams_py.cli.order import _open_existing
 from kstreams_py.errors import KStreamsError
 from kstreams_py.formats.registries import SchemaRegistry
+from kstreams_py.kafka.credentials.sign_in import SignIn
 from kstreams_py.settings import Settings, explain
 from kstreams_py.sinks import Redis
 from kstreams_py.sinks.redis import open_client
 from tests.hostile import Outcome, Place
+from tests.hostile.signing_in import OAUTH, OIDC
 
 OUTPUT, REFUSED = Outcome.OUTPUT, Outcome.REFUSED
 
@@ -36,9 +39,17 @@ PASSWORDS: Final = {
     "with a colon": "hunter:quagga",
     "with all of them": "hunter/quagga@:#zebra?",
     "that looks like a port": "12/hunter",
+    "with a comma and a scheme": "hunter,x://quagga",
+    "with two of them": "hunter,x://quagga@a,http://zebra",
+    "with a wrong escape": "hunter%zz quagga",
+    "with separators": "hunter;quagga&zebra",
+    "with quotes": "hunter'quagga\"zebra",
+    "with a lone surrogate": "hunter\udcff",
 }
 
-SAFE: Final = frozenset({"plain", "with an escape", "with a colon"})
+SAFE: Final = frozenset(
+    {"plain", "with an escape", "with a colon", "with a wrong escape", "with separators", "with quotes"}
+)
 """Passwords in which no two readers find two ends."""
 
 
@@ -71,6 +82,41 @@ def enter_redis(urls: Mapping[str, Any], _: pytest.FixtureRequest) -> dict[str, 
 
 def enter_registry(urls: Mapping[str, Any], _: pytest.FixtureRequest) -> dict[str, Outcome]:
     return {name: tried(partial(SchemaRegistry, url), lambda made: made._url) for name, url in urls.items()}
+
+
+def enter_proxy(urls: Mapping[str, Any], _: pytest.FixtureRequest) -> dict[str, Outcome]:
+    return {
+        name: tried(partial(SchemaRegistry, "http://registry:8081", proxy=url), lambda made: made._url)
+        for name, url in urls.items()
+    }
+
+
+def enter_proxy_of_environment(urls: Mapping[str, Any], request: pytest.FixtureRequest) -> dict[str, Outcome]:
+    variables: pytest.MonkeyPatch = request.getfixturevalue("monkeypatch")
+
+    def opened(url: str) -> SchemaRegistry:
+        variables.setenv("HTTP_PROXY", url)
+        variables.setenv("http_proxy", url)
+        return SchemaRegistry("http://registry:8081")
+
+    return {name: tried(partial(opened, url), lambda made: made._url) for name, url in urls.items()}
+
+
+def enter_token_endpoint(urls: Mapping[str, Any], _: pytest.FixtureRequest) -> dict[str, Outcome]:
+    def signed_in(url: str) -> str:
+        return SignIn(OAUTH | OIDC | {"sasl.oauthbearer.token.endpoint.url": url}).protocol
+
+    return {name: tried(partial(signed_in, url), str) for name, url in urls.items()}
+
+
+def enter_store(urls: Mapping[str, Any], _: pytest.FixtureRequest) -> dict[str, Outcome]:
+    """`--store` of `kstreams order`, with a mistake in its scheme."""
+
+    def asked(url: str) -> str:
+        with contextlib.closing(_open_existing(url, "")) as storage:
+            return str(storage)
+
+    return {name: tried(partial(asked, url), str) for name, url in urls.items()}
 
 
 def enter_setting(urls: Mapping[str, Any], _: pytest.FixtureRequest) -> dict[str, Outcome]:
@@ -151,10 +197,44 @@ PLACES: Final = [
         },
         enter_registry,
     ),
+    Place("the URL of a proxy", of_each("http://me:{}@proxy:3128"), enter_proxy),
+    Place(
+        "the URL of a proxy in the environment",
+        {
+            name: (url, OUTPUT if name.endswith((" port", " at sign")) else outcome)
+            for name, (url, outcome) in of_each("http://me:{}@proxy:3128").items()
+        },
+        enter_proxy_of_environment,
+    ),
+    Place(
+        "the token endpoint",
+        {
+            **{name: (url, REFUSED) for name, (url, _) in of_each("https://me:{}@idp/token").items()},
+            "no password": ("https://idp/token", OUTPUT),
+        },
+        enter_token_endpoint,
+    ),
+    Place(
+        "the store of events, mistyped",
+        {
+            f"{name}, {scheme}": (url, REFUSED)
+            for scheme in ("redis:/", "me:hunter@x,redis://", "reds://")
+            for name, (url, _) in of_each(f"{scheme}me:{{}}@cache:6379/0").items()
+        },
+        enter_store,
+    ),
     Place("schema_registry_url, shown", of_each("http://me:{}@registry:8081", refused=False), enter_setting),
     Place(
         "a URL at another setting",
-        {name: (url, REFUSED) for name, (url, _) in of_each("http://me:{}@registry:8081").items()},
+        {
+            f"{name}, in {form}": (url, REFUSED)
+            for form in (
+                "http://me:{}@registry:8081",
+                "postgresql://db/s?password={}&x=1",
+                "host=db password={} user=me",
+            )
+            for name, (url, _) in of_each(form).items()
+        },
         enter_wrong_setting,
     ),
     Place(

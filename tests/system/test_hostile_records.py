@@ -57,10 +57,12 @@ def test_records_that_cannot_be_read_are_dead_letters_and_all_others_are_deliver
     write_raw(address, source, [Raw(bytes(105 << 20))], compression_type="zstd", **zeros)
     write_raw(address, source, [Raw(b"3")])
     write_raw(address, source, [Raw(bytes(2_000_001))], compression_type="gzip", **zeros)
-    write_raw(address, source, [Raw(b"5")])
+    named = [(b"", b"1"), (b"n" * 32_768, b"2"), (b"a\0b", b"3")]  # the client reads a name up to a zero character
+    write_raw(address, source, [Raw(b"5", None, named)])
     with running(copying(name, guarantee), settings(value_bytes_max=2_000_000)):
         cluster.await_committed(f"{name}.p", source, {0: 6})
     assert cluster.values(f"{name}.out") == [b"0", b"3", b"5"]
+    assert cluster.read(f"{name}.out")[-1].headers()[:3] == [("", b"1"), ("n" * 32_768, b"2"), ("a", b"3")]
     at = f"{source}[0]"
     assert describe_letters(cluster, errors) == [
         (1, "DecodeError", f"headers of {at}@1: a name is not UTF-8, none is kept"),

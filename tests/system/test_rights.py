@@ -6,7 +6,7 @@ import json
 import re
 import shlex
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -28,6 +28,7 @@ from confluent_kafka.admin import (
 import kstreams_py as ks
 from kstreams_py import Settings, errors
 from kstreams_py.formats.registries import FileRegistry
+from kstreams_py.graph.loading import load
 from kstreams_py.graph.pipelines import Pipeline
 from kstreams_py.kafka.administration import GroupAdmin
 from kstreams_py.kafka.transaction_admin import TransactionAdmin
@@ -743,6 +744,47 @@ def test_user_with_the_printed_rights_of_an_operator_uses_the_tools(
             wait_until(lambda: app.cluster.values(app.topics["applied"]) == [b"1", b"2", b"4"], "the missed is applied")
 
 
+@pytest.mark.long
+def test_commands_do_their_work_with_the_rights_that_the_document_names(
+    broker_with_rights: BrokerWithRights, settings: MakeSettings, name: str, tmp_path: Path
+) -> None:
+    """The operator's commands with the printed rights; each of the others with its own, and not without one of them."""
+    app = MapApp(broker_with_rights, name, settings, "exactly_once")
+    app.check_works()
+    file, dead = app.write_file(tmp_path, f", errors={f'{name}.dead'!r}"), f"{name}.dead"
+    environment = as_environment(app.settings) | {"KSTREAMS_KAFKA__SASL_USERNAME": "reader"}
+    declared, own = (app.source, app.target, dead), [f"__ks.{name}.{each}" for each in ("beginnings", "replayed")]
+
+    def run(arguments: Sequence[object], rights: Sequence[str]) -> int:
+        each = [right.rpartition(" ") for right in rights]
+        printed = [f"kafka-acls --operation {operation} --{what}" for what, _, operation in each]
+        with broker_with_rights.granted(printed):
+            return kstreams(*arguments, environment=environment).status
+
+    def on(topics: Iterable[str], *operations: str) -> list[str]:
+        return [f"topic {topic} {operation}" for topic in topics for operation in operations]
+
+    create = [*on(declared[:2], "Describe", "DescribeConfigs"), *on([own[0]], "Describe", "DescribeConfigs")]
+    create += on([dead, own[1]], "Create", "Describe", "DescribeConfigs")
+    of_graph = [f"topic {own[0]} Read", f"topic {own[0]} DescribeConfigs", f"group {app.group} Describe"]
+    needed: dict[tuple[object, ...], list[str]] = {
+        ("send", app.source, "--value", "4"): on([app.source], "Write", "DescribeConfigs"),
+        ("tail", app.source): on([app.source], "Read", "DescribeConfigs"),
+        ("topics", "delete", file, "--topic", dead, "--yes"): [*on([dead], "Delete", "DescribeConfigs"), *of_graph],
+    }
+    assert run(("topics", "create", file), create) == 0
+    for arguments, rights in needed.items():
+        for missing in rights:
+            assert run(arguments, [each for each in rights if each != missing]) == 3, (arguments, missing)
+        assert run(arguments, rights) == 0, arguments
+    app.cluster.create(dead)
+    operated = ("topics check", "topics describe", "slots list", "cut", "recover status", "recover export", "doctor")
+    with broker_with_rights.granted(commands(rights_of(load(str(file)), Role.OPERATOR), "User:reader", "a:1")):
+        for each in (*operated, "dead-letters list", "transactions find-hanging", "transactions list"):
+            target = [file] if "transactions" not in each else []
+            assert kstreams(*each.split(), *target, environment=environment).status == 0, each
+
+
 def test_user_with_the_printed_rights_of_a_reader_reads_results_and_nothing_else(
     broker_with_rights: BrokerWithRights, settings: MakeSettings, name: str
 ) -> None:
@@ -906,7 +948,7 @@ def test_each_right_of_a_worker_of_another_kind_is_needed(
         cluster.create(*graph.topics)
         rights = [
             replace(right, operations=tuple(o for o in right.operations if (right.resource, of, o) != missing))
-            for right in rights_of(graph, Role.WORKER)
+            for right in rights_of(graph, Role.WORKER, slots=[0])
             for of in [right.name.replace(graph.name, "", 1)]
         ]
         with broker_with_rights.granted(commands([each for each in rights if each.operations], "User:reader", "a:1")):
@@ -914,7 +956,7 @@ def test_each_right_of_a_worker_of_another_kind_is_needed(
 
     assert runs_without(0, None)
     graph = graph_of_kind(kind, name, tmp_path)
-    rights = rights_of(graph, Role.WORKER)
+    rights = rights_of(graph, Role.WORKER, slots=[0])
     each_right = {(each.resource, each.name.replace(name, "", 1), o): None for each in rights for o in each.operations}
     needless = {right[1:] for number, right in enumerate(each_right, 1) if runs_without(number, right)}
     (processor,) = graph.processors

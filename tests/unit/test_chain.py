@@ -204,8 +204,7 @@ def check_fault(name: str) -> None:
     held = [each for each in chains.held() if each.object == A]
     stopped = ChainFault(
         Reason.STOPPED,
-        f"a is stopped after a fault of its chain ({reason}): its events are dead letters until `kstreams order "
-        "resume`",
+        f"a is stopped after a fault of its chain ({reason}): its events are refused until `kstreams order resume`",
     )
     fault = Offered(OfferKind.FAULT, ChainFault(reason, f"a: {text}"), refused=tuple((each, stopped) for each in held))
     assert offer(chains, event) == fault, name

@@ -119,6 +119,7 @@ def test_one_record_is_sent_from_its_options(terminal: Terminal) -> None:
         (["--value", "{"], "value '{' is not JSON, as Json() asks: "),
         (["--value", "1", "--partition", "2"], "topic 'shop.orders' has no partition 2: it has 2, numbered from 0"),
         (["--value", "1", "--header", "x"], "header 'x': write name=value"),
+        (["--value", "1", "--header", "\udcff=1"], "header '\\udcff': a name has no half of a surrogate pair"),
         (["--key", "a"], "--key, --header and --partition need --value: add it, or write them in the lines"),
     ],
 )
@@ -145,6 +146,9 @@ BAD_LINES = {
     '{"value": 1, "headers": 5}': "headers 5: write an object, or a list of [name, value]",
     '{"value": 1, "headers": [["a"]]}': "headers [['a']]: write an object, or a list of [name, value]",
     '{"value": 1, "headers": {"a": {"hex": "x"}}}': "headers {'a': {'hex': 'x'}}: write an object, or a list of",
+    '{"value": 1, "headers": {"a\\u0000b": "1"}}': "header 'a\\x00b': a name has no zero character",
+    '{"value": 1, "headers": [["\\ud800", "1"]]}': "header '\\ud800': a name has no half of a surrogate pair",
+    '{"value": 1e400}': "not JSON in UTF-8: no float is near to 1e400",
     '{"value": 1, "undecoded": {"key": "not text"}}': "`kstreams tail` could not decode this record: ",
 }
 
@@ -481,4 +485,6 @@ def test_topic_that_is_about_to_be_created_is_waited_for_with_a_word(
     begun = terminal.clock()
     with pytest.raises(TopicError, match="topic 'never' does not exist: create it"):
         find_topic(watched.environment, "never", 10.0)
+    with pytest.raises(TopicError, match=r"topic '\\udcff' does not exist: create it"):  # the client would die
+        find_topic(watched.environment, "\udcff", 10.0)
     assert 10.0 <= terminal.clock() - begun < 11.0

@@ -15,7 +15,7 @@ from kstreams_py import sinks
 from kstreams_py.cli import main as command
 from kstreams_py.errors import GraphError, SettingsError
 from kstreams_py.graph.guarantees import Guarantee
-from kstreams_py.operations.acls import CREATE, NOTES, Role, rights_of
+from kstreams_py.operations.acls import CREATE, NOTES, Operation, Role, rights_of
 from kstreams_py.processing.commits.opening import committer_of
 from kstreams_py.processing.topics import create_own_topics, create_topics, find_topics
 from kstreams_py.testing import MemoryCluster
@@ -164,6 +164,24 @@ def test_rights_as_json_are_an_object_a_line(tmp_path: Path) -> None:
     assert len(found) == 7
 
 
+def test_slots_have_ids_of_their_own_and_commands_sign_in(tmp_path: Path) -> None:
+    found = run(tmp_path, "--role", "worker", "--slots", "0,2", "--command-config", "an admin.properties")
+    ids = [f"shop.{each}.{slot}" for each in ("apply", "keep", "merge", "pair", "price", "store") for slot in (0, 2)]
+    here = sorted([*ids, "shop.send.0.journal", "shop.send.2.journal"])
+    of_ids = {EXPECTED[2]: f"Write --transactional-id {' '.join(here)}"}
+    of_ids[EXPECTED[10]] = "Write --transactional-id shop.send.0 shop.send.2"
+    lines = [
+        granted(line.split()[2], "worker", of_ids[line])[0] if line in of_ids else line
+        for line in EXPECTED
+        if "worker of" in line or "shop-worker" in line
+    ]
+    assert found.splitlines() == [
+        line.replace(" --add", " --command-config 'an admin.properties' --add") for line in lines
+    ]
+    with pytest.raises(SettingsError, match=r"^--command-config is for commands, and --json prints none: leave one"):
+        run(tmp_path, "--json", "--command-config", "admin.properties")
+
+
 @pytest.mark.parametrize("principal", ["alice", "User:", ":alice", ""])
 def test_principal_without_a_type_or_a_name_is_refused(tmp_path: Path, principal: str) -> None:
     with pytest.raises(SettingsError, match=r"--principal .* such as User:alice"):
@@ -180,6 +198,13 @@ def test_role_that_a_graph_has_no_work_for_needs_no_right(tmp_path: Path) -> Non
     found = run(tmp_path, "--role", "pipeline", text=text)
     assert found == "# graph shop has no work for a pipeline: it needs no rights\n"
     assert "pipeline" not in run(tmp_path, text=text)
+
+
+def test_operator_decides_on_objects_whose_refused_events_are_no_dead_letters() -> None:
+    graph = ks.Graph("g")
+    graph.ordered(graph.topic("a"), to=graph.topic("b"), id="apply")(lambda value: value)
+    written = {each.name for each in rights_of(graph, Role.OPERATOR) if Operation.WRITE in each.operations}
+    assert written == {"a", "__ks.g.beginnings", "__ks.g.replayed", "g.dead-letters", "g.recover"}
 
 
 def test_graph_of_pipelines_alone_has_no_workers() -> None:

@@ -759,6 +759,8 @@ def test_result_that_does_not_encode_is_a_dead_letter() -> None:
         (UNTYPED(b"w", key=3), "returned a value for x: its key: 3 (int) is not bytes"),
         (UNTYPED(b"w", headers=[("h", "text")]), "TypeError: header ('h', 'text') is not a name and bytes"),
         (UNTYPED(b"w", headers=[(b"h", b"")]), "TypeError: header (b'h', b'') is not a name and bytes"),
+        (UNTYPED(b"w", headers=[("a\0b", b"")]), r"ValueError: header 'a\x00b': a name has no zero character"),
+        (UNTYPED(b"w", headers=[("\udcff", b"")]), r"ValueError: header '\udcff': a name has no half of a surrogate"),
         (UNTYPED(b"w", headers=[("h",)]), "ValueError: not enough values to unpack"),
         (UNTYPED(b"w", headers=None), "TypeError: 'NoneType' object is not iterable"),
         (

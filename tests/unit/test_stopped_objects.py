@@ -47,8 +47,8 @@ def environment_of(driver: TestDriver, sleep: Callable[[], None]) -> Environment
 
 
 @contextmanager
-def stopped() -> Iterator[tuple[ks.Graph, TestDriver, Environment]]:
-    graph = applying()
+def stopped(**options: Any) -> Iterator[tuple[ks.Graph, TestDriver, Environment]]:
+    graph = applying(**options)
     with TestDriver(graph) as driver:
         send(driver, *FORKED)
         driver.run()
@@ -468,10 +468,13 @@ def test_worker_counts_its_events_and_what_waits_also_after_a_restart() -> None:
 # The commands.
 
 
+Invoke = tuple[Callable[..., tuple[int, str]], TestDriver]
+
+
 @pytest.fixture
-def invoke(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Callable[..., tuple[int, str]], TestDriver]]:
+def invoke(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Invoke]:
     """Runs a command on a stopped object; the driver."""
-    with stopped() as (graph, driver, environment):
+    with stopped(**getattr(request, "param", {})) as (graph, driver, environment):
 
         @contextmanager
         def opened(*_: object) -> Iterator[tuple[ks.Graph, Environment]]:
@@ -487,7 +490,7 @@ def invoke(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Callable[..., tupl
 
 
 def test_commands_show_a_stopped_object_and_let_it_go_on(
-    invoke: tuple[Callable[..., tuple[int, str]], TestDriver],
+    invoke: Invoke,
 ) -> None:
     run, driver = invoke
     status, text = run("stopped", "g")
@@ -524,7 +527,7 @@ def test_commands_show_a_stopped_object_and_let_it_go_on(
 
 
 def test_commands_tell_the_state_of_the_object_where_the_decision_changed_nothing(
-    invoke: tuple[Callable[..., tuple[int, str]], TestDriver], monkeypatch: pytest.MonkeyPatch
+    invoke: Invoke, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, driver = invoke
     opened = vars(order_objects)["open_graph"]
@@ -559,8 +562,23 @@ def test_commands_tell_the_state_of_the_object_where_the_decision_changed_nothin
 
 
 def test_command_names_the_processors_that_there_are(
-    invoke: tuple[Callable[..., tuple[int, str]], TestDriver],
+    invoke: Invoke,
 ) -> None:
     run, _ = invoke
     with pytest.raises(UserMistake, match=r"^graph 'g' has no processor 'x' that applies events: it has apply$"):
         run("stopped", "g", "--processor", "x")
+
+
+@pytest.mark.parametrize("invoke", [{"errors": None}], indirect=True)
+def test_object_whose_refused_events_are_no_dead_letters_goes_on_without_them(invoke: Invoke) -> None:
+    run, driver = invoke
+    with pytest.raises(UserMistake, match=r"no waiting or refused event to go on with: `kstreams order resume` lets"):
+        run("accept", "g", "a")
+    status, text = run("resume", "g", "a", "--yes")
+    lost = "its refused events are lost, as no dead-letter topic is declared (errors=)"
+    assert (status, text.splitlines()[0].split("; ")[1]) == (0, lost)
+    send(driver, ("a", 7, 6, 4))
+    driver.run()
+    status, text = run("accept", "g", "a", "--yes")
+    assert (status, text.splitlines()[-1]) == (0, "object 'a' goes on; 0 of its events were sent again")
+    assert applied(driver)["a"] == prefixes(0, 1, 4)

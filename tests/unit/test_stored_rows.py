@@ -305,7 +305,7 @@ def test_crash_at_every_crash_point_stores_each_row_once(table: Table, guarantee
 def test_function_that_returns_no_row_stops_its_worker_and_stores_nothing() -> None:
     with TestDriver(declared(function=len)) as driver:
         driver.send("a", "bb")
-        with pytest.raises(GraphError, match="processor 'p' returned an int: .*; len read a"):
+        with pytest.raises(GraphError, match=r"processor 'p' returned an int: .*; len read a"):
             driver.run()
         assert (driver.rows("p"), driver.committed("p")) == ([], {A0: 0})
 

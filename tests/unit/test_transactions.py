@@ -15,7 +15,7 @@ import kstreams_py as ks
 from kstreams_py.cli import transactions as command_line
 from kstreams_py.errors import BrokerUnavailable, KStreamsError, Retriable, SettingsError, UserMistake
 from kstreams_py.kafka.log_batches import Batch, Log, Prepared, committed_offsets, log_key, prepared
-from kstreams_py.kafka.transaction_admin import Looked
+from kstreams_py.kafka.transaction_admin import Looked, TransactionAdmin
 from kstreams_py.kafka.transactions import Coordinated, OpenTransaction, Writer, match
 from kstreams_py.operations.transactions.abort import Transactions
 from kstreams_py.operations.transactions.hanging import (
@@ -120,6 +120,10 @@ def offset_key(group: str, topic: str, partition: int, version: int = 1) -> byte
 
 def offset_value(offset: int) -> bytes:
     return struct.pack(">hq", 4, offset) + b"\xff\xff\xff\xff\x01" + bytes(9)
+
+
+def test_id_that_is_not_utf8_is_not_known_and_no_broker_is_asked() -> None:
+    assert TransactionAdmin(Settings(bootstrap_servers="127.0.0.1:1")).described("\udcff") is None
 
 
 def test_committed_offsets_are_those_of_the_last_records_of_each_group_and_partition() -> None:

@@ -174,6 +174,8 @@ class SignIn:
         self._require(*names, because=f"{OAUTH}method = oidc")
         if not self.get(names[2]).startswith(("https://", "http://")):
             raise SettingsError(f"{names[2]} is not an HTTP address: write https://host/path")
+        if "@" in self.get(names[2]):  # librdkafka logs it
+            raise SettingsError(f"{names[2]} has a user or an @: set {names[0]} and {names[1]}, and write @ as %40")
         self._exclude("https.ca")
         pairs(self.get(f"{OAUTH}extensions"))
         if pem := self.get("https.ca.pem"):

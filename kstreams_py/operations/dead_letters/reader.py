@@ -36,13 +36,15 @@ TOLD_SECONDS: Final = 1.0
 """Seconds after which a warning names what the wait is for."""
 
 
-def await_letters(graph: Graph, environment: Environment) -> None:
+def await_letters(graph: Graph, environment: Environment, *, required: bool = True) -> None:
     """Waits until no open transaction hides dead letters that were written before this call.
+
+    - `required`: same as LetterReader.
 
     Raises BrokerUnavailable if one stays open longer than its timeout allows, and the same as LetterReader.
     """
     cluster, settings = environment.cluster, environment.settings
-    topics = LetterReader(graph, environment).topics
+    topics = LetterReader(graph, environment, required=required).topics
     partitions = [TopicPartition(name, n) for name, info in topics.items() for n in range(info.partitions)]
     highs = ask_clusters(graph, cluster, partitions, lambda each, its: each.ends(its, committed=False))
     seconds = (settings.transaction_timeout_ms + settings.request_timeout_ms) / 1000
@@ -95,14 +97,17 @@ class SelectedLetters(NamedTuple):
 class LetterReader:
     """Reads the dead letters that existed when this reader was created."""
 
-    def __init__(self, graph: Graph, environment: Environment) -> None:
-        """Raises GraphError if the graph has no topic for dead letters, TopicError if one is missing."""
+    def __init__(self, graph: Graph, environment: Environment, *, required: bool = True) -> None:
+        """Finds the topics of the dead letters. Raises TopicError if one is missing.
+
+        - `required`: raises GraphError if the graph declares no topic for dead letters; else there are none to read.
+        """
         self._cluster = environment.cluster
         attempts = Attempts(f"{graph.name}: dead letters", graph.name, environment.sleep)
         self._graph = graph
         self._pages = open_pages(graph, self._cluster, attempts)
         names = [topic.name for topic in graph.topics.values() if topic.value is dead_letters()]
-        if not names:
+        if required and not names:
             raise GraphError(
                 f"graph {graph.name!r} has no topic for dead letters: declare one with errors=, of the graph or of a "
                 "processor"

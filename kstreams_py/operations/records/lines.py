@@ -9,6 +9,7 @@ stands for its text in UTF-8, `{"hex": "00ff"}` for these bytes, and anything el
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from math import isfinite
@@ -16,13 +17,14 @@ from typing import Any, Final, TypeVar
 
 from kstreams_py.errors import DecodeError, KStreamsError, TopicError, UserMistake, did_you_mean
 from kstreams_py.formats.registry import Registry
-from kstreams_py.formats.serdes import Bytes, Json, Serde, String, bind
+from kstreams_py.formats.serdes import Bytes, Json, Serde, String, bind, parse_json
 from kstreams_py.graph.declarations import dead_letters
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import Output
 from kstreams_py.operations.dead_letters.text import Describer
 from kstreams_py.processing.dead_letters.letters import parse
 from kstreams_py.records import HASH_HEADER, NO_TIMESTAMP, PLACE_HEADER, Message
+from kstreams_py.steps.outputs import check_header_name
 
 P = TypeVar("P")
 
@@ -57,7 +59,7 @@ class Lines:
     def parse(self, line: bytes) -> Output:
         """Returns the record of a line, ready to be written. Raises UserMistake, which names the fault of the line."""
         try:
-            record = json.loads(line.decode(), parse_constant=_refuse_number)
+            record = parse_json(line.decode())
         except (ValueError, RecursionError) as error:
             raise UserMistake(f"not JSON in UTF-8: {error}") from None
         if not isinstance(record, dict):
@@ -91,7 +93,7 @@ class Lines:
         return self._output(
             None if key is None else self._key.encode(self._key.read(key)),
             self._value.encode(self._value.read(value)),
-            [(name, text.encode()) for name, _, text in pairs],
+            [(name, os.fsencode(text)) for name, _, text in pairs],
             -1 if partition is None else partition,
             0,
         )
@@ -109,6 +111,11 @@ class Lines:
                 f"topic {self._topic!r} has the dead letters of the graph, which its workers write: send to the input, "
                 "or use `kstreams dead-letters replay`"
             )
+        for name, _ in headers:
+            try:
+                check_header_name(name)
+            except ValueError as error:
+                raise UserMistake(str(error)) from None
         return (self._topic, value, key, partition, None, None, timestamp, headers or None)
 
     def show(self, m: Message, fate: str | None = None) -> str:
@@ -183,7 +190,7 @@ class _Column:
         if isinstance(self._serde, Bytes | String):
             return text
         try:
-            return json.loads(text, parse_constant=_refuse_number)
+            return parse_json(text)
         except (ValueError, RecursionError) as error:
             raise UserMistake(f"{self._role} {text!r} is not JSON, as {self._serde!r} asks: {error}") from None
 
@@ -316,7 +323,3 @@ def _timestamp(content: Any) -> int:
             "timestamp: write milliseconds since 1970, above 0, or a time such as 2026-05-01T12:00:00Z, or leave it out"
         )
     return content
-
-
-def _refuse_number(name: str) -> float:
-    raise ValueError(f"{name} is not a JSON number")

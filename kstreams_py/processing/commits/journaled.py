@@ -23,6 +23,7 @@ from functools import partial
 
 from kstreams_py.errors import ClientError
 from kstreams_py.graph.guarantees import Durability
+from kstreams_py.graph.names import recorder_id
 from kstreams_py.kafka.contracts import TOPIC, Output, ProducerMode
 from kstreams_py.kafka.leftovers import Leftovers
 from kstreams_py.kafka.transactions import place_options
@@ -63,19 +64,19 @@ class Journaled(ExactlyOnce):
         assert isinstance(context.journal, DeliveryJournal)
         self._deliveries = context.journal
         self._name = context.name
-        recorder_id = f"{context.transactional_id}.journal"
+        recorder = recorder_id(context.transactional_id)
         self._recorder = Session(
             self._producer_mode(context.processor.durability),
             context.consumer,
             context.environment,
             self.attempts,
-            transactional_id=recorder_id,
+            transactional_id=recorder,
             counters=context.counters,
         )
         """The journal's producer: it commits transactions while a transaction of outputs is open."""
         cluster = context.environment.cluster
         options = place_options(context.environment.settings.bootstrap_servers)
-        self.leftovers.append(Leftovers(cluster, options, recorder_id, context.journaled, context.name))
+        self.leftovers.append(Leftovers(cluster, options, recorder, context.journaled, context.name))
         self._parts: list[Part] = []
         self._places: dict[int, dict[str, OutputPlace]] = {}
         """By partition number and topic, the place of the last output that was written."""

@@ -249,7 +249,7 @@ SERIES: Final[tuple[Series, ...]] = (
     Series(
         "stopped_objects",
         "gauge",
-        "objects whose events are dead letters until an operator resumes them",
+        "objects whose events are refused until an operator resumes them",
         WORKER,
         _waiting("stopped"),
     ),

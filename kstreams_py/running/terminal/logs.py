@@ -22,6 +22,7 @@ from kstreams_py.printable import clean_line, escape, indent_rest
 from kstreams_py.running.output import STDERR
 from kstreams_py.running.pipe import REPORT_FD
 from kstreams_py.running.terminal.lines import is_json, prefixed
+from kstreams_py.secrets import redact
 
 MINUTE: Final = 60.0
 """Seconds between two lines about a broker that is away."""
@@ -309,7 +310,7 @@ def _shortened(record: logging.LogRecord) -> str:
         text = record.getMessage()
     except Exception:  # logging handles an error in a handler; an error in a filter would end a user's function
         text = str(record.msg)
-    return escape(text[:OTEL_MAX]) + "..." * (len(text) > OTEL_MAX)
+    return escape(redact(text)[:OTEL_MAX]) + "..." * (len(text) > OTEL_MAX)
 
 
 class _Named(logging.Formatter):
