@@ -9,6 +9,7 @@ adaptive_limit  rule  a limit on how many inputs or segments are taken, by the t
 segments        rule  segments in batches
 gathering       rule  pairs the branches of one segment
 copies          acts  copies of values, so that no function changes what another one has
+topic_deaths    rule  how often workers died while records were under way, as text beside the committed offset
 topic_inputs    acts  the records of a topic as inputs
 topic_outputs   acts  writes records of results, and dead letters, to topics
 environment     acts  what a job works with: its sources and targets, a clock, entropy, its limits

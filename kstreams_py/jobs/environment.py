@@ -80,7 +80,10 @@ def job_environment(graph: Graph, slot: int, environment: Environment) -> JobEnv
         return TopicConnection(channel.topic, group, member_of(group, slot), environment)
 
     def open_letters(channel: Channel) -> TopicLetters | None:
-        return None if channel.errors is None else TopicLetters(graph.name, graph.topics[channel.errors], environment)
+        if channel.errors is None:
+            return None
+        reader = next(task.id for task in graph.tasks if channel in task.inputs)
+        return TopicLetters(graph.name, graph.topics[channel.errors], environment, reader)
 
     def open_outputs(task: JobTask) -> TopicOutputs | None:
         return TopicOutputs(graph.name, task, environment) if task.topics else None

@@ -167,11 +167,12 @@ class SourceInputs:
         if BadInput not in map(type, values):
             return read
         bad = {segment: value for segment, value in zip(ids, values, strict=True) if type(value) is BadInput}
-        self._failed |= {segment: FailedTask(self.name, value.error) for segment, value in bad.items()}
+        task = self.name if self._letters is None else self._letters.reader
+        self._failed |= {segment: FailedTask(task, value.error) for segment, value in bad.items()}
         first = format_error(next(iter(bad.values())).error)
         logger.warning(
-            "%s: %d inputs cannot be read, and are refused: %s", self.name, len(bad), first,
-            extra=repeated(f"inputs of {self.name} that cannot be read", first),
+            "%s: %d inputs reach no task, and are refused: %s", self.name, len(bad), first,
+            extra=repeated(f"inputs of {self.name} that reach no task", first),
         )  # fmt: skip
         self.complete(bad)
         return read.without(bad.keys())

@@ -6,14 +6,25 @@ import logging
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from typing import Any, Final, NamedTuple
 
-from kstreams_py.errors import Abortable, ClientError, DecodeError, KStreamsError, Retriable, SourceUnavailable
+from kstreams_py.errors import (
+    Abortable,
+    ClientError,
+    DecodeError,
+    InputEndsWorkers,
+    KStreamsError,
+    Retriable,
+    SourceUnavailable,
+)
 from kstreams_py.formats.serdes import bind
 from kstreams_py.graph.declarations import Topic
 from kstreams_py.graph.source import BadInput, Claim
+from kstreams_py.jobs.topic_deaths import ORDINARY, Deaths, add_death, deaths_of, pass_by, read_deaths, write_deaths
 from kstreams_py.log_fields import repeated
 from kstreams_py.records import Message, TopicPartition
+from kstreams_py.sources.suspects import REASON, choose, has_suspects
 from kstreams_py.steps.environment import Environment
 from kstreams_py.steps.outputs import decoder
 
@@ -25,14 +36,30 @@ OFFSET_BITS: Final = 48
 COMMIT_SECONDS: Final = 0.1
 """Seconds between two commits of offsets: what is read again after a crash is recognized by its origin."""
 
+AHEAD_LEAST: Final = 10
+"""Records that may be read, at least, before another commit says that a death counts for them, too."""
+
+AHEAD_FACTOR: Final = 4
+"""More of them are those read since the last commit, times this."""
+
 
 class PartitionProgress:
-    """What was read of a partition and is not done: an offset is passed once it and all before it are done."""
+    """What was read of a partition and is not done: an offset is passed once it and all before it are done.
 
-    def __init__(self, start: int) -> None:
-        self.next = start
-        """The next offset to read."""
-        self.committed = start
+    The text beside the committed offset has the deaths of records, as they are if this worker dies now.
+    """
+
+    def __init__(self, start: int, note: str = "", deaths: Deaths = ()) -> None:
+        """`note`: the text beside the committed offset, which is `start`."""
+        self.next = self._next_before = start
+        """The next offset to read; that at the last commit."""
+        self.committed, self.note = start, note
+        self.deaths = deaths
+        """The deaths of records, without the next one."""
+        self.until = self.marked = 0
+        """Before which offset the next death counts for ordinary records; what the last commit said of that."""
+        self.suspects: tuple[int, int, int] | None = None
+        """The suspects under way: the first offset, the one after the last, and their deaths."""
         self._read = deque[int]()
         self._done = set[int]()
 
@@ -51,6 +78,21 @@ class PartitionProgress:
             self._done.remove(self._read.popleft())
         return self._read[0] if self._read else max(self.next, end)
 
+    def look_ahead(self) -> None:
+        """Lets the next death count for what is read, and as many more records as will be before the next commit."""
+        self.until = self.next + max(AHEAD_LEAST, AHEAD_FACTOR * (self.next - self._next_before))
+        self._next_before = self.next
+
+    def note_at(self, position: int, *, lives: bool) -> str:
+        """Returns the text to commit beside a position. `lives`: nothing dies here; others go on from there."""
+        deaths = self.deaths = pass_by(self.deaths, position)
+        if not lives and self.until > position:
+            deaths = add_death(deaths, position, self.until, ORDINARY)
+        if not lives and self.suspects is not None:
+            first, stop, count = self.suspects
+            deaths = add_death(deaths, first, stop, [count])
+        return write_deaths(deaths)
+
 
 class TopicToken(NamedTuple):
     """What a claim has: the progress of its partition, and the record."""
@@ -58,12 +100,18 @@ class TopicToken(NamedTuple):
     progress: PartitionProgress
     record: Message
 
+    @property
+    def place(self) -> tuple[int, int]:
+        """The partition and the offset."""
+        return self.record.partition(), self.record.offset()
+
 
 class TopicConnection:
     """One worker's connection to a topic whose records are inputs, as a member of a group: see SourceConnection.
 
     The offset before which all records are done is committed: records behind it are read again after a death, in
-    this process or another. How often that was is not known, so a record that ends its worker is read again.
+    this process or another. The text beside it counts these deaths. It is committed before a record is decoded, so
+    that one that ends its worker is refused in the end, as by other sources.
     """
 
     is_exhausted = False
@@ -80,8 +128,10 @@ class TopicConnection:
         self.identity = "" if found is None else found.topic_id
         self._consumer = self._cluster.consumer(group, member, commits=True, pauses=True)
         self._partitions: dict[TopicPartition, PartitionProgress] = {}
-        self._again = deque[Claim]()
-        """Claims that were given back."""
+        self._lost: dict[TopicPartition, PartitionProgress] = {}
+        """The partitions of a membership that was lost while this worker lived."""
+        self._waiting = deque[Claim]()
+        """Records that were fetched or given back, and are not under way, in the order of their partition."""
         self._rebalances = deque[set[TopicPartition] | None]()
         """Assignments that have not been acted on; None for a lost membership."""
         self._assigned: set[TopicPartition] | None = None
@@ -97,7 +147,7 @@ class TopicConnection:
             [topic.name], self._rebalances.append, self._revoked, lambda: self._rebalances.append(None)
         )
 
-    def read(self, limit: int, *, alone: bool) -> list[Claim]:  # noqa: ARG002, a topic has no suspects
+    def read(self, limit: int, *, alone: bool) -> list[Claim]:
         """See SourceConnection."""
         with self._asking():
             if self._failure is not None:
@@ -107,21 +157,49 @@ class TopicConnection:
             if self._is_paused != (not limit):
                 self._is_paused = not limit
                 self._consumer.pause(() if limit else self._partitions)
-            claims = list[Claim]()
-            given_back = [self._again.popleft() for _ in range(min(limit, len(self._again)))]
-            try:
-                records = self._consumer.consume(max(limit - len(given_back), 1), 0.0)
-                self._follow()
-                claims = [*filter(self._is_held, given_back)]
-                for record in records:
-                    claims.append(self._claim(record))
-            except BaseException:
-                # what was fetched and is not claimed must be fetched again
-                self._again.extendleft(reversed(claims or given_back))
-                if self._assigned is None and not self._is_revoked:
-                    self._assigned = {*self._partitions}
-                raise
+            self._fetch(limit)
+            return self._hand_out(limit, alone=alone) if limit else []
+
+    def _fetch(self, limit: int) -> None:
+        """Fetches records, until so many wait."""
+        try:
+            records = self._consumer.consume(max(limit - len(self._waiting), 1), 0.0)
+            self._follow()
+            self._waiting.extend(map(self._claim, records))
+        except BaseException:  # what was fetched must be fetched again
+            if self._assigned is None and not self._is_revoked:
+                self._assigned = {*self._partitions}
+            raise
+
+    def _hand_out(self, limit: int, *, alone: bool) -> list[Claim]:
+        """Returns the claims of records that wait, suspects by themselves. Raises, and lets all wait on."""
+        waiting = self._waiting
+        if not has_suspects(claim.attempts for claim in waiting):
+            chosen, self.waits_alone = [*islice(waiting, limit)], False
+            self._mark(chosen, are_suspects=False)
+            claims = [*map(self._decoded, chosen)]
+            for _ in chosen:
+                waiting.popleft()
             return claims
+        by_key = {claim.key: claim for claim in waiting}
+        choice = choose({key: claim.attempts for key, claim in by_key.items()}, limit, alone=alone)
+        self._mark([by_key[key] for key in choice.read], are_suspects=choice.are_suspects)
+        claims = [by_key[key]._replace(value=BadInput(InputEndsWorkers(REASON))) for key in choice.refused]
+        claims += [self._decoded(by_key[key]) for key in choice.read]
+        self.waits_alone = choice.left or choice.are_suspects
+        self._waiting = deque(by_key[key] for key in by_key.keys() - {claim.key for claim in claims})
+        self._sort()
+        return claims
+
+    def _mark(self, chosen: Sequence[Claim], *, are_suspects: bool) -> None:
+        """Commits that the next death counts for these records, which will be under way."""
+        places = [(claim.token.progress, claim.token.record.offset()) for claim in chosen]
+        if not are_suspects and all(offset < progress.marked for progress, offset in places):
+            return
+        for each in self._partitions.values():
+            offsets = [offset for progress, offset in places if progress is each] if are_suspects else []
+            each.suspects = (offsets[0], offsets[-1] + 1, chosen[0].attempts) if offsets else None
+        self._commit(lives=False)
 
     def ack(self, claims: Sequence[Claim]) -> None:
         """See SourceConnection."""
@@ -134,8 +212,16 @@ class TopicConnection:
 
     def give_back(self, claims: Sequence[Claim], *, failed: bool) -> None:
         """See SourceConnection."""
-        held = filter(self._is_held, claims)
-        self._again.extend(claim._replace(attempts=claim.attempts + failed) for claim in held)
+        held, groups = [*filter(self._is_held, claims)], dict[tuple[PartitionProgress, int], list[int]]()
+        for claim in held if failed else ():
+            groups.setdefault((claim.token.progress, claim.attempts), []).append(claim.token.record.offset())
+        for (progress, count), offsets in groups.items():
+            progress.deaths = add_death(progress.deaths, min(offsets), max(offsets) + 1, [count])
+        self._waiting.extend(claim._replace(attempts=claim.attempts + failed) for claim in held)
+        self._sort()
+
+    def _sort(self) -> None:
+        self._waiting = deque(sorted(self._waiting, key=lambda claim: claim.token.place))
 
     def keep(self) -> None:
         """See SourceConnection: the client's own thread tells the group that it is there."""
@@ -143,7 +229,7 @@ class TopicConnection:
     def close(self) -> None:
         """See SourceConnection."""
         try:
-            self._commit()
+            self._commit(lives=True)
         except (ClientError, KStreamsError) as error:
             logger.warning("topic %s: records that are done will be read again: %s", self._topic, error)
         finally:
@@ -166,9 +252,14 @@ class TopicConnection:
         key: int | bytes = record.partition() << OFFSET_BITS | offset
         if offset >> OFFSET_BITS or record.partition() >> 64 - OFFSET_BITS:
             key = f"{record.partition()}:{offset}".encode()
+        progress.read(offset)
+        return Claim(key, None, deaths_of(progress.deaths, offset), TopicToken(progress, record))
+
+    def _decoded(self, claim: Claim) -> Claim:
+        """Returns a claim with the value of its record. Decoding may end the worker, as functions may."""
         value: Any
         try:
-            value = record.value()
+            value = claim.token.record.value()
             if value is not None and self._decode is not None:
                 value = self._decode(value)
         except KStreamsError as error:
@@ -177,8 +268,7 @@ class TopicConnection:
             value = BadInput(error)
         except Exception as error:  # a user's own serde may raise anything
             value = BadInput(error)
-        progress.read(offset)
-        return Claim(key, value, 0, TopicToken(progress, record))
+        return claim._replace(value=value)
 
     def _is_held(self, claim: Claim) -> bool:
         """Returns whether the partition of a claim was not lost since its record was read."""
@@ -189,31 +279,42 @@ class TopicConnection:
         """Acts on the rebalances, and starts at the committed offsets, or at the first record where there is none."""
         while self._rebalances:
             assigned, self._is_revoked = self._rebalances.popleft(), False
+            self._lost = self._partitions if assigned is None else self._lost
             self._partitions = {tp: each for tp, each in self._partitions.items() if tp in (assigned or ())}
-            self._again = deque(filter(self._is_held, self._again))
+            self._waiting = deque(filter(self._is_held, self._waiting))
             self._assigned = assigned
         if self._assigned is None:
             return
         new = {tp for tp in self._assigned if tp not in self._partitions and tp.topic == self._topic.name}
-        starts = self._consumer.committed(new) if new else {}
-        starts = self._cluster.starts(new - starts.keys()) | starts
-        self._partitions |= {tp: PartitionProgress(start) for tp, start in starts.items()}
+        noted = self._consumer.noted(new) if new else {}
+        self._partitions |= {tp: PartitionProgress(at) for tp, at in self._cluster.starts(new - noted.keys()).items()}
+        self._partitions |= {tp: self._went_on(tp, at, note) for tp, (at, note) in noted.items()}
         if self._partitions:
             self._consumer.assign({tp: each.next for tp, each in sorted(self._partitions.items())})
         self._assigned, self._is_paused = None, False
 
+    def _went_on(self, tp: TopicPartition, start: int, note: str) -> PartitionProgress:
+        """Returns the progress of a partition that is assigned, from its committed offset and the text beside it."""
+        left = self._lost.pop(tp, None)
+        if left is not None and (left.committed, left.note) == (start, note):
+            return PartitionProgress(start, note, left.deaths)  # it is this worker's own: nothing has died
+        return PartitionProgress(start, note, read_deaths(note))
+
     def _revoked(self) -> None:
         # once this returns, another member may read what is not committed; what stays here goes on after the next
         # assignment
-        self._commit_in_time(due=True)
+        self._commit_if_possible(lives=True)
         self._is_revoked = True
 
-    def _commit_in_time(self, *, due: bool = False) -> None:
-        """Commits what is done, if it is time. An outage is no reason to stop: what is read again is recognized."""
-        if not due and self._clock() < self._committed_at + COMMIT_SECONDS:
-            return
+    def _commit_in_time(self) -> None:
+        """Commits what is done, if it is time."""
+        if self._clock() >= self._committed_at + COMMIT_SECONDS:
+            self._commit_if_possible(lives=False)
+
+    def _commit_if_possible(self, *, lives: bool) -> None:
+        """Commits what is done. An outage is no reason to stop: what is read again is recognized."""
         try:
-            self._commit()
+            self._commit(lives=lives)
         except (Retriable, Abortable) as error:
             logger.info(
                 "topic %s: its offsets are committed later: %s", self._topic, error,
@@ -222,14 +323,23 @@ class TopicConnection:
         except (ClientError, KStreamsError) as error:  # a callback must not raise
             self._failure = error
 
-    def _commit(self) -> None:
+    def _commit(self, *, lives: bool) -> None:
+        """Commits what is done, and the deaths as they are if this worker dies now; if it `lives`, as they are."""
         self._committed_at = self._clock()
-        ends = self._consumer.ends
-        done = {tp: each.position(ends.get(tp, 0)) for tp, each in self._partitions.items()}
-        if moved := {tp: at for tp, at in done.items() if at != self._partitions[tp].committed}:
-            self._consumer.commit(moved)
-            for tp, at in moved.items():
-                self._partitions[tp].committed = at
+        ends, are_alone = self._consumer.ends, any(each.suspects for each in self._partitions.values())
+        moved, notes = dict[TopicPartition, int](), dict[TopicPartition, str]()
+        for tp, each in self._partitions.items():
+            each.look_ahead()
+            each.until, each.marked = 0 if are_alone else each.until, 0
+            at = each.position(ends.get(tp, 0))
+            note = each.note_at(at, lives=lives)
+            if (at, note) != (each.committed, each.note):
+                moved[tp], notes[tp] = at, note
+        if moved:
+            self._consumer.commit(moved, notes)
+        for tp, each in self._partitions.items():
+            each.committed, each.note = moved.get(tp, each.committed), notes.get(tp, each.note)
+            each.marked = 0 if lives else each.until
 
     @contextmanager
     def _asking(self) -> Iterator[None]:

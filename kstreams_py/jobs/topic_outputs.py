@@ -132,9 +132,13 @@ class FailedRecord(NamedTuple):
 class TopicLetters:
     """Writes the dead letters of records, before these are acknowledged."""
 
-    def __init__(self, graph: str, topic: Topic, environment: Environment) -> None:
-        """Asks for the limits of the topic. `topic`: that of the dead letters."""
-        self._graph, self._topic = graph, topic
+    def __init__(self, graph: str, topic: Topic, environment: Environment, reader: str) -> None:
+        """Asks for the limits of the topic.
+
+        - `topic`: that of the dead letters.
+        - `reader`: the id of a task that reads the records, which is named for those that have reached none.
+        """
+        self._graph, self._topic, self.reader = graph, topic, reader
         self._encode = encoder(topic.value, environment.registry, f"{topic.name}-value")
         found = environment.cluster.topics([topic.name]).get(topic.name)
         self._limits = record_limits(found, environment.settings.kafka)

@@ -17,6 +17,7 @@ from typing import Final
 import pytest
 
 from kstreams_py import Settings
+from kstreams_py.sources.suspects import REASON
 from tests.system.app import SHORT
 from tests.system.command import command, kstreams, list_children
 from tests.system.harness import Cluster, wait_until
@@ -58,6 +59,24 @@ def publish(row):
 @mixed.map(orders, to=doubled)
 def double(order):
     return {{**order, "count": order["count"] * 2}}
+"""
+
+DEADLY: Final = """
+import os
+import signal
+
+import kstreams_py as ks
+
+graph = ks.Graph("{name}", value=ks.Json(), errors="{name}.errors")
+parsed = graph.channel("parsed")
+
+@graph.map(graph.topic("{name}.in"), to=parsed)
+def parse(value):
+    if value == 4:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return value
+
+graph.map(parsed, to=graph.topic("{name}.out"), id="write")(lambda value: value)
 """
 
 RECORDS: Final = 600
@@ -151,3 +170,21 @@ def test_rows_of_a_table_go_to_a_topic_which_a_processor_of_the_same_graph_reads
     assert len({*hashes.values()}) == RECORDS
     doubled = {json.loads(m.value())["id"]: json.loads(m.value())["count"] for m in cluster.read(f"{name}.doubled")}
     assert doubled == {n: order(n)["count"] * 2 for n in range(RECORDS)}
+
+
+def test_record_that_kills_its_workers_becomes_a_dead_letter_and_the_others_go_on(
+    cluster: Cluster, name: str, tmp_path: Path, settings: Callable[..., Settings]
+) -> None:
+    file, environment = tmp_path / "deadly.py", settings(**SHORT).as_environment()
+    file.write_text(DEADLY.format(name=name))
+    cluster.create(f"{name}.in", partitions=1)
+    cluster.write(f"{name}.in", [str(number).encode() for number in range(10)])
+    with command(tmp_path, "run", file, "--create-topics", environment=environment) as run:
+        others = {str(number).encode() for number in range(10) if number != 4}
+        wait_until(lambda: {m.value() for m in cluster.read(f"{name}.out")} == others, "the others are written")
+        run.send(signal.SIGTERM)
+        assert run.wait() == 0, run.text
+    listed = kstreams("dead-letters", "list", file, "--json", environment=environment)
+    (group,) = map(json.loads, listed.out.splitlines())
+    assert (group["processor"], group["message"]) == (f"{name}.parse", REASON)
+    assert cluster.committed(f"{name}.{name}.in", f"{name}.in") == {0: 10}

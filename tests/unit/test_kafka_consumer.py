@@ -111,10 +111,10 @@ def place(partition: ck.TopicPartition) -> TopicPartition:
     return TopicPartition(partition.topic, partition.partition)
 
 
-def stored(tp: TopicPartition, offset: int, code: int | None = None) -> Any:
+def stored(tp: TopicPartition, offset: int, code: int | None = None, metadata: str | None = None) -> Any:
     """A partition as the client returns it."""
     error = None if code is None else ck.KafkaError(code)
-    return SimpleNamespace(topic=tp.topic, partition=tp.partition, offset=offset, error=error)
+    return SimpleNamespace(topic=tp.topic, partition=tp.partition, offset=offset, error=error, metadata=metadata)
 
 
 def replaced_by(member: object) -> str:
@@ -520,8 +520,9 @@ def test_pause_ends_with_the_next_assignment_even_after_a_revocation(member: Mem
 
 
 def test_committed_leaves_out_partitions_without_an_offset(member: Member) -> None:
-    member.client.stored = [stored(A0, 5), stored(B0, ck.OFFSET_INVALID)]
-    assert member.consumer.committed([A0, B0]) == {A0: 5}
+    member.client.stored = [stored(A0, 5), stored(A1, 7, metadata="deaths 9:1"), stored(B0, ck.OFFSET_INVALID)]
+    assert member.consumer.committed([A0, A1, B0]) == {A0: 5, A1: 7}
+    assert member.consumer.noted([A0, A1, B0]) == {A0: (5, ""), A1: (7, "deaths 9:1")}
 
 
 @pytest.mark.parametrize(
