@@ -9,7 +9,16 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Final
 
-from kstreams_py.errors import ClientError, Replaced, SinkAway, SourceUnavailable, Stop, Unavailable, UserMistake
+from kstreams_py.errors import (
+    ClientError,
+    InputLost,
+    Replaced,
+    SinkAway,
+    SourceUnavailable,
+    Stop,
+    Unavailable,
+    UserMistake,
+)
 from kstreams_py.graph.channels import JobTask, TaskKind, common_channel, filled_channels, sort_tasks
 from kstreams_py.graph.declarations import Channel
 from kstreams_py.graph.names import reader_of
@@ -150,7 +159,7 @@ class Job:
         away, or an error at which the graph wants the job to stop is the fault of no input: if it counted, a long
         outage would have healthy inputs refused.
         """
-        is_of_none = isinstance(error, (Stop, UserMistake, Unavailable, Replaced, ClientError))
+        is_of_none = isinstance(error, (Stop, UserMistake, Unavailable, Replaced, InputLost, ClientError))
         return not is_of_none and not any(task.asks_to_stop(error) for task in self.tasks)
 
     def _wait(self, seconds: float) -> None:

@@ -285,7 +285,7 @@ class KafkaConsumer:
             raise InputLost(
                 f"{m.topic()}[{m.partition()}]: the records at the committed offset were deleted before they were "
                 f"read ({error.str()}): once the group has no members, set its offset on purpose "
-                "(`kstreams recover reset`)"
+                "(`kstreams recover reset`; of a topic that tasks read, `kafka-consumer-groups.sh --reset-offsets`)"
             )
         else:
             self._raise_if_serious(error, f"reading topic {m.topic()!r}" if m.topic() else "reading")

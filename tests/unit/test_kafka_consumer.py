@@ -275,7 +275,7 @@ def test_consume_at_deleted_records_raises_input_lost(code: int, member: Member)
     assert str(caught.value) == (
         "a[1]: the records at the committed offset were deleted before they were read "
         f"({ck.KafkaError(code).str()}): once the group has no members, set its offset on purpose "
-        "(`kstreams recover reset`)"
+        "(`kstreams recover reset`; of a topic that tasks read, `kafka-consumer-groups.sh --reset-offsets`)"
     )
 
 

@@ -66,7 +66,7 @@ class Examination:
         own = {POSITIONS_TOPIC, TRANSACTIONS_TOPIC}
         topics = own if examined is None else own | topics_of(examined.graph)
         cluster, now = admin.describe(topics), time.time()
-        names = [] if examined is None else [examined.group(each) for each in examined.graph.processors]
+        names = [] if examined is None else [reader.group for reader in examined.readers]
         described: Mapping[str, GroupInfo] = {}
         positions: GroupPositions = {}
         logs: Logs = {}
