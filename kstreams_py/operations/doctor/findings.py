@@ -117,7 +117,7 @@ class Facts:
         return min((int(each[setting]) for each in self.cluster.brokers.values() if setting in each), default=None)
 
 
-class Reader(NamedTuple):
+class TopicReader(NamedTuple):
     """What reads topics as a group: a processor, or the tasks that read a topic.
 
     - `name`: the id of the processor, or those of the tasks.
@@ -146,10 +146,10 @@ class Examined:
         return group_of(self.graph.name, processor.id)
 
     @property
-    def readers(self) -> list[Reader]:
+    def readers(self) -> list[TopicReader]:
         """All groups of the graph, each with what reads its topics."""
         found = [
-            Reader(each.id, self.group(each), each.inputs, each.outputs, each.errors, is_processor=True)
+            TopicReader(each.id, self.group(each), each.inputs, each.outputs, each.errors, is_processor=True)
             for each in self.graph.processors
         ]
         read = dict.fromkeys(each for task in self.graph.tasks for each in task.inputs if each.topic is not None)
@@ -158,7 +158,7 @@ class Examined:
             written = tuple(topic for task in tasks for topic in task.topics)
             name, group = ", ".join(task.id for task in tasks), group_of(self.graph.name, channel.name)
             assert channel.topic is not None
-            found.append(Reader(name, group, (channel.topic,), written, channel.errors, is_processor=False))
+            found.append(TopicReader(name, group, (channel.topic,), written, channel.errors, is_processor=False))
         return found
 
     @property

@@ -9,7 +9,7 @@ from typing import Any, Final
 from kstreams_py.graph.source import SourceStatus
 from kstreams_py.kafka.described_cluster import LogInfo
 from kstreams_py.kafka.groups import slot_of
-from kstreams_py.operations.doctor.findings import Examined, Facts, Finding, Reader, Severity, show_duration
+from kstreams_py.operations.doctor.findings import Examined, Facts, Finding, Severity, TopicReader, show_duration
 from kstreams_py.operations.recover.task_status import TaskStatus
 from kstreams_py.records import TopicPartition
 
@@ -129,7 +129,7 @@ def find_retention(facts: Facts, examined: Examined) -> Iterator[Finding]:
         yield from _of_bytes(reader, tp, position, log, int(settings["retention.bytes"]))
 
 
-def _of_time(reader: Reader, tp: TopicPartition, position: int, log: LogInfo, retention: int) -> Iterator[Finding]:
+def _of_time(reader: TopicReader, tp: TopicPartition, position: int, log: LogInfo, retention: int) -> Iterator[Finding]:
     """Compares the next record with retention.ms. `log.since` has the first offsets within all and half of it."""
     shares = zip(("all", "half"), sorted(log.since.items()), strict=False)
     if ages := [share for share, (_, young) in shares if position < young]:
@@ -143,7 +143,9 @@ def _of_time(reader: Reader, tp: TopicPartition, position: int, log: LogInfo, re
         )
 
 
-def _of_bytes(reader: Reader, tp: TopicPartition, position: int, log: LogInfo, retention: int) -> Iterator[Finding]:
+def _of_bytes(
+    reader: TopicReader, tp: TopicPartition, position: int, log: LogInfo, retention: int
+) -> Iterator[Finding]:
     """Compares the unread bytes, estimated by their share of the offsets, with retention.bytes."""
     if retention < 0 or log.size is None:
         return
@@ -379,7 +381,7 @@ OF_OUTPUTS: Final[tuple[Callable[[Facts, Examined], Iterator[Finding]], ...]] = 
 )
 
 
-def _positions(facts: Facts, examined: Examined) -> Iterator[tuple[Reader, TopicPartition, int, LogInfo]]:
+def _positions(facts: Facts, examined: Examined) -> Iterator[tuple[TopicReader, TopicPartition, int, LogInfo]]:
     """Yields the positions of all groups, each with its log."""
     for reader in examined.readers:
         inputs = {topic.name for topic in reader.inputs}
@@ -388,7 +390,7 @@ def _positions(facts: Facts, examined: Examined) -> Iterator[tuple[Reader, Topic
                 yield reader, tp, position, facts.logs[tp]
 
 
-def _members(facts: Facts, reader: Reader) -> Sequence[Any]:
+def _members(facts: Facts, reader: TopicReader) -> Sequence[Any]:
     info = facts.groups.get(reader.group)
     return () if info is None else info.members
 
