@@ -28,6 +28,7 @@ from kstreams_py.jobs.identity import SegmentId, name_in_path
 from kstreams_py.jobs.inputs import SourceInputs
 from kstreams_py.jobs.runners import GatheringRunner, OverlappingTaskRunner, TaskRunner, Turned
 from kstreams_py.jobs.task import Readers
+from kstreams_py.jobs.topic_inputs import TopicConnection
 from kstreams_py.log_fields import repeated
 from kstreams_py.metrics import PendingFigures
 from kstreams_py.steps.dead_letters import format_error
@@ -327,6 +328,11 @@ class Job:
             channel.name: inputs.show_pending(now, self._tasks_with, self.outages.away.get(inputs.name, ""))
             for channel, inputs in self._inputs.items()
         }
+
+    def topics_of(self, task: TaskRunner) -> dict[Channel, TopicConnection]:
+        """Returns the connections to the topics that a task reads."""
+        read = {channel: self._inputs[channel].connection for channel in task.inputs if channel in self._inputs}
+        return {channel: each for channel, each in read.items() if isinstance(each, TopicConnection)}
 
     def sources_of(self, task: TaskRunner) -> list[str]:
         """Returns the names, in `outages`, of the sources that a task reads."""

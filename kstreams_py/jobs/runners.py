@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from kstreams_py.errors import DecodeError, GraphError, KStreamsError, RecordRefused, Stop, UserMistake
 from kstreams_py.graph.channels import JobTask
+from kstreams_py.graph.declarations import Channel
 from kstreams_py.graph.retry import Then
 from kstreams_py.jobs.adaptive_limit import AdaptiveLimit
 from kstreams_py.jobs.copies import copy_value, copy_values
@@ -105,6 +106,11 @@ class TaskRunner:
     def waiting(self) -> int:
         """How many segments wait here."""
         return sum(map(len, self._inboxes)) + len(self._rest) + len(self._again)
+
+    def waiting_of(self, channels: Collection[Channel]) -> int:
+        """Returns how many segments of some of its inputs wait here to be taken."""
+        inboxes = zip(self.inputs, self._inboxes, strict=True)
+        return sum(len(inbox) for channel, inbox in inboxes if channel in channels)
 
     @property
     def is_busy(self) -> bool:

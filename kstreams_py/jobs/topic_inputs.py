@@ -23,7 +23,7 @@ from kstreams_py.graph.declarations import Topic
 from kstreams_py.graph.source import BadInput, Claim
 from kstreams_py.jobs.topic_deaths import ORDINARY, Deaths, add_death, deaths_of, pass_by, read_deaths, write_deaths
 from kstreams_py.log_fields import repeated
-from kstreams_py.records import Message, TopicPartition
+from kstreams_py.records import Message, Positions, TopicPartition
 from kstreams_py.sources.suspects import REASON, choose, has_suspects
 from kstreams_py.steps.environment import Environment
 from kstreams_py.steps.outputs import decoder
@@ -54,6 +54,8 @@ class PartitionProgress:
         self.next = self._next_before = start
         """The next offset to read; that at the last commit."""
         self.committed, self.note = start, note
+        self.reached = start
+        """The offset before which all records were done at the last commit; another thread may read it."""
         self.deaths = deaths
         """The deaths of records, without the next one."""
         self.until = self.marked = 0
@@ -146,6 +148,16 @@ class TopicConnection:
         self._consumer.subscribe(
             [topic.name], self._rebalances.append, self._revoked, lambda: self._rebalances.append(None)
         )
+
+    @property
+    def positions(self) -> Positions:
+        """The offset before which all records are done, of each partition that it holds. Any thread may ask for it."""
+        return {tp: each.reached for tp, each in self._partitions.copy().items()}
+
+    @property
+    def highs(self) -> Positions:
+        """See Consumer. Any thread may ask for it."""
+        return self._consumer.highs
 
     def read(self, limit: int, *, alone: bool) -> list[Claim]:
         """See SourceConnection."""
@@ -331,7 +343,7 @@ class TopicConnection:
         for tp, each in self._partitions.items():
             each.look_ahead()
             each.until, each.marked = 0 if are_alone else each.until, 0
-            at = each.position(ends.get(tp, 0))
+            at = each.reached = each.position(ends.get(tp, 0))
             note = each.note_at(at, lives=lives)
             if (at, note) != (each.committed, each.note):
                 moved[tp], notes[tp] = at, note

@@ -21,6 +21,7 @@ from kstreams_py.sources.suspects import REASON
 from tests.system.app import SHORT
 from tests.system.command import command, kstreams, list_children
 from tests.system.harness import Cluster, wait_until
+from tests.system.site import Site
 
 GRAPH: Final = """
 import kstreams_py as ks
@@ -64,6 +65,7 @@ def double(order):
 DEADLY: Final = """
 import os
 import signal
+import time
 
 import kstreams_py as ks
 
@@ -72,6 +74,8 @@ parsed = graph.channel("parsed")
 
 @graph.map(graph.topic("{name}.in"), to=parsed)
 def parse(value):
+    while os.path.exists({hold!r}):
+        time.sleep(0.05)
     if value == 4:
         os.kill(os.getpid(), signal.SIGKILL)
     return value
@@ -176,7 +180,7 @@ def test_record_that_kills_its_workers_becomes_a_dead_letter_and_the_others_go_o
     cluster: Cluster, name: str, tmp_path: Path, settings: Callable[..., Settings]
 ) -> None:
     file, environment = tmp_path / "deadly.py", settings(**SHORT).as_environment()
-    file.write_text(DEADLY.format(name=name))
+    file.write_text(DEADLY.format(name=name, hold="none"))
     cluster.create(f"{name}.in", partitions=1)
     cluster.write(f"{name}.in", [str(number).encode() for number in range(10)])
     with command(tmp_path, "run", file, "--create-topics", environment=environment) as run:
@@ -188,3 +192,34 @@ def test_record_that_kills_its_workers_becomes_a_dead_letter_and_the_others_go_o
     (group,) = map(json.loads, listed.out.splitlines())
     assert (group["processor"], group["message"]) == (f"{name}.parse", REASON)
     assert cluster.committed(f"{name}.{name}.in", f"{name}.in") == {0: 10}
+
+
+def test_lag_of_a_topic_that_tasks_read_is_shown_and_its_group_examined(
+    cluster: Cluster, name: str, tmp_path: Path, settings: Callable[..., Settings]
+) -> None:
+    file, hold = tmp_path / "held.py", tmp_path / "hold"
+    hold.touch()
+    environment = {**settings(**SHORT).as_environment(), "KSTREAMS_HTTP": "127.0.0.1:0"}
+    file.write_text(DEADLY.format(name=name, hold=str(hold)))
+    topic, group = f"{name}.in", f"{name}.{name}.in"
+    cluster.create(topic)
+    cluster.write(topic, [b"1", b"2", b"3"])
+    with command(tmp_path, "run", file, "--create-topics", environment=environment) as run:
+        site = Site(run)
+        wait_until(lambda: site.sums("lag_records", "processor", "topic") == {("parse", topic): 3.0}, "it lags")
+        shown = {each["processor"]: (each["lag"], each["partitions"]) for each in site.slot(0)["workers"]}
+        assert shown == {"parse": (3, [{"topic": topic, "partition": 0, "lag": 3}]), "write": (0, [])}
+        hold.unlink()
+        wait_until(lambda: site.sums("lag_records", "topic") == {(topic,): 0.0}, "it has caught up")
+        run.send(signal.SIGTERM)
+        assert run.wait() == 0, run.text
+    cluster.write(topic, [b"5"])
+    cluster.delete_records(topic)
+    wait_until(lambda: not cluster.members(group), "its session has timed out")
+    doctor = kstreams("doctor", file, "--json", environment=environment)
+    found = {each["kind"]: each for each in map(json.loads, doctor.out.splitlines())}
+    assert (found["stopped"]["subject"], found["input_lost"]["subject"]) == (group, f"parse: {topic}[0]")
+    assert f"--group {group} --topic {topic}:0 --to-offset 4" in found["input_lost"]["remedy"]
+    with command(tmp_path, "run", file, environment=environment) as run:
+        assert run.wait() == 5, run.text
+    assert "kafka-consumer-groups.sh --reset-offsets" in run.text
