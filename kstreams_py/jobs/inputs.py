@@ -31,6 +31,7 @@ from kstreams_py.jobs.topic_outputs import FailedRecord, TopicLetters
 from kstreams_py.log_fields import repeated
 from kstreams_py.metrics import InputCounts, PendingFigures
 from kstreams_py.printable import escape
+from kstreams_py.records import Headers
 from kstreams_py.sources.suspects import SUSPECTED
 from kstreams_py.steps.dead_letters import format_error
 
@@ -55,10 +56,11 @@ MEASURED_SECONDS: Final = 0.1
 
 
 class FailedTask(NamedTuple):
-    """The task that could not process a segment, and its error."""
+    """The task that could not process a segment, its error, and the context of its trace."""
 
     task: str
     error: BaseException
+    trace: Headers = ()
 
     def __str__(self) -> str:
         return f"{self.task}: {type(self.error).__name__}: {format_error(self.error)}"
@@ -190,14 +192,16 @@ class SourceInputs:
                 self.name, more, extra=repeated(f"refusals by {self.name}"),
             )  # fmt: skip
 
-    def fail(self, segment: SegmentId, task: str, error: BaseException) -> bool:
+    def fail(self, segment: SegmentId, task: str, error: BaseException, trace: Headers = ()) -> bool:
         """Notes that an input has a segment that failed: it is refused when it is complete.
+
+        - `trace`: the context of its trace, which its dead letter carries on.
 
         Returns whether the input is pending here.
         """
         if (claim := self.pending.claim(segment)) is None:
             return False
-        failed = FailedTask(task, error)
+        failed = FailedTask(task, error, trace)
         self._failed.setdefault(segment, failed)
         logger.warning(
             "%s: input %s fails: %s: it is refused once all that was made of it is done", self.name, show_key(claim),
@@ -246,7 +250,7 @@ class SourceInputs:
         given = self._identify([claim for claim, _ in self._refused])
         paths = [extend(ROOT, name_in_path(failed.task), 0) for _, failed in self._refused]
         return [
-            FailedRecord(claim.token.record, failed.task, failed.error, origin)
+            FailedRecord(claim.token.record, failed.task, failed.error, origin, failed.trace)
             for (claim, failed), origin in zip(self._refused, origins_of(given, paths), strict=True)
         ]
 

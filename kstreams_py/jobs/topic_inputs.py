@@ -24,7 +24,7 @@ from kstreams_py.graph.source import BadInput, Claim
 from kstreams_py.jobs.topic_deaths import ORDINARY, Deaths, add_death, deaths_of, pass_by, read_deaths, write_deaths
 from kstreams_py.log_fields import repeated
 from kstreams_py.records import Message, Positions, TopicPartition
-from kstreams_py.sources.suspects import REASON, choose, has_suspects
+from kstreams_py.sources.suspects import DEATHS_MAX, REASON, choose
 from kstreams_py.steps.environment import Environment
 from kstreams_py.steps.outputs import decoder
 
@@ -97,15 +97,24 @@ class PartitionProgress:
 
 
 class TopicToken(NamedTuple):
-    """What a claim has: the progress of its partition, and the record."""
+    """What a claim has: the progress of its partition, the record, and its deaths."""
 
     progress: PartitionProgress
     record: Message
+    attempts: int
 
     @property
     def place(self) -> tuple[int, int]:
         """The partition and the offset."""
         return self.record.partition(), self.record.offset()
+
+
+def _key_of(token: TopicToken) -> int | bytes:
+    """Returns what identifies a record in its topic."""
+    partition, offset = token.place
+    if offset >> OFFSET_BITS or partition >> 64 - OFFSET_BITS:
+        return f"{partition}:{offset}".encode()
+    return partition << OFFSET_BITS | offset
 
 
 class TopicConnection:
@@ -132,7 +141,7 @@ class TopicConnection:
         self._partitions: dict[TopicPartition, PartitionProgress] = {}
         self._lost: dict[TopicPartition, PartitionProgress] = {}
         """The partitions of a membership that was lost while this worker lived."""
-        self._waiting = deque[Claim]()
+        self._waiting = deque[TopicToken]()
         """Records that were fetched or given back, and are not under way, in the order of their partition."""
         self._rebalances = deque[set[TopicPartition] | None]()
         """Assignments that have not been acted on; None for a lost membership."""
@@ -177,7 +186,7 @@ class TopicConnection:
         try:
             records = self._consumer.consume(max(limit - len(self._waiting), 1), 0.0)
             self._follow()
-            self._waiting.extend(map(self._claim, records))
+            self._waiting.extend(map(self._token, records))
         except BaseException:  # what was fetched must be fetched again
             if self._assigned is None and not self._is_revoked:
                 self._assigned = {*self._partitions}
@@ -186,30 +195,30 @@ class TopicConnection:
     def _hand_out(self, limit: int, *, alone: bool) -> list[Claim]:
         """Returns the claims of records that wait, suspects by themselves. Raises, and lets all wait on."""
         waiting = self._waiting
-        if not has_suspects(claim.attempts for claim in waiting):
+        if not any(each.deaths for each in self._partitions.values()):
             chosen, self.waits_alone = [*islice(waiting, limit)], False
             self._mark(chosen, are_suspects=False)
-            claims = [*map(self._decoded, chosen)]
+            claims = [*map(self._claim, chosen)]
             for _ in chosen:
                 waiting.popleft()
             return claims
-        by_key = {claim.key: claim for claim in waiting}
-        choice = choose({key: claim.attempts for key, claim in by_key.items()}, limit, alone=alone)
-        self._mark([by_key[key] for key in choice.read], are_suspects=choice.are_suspects)
-        claims = [by_key[key]._replace(value=BadInput(InputEndsWorkers(REASON))) for key in choice.refused]
-        claims += [self._decoded(by_key[key]) for key in choice.read]
+        choice = choose({at: token.attempts for at, token in enumerate(waiting)}, limit, alone=alone)
+        self._mark([waiting[at] for at in choice.read], are_suspects=choice.are_suspects)
+        ends_workers = BadInput(InputEndsWorkers(REASON))
+        claims = [Claim(_key_of(waiting[at]), ends_workers, DEATHS_MAX, waiting[at]) for at in choice.refused]
+        claims += [self._claim(waiting[at]) for at in choice.read]
         self.waits_alone = choice.left or choice.are_suspects
-        self._waiting = deque(by_key[key] for key in by_key.keys() - {claim.key for claim in claims})
-        self._sort()
+        taken = {*choice.refused, *choice.read}
+        self._waiting = deque(token for at, token in enumerate(waiting) if at not in taken)
         return claims
 
-    def _mark(self, chosen: Sequence[Claim], *, are_suspects: bool) -> None:
+    def _mark(self, chosen: Sequence[TopicToken], *, are_suspects: bool) -> None:
         """Commits that the next death counts for these records, which will be under way."""
-        places = [(claim.token.progress, claim.token.record.offset()) for claim in chosen]
-        if not are_suspects and all(offset < progress.marked for progress, offset in places):
+        progresses = self._partitions.values()
+        if not chosen or (not are_suspects and all(each.next <= each.marked for each in progresses)):
             return
-        for each in self._partitions.values():
-            offsets = [offset for progress, offset in places if progress is each] if are_suspects else []
+        for each in progresses:
+            offsets = [token.record.offset() for token in chosen if are_suspects and token.progress is each]
             each.suspects = (offsets[0], offsets[-1] + 1, chosen[0].attempts) if offsets else None
         self._commit(lives=False)
 
@@ -224,16 +233,14 @@ class TopicConnection:
 
     def give_back(self, claims: Sequence[Claim], *, failed: bool) -> None:
         """See SourceConnection."""
-        held, groups = [*filter(self._is_held, claims)], dict[tuple[PartitionProgress, int], list[int]]()
-        for claim in held if failed else ():
-            groups.setdefault((claim.token.progress, claim.attempts), []).append(claim.token.record.offset())
+        held = [token for claim in claims if self._is_held(token := claim.token)]
+        groups = dict[tuple[PartitionProgress, int], list[int]]()
+        for token in held if failed else ():
+            groups.setdefault((token.progress, token.attempts), []).append(token.record.offset())
         for (progress, count), offsets in groups.items():
             progress.deaths = add_death(progress.deaths, min(offsets), max(offsets) + 1, [count])
-        self._waiting.extend(claim._replace(attempts=claim.attempts + failed) for claim in held)
-        self._sort()
-
-    def _sort(self) -> None:
-        self._waiting = deque(sorted(self._waiting, key=lambda claim: claim.token.place))
+        returned = (token._replace(attempts=token.attempts + failed) for token in held)
+        self._waiting = deque(sorted((*self._waiting, *returned), key=lambda token: token.place))
 
     def keep(self) -> None:
         """See SourceConnection: the client's own thread tells the group that it is there."""
@@ -258,20 +265,18 @@ class TopicConnection:
                 self._topic, error,
             )  # fmt: skip
 
-    def _claim(self, record: Message) -> Claim:
+    def _token(self, record: Message) -> TopicToken:
+        """Notes that a record was fetched."""
         offset = record.offset()
         progress = self._partitions[TopicPartition(record.topic(), record.partition())]
-        key: int | bytes = record.partition() << OFFSET_BITS | offset
-        if offset >> OFFSET_BITS or record.partition() >> 64 - OFFSET_BITS:
-            key = f"{record.partition()}:{offset}".encode()
         progress.read(offset)
-        return Claim(key, None, deaths_of(progress.deaths, offset), TopicToken(progress, record))
+        return TopicToken(progress, record, deaths_of(progress.deaths, offset) if progress.deaths else 0)
 
-    def _decoded(self, claim: Claim) -> Claim:
+    def _claim(self, token: TopicToken) -> Claim:
         """Returns a claim with the value of its record. Decoding may end the worker, as functions may."""
         value: Any
         try:
-            value = claim.token.record.value()
+            value = token.record.value()
             if value is not None and self._decode is not None:
                 value = self._decode(value)
         except KStreamsError as error:
@@ -280,18 +285,18 @@ class TopicConnection:
             value = BadInput(error)
         except Exception as error:  # a user's own serde may raise anything
             value = BadInput(error)
-        return claim._replace(value=value)
+        return Claim(_key_of(token), value, token.attempts, token)
 
-    def _is_held(self, claim: Claim) -> bool:
-        """Returns whether the partition of a claim was not lost since its record was read."""
-        progress, record = claim.token
+    def _is_held(self, token: TopicToken) -> bool:
+        """Returns whether the partition of a record was not lost since it was read."""
+        progress, record, _ = token
         return self._partitions.get(TopicPartition(record.topic(), record.partition())) is progress
 
     def _follow(self) -> None:
         """Acts on the rebalances, and starts at the committed offsets, or at the first record where there is none."""
         while self._rebalances:
             assigned, self._is_revoked = self._rebalances.popleft(), False
-            self._lost = self._partitions if assigned is None else self._lost
+            self._lost = self._lost if assigned is not None else self._partitions or self._lost
             self._partitions = {tp: each for tp, each in self._partitions.items() if tp in (assigned or ())}
             self._waiting = deque(filter(self._is_held, self._waiting))
             self._assigned = assigned

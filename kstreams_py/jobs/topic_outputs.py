@@ -15,7 +15,7 @@ from kstreams_py.graph.names import group_of
 from kstreams_py.jobs.identity import Origin
 from kstreams_py.kafka.contracts import TOPIC, Output, Producer, ProducerMode
 from kstreams_py.kafka.sizes import record_limits
-from kstreams_py.records import HASH_HEADER, KEEP, Message, Out
+from kstreams_py.records import HASH_HEADER, KEEP, Headers, Message, Out
 from kstreams_py.steps.dead_letters import DeadLetters, Failure
 from kstreams_py.steps.environment import Environment
 from kstreams_py.steps.outputs import checked_headers, checked_timestamp, delivery_hash_of, encoder
@@ -121,12 +121,14 @@ class FailedRecord(NamedTuple):
     """A record of which a task could not process a segment.
 
     - `origin`: of the step that failed.
+    - `trace`: the headers that carry the context of its trace.
     """
 
     record: Message
     task: str
     error: BaseException
     origin: Origin
+    trace: Headers = ()
 
 
 class TopicLetters:
@@ -168,7 +170,8 @@ class TopicLetters:
 
     def _of(self, failed: FailedRecord, *, least: bool) -> Output:
         name = group_of(self._graph, failed.task)
-        letters = DeadLetters(name, self._topic.name, self._encode, time.time, self._limits)
+        trace = None if not failed.trace else lambda: failed.trace
+        letters = DeadLetters(name, self._topic.name, self._encode, time.time, self._limits, trace)
         return letters.of(Failure((failed.record,), failed.origin, failed.error), least=least)
 
     def close(self) -> None:

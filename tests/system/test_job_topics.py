@@ -176,50 +176,36 @@ def test_rows_of_a_table_go_to_a_topic_which_a_processor_of_the_same_graph_reads
     assert doubled == {n: order(n)["count"] * 2 for n in range(RECORDS)}
 
 
-def test_record_that_kills_its_workers_becomes_a_dead_letter_and_the_others_go_on(
+def test_lag_and_group_of_tasks_are_shown_and_a_record_that_kills_becomes_a_letter(
     cluster: Cluster, name: str, tmp_path: Path, settings: Callable[..., Settings]
 ) -> None:
-    file, environment = tmp_path / "deadly.py", settings(**SHORT).as_environment()
-    file.write_text(DEADLY.format(name=name, hold="none"))
-    cluster.create(f"{name}.in", partitions=1)
-    cluster.write(f"{name}.in", [str(number).encode() for number in range(10)])
-    with command(tmp_path, "run", file, "--create-topics", environment=environment) as run:
-        others = {str(number).encode() for number in range(10) if number != 4}
-        wait_until(lambda: {m.value() for m in cluster.read(f"{name}.out")} == others, "the others are written")
-        run.send(signal.SIGTERM)
-        assert run.wait() == 0, run.text
-    listed = kstreams("dead-letters", "list", file, "--json", environment=environment)
-    (group,) = map(json.loads, listed.out.splitlines())
-    assert (group["processor"], group["message"]) == (f"{name}.parse", REASON)
-    assert cluster.committed(f"{name}.{name}.in", f"{name}.in") == {0: 10}
-
-
-def test_lag_of_a_topic_that_tasks_read_is_shown_and_its_group_examined(
-    cluster: Cluster, name: str, tmp_path: Path, settings: Callable[..., Settings]
-) -> None:
-    file, hold = tmp_path / "held.py", tmp_path / "hold"
-    hold.touch()
+    file, hold, topic, group = tmp_path / "deadly.py", tmp_path / "hold", f"{name}.in", f"{name}.{name}.in"
     environment = {**settings(**SHORT).as_environment(), "KSTREAMS_HTTP": "127.0.0.1:0"}
     file.write_text(DEADLY.format(name=name, hold=str(hold)))
-    topic, group = f"{name}.in", f"{name}.{name}.in"
+    hold.touch()
     cluster.create(topic)
-    cluster.write(topic, [b"1", b"2", b"3"])
+    cluster.write(topic, [str(number).encode() for number in range(10)])
     with command(tmp_path, "run", file, "--create-topics", environment=environment) as run:
         site = Site(run)
-        wait_until(lambda: site.sums("lag_records", "processor", "topic") == {("parse", topic): 3.0}, "it lags")
+        wait_until(lambda: site.sums("lag_records", "processor", "topic") == {("parse", topic): 10.0}, "it lags")
         shown = {each["processor"]: (each["lag"], each["partitions"]) for each in site.slot(0)["workers"]}
-        assert shown == {"parse": (3, [{"topic": topic, "partition": 0, "lag": 3}]), "write": (0, [])}
+        assert shown == {"parse": (10, [{"topic": topic, "partition": 0, "lag": 10}]), "write": (0, [])}
         hold.unlink()
+        others = {str(number).encode() for number in range(10) if number != 4}
+        wait_until(lambda: {m.value() for m in cluster.read(f"{name}.out")} == others, "the others are written")
         wait_until(lambda: site.sums("lag_records", "topic") == {(topic,): 0.0}, "it has caught up")
         run.send(signal.SIGTERM)
         assert run.wait() == 0, run.text
-    cluster.write(topic, [b"5"])
+    listed = kstreams("dead-letters", "list", file, "--json", environment=environment)
+    (letters,) = map(json.loads, listed.out.splitlines())
+    assert (letters["processor"], letters["message"]) == (f"{name}.parse", REASON)
+    cluster.write(topic, [b"11"])
     cluster.delete_records(topic)
     wait_until(lambda: not cluster.members(group), "its session has timed out")
     doctor = kstreams("doctor", file, "--json", environment=environment)
     found = {each["kind"]: each for each in map(json.loads, doctor.out.splitlines())}
     assert (found["stopped"]["subject"], found["input_lost"]["subject"]) == (group, f"parse: {topic}[0]")
-    assert f"--group {group} --topic {topic}:0 --to-offset 4" in found["input_lost"]["remedy"]
+    assert f"--group {group} --topic {topic}:0 --to-offset 11" in found["input_lost"]["remedy"]
     with command(tmp_path, "run", file, environment=environment) as run:
         assert run.wait() == 5, run.text
     assert "kafka-consumer-groups.sh --reset-offsets" in run.text

@@ -283,12 +283,7 @@ def test_consume_at_deleted_records_raises_input_lost(code: int, member: Member)
 @pytest.mark.parametrize(
     ("code", "topic", "doing", "right"),
     [
-        (
-            CODES.TOPIC_AUTHORIZATION_FAILED,
-            "a",
-            "reading topic 'a'",
-            RIGHTS[CODES.TOPIC_AUTHORIZATION_FAILED],
-        ),
+        (CODES.TOPIC_AUTHORIZATION_FAILED, "a", "reading topic 'a'", RIGHTS[CODES.TOPIC_AUTHORIZATION_FAILED]),
         (CODES.GROUP_AUTHORIZATION_FAILED, "", "joining the group 'g'", "READ and DESCRIBE on the consumer group"),
     ],
 )

@@ -163,11 +163,7 @@ STATES = {
     "records that a transaction hides for long": (
         slot(report(hidden_seconds=61.0, hidden="orders[0] is hidden by producer 7")),
         Problem(
-            "bad",
-            "hidden",
-            0,
-            "price",
-            "slot 0: price sees no new records for 61 s: orders[0] is hidden by producer 7",
+            "bad", "hidden", 0, "price", "slot 0: price sees no new records for 61 s: orders[0] is hidden by producer 7"
         ),
     ),
     "records of one of its partitions that a transaction hides": (
