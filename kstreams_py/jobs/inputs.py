@@ -28,10 +28,11 @@ from kstreams_py.jobs.pending import PendingInputs
 from kstreams_py.jobs.segments import Segments
 from kstreams_py.jobs.topic_inputs import TopicToken
 from kstreams_py.jobs.topic_outputs import FailedRecord, TopicLetters
+from kstreams_py.jobs.traces import stand_for
 from kstreams_py.log_fields import repeated
 from kstreams_py.metrics import InputCounts, PendingFigures
 from kstreams_py.printable import escape
-from kstreams_py.records import Headers
+from kstreams_py.records import Headers, Message
 from kstreams_py.sources.suspects import SUSPECTED
 from kstreams_py.steps.dead_letters import format_error
 
@@ -178,6 +179,15 @@ class SourceInputs:
         )  # fmt: skip
         self.complete(bad)
         return read.without(bad.keys())
+
+    def records(self, channel: str, segments: Iterable[SegmentId]) -> dict[SegmentId, Message]:
+        """Returns the record of each input, or what stands for it. `channel`: the name of the channel that it fills."""
+        found = ((segment, self.pending.claim(segment)) for segment in segments)
+        return {
+            segment: claim.token.record if isinstance(claim.token, TopicToken) else stand_for(channel, claim.headers)
+            for segment, claim in found
+            if claim is not None
+        }
 
     def _identify(self, claims: Sequence[Claim]) -> list[Given]:
         return identify(name_source(self.name, self.connection.identity), (claim.key for claim in claims))

@@ -221,8 +221,7 @@ class Job:
                 if segments:
                     worked = True
                     if self._traces is not None:
-                        claims = {each: inputs.pending.claim(each) for each in segments.ids}
-                        self._traces.begin(channel.name, {each: claim for each, claim in claims.items() if claim})
+                        self._traces.begin(inputs.records(channel.name, segments.ids))
                     self._complete(self._acker.open(segments.ids, self._readers.send(channel, segments)))
         touched = self._run_tasks()
         worked |= bool(touched)

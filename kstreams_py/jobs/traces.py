@@ -8,9 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from kstreams_py.graph.channels import JobTask
-from kstreams_py.graph.source import Claim
 from kstreams_py.jobs.identity import FIRST, ROOT, Origin, Path, SegmentId, name_in_path
-from kstreams_py.jobs.topic_inputs import TopicToken
 from kstreams_py.kafka.contracts import Output
 from kstreams_py.records import Headers, Inputs, KeptRecord, Message
 from kstreams_py.steps.tracing import Note, Tracing, put_in_trace
@@ -31,12 +29,10 @@ class Traces:
         """By input, and by the path of the step with its task: the paths of the segments that a gather has paired."""
         self._failed: dict[SegmentId, Headers] = {}
 
-    def begin(self, source: str, inputs: Mapping[SegmentId, Claim]) -> None:
-        """Takes the contexts that inputs came with. `source`: the name of their channel."""
-        for segment, claim in inputs.items():
-            is_record = isinstance(claim.token, TopicToken)
-            self._read[segment] = claim.token.record if is_record else stand_for(source, claim.headers)
-            self._made[segment] = {}
+    def begin(self, inputs: Mapping[SegmentId, Message]) -> None:
+        """Takes inputs: the record of each, or what stands for it."""
+        self._read |= inputs
+        self._made |= {segment: {} for segment in inputs}
 
     def keep(self, segment: SegmentId, step: Path, context: Headers) -> None:
         """Keeps the context of a step, unless its input is no longer under way. Any thread may call it."""
