@@ -180,11 +180,13 @@ def test_lag_and_group_of_tasks_are_shown_and_a_record_that_kills_becomes_a_lett
     cluster: Cluster, name: str, tmp_path: Path, settings: Callable[..., Settings]
 ) -> None:
     file, hold, topic, group = tmp_path / "deadly.py", tmp_path / "hold", f"{name}.in", f"{name}.{name}.in"
-    environment = {**settings(**SHORT).as_environment(), "KSTREAMS_HTTP": "127.0.0.1:0"}
+    traced = {"KSTREAMS_TRACING": "true", "OTEL_TRACES_EXPORTER": "none"}
+    environment = {**settings(**SHORT).as_environment(), "KSTREAMS_HTTP": "127.0.0.1:0", **traced}
     file.write_text(DEADLY.format(name=name, hold=str(hold)))
     hold.touch()
     cluster.create(topic)
-    cluster.write(topic, [str(number).encode() for number in range(10)])
+    began = {"traceparent": b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
+    cluster.write(topic, [str(number).encode() for number in range(10)], headers=began)
     with command(tmp_path, "run", file, "--create-topics", environment=environment) as run:
         site = Site(run)
         wait_until(lambda: site.sums("lag_records", "processor", "topic") == {("parse", topic): 10.0}, "it lags")
@@ -193,6 +195,8 @@ def test_lag_and_group_of_tasks_are_shown_and_a_record_that_kills_becomes_a_lett
         hold.unlink()
         others = {str(number).encode() for number in range(10) if number != 4}
         wait_until(lambda: {m.value() for m in cluster.read(f"{name}.out")} == others, "the others are written")
+        of_trace = {dict(m.headers())["traceparent"][:35] for m in cluster.read(f"{name}.out")}
+        assert of_trace == {began["traceparent"][:35]}
         wait_until(lambda: site.sums("lag_records", "topic") == {(topic,): 0.0}, "it has caught up")
         run.send(signal.SIGTERM)
         assert run.wait() == 0, run.text
@@ -206,6 +210,8 @@ def test_lag_and_group_of_tasks_are_shown_and_a_record_that_kills_becomes_a_lett
     found = {each["kind"]: each for each in map(json.loads, doctor.out.splitlines())}
     assert (found["stopped"]["subject"], found["input_lost"]["subject"]) == (group, f"parse: {topic}[0]")
     assert f"--group {group} --topic {topic}:0 --to-offset 11" in found["input_lost"]["remedy"]
+    stands = kstreams("recover", "status", file, environment=environment)
+    assert (stands.status, "parse[0]: committed" in stands.out, "ends with InputLost" in stands.out) == (1, True, True)
     with command(tmp_path, "run", file, environment=environment) as run:
         assert run.wait() == 5, run.text
     assert "kafka-consumer-groups.sh --reset-offsets" in run.text

@@ -100,7 +100,7 @@ class Examination:
         self, cluster: ClusterDescription, groups: GroupAdmin
     ) -> tuple[list[TaskStatus], list[UndeclaredProcessor]]:
         """Returns what the next start does with each task, and processors that the graph no longer declares."""
-        if self._examined is None or not self._examined.graph.processors:
+        if self._examined is None or not self._examined.graph.groups:
             return [], []
         graph, environment = self._examined.graph, self._environment
         no_tasks, none_gone = list[TaskStatus](), list[UndeclaredProcessor]()

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple
 
+from kstreams_py.graph.channels import topic_readers
 from kstreams_py.graph.declarations import Processor, Topic
 from kstreams_py.graph.names import group_of
 from kstreams_py.graph.source import SourceStatus
@@ -123,7 +124,7 @@ class TopicReader(NamedTuple):
     - `name`: the id of the processor, or those of the tasks.
     - `outputs`: the topics that it writes.
     - `errors`: its dead-letter topic; None for none.
-    - `is_processor`: whether `kstreams recover` knows it; it leaves the groups of tasks alone.
+    - `is_processor`: whether `kstreams recover` moves its positions; it leaves those of tasks alone.
     """
 
     name: str
@@ -152,9 +153,7 @@ class Examined:
             TopicReader(each.id, self.group(each), each.inputs, each.outputs, each.errors, is_processor=True)
             for each in self.graph.processors
         ]
-        read = dict.fromkeys(each for task in self.graph.tasks for each in task.inputs if each.topic is not None)
-        for channel in read:
-            tasks = [task for task in self.graph.tasks if channel in task.inputs]
+        for channel, tasks in topic_readers(self.graph.tasks).items():
             written = tuple(topic for task in tasks for topic in task.topics)
             name, group = ", ".join(task.id for task in tasks), group_of(self.graph.name, channel.name)
             assert channel.topic is not None

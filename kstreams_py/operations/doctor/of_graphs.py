@@ -10,7 +10,7 @@ from kstreams_py.graph.source import SourceStatus
 from kstreams_py.kafka.described_cluster import LogInfo
 from kstreams_py.kafka.groups import slot_of
 from kstreams_py.operations.doctor.findings import Examined, Facts, Finding, Severity, TopicReader, show_duration
-from kstreams_py.operations.recover.task_status import TaskStatus
+from kstreams_py.operations.recover.task_status import TaskStatus, reset_command
 from kstreams_py.records import TopicPartition
 
 
@@ -63,10 +63,7 @@ def find_positions(facts: Facts, examined: Examined) -> Iterator[Finding]:
         offset = log.start if position < log.start else log.stable
         reset = f"kstreams recover reset {examined.name} {reader.name} --to-offset {tp.topic}:{tp.partition}:{offset}"
         if not reader.is_processor:
-            reset = (
-                f"kafka-consumer-groups.sh --reset-offsets --group {reader.group} --topic {tp.topic}:{tp.partition} "
-                f"--to-offset {offset} --execute"
-            )
+            reset = reset_command(reader.group, tp, offset)
         which = f"the log begins at {log.start}" if position < log.start else f"the log ends at {log.stable}"
         yield Finding(
             Severity.ERROR,
@@ -89,7 +86,7 @@ def find_positions(facts: Facts, examined: Examined) -> Iterator[Finding]:
 def find_refusals(facts: Facts, examined: Examined) -> Iterator[Finding]:
     """Finds tasks whose next start ends with an error, unless another finding says so with a command to type."""
     known = {each.subject for rule in (find_partitions, find_positions) for each in rule(facts, examined)}
-    inputs = {each.id: [topic.name for topic in each.inputs] for each in examined.graph.processors}
+    inputs = {each.name: [topic.name for topic in each.inputs] for each in examined.readers}
     refused: dict[str, list[TaskStatus]] = {}
     for task in facts.tasks:
         subjects = {f"{task.processor}: {topic}[{task.partition}]" for topic in inputs[task.processor]}
