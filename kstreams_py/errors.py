@@ -37,6 +37,7 @@
     ├── PipelineFailed               a job of Spark failed; what was published last is unchanged
     ├── HistoryError                 a test's history cannot be judged: it is incomplete, or contradicts itself
     ├── WorkersFailed                a worker could not be kept running; the exit status is that of the worker
+    ├── InputEndsWorkers             an input was under way at too many deaths of its worker (handled: a dead letter)
     └── DecodeError                  these bytes are not what the serde expects (handled: a dead letter)
         └── EventFault               an event contradicts the order of its object (handled: a dead letter)
 
@@ -271,6 +272,10 @@ class WorkersFailed(KStreamsError):
     def __init__(self, message: str, status: int = 1) -> None:
         super().__init__(message)
         self.exit_status = status
+
+
+class InputEndsWorkers(KStreamsError):
+    """An input was under way at too many deaths of its worker. Handled: the record becomes a dead letter."""
 
 
 class DecodeError(KStreamsError):

@@ -21,12 +21,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Final
 
-from confluent_kafka.admin import (
-    AdminClient,
-    ScramCredentialInfo,
-    ScramMechanism,
-    UserScramCredentialUpsertion,
-)
+from confluent_kafka.admin import AdminClient, ScramCredentialInfo, ScramMechanism, UserScramCredentialUpsertion
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
@@ -247,15 +242,7 @@ class Listeners:
     oidc: OidcServer
 
 
-WAYS: Final = (
-    "PLAIN",
-    "SCRAM over TLS",
-    "mTLS from files",
-    "mTLS from texts",
-    "OIDC",
-    "a callback",
-    "AWS MSK IAM",
-)
+WAYS: Final = ("PLAIN", "SCRAM over TLS", "mTLS from files", "mTLS from texts", "OIDC", "a callback", "AWS MSK IAM")
 
 
 @contextmanager

@@ -228,6 +228,12 @@ def filled_channels(tasks: Iterable[JobTask]) -> list[Channel]:
     return [*dict.fromkeys(channel for task in tasks for channel in task.inputs if channel.is_filled)]
 
 
+def topic_readers(tasks: Sequence[JobTask]) -> dict[Channel, list[JobTask]]:
+    """Returns the channels that topics fill, each with the tasks that read it: these are one group."""
+    filled = (channel for channel in filled_channels(tasks) if channel.topic is not None)
+    return {channel: [task for task in tasks if channel in task.inputs] for channel in filled}
+
+
 def sort_tasks(tasks: Sequence[JobTask]) -> list[JobTask]:
     """Sorts tasks, so that each comes after those that write its inputs. Raises GraphError if they form a circle."""
     writers: dict[Channel, list[str]] = {}

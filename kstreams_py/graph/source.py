@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+from kstreams_py.records import Headers
+
 
 class Claim(NamedTuple):
     """An input that a connection has claimed: no other connection reads it until it is given back.
@@ -14,6 +16,7 @@ class Claim(NamedTuple):
     - `attempts`: how often it was under way when its worker died, or was given back as failed.
     - `token`: what the source needs to acknowledge it.
     - `taken_over`: whether another worker had it under way when that worker's lease ended.
+    - `headers`: what the source carries beside it, such as the context of a trace.
     """
 
     key: int | bytes
@@ -21,6 +24,7 @@ class Claim(NamedTuple):
     attempts: int
     token: Any
     taken_over: bool = False
+    headers: Headers = ()
 
 
 class BadInput(NamedTuple):

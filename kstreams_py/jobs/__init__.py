@@ -9,8 +9,10 @@ adaptive_limit  rule  limits how many inputs or segments are taken, by the time 
 segments        rule  segments in batches
 gathering       rule  pairs the branches of one segment
 copies          acts  copies of values, so that no function changes a value that another function has
+topic_deaths    rule  how often workers died while records were under way, as text beside the committed offset
 topic_inputs    acts  the records of a topic as inputs
 topic_outputs   acts  writes records of results, and dead letters, to topics
+traces          rule  the contexts of traces beside the segments, and a span for each call
 environment     acts  the environment of a job: its sources and targets, a clock, entropy, its limits
 task            acts  calls the function of a task, sends or stores its results
 runners         acts  runs a task: takes segments, calls its function, sends or stores the results, acknowledges

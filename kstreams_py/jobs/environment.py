@@ -21,6 +21,7 @@ from kstreams_py.jobs.topic_inputs import TopicConnection
 from kstreams_py.jobs.topic_outputs import TopicLetters, TopicOutputs
 from kstreams_py.steps.calls import Calls, open_calls
 from kstreams_py.steps.environment import Environment
+from kstreams_py.steps.tracing import Tracing
 
 MAX_PENDING: Final = 10_000
 TIMEOUT: Final = 60.0
@@ -48,6 +49,7 @@ class JobEnvironment:
     - `chance`: returns a random number between 0 and 1, which varies the waits before retries.
     - `open_calls`: makes the object that runs overlapping calls of a function.
     - `open_acker`: makes the acker.
+    - `open_tracing`: makes the spans of a task; None for no tracing.
     - `max_pending`: how many inputs of a source may be under way.
     - `timeout`: seconds after which an input that is neither complete nor under way is read again.
     - `look_seconds`: the longest time between two looks at a source that has no inputs.
@@ -65,6 +67,7 @@ class JobEnvironment:
         task, finish, patience=0.0
     )
     open_acker: Callable[[], Acker] = Acker
+    open_tracing: Callable[[JobTask], Tracing] | None = None
     max_pending: int = MAX_PENDING
     timeout: float = TIMEOUT
     look_seconds: float = LOOK_SECONDS
@@ -80,11 +83,19 @@ def job_environment(graph: Graph, slot: int, environment: Environment) -> JobEnv
         return TopicConnection(channel.topic, group, member_of(group, slot), environment)
 
     def open_letters(channel: Channel) -> TopicLetters | None:
-        return None if channel.errors is None else TopicLetters(graph.name, graph.topics[channel.errors], environment)
+        if channel.errors is None:
+            return None
+        reader = next(task.id for task in graph.tasks if channel in task.inputs)
+        return TopicLetters(graph.name, graph.topics[channel.errors], environment, reader)
 
     def open_outputs(task: JobTask) -> TopicOutputs | None:
         return TopicOutputs(graph.name, task, environment) if task.topics else None
 
+    tracing = environment.tracing
     return JobEnvironment(
-        open_input, open_letters=open_letters, open_outputs=open_outputs, open_sink=environment.open_sink
+        open_input,
+        open_letters=open_letters,
+        open_outputs=open_outputs,
+        open_sink=environment.open_sink,
+        open_tracing=None if tracing is None else lambda task: tracing(graph.name, task, slot),
     )

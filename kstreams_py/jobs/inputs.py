@@ -28,9 +28,11 @@ from kstreams_py.jobs.pending import PendingInputs
 from kstreams_py.jobs.segments import Segments
 from kstreams_py.jobs.topic_inputs import TopicToken
 from kstreams_py.jobs.topic_outputs import FailedRecord, TopicLetters
+from kstreams_py.jobs.traces import stand_for
 from kstreams_py.log_fields import repeated
 from kstreams_py.metrics import InputCounts, PendingFigures
 from kstreams_py.printable import escape
+from kstreams_py.records import Headers, Message
 from kstreams_py.sources.suspects import SUSPECTED
 from kstreams_py.steps.dead_letters import format_error
 
@@ -55,10 +57,11 @@ MEASURED_SECONDS: Final = 0.1
 
 
 class FailedTask(NamedTuple):
-    """The task that could not process a segment, and its error."""
+    """The task that could not process a segment, its error, and the context of its trace."""
 
     task: str
     error: BaseException
+    trace: Headers = ()
 
     def __str__(self) -> str:
         return f"{self.task}: {type(self.error).__name__}: {format_error(self.error)}"
@@ -167,14 +170,24 @@ class SourceInputs:
         if BadInput not in map(type, values):
             return read
         bad = {segment: value for segment, value in zip(ids, values, strict=True) if type(value) is BadInput}
-        self._failed |= {segment: FailedTask(self.name, value.error) for segment, value in bad.items()}
+        task = self.name if self._letters is None else self._letters.reader
+        self._failed |= {segment: FailedTask(task, value.error) for segment, value in bad.items()}
         first = format_error(next(iter(bad.values())).error)
         logger.warning(
-            "%s: %d inputs cannot be read, and are refused: %s", self.name, len(bad), first,
-            extra=repeated(f"inputs of {self.name} that cannot be read", first),
+            "%s: %d inputs reach no task, and are refused: %s", self.name, len(bad), first,
+            extra=repeated(f"inputs of {self.name} that reach no task", first),
         )  # fmt: skip
         self.complete(bad)
         return read.without(bad.keys())
+
+    def records(self, channel: str, segments: Iterable[SegmentId]) -> dict[SegmentId, Message]:
+        """Returns the record of each input, or what stands for it. `channel`: the name of the channel that it fills."""
+        found = ((segment, self.pending.claim(segment)) for segment in segments)
+        return {
+            segment: claim.token.record if isinstance(claim.token, TopicToken) else stand_for(channel, claim.headers)
+            for segment, claim in found
+            if claim is not None
+        }
 
     def _identify(self, claims: Sequence[Claim]) -> list[Given]:
         return identify(name_source(self.name, self.connection.identity), (claim.key for claim in claims))
@@ -189,14 +202,16 @@ class SourceInputs:
                 self.name, more, extra=repeated(f"refusals by {self.name}"),
             )  # fmt: skip
 
-    def fail(self, segment: SegmentId, task: str, error: BaseException) -> bool:
+    def fail(self, segment: SegmentId, task: str, error: BaseException, trace: Headers = ()) -> bool:
         """Notes that a segment of an input failed: the input is refused when it is complete.
+
+        - `trace`: the context of its trace, which its dead letter carries on.
 
         Returns whether the input is pending here.
         """
         if (claim := self.pending.claim(segment)) is None:
             return False
-        failed = FailedTask(task, error)
+        failed = FailedTask(task, error, trace)
         self._failed.setdefault(segment, failed)
         logger.warning(
             "%s: input %s fails: %s: it is refused once all that was made from it is done", self.name, show_key(claim),
@@ -245,7 +260,7 @@ class SourceInputs:
         given = self._identify([claim for claim, _ in self._refused])
         paths = [extend(ROOT, name_in_path(failed.task), 0) for _, failed in self._refused]
         return [
-            FailedRecord(claim.token.record, failed.task, failed.error, origin)
+            FailedRecord(claim.token.record, failed.task, failed.error, origin, failed.trace)
             for (claim, failed), origin in zip(self._refused, origins_of(given, paths), strict=True)
         ]
 

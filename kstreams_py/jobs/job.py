@@ -9,7 +9,16 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Final
 
-from kstreams_py.errors import ClientError, Replaced, SinkAway, SourceUnavailable, Stop, Unavailable, UserMistake
+from kstreams_py.errors import (
+    ClientError,
+    InputLost,
+    Replaced,
+    SinkAway,
+    SourceUnavailable,
+    Stop,
+    Unavailable,
+    UserMistake,
+)
 from kstreams_py.graph.channels import JobTask, TaskKind, common_channel, filled_channels, sort_tasks
 from kstreams_py.graph.declarations import Channel
 from kstreams_py.graph.names import reader_of
@@ -19,6 +28,8 @@ from kstreams_py.jobs.identity import SegmentId, name_in_path
 from kstreams_py.jobs.inputs import SourceInputs
 from kstreams_py.jobs.runners import GatheringRunner, OverlappingTaskRunner, TaskRunner, Turned
 from kstreams_py.jobs.task import Readers
+from kstreams_py.jobs.topic_inputs import TopicConnection
+from kstreams_py.jobs.traces import TaskTraces, Traces
 from kstreams_py.log_fields import repeated
 from kstreams_py.metrics import PendingFigures
 from kstreams_py.steps.dead_letters import format_error
@@ -36,15 +47,23 @@ IDLE: Final = (0.0005, 0.05)
 
 
 def open_runner(
-    graph: str, task: JobTask, tasks: Sequence[JobTask], readers: Readers, environment: JobEnvironment
+    graph: str,
+    task: JobTask,
+    tasks: Sequence[JobTask],
+    readers: Readers,
+    environment: JobEnvironment,
+    traces: Traces | None = None,
 ) -> TaskRunner:
-    """Returns the runner of a task among the tasks of its graph."""
+    """Returns the runner of a task among the tasks of its graph. `traces`: those of the job; None for no tracing."""
+    spans = None
+    if traces is not None and environment.open_tracing is not None:
+        spans = TaskTraces(task, traces, environment.open_tracing(task))
     if task.kind is TaskKind.GATHER:
         common = common_channel(task, tasks)
         writers = frozenset(name_in_path(each.id) for each in tasks if common in each.outputs)
-        return GatheringRunner(graph, task, readers, environment, writers)
+        return GatheringRunner(graph, task, readers, environment, writers, spans)
     kind = OverlappingTaskRunner if task.overlaps else TaskRunner
-    return kind(graph, task, readers, environment)
+    return kind(graph, task, readers, environment, spans)
 
 
 class Outages:
@@ -80,6 +99,7 @@ class Job:
         self._environment = environment
         self._readers = Readers(environment.entropy)
         self._acker = environment.open_acker()
+        self._traces = None if environment.open_tracing is None else Traces()
         self.outages = Outages()
         self.turns = 0
         """The number of turns that each task has had."""
@@ -89,7 +109,7 @@ class Job:
         """The number of completions of inputs that were no longer under way at any source."""
         self._dropped_at = environment.clock()
         ordered = sort_tasks(tasks)
-        self.tasks = [open_runner(graph, task, ordered, self._readers, environment) for task in ordered]
+        self.tasks = [open_runner(graph, task, ordered, self._readers, environment, self._traces) for task in ordered]
         self._gathers = [each for each in self.tasks if isinstance(each, GatheringRunner)]
         self._inputs: dict[Channel, SourceInputs] = {}
         self._woken, self._is_woken = threading.Event(), False
@@ -150,7 +170,7 @@ class Job:
         away, or an error at which the graph stops the job is the fault of no input: if it counted, healthy inputs would
         be refused after a long outage.
         """
-        is_of_none = isinstance(error, (Stop, UserMistake, Unavailable, Replaced, ClientError))
+        is_of_none = isinstance(error, (Stop, UserMistake, Unavailable, Replaced, InputLost, ClientError))
         return not is_of_none and not any(task.asks_to_stop(error) for task in self.tasks)
 
     def _wait(self, seconds: float) -> None:
@@ -200,6 +220,8 @@ class Job:
                     self.outages.answered(inputs.name)
                 if segments:
                     worked = True
+                    if self._traces is not None:
+                        self._traces.begin(inputs.records(channel.name, segments.ids))
                     self._complete(self._acker.open(segments.ids, self._readers.send(channel, segments)))
         touched = self._run_tasks()
         worked |= bool(touched)
@@ -237,7 +259,8 @@ class Job:
 
     def _note_failures(self, task: TaskRunner, failed: Iterable[tuple[SegmentId, BaseException]]) -> None:
         for segment, error in failed:
-            are_known = [inputs.fail(segment, task.id, error) for inputs in self._inputs.values()]
+            trace = () if self._traces is None else self._traces.failure(segment)
+            are_known = [inputs.fail(segment, task.id, error, trace) for inputs in self._inputs.values()]
             if not any(are_known):
                 logger.warning(
                     "%s: %s: its input has expired, and is read again", task.id, format_error(error),
@@ -275,6 +298,8 @@ class Job:
     def _complete(self, segments: Sequence[SegmentId]) -> None:
         if not segments:
             return
+        if self._traces is not None:
+            self._traces.forget(segments)
         if len(self._inputs) == 1:
             (inputs,) = self._inputs.values()
             inputs.complete(segments)
@@ -290,6 +315,8 @@ class Job:
         """
         if lost := inputs.expire(now, self._under_way) or inputs.give_up_paused(self._paused):
             self._acker.forget(lost)
+            if self._traces is not None:
+                self._traces.forget(lost)
             for task in self.tasks:
                 task.forget(lost)
         inputs.return_expired()
@@ -318,6 +345,11 @@ class Job:
             channel.name: inputs.show_pending(now, self._tasks_with, self.outages.away.get(inputs.name, ""))
             for channel, inputs in self._inputs.items()
         }
+
+    def topics_of(self, task: TaskRunner) -> dict[Channel, TopicConnection]:
+        """Returns the connections to the topics that a task reads."""
+        read = {channel: self._inputs[channel].connection for channel in task.inputs if channel in self._inputs}
+        return {channel: each for channel, each in read.items() if isinstance(each, TopicConnection)}
 
     def sources_of(self, task: TaskRunner) -> list[str]:
         """Returns the names, in `outages`, of the sources that a task reads."""

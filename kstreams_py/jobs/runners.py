@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
-from functools import reduce
+from contextlib import AbstractContextManager
+from functools import partial, reduce
 from heapq import heapify, heappop, heappush
 from itertools import count
 from operator import xor
@@ -13,6 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from kstreams_py.errors import DecodeError, GraphError, KStreamsError, RecordRefused, Stop
 from kstreams_py.graph.channels import JobTask
+from kstreams_py.graph.declarations import Channel
 from kstreams_py.graph.retry import Then
 from kstreams_py.jobs.adaptive_limit import AdaptiveLimit
 from kstreams_py.jobs.copies import copy_value, copy_values
@@ -21,9 +23,11 @@ from kstreams_py.jobs.gathering import Gathering, Held
 from kstreams_py.jobs.identity import ROOT, Origin, Pattern, SegmentId, cut_path, extend_all, name_in_path, origins_of
 from kstreams_py.jobs.segments import Segments
 from kstreams_py.jobs.task import FailedCall, Function, Made, Readers, Sending, Storing, arguments_of, exited
+from kstreams_py.jobs.traces import TaskTraces
 from kstreams_py.metrics import Counters
 from kstreams_py.steps.calls import Call
 from kstreams_py.steps.dead_letters import format_error
+from kstreams_py.steps.tracing import Note
 
 logger = logging.getLogger(__name__)
 
@@ -72,14 +76,23 @@ class Turned(NamedTuple):
 class TaskRunner:
     """A task with its inboxes: one for each input."""
 
-    def __init__(self, graph: str, task: JobTask, readers: Readers, environment: JobEnvironment) -> None:
+    def __init__(
+        self,
+        graph: str,
+        task: JobTask,
+        readers: Readers,
+        environment: JobEnvironment,
+        traces: TaskTraces | None = None,
+    ) -> None:
+        """`traces`: makes the spans of its calls; None for no tracing."""
         self.id, self.inputs = task.id, task.inputs
+        self._traces = traces
         self._task, self._environment = task, environment
         self._readers = readers
         self._inboxes = [readers.open_inbox(channel) for channel in task.inputs]
         self._function = Function(task, environment.clock)
         self._name = name_in_path(task.id)
-        self._sending = Sending(task, readers, environment.open_outputs(task)) if task.written else None
+        self._sending = Sending(task, readers, environment.open_outputs(task), traces) if task.written else None
         self._storing = Storing(task, environment.open_sink, f"{graph}.{task.id}") if task.target is not None else None
         self._unstored: tuple[Segments, Sequence[Any]] | None = None
         """The results whose rows the target could not store yet."""
@@ -105,6 +118,11 @@ class TaskRunner:
     def waiting(self) -> int:
         """How many segments wait here."""
         return sum(map(len, self._inboxes)) + len(self._rest) + len(self._again)
+
+    def waiting_of(self, channels: Collection[Channel]) -> int:
+        """Returns how many segments of some of its inputs wait here to be taken."""
+        inboxes = zip(self.inputs, self._inboxes, strict=True)
+        return sum(len(inbox) for channel, inbox in inboxes if channel in channels)
 
     @property
     def is_busy(self) -> bool:
@@ -216,6 +234,8 @@ class TaskRunner:
 
     def _run(self, segments: Segments) -> tuple[Segments, Sequence[Any]]:
         """Runs segments while the turn has time for them; returns those that are done, and their results."""
+        if self._traces is not None:
+            return self._run_in_spans(segments, self._traces)
         if len(segments) <= 1:
             return segments, self._function.results(self._values(segments), self._origins(segments))
         clock, slice_size, done, results = self._environment.clock, 1, Segments(), list[Any]()
@@ -229,6 +249,26 @@ class TaskRunner:
             segments, slice_size = part, slice_size * 4
         self._rest = segments
         return done, results
+
+    def _run_in_spans(self, segments: Segments, traces: TaskTraces) -> tuple[Segments, Sequence[Any]]:
+        """Runs segments one by one, each in a span."""
+        clock, done, results = self._environment.clock, Segments(), list[Any]()
+        until = clock() + TURN_SECONDS
+        while segments and (not done or clock() < until):
+            one = segments.take(1)
+            with self._span(one, traces) as note:
+                (result,) = self._function.results(self._values(one), self._origins(one))
+                is_failed = type(result) is FailedCall
+                note(0 if is_failed else traces.count(result), result.error if is_failed else None)
+            results.append(result)
+            done.add(one)
+        self._rest = segments
+        return done, results
+
+    def _span(self, one: Segments, traces: TaskTraces) -> AbstractContextManager[Note]:
+        """Makes the span of a call with a segment the current one."""
+        (origin,), (pattern,) = self._origins(one), one.patterns
+        return traces.call(one.ids[0], one.paths[0], origin, self._attempts.get(pattern, 0) + 1)
 
     def _values(self, segments: Segments) -> Sequence[Any]:
         """Returns the values of segments for a call; copies if another attempt may need the unchanged originals."""
@@ -299,9 +339,17 @@ class TaskRunner:
 class OverlappingTaskRunner(TaskRunner):
     """Runs a task whose calls overlap: other tasks run while they are under way."""
 
-    def __init__(self, graph: str, task: JobTask, readers: Readers, environment: JobEnvironment) -> None:
-        super().__init__(graph, task, readers, environment)
-        self._calls = environment.open_calls(task, lambda _, returned: copy_value(returned))
+    def __init__(
+        self,
+        graph: str,
+        task: JobTask,
+        readers: Readers,
+        environment: JobEnvironment,
+        traces: TaskTraces | None = None,
+    ) -> None:
+        super().__init__(graph, task, readers, environment, traces)
+        called = task if traces is None else traces.wrap()
+        self._calls = environment.open_calls(called, lambda _, returned: copy_value(returned))
         self._open: dict[int, Segments] = {}
         """The segment of each call under way, by ticket."""
         self._queues: dict[Hashable, deque[Segments]] = {}
@@ -401,6 +449,8 @@ class OverlappingTaskRunner(TaskRunner):
 
     def _call(self, segment: Segments) -> None:
         (arguments,) = arguments_of(self._task, self._values(segment), self._origins(segment))
+        if self._traces is not None:
+            arguments = partial(self._span, segment, self._traces), *arguments
         ticket = next(self._numbers)
         self._open[ticket] = segment
         self._calls.start([Call(ticket, ticket, arguments)])
@@ -418,9 +468,15 @@ class GatheringRunner(TaskRunner):
     """
 
     def __init__(
-        self, graph: str, task: JobTask, readers: Readers, environment: JobEnvironment, common: frozenset[bytes]
+        self,
+        graph: str,
+        task: JobTask,
+        readers: Readers,
+        environment: JobEnvironment,
+        common: frozenset[bytes],
+        traces: TaskTraces | None = None,
     ) -> None:
-        super().__init__(graph, task, readers, environment)
+        super().__init__(graph, task, readers, environment, traces)
         self._gathering = Gathering(len(task.inputs))
         self._common = common
         self._arrived = set[SegmentId]()
@@ -441,6 +497,8 @@ class GatheringRunner(TaskRunner):
                 if found is None:
                     self._arrived.add(segment)
                 else:
+                    if self._traces is not None:
+                        self._traces.gather(segment, common, [held.path for held in found.held])
                     patterns = Pattern(reduce(xor, (held.pattern for held in found.held)))
                     values = tuple(held.value for held in found.held)
                     taken.add(Segments([segment], [patterns], [given], [common], [values]))

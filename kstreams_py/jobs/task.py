@@ -27,6 +27,7 @@ from kstreams_py.jobs.identity import (
 )
 from kstreams_py.jobs.segments import Segments
 from kstreams_py.jobs.topic_outputs import TopicOutputs
+from kstreams_py.jobs.traces import TaskTraces
 from kstreams_py.kafka.contracts import Output
 from kstreams_py.records import KeptRecord, Out, Step
 from kstreams_py.steps.failures import exit_error
@@ -166,9 +167,15 @@ class Made(NamedTuple):
 class Sending:
     """Sends the results of a task to its channels, after those for its topics have been written."""
 
-    def __init__(self, task: JobTask, readers: Readers, topics: TopicOutputs | None) -> None:
-        """`topics`: writes to the topics of the task; None if it has none."""
-        self._task, self._readers, self._topics = task, readers, topics
+    def __init__(
+        self, task: JobTask, readers: Readers, topics: TopicOutputs | None, traces: TaskTraces | None = None
+    ) -> None:
+        """Makes no request.
+
+        - `topics`: writes to the topics of the task; None if it has none.
+        - `traces`: gives records the contexts of their steps; None for no tracing.
+        """
+        self._task, self._readers, self._topics, self._traces = task, readers, topics, traces
         self._name = name_in_path(task.id)
         self._ends = {each.name: each for each in task.written}
         self._addressed: Addressed | None = None
@@ -220,6 +227,8 @@ class Sending:
             except Exception as error:  # a serde may raise anything
                 addressed.failed.append((index, error))
                 continue
+            if self._traces is not None:
+                records = self._traces.put(records, segments.ids[index], segments.paths[index])
             addressed.records.extend((index, each) for each in records)
             for number, (end, value) in enumerate(ends):
                 if isinstance(end, Channel):

@@ -6,14 +6,25 @@ import logging
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from typing import Any, Final, NamedTuple
 
-from kstreams_py.errors import Abortable, ClientError, DecodeError, KStreamsError, Retriable, SourceUnavailable
+from kstreams_py.errors import (
+    Abortable,
+    ClientError,
+    DecodeError,
+    InputEndsWorkers,
+    KStreamsError,
+    Retriable,
+    SourceUnavailable,
+)
 from kstreams_py.formats.serdes import bind
 from kstreams_py.graph.declarations import Topic
 from kstreams_py.graph.source import BadInput, Claim
+from kstreams_py.jobs.topic_deaths import ORDINARY, Deaths, add_death, deaths_of, pass_by, read_deaths, write_deaths
 from kstreams_py.log_fields import repeated
-from kstreams_py.records import Message, TopicPartition
+from kstreams_py.records import Message, Positions, TopicPartition
+from kstreams_py.sources.suspects import DEATHS_MAX, REASON, choose
 from kstreams_py.steps.environment import Environment
 from kstreams_py.steps.outputs import decoder
 
@@ -25,14 +36,32 @@ OFFSET_BITS: Final = 48
 COMMIT_SECONDS: Final = 0.1
 """Seconds between two commits of offsets: records that are read again after a crash are recognized by their origin."""
 
+AHEAD_LEAST: Final = 10
+"""Records that may be read, at least, before another commit says that a death counts for them, too."""
+
+AHEAD_FACTOR: Final = 4
+"""More of them are those read since the last commit, times this."""
+
 
 class PartitionProgress:
-    """The records of a partition that were read and are not done."""
+    """The records of a partition that were read and are not done: it is passed up to the first that is not done.
 
-    def __init__(self, start: int) -> None:
-        self.next = start
-        """The next offset to read."""
-        self.committed = start
+    The text beside the committed offset has the deaths of records, as they are if this worker dies now.
+    """
+
+    def __init__(self, start: int, note: str = "", deaths: Deaths = ()) -> None:
+        """`note`: the text beside the committed offset, which is `start`."""
+        self.next = self._next_before = start
+        """The next offset to read; that at the last commit."""
+        self.committed, self.note = start, note
+        self.reached = start
+        """The offset before which all records were done at the last commit; another thread may read it."""
+        self.deaths = deaths
+        """The deaths of records, without the next one."""
+        self.until = self.marked = 0
+        """Before which offset the next death counts for ordinary records; what the last commit said of that."""
+        self.suspects: tuple[int, int, int] | None = None
+        """The suspects under way: the first offset, the one after the last, and their deaths."""
         self._read = deque[int]()
         self._done = set[int]()
 
@@ -51,19 +80,49 @@ class PartitionProgress:
             self._done.remove(self._read.popleft())
         return self._read[0] if self._read else max(self.next, end)
 
+    def look_ahead(self) -> None:
+        """Lets the next death count for what is read, and as many more records as will be before the next commit."""
+        self.until = self.next + max(AHEAD_LEAST, AHEAD_FACTOR * (self.next - self._next_before))
+        self._next_before = self.next
+
+    def note_at(self, position: int, *, lives: bool) -> str:
+        """Returns the text to commit beside a position. `lives`: nothing dies here; others go on from there."""
+        deaths = self.deaths = pass_by(self.deaths, position)
+        if not lives and self.until > position:
+            deaths = add_death(deaths, position, self.until, ORDINARY)
+        if not lives and self.suspects is not None:
+            first, stop, count = self.suspects
+            deaths = add_death(deaths, first, stop, [count])
+        return write_deaths(deaths)
+
 
 class TopicToken(NamedTuple):
-    """The token of a claim: the progress of its partition, and the record."""
+    """The token of a claim: the progress of its partition, the record, and the deaths of the record."""
 
     progress: PartitionProgress
     record: Message
+    attempts: int
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """The partition and the offset."""
+        return self.record.partition(), self.record.offset()
+
+
+def _key_of(token: TopicToken) -> int | bytes:
+    """Returns what identifies a record in its topic."""
+    partition, offset = token.place
+    if offset >> OFFSET_BITS or partition >> 64 - OFFSET_BITS:
+        return f"{partition}:{offset}".encode()
+    return partition << OFFSET_BITS | offset
 
 
 class TopicConnection:
     """One worker's connection to a topic whose records are inputs, as a member of a group: see SourceConnection.
 
     It commits the offset before which all records are done. After a death, the records from there on are read again, in
-    this process or another. Nobody counts how often, so a record that ends its worker is read again each time.
+    this process or another. The text beside the offset counts these deaths. It is committed before a record is decoded,
+    so that a record that ends its worker is refused in the end, as by other sources.
     """
 
     is_exhausted = False
@@ -80,8 +139,10 @@ class TopicConnection:
         self.identity = "" if found is None else found.topic_id
         self._consumer = self._cluster.consumer(group, member, commits=True, pauses=True)
         self._partitions: dict[TopicPartition, PartitionProgress] = {}
-        self._again = deque[Claim]()
-        """Claims that were given back."""
+        self._lost: dict[TopicPartition, PartitionProgress] = {}
+        """The partitions of a membership that was lost while this worker lived."""
+        self._waiting = deque[TopicToken]()
+        """Records that were fetched or given back, and are not under way, in the order of their partition."""
         self._rebalances = deque[set[TopicPartition] | None]()
         """Assignments that have not been acted on; None for a lost membership."""
         self._assigned: set[TopicPartition] | None = None
@@ -97,7 +158,17 @@ class TopicConnection:
             [topic.name], self._rebalances.append, self._revoked, lambda: self._rebalances.append(None)
         )
 
-    def read(self, limit: int, *, alone: bool) -> list[Claim]:  # noqa: ARG002, a topic has no suspects
+    @property
+    def positions(self) -> Positions:
+        """The offset before which all records are done, of each partition that it holds. Any thread may ask for it."""
+        return {tp: each.reached for tp, each in self._partitions.copy().items()}
+
+    @property
+    def highs(self) -> Positions:
+        """See Consumer. Any thread may ask for it."""
+        return self._consumer.highs
+
+    def read(self, limit: int, *, alone: bool) -> list[Claim]:
         """See SourceConnection."""
         with self._asking():
             if self._failure is not None:
@@ -107,21 +178,49 @@ class TopicConnection:
             if self._is_paused != (not limit):
                 self._is_paused = not limit
                 self._consumer.pause(() if limit else self._partitions)
-            claims = list[Claim]()
-            given_back = [self._again.popleft() for _ in range(min(limit, len(self._again)))]
-            try:
-                records = self._consumer.consume(max(limit - len(given_back), 1), 0.0)
-                self._follow()
-                claims = [*filter(self._is_held, given_back)]
-                for record in records:
-                    claims.append(self._claim(record))
-            except BaseException:
-                # records that were fetched and not claimed must be fetched again
-                self._again.extendleft(reversed(claims or given_back))
-                if self._assigned is None and not self._is_revoked:
-                    self._assigned = {*self._partitions}
-                raise
+            self._fetch(limit)
+            return self._hand_out(limit, alone=alone) if limit else []
+
+    def _fetch(self, limit: int) -> None:
+        """Fetches records, until so many wait."""
+        try:
+            records = self._consumer.consume(max(limit - len(self._waiting), 1), 0.0)
+            self._follow()
+            self._waiting.extend(map(self._token, records))
+        except BaseException:  # what was fetched must be fetched again
+            if self._assigned is None and not self._is_revoked:
+                self._assigned = {*self._partitions}
+            raise
+
+    def _hand_out(self, limit: int, *, alone: bool) -> list[Claim]:
+        """Returns the claims of records that wait, suspects by themselves. Raises, and lets all wait on."""
+        waiting = self._waiting
+        if not any(each.deaths for each in self._partitions.values()):
+            chosen, self.waits_alone = [*islice(waiting, limit)], False
+            self._mark(chosen, are_suspects=False)
+            claims = [*map(self._claim, chosen)]
+            for _ in chosen:
+                waiting.popleft()
             return claims
+        choice = choose({at: token.attempts for at, token in enumerate(waiting)}, limit, alone=alone)
+        self._mark([waiting[at] for at in choice.read], are_suspects=choice.are_suspects)
+        ends_workers = BadInput(InputEndsWorkers(REASON))
+        claims = [Claim(_key_of(waiting[at]), ends_workers, DEATHS_MAX, waiting[at]) for at in choice.refused]
+        claims += [self._claim(waiting[at]) for at in choice.read]
+        self.waits_alone = choice.left or choice.are_suspects
+        taken = {*choice.refused, *choice.read}
+        self._waiting = deque(token for at, token in enumerate(waiting) if at not in taken)
+        return claims
+
+    def _mark(self, chosen: Sequence[TopicToken], *, are_suspects: bool) -> None:
+        """Commits that the next death counts for these records, which will be under way."""
+        progresses = self._partitions.values()
+        if not chosen or (not are_suspects and all(each.next <= each.marked for each in progresses)):
+            return
+        for each in progresses:
+            offsets = [token.record.offset() for token in chosen if are_suspects and token.progress is each]
+            each.suspects = (offsets[0], offsets[-1] + 1, chosen[0].attempts) if offsets else None
+        self._commit(lives=False)
 
     def ack(self, claims: Sequence[Claim]) -> None:
         """See SourceConnection."""
@@ -134,8 +233,14 @@ class TopicConnection:
 
     def give_back(self, claims: Sequence[Claim], *, failed: bool) -> None:
         """See SourceConnection."""
-        held = filter(self._is_held, claims)
-        self._again.extend(claim._replace(attempts=claim.attempts + failed) for claim in held)
+        held = [token for claim in claims if self._is_held(token := claim.token)]
+        groups = dict[tuple[PartitionProgress, int], list[int]]()
+        for token in held if failed else ():
+            groups.setdefault((token.progress, token.attempts), []).append(token.record.offset())
+        for (progress, count), offsets in groups.items():
+            progress.deaths = add_death(progress.deaths, min(offsets), max(offsets) + 1, [count])
+        returned = (token._replace(attempts=token.attempts + failed) for token in held)
+        self._waiting = deque(sorted((*self._waiting, *returned), key=lambda token: token.place))
 
     def keep(self) -> None:
         """See SourceConnection: the client's own thread sends the heartbeats of the group."""
@@ -143,7 +248,7 @@ class TopicConnection:
     def close(self) -> None:
         """See SourceConnection."""
         try:
-            self._commit()
+            self._commit(lives=True)
         except (ClientError, KStreamsError) as error:
             logger.warning("topic %s: records that are done will be read again: %s", self._topic, error)
         finally:
@@ -160,15 +265,18 @@ class TopicConnection:
                 self._topic, error,
             )  # fmt: skip
 
-    def _claim(self, record: Message) -> Claim:
+    def _token(self, record: Message) -> TopicToken:
+        """Notes that a record was fetched."""
         offset = record.offset()
         progress = self._partitions[TopicPartition(record.topic(), record.partition())]
-        key: int | bytes = record.partition() << OFFSET_BITS | offset
-        if offset >> OFFSET_BITS or record.partition() >> 64 - OFFSET_BITS:
-            key = f"{record.partition()}:{offset}".encode()
+        progress.read(offset)
+        return TopicToken(progress, record, deaths_of(progress.deaths, offset) if progress.deaths else 0)
+
+    def _claim(self, token: TopicToken) -> Claim:
+        """Returns a claim with the value of its record. Decoding may end the worker, as functions may."""
         value: Any
         try:
-            value = record.value()
+            value = token.record.value()
             if value is not None and self._decode is not None:
                 value = self._decode(value)
         except KStreamsError as error:
@@ -177,43 +285,53 @@ class TopicConnection:
             value = BadInput(error)
         except Exception as error:  # a user's own serde may raise anything
             value = BadInput(error)
-        progress.read(offset)
-        return Claim(key, value, 0, TopicToken(progress, record))
+        return Claim(_key_of(token), value, token.attempts, token)
 
-    def _is_held(self, claim: Claim) -> bool:
-        """Returns whether the partition of a claim has been held since its record was read."""
-        progress, record = claim.token
+    def _is_held(self, token: TopicToken) -> bool:
+        """Returns whether the partition of a record was not lost since it was read."""
+        progress, record, _ = token
         return self._partitions.get(TopicPartition(record.topic(), record.partition())) is progress
 
     def _follow(self) -> None:
         """Acts on the rebalances: starts at the committed offsets, or at the first record where there is none."""
         while self._rebalances:
             assigned, self._is_revoked = self._rebalances.popleft(), False
+            self._lost = self._lost if assigned is not None else self._partitions or self._lost
             self._partitions = {tp: each for tp, each in self._partitions.items() if tp in (assigned or ())}
-            self._again = deque(filter(self._is_held, self._again))
+            self._waiting = deque(filter(self._is_held, self._waiting))
             self._assigned = assigned
         if self._assigned is None:
             return
         new = {tp for tp in self._assigned if tp not in self._partitions and tp.topic == self._topic.name}
-        starts = self._consumer.committed(new) if new else {}
-        starts = self._cluster.starts(new - starts.keys()) | starts
-        self._partitions |= {tp: PartitionProgress(start) for tp, start in starts.items()}
+        noted = self._consumer.noted(new) if new else {}
+        self._partitions |= {tp: PartitionProgress(at) for tp, at in self._cluster.starts(new - noted.keys()).items()}
+        self._partitions |= {tp: self._went_on(tp, at, note) for tp, (at, note) in noted.items()}
         if self._partitions:
             self._consumer.assign({tp: each.next for tp, each in sorted(self._partitions.items())})
         self._assigned, self._is_paused = None, False
 
+    def _went_on(self, tp: TopicPartition, start: int, note: str) -> PartitionProgress:
+        """Returns the progress of a partition that is assigned, from its committed offset and the text beside it."""
+        left = self._lost.pop(tp, None)
+        if left is not None and (left.committed, left.note) == (start, note):
+            return PartitionProgress(start, note, left.deaths)  # it is this worker's own: nothing has died
+        return PartitionProgress(start, note, read_deaths(note))
+
     def _revoked(self) -> None:
         # once this returns, another member may read what is not committed; partitions that stay here go on after the
         # next assignment
-        self._commit_in_time(due=True)
+        self._commit_if_possible(lives=True)
         self._is_revoked = True
 
-    def _commit_in_time(self, *, due: bool = False) -> None:
-        """Commits progress, if it is time. An outage need not stop this: records that are read again are recognized."""
-        if not due and self._clock() < self._committed_at + COMMIT_SECONDS:
-            return
+    def _commit_in_time(self) -> None:
+        """Commits progress, if it is time."""
+        if self._clock() >= self._committed_at + COMMIT_SECONDS:
+            self._commit_if_possible(lives=False)
+
+    def _commit_if_possible(self, *, lives: bool) -> None:
+        """Commits progress. An outage need not stop this: records that are read again are recognized."""
         try:
-            self._commit()
+            self._commit(lives=lives)
         except (Retriable, Abortable) as error:
             logger.info(
                 "topic %s: its offsets are committed later: %s", self._topic, error,
@@ -222,14 +340,23 @@ class TopicConnection:
         except (ClientError, KStreamsError) as error:  # a callback must not raise
             self._failure = error
 
-    def _commit(self) -> None:
+    def _commit(self, *, lives: bool) -> None:
+        """Commits what is done, and the deaths as they are if this worker dies now; if it `lives`, as they are."""
         self._committed_at = self._clock()
-        ends = self._consumer.ends
-        done = {tp: each.position(ends.get(tp, 0)) for tp, each in self._partitions.items()}
-        if moved := {tp: at for tp, at in done.items() if at != self._partitions[tp].committed}:
-            self._consumer.commit(moved)
-            for tp, at in moved.items():
-                self._partitions[tp].committed = at
+        ends, are_alone = self._consumer.ends, any(each.suspects for each in self._partitions.values())
+        moved, notes = dict[TopicPartition, int](), dict[TopicPartition, str]()
+        for tp, each in self._partitions.items():
+            each.look_ahead()
+            each.until, each.marked = 0 if are_alone else each.until, 0
+            at = each.reached = each.position(ends.get(tp, 0))
+            note = each.note_at(at, lives=lives)
+            if (at, note) != (each.committed, each.note):
+                moved[tp], notes[tp] = at, note
+        if moved:
+            self._consumer.commit(moved, notes)
+        for tp, each in self._partitions.items():
+            each.committed, each.note = moved.get(tp, each.committed), notes.get(tp, each.note)
+            each.marked = 0 if lives else each.until
 
     @contextmanager
     def _asking(self) -> Iterator[None]:

@@ -15,7 +15,7 @@ from kstreams_py.graph.names import group_of
 from kstreams_py.jobs.identity import Origin
 from kstreams_py.kafka.contracts import TOPIC, Output, Producer, ProducerMode
 from kstreams_py.kafka.sizes import record_limits
-from kstreams_py.records import HASH_HEADER, KEEP, Message, Out
+from kstreams_py.records import HASH_HEADER, KEEP, Headers, Message, Out
 from kstreams_py.steps.dead_letters import DeadLetters, Failure
 from kstreams_py.steps.environment import Environment
 from kstreams_py.steps.outputs import checked_headers, checked_timestamp, delivery_hash_of, encoder
@@ -121,20 +121,26 @@ class FailedRecord(NamedTuple):
     """A record with a segment that a task could not process.
 
     - `origin`: the origin of the step that failed.
+    - `trace`: the headers that carry the context of its trace.
     """
 
     record: Message
     task: str
     error: BaseException
     origin: Origin
+    trace: Headers = ()
 
 
 class TopicLetters:
     """Writes the dead letters of records, before these are acknowledged."""
 
-    def __init__(self, graph: str, topic: Topic, environment: Environment) -> None:
-        """Asks for the limits of the topic. `topic`: the topic of the dead letters."""
-        self._graph, self._topic = graph, topic
+    def __init__(self, graph: str, topic: Topic, environment: Environment, reader: str) -> None:
+        """Asks for the limits of the topic.
+
+        - `topic`: the topic of the dead letters.
+        - `reader`: the id of a task that reads the records: the dead letters of records that reached no task name it.
+        """
+        self._graph, self._topic, self.reader = graph, topic, reader
         self._encode = encoder(topic.value, environment.registry, f"{topic.name}-value")
         found = environment.cluster.topics([topic.name]).get(topic.name)
         self._limits = record_limits(found, environment.settings.kafka)
@@ -164,7 +170,8 @@ class TopicLetters:
 
     def _of(self, failed: FailedRecord, *, least: bool) -> Output:
         name = group_of(self._graph, failed.task)
-        letters = DeadLetters(name, self._topic.name, self._encode, time.time, self._limits)
+        trace = None if not failed.trace else lambda: failed.trace
+        letters = DeadLetters(name, self._topic.name, self._encode, time.time, self._limits, trace)
         return letters.of(Failure((failed.record,), failed.origin, failed.error), least=least)
 
     def close(self) -> None:

@@ -60,8 +60,9 @@ JOIN_TURN_SECONDS: Final = 0.02
 """Limit of a call, in seconds, while there is no assignment: a call serves the rebalance, then waits for a record."""
 
 
-def partitions_of(positions: Positions) -> list[ck.TopicPartition]:
-    return [ck.TopicPartition(tp.topic, tp.partition, offset) for tp, offset in positions.items()]
+def partitions_of(positions: Positions, notes: Mapping[TopicPartition, str] | None = None) -> list[ck.TopicPartition]:
+    noted = notes or {}
+    return [ck.TopicPartition(tp.topic, tp.partition, at, noted.get(tp, "")) for tp, at in positions.items()]
 
 
 class KafkaConsumer:
@@ -284,7 +285,7 @@ class KafkaConsumer:
             raise InputLost(
                 f"{m.topic()}[{m.partition()}]: the records at the committed offset were deleted before they were "
                 f"read ({error.str()}): once the group has no members, set its offset on purpose "
-                "(`kstreams recover reset`)"
+                "(`kstreams recover reset`; of a topic that tasks read, `kafka-consumer-groups.sh --reset-offsets`)"
             )
         else:
             self._raise_if_serious(error, f"reading topic {m.topic()!r}" if m.topic() else "reading")
@@ -316,6 +317,9 @@ class KafkaConsumer:
         )  # fmt: skip
 
     def committed(self, partitions: Collection[TopicPartition]) -> Positions:
+        return {tp: offset for tp, (offset, _) in self.noted(partitions).items()}
+
+    def noted(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, tuple[int, str]]:
         try:
             found = self._consumer.committed([ck.TopicPartition(*tp) for tp in partitions], self._limit)
             for p in found:
@@ -325,12 +329,12 @@ class KafkaConsumer:
                     )
         except ck.KafkaException as error:
             raise self._classify(error.args[0], "reading committed offsets") from None
-        return {TopicPartition(p.topic, p.partition): p.offset for p in found if p.offset >= 0}
+        return {TopicPartition(p.topic, p.partition): (p.offset, p.metadata or "") for p in found if p.offset >= 0}
 
-    def commit(self, positions: Positions) -> None:
+    def commit(self, positions: Positions, notes: Mapping[TopicPartition, str] | None = None) -> None:
         self._committed_since = True
         try:
-            for p in self._consumer.commit(offsets=partitions_of(positions), asynchronous=False) or []:
+            for p in self._consumer.commit(offsets=partitions_of(positions, notes), asynchronous=False) or []:
                 if p.error is not None:
                     raise self._classify(p.error, f"committing the offset of {p.topic}[{p.partition}]", [p.topic])
         except ck.KafkaException as error:

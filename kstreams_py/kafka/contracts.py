@@ -68,8 +68,14 @@ class Consumer(Protocol):
         Raises Retriable while one of them is pending in a transaction.
         """
 
-    def commit(self, positions: Positions) -> None:
+    def noted(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, tuple[int, str]]:
+        """Returns what `committed` does, each offset with the text that was committed beside it; "" for none."""
+
+    def commit(self, positions: Positions, notes: Mapping[TopicPartition, str] | None = None) -> None:
         """Commits offsets outside of a transaction, and waits for the answer.
+
+        - `notes`: by partition, a text to keep beside its offset, 4,096 bytes at most (`offset.metadata.max.bytes` of
+          the broker).
 
         Raises Retriable without an answer (the offsets may be committed), and Abortable if the partitions may belong to
         another member.

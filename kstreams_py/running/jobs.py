@@ -16,7 +16,7 @@ from kstreams_py.jobs.job import Job
 from kstreams_py.jobs.runners import TaskRunner
 from kstreams_py.metrics import WorkerState
 from kstreams_py.running.places import PLACE_AFTER, place_of
-from kstreams_py.running.reports import Report
+from kstreams_py.running.reports import Reading, Report
 from kstreams_py.running.watch import Stillness
 from kstreams_py.steps import calls
 
@@ -46,7 +46,7 @@ class JobLoop:
     def reports(self, state: WorkerState | None) -> list[Report]:
         """Returns a report of each task. `state`: that of the slot; None if each task has its own.
 
-        What concerns the whole job is in the report of the first task.
+        What concerns the whole job is in the report of the first task. Their lag is without that of topics.
         """
         tasks = self._job.tasks
         turning = self._job.turning or tasks[0]
@@ -55,14 +55,28 @@ class JobLoop:
         measures = {**reports[0].measures, **self._job.measures()}
         return [replace(reports[0], measures=measures, sources=sources), *reports[1:]]
 
+    def readings(self) -> list[Reading]:
+        """Returns what the tasks read of topics; those that read none are left out."""
+        read = [(task.id, self._job.topics_of(task).values()) for task in self._job.tasks]
+        return [
+            Reading(
+                name,
+                {tp: at for each in connections for tp, at in each.positions.items()},
+                {tp: high for each in connections for tp, high in each.highs.items()},
+            )
+            for name, connections in read
+            if connections
+        ]
+
     def _report(self, task: TaskRunner, state: WorkerState | None, standing: StillPlace) -> Report:
         seconds, place = max(standing, self._look_at_calls(task))
         away, why = self._away(task)
+        topics = self._job.topics_of(task)
         return Report(
             task.id,
             self._slot,
             task.counters.as_dict(),
-            task.waiting,
+            task.waiting_of([each for each in task.inputs if each not in topics]) if topics else task.waiting,
             seconds,
             place,
             state=state or away or WorkerState.RUNNING,

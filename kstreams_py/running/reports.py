@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from kstreams_py.metrics import PendingFigures, WorkerState
-from kstreams_py.records import TopicPartition
+from kstreams_py.records import Positions, TopicPartition
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +15,7 @@ class Report:
     """The state of one processor, or of one task, in one slot.
 
     - `counters`: counts since the worker started.
-    - `lag`: records still to be read, or segments that wait for a task; None if unknown.
+    - `lag`: records still to be read, and segments that wait for a task; None if unknown.
     - `still_seconds`: seconds since the loop last turned, or began another step.
     - `place`: the function, file and line where a loop stands still; "" otherwise.
     - `state`: what the worker does.
@@ -83,6 +83,19 @@ class Report:
             counters={name: count + past.get(name, 0) for name, count in self.counters.items()},
             measures=add(self.measures, measures or {}),
         )
+
+
+class Reading(NamedTuple):
+    """What a processor or a task reads of topics.
+
+    - `name`: its id.
+    - `positions`: the next offset of each partition that it holds; of a task, the one before which all is done.
+    - `highs`: see Consumer.
+    """
+
+    name: str
+    positions: Positions
+    highs: Positions
 
 
 def source_key(source: str) -> str:

@@ -6,7 +6,8 @@ import logging
 import shlex
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from types import FrameType
 from typing import Final
 
@@ -24,7 +25,7 @@ from kstreams_py.running.health import AWAY
 from kstreams_py.running.hidden import HiddenRecords
 from kstreams_py.running.jobs import JobLoop
 from kstreams_py.running.places import PLACE_AFTER, place_of
-from kstreams_py.running.reports import Report
+from kstreams_py.running.reports import Reading, Report
 from kstreams_py.running.terminal import logs
 from kstreams_py.running.watch import Stillness
 from kstreams_py.steps import calls
@@ -110,6 +111,10 @@ class _Loop:
             return 0.0, ""
         return round(seconds, 1), place_of(call[1] if call else self._frame) if seconds >= PLACE_AFTER else ""
 
+    def readings(self) -> list[Reading]:
+        """Returns what the processor reads."""
+        return [Reading(self.id, self.worker.ledger.positions, self.worker.consumer.highs)]
+
     def _frame(self) -> FrameType | None:
         return calls.frame_of(self.thread.ident)
 
@@ -164,7 +169,7 @@ class Slot:
         loops = self._open_loops(workers)
         for loop in loops:
             loop.thread.start()
-        self._watch_cluster(workers)
+        self._watch_cluster(loops)
         try:
             report(self._reports(loops))  # immediately: the supervisor measures silence from the first report
             while not self._stopping.wait(REPORT_INTERVAL):
@@ -193,11 +198,11 @@ class Slot:
             loops.append(JobLoop(self._graph, self._slot, environment, self._run_job))
         return loops
 
-    def _watch_cluster(self, workers: Sequence[Worker]) -> None:
-        """Starts the threads that make requests beside those of the workers."""
-        if not workers:
+    def _watch_cluster(self, loops: Sequence[_Loop | JobLoop]) -> None:
+        """Starts the threads that make requests beside those of the workers, if something reads topics."""
+        if not self._graph.groups:
             return
-        threading.Thread(target=self._keep_lags, args=(workers,), name="lag", daemon=True).start()
+        threading.Thread(target=self._keep_lags, args=(loops,), name="lag", daemon=True).start()
         threading.Thread(target=self._keep_asking, name="hidden", daemon=True).start()
         written = {each.cluster: each.written[0] for each in self._graph.processors if each.cluster}
         for cluster, topic in written.items():
@@ -271,37 +276,56 @@ class Slot:
         reports = []
         for loop in loops:
             if isinstance(loop, JobLoop):
-                reports += loop.reports(WorkerState.DRAINING if self._stopping.is_set() else None)
+                reports += self._reports_of_tasks(loop)
                 continue
-            worker, known = loop.worker, self._lags.get(loop.id)
-            state = self._state_of(worker)
+            worker, state = loop.worker, self._state_of(loop.worker)
             still_seconds, place = loop.look(state)
-            # right after an assignment, the ends of some partitions are still unknown: that is no lag of 0
-            of_each = {tp: (known or {}).get(tp) for tp in worker.ledger.cursors}
-            complete = known is not None and None not in of_each.values()
-            hidden = self._hidden.of(worker.ledger.cursors)
             events = worker.runner.events
-            reports.append(
-                Report(
-                    loop.id,
-                    self._slot,
-                    worker.counters.as_dict(),
-                    sum(lag or 0 for lag in of_each.values()) if complete else None,
-                    still_seconds,
-                    place,
-                    state=state,
-                    open_seconds=worker.committer.session.open_seconds,
-                    measures=worker.counters.measures() | (events.measures() if events else {}),
-                    lags=of_each,
-                    failure=worker.committer.newest_failure,
-                    why=self._why_away(worker) or worker.why,
-                    hidden_seconds=hidden.seconds,
-                    hidden=hidden.text,
-                    hidden_partitions=hidden.partitions,
-                    events=self._held.look(loop.id, events) if events else None,
-                )
+            report = Report(
+                loop.id,
+                self._slot,
+                worker.counters.as_dict(),
+                0,
+                still_seconds,
+                place,
+                state=state,
+                open_seconds=worker.committer.session.open_seconds,
+                measures=worker.counters.measures() | (events.measures() if events else {}),
+                failure=worker.committer.newest_failure,
+                why=self._why_away(worker) or worker.why,
+                events=self._held.look(loop.id, events) if events else None,
             )
+            reports.append(self._with_inputs(report, worker.ledger.cursors))
         return reports
+
+    def _reports_of_tasks(self, loop: JobLoop) -> list[Report]:
+        reports = {each.processor: each for each in loop.reports(self._draining)}
+        for reading in loop.readings():
+            report = self._with_inputs(reports[reading.name], reading.positions)
+            if (why := self._brokers_away.get("", "")) and not self._draining:
+                report = replace(report, state=WorkerState.BROKER_AWAY, why=why)
+            reports[reading.name] = report
+        return [*reports.values()]
+
+    def _with_inputs(self, report: Report, partitions: Collection[TopicPartition]) -> Report:
+        """Returns a report with the lags and the hidden records of the partitions that its processor or task holds."""
+        known = self._lags.get(report.processor)
+        # right after an assignment, the ends of some partitions are still unknown: that is no lag of 0
+        of_each = {tp: (known or {}).get(tp) for tp in partitions}
+        complete = known is not None and None not in of_each.values()
+        hidden = self._hidden.of(partitions)
+        return replace(
+            report,
+            lag=(report.lag or 0) + sum(lag or 0 for lag in of_each.values()) if complete else None,
+            lags=of_each,
+            hidden_seconds=hidden.seconds,
+            hidden=hidden.text,
+            hidden_partitions=hidden.partitions,
+        )
+
+    @property
+    def _draining(self) -> WorkerState | None:
+        return WorkerState.DRAINING if self._stopping.is_set() else None
 
     def _state_of(self, worker: Worker) -> WorkerState:
         if any(isinstance(failure, Replaced) for failure in self._failures):
@@ -315,19 +339,19 @@ class Slot:
         away = self._brokers_away
         return away.get("") or away.get(worker.processor.cluster, "")
 
-    def _keep_lags(self, workers: Sequence[Worker]) -> None:
+    def _keep_lags(self, loops: Sequence[_Loop | JobLoop]) -> None:
         """Asks for the ends of the inputs every REPORT_INTERVAL seconds: for lags, hidden records and outages."""
         logs.set_context(graph=self._graph.name, slot=self._slot)
-        failures = 0
+        failures, read = 0, [topic for topics in self._graph.groups.values() for topic in topics]
         while True:
-            positions = {worker.processor.id: worker.ledger.positions for worker in workers}
-            asked = {tp for of_worker in positions.values() for tp in of_worker}
+            readings = [each for loop in loops for each in loop.readings()]
+            asked = {tp for each in readings for tp in each.positions}
             try:
                 # a slot without partitions asks too, to learn whether the broker is away
-                ends = self._cluster.ends(asked or {TopicPartition(workers[0].processor.inputs[0].name, 0)})
-                self._lags = {processor: lags(reached, ends) for processor, reached in positions.items()}
+                ends = self._cluster.ends(asked or {TopicPartition(read[0], 0)})
+                self._lags = {each.name: lags(each.positions, ends) for each in readings}
                 self._brokers_away.pop("", None)
-                self._hidden.look(ends, [worker.consumer.highs for worker in workers], time.monotonic())
+                self._hidden.look(ends, [each.highs for each in readings], time.monotonic())
                 if failures:
                     logger.info("can read the end offsets of the inputs again", extra=answers("ends"))
                 failures = 0

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from kstreams_py.errors import Replaced, WorkerStuck
 from kstreams_py.formats.registries import open_registry
 from kstreams_py.formats.registry import Registry
+from kstreams_py.graph.channels import JobTask
 from kstreams_py.graph.declarations import DEFAULT_PARTITIONS, Processor
 from kstreams_py.graph.loading import load, show_target
 from kstreams_py.graph.topology import Graph
@@ -135,7 +136,7 @@ class SlotRun:
         finally:
             self._cluster.close()
 
-    def _open_tracing(self, graph: str, processor: Processor, slot: int) -> Tracing:
+    def _open_tracing(self, graph: str, processor: Processor | JobTask, slot: int) -> Tracing:
         tracing = open_tracing(self._settings, self._provider)
         assert tracing is not None
         return tracing(graph, processor, slot)

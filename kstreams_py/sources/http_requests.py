@@ -14,6 +14,7 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 from kstreams_py.errors import SettingsError
 from kstreams_py.formats.serdes import Json
 from kstreams_py.hosts import is_own_host
+from kstreams_py.records import Headers
 
 BYTES_MAX: Final = 64 << 20
 """The most bytes of the bodies that are received or under way, for one path; two bodies always fit."""
@@ -146,6 +147,12 @@ class RequestRules:
         named = {name.lower(): text for name, text in headers.items()}
         named.pop("authorization", None)
         return HTTPRequest(value, named, query)
+
+
+def carried_headers(headers: Mapping[str, str]) -> Headers:
+    """Returns what a trace may need of the headers of a request: none that says who has sent it."""
+    named = ((name.lower(), text.encode()) for name, text in headers.items())
+    return [(name, value) for name, value in named if name not in ("authorization", "cookie")]
 
 
 def is_json(headers: Mapping[str, str]) -> bool:

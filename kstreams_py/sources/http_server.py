@@ -45,6 +45,7 @@ from kstreams_py.sources.http_requests import (
     RequestInput,
     RequestInputs,
     RequestRules,
+    carried_headers,
     hash_request,
 )
 
@@ -181,7 +182,7 @@ class _Path:
             return Reply(400, "invalid", str(error))
         made = self.inputs.add(key, hashed, len(body))
         own = b"key " + key.encode() if key is not None else b"random " + uuid.uuid4().bytes
-        self.queue.append(Claim(own, value, 0, made))
+        self.queue.append(Claim(own, value, 0, made, headers=carried_headers(headers)))
         self.wake()
         return made
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain, islice
-from typing import Final
+from typing import Any, Final
 
 from kstreams_py.errors import MissingSoftware, SettingsError, Stop
+from kstreams_py.graph.channels import JobTask
 from kstreams_py.graph.declarations import Processor
 from kstreams_py.records import Headers, Inputs, Message, Unreadable, readable_headers
 from kstreams_py.steps.dead_letters import format_error, format_traceback
 from kstreams_py.steps.plan import Plan
+from kstreams_py.steps.tracing import Note
 
 try:
     from opentelemetry import context as contexts
@@ -27,6 +29,9 @@ except ValueError as error:  # raised by the import of `propagate`
 
 LINKS_MAX: Final = 128
 """The maximum number of links of a span, to records of a batch or steps of a commit. It is the SDK's default limit."""
+
+CHANNEL_SYSTEM: Final = "kstreams"
+"""The messaging system of channels, and of inputs that are no records."""
 
 EXCEPTIONS_MAX: Final = 8
 """The maximum number of exceptions that the span of a batch records."""
@@ -47,27 +52,26 @@ _CARRIER: Final = _Carrier()
 
 
 class WorkerTracing:
-    """The spans of one worker (Tracing): of processor `processor` of the graph of this name, in one slot.
+    """The spans of one worker (Tracing): of a processor of the graph of this name, or of a task, in one slot.
 
     - `provider`: the tracer provider for the spans; None for the program's own.
     """
 
     def __init__(
-        self, graph: str, processor: Processor, slot: int, provider: trace.TracerProvider | None = None
+        self, graph: str, processor: Processor | JobTask, slot: int, provider: trace.TracerProvider | None = None
     ) -> None:
         self._tracer = trace.get_tracer("kstreams_py", tracer_provider=provider)
         self._propagator = propagate.get_global_textmap()
         self.fields = frozenset(self._propagator.fields)
+        self._graph, self._slot = graph, slot
         self._group = f"{graph}.{processor.id}"
-        self._attributes: dict[str, str | int] = {
-            "messaging.system": "kafka",
-            "messaging.consumer.group.name": self._group,
-            "messaging.client.id": f"{self._group}.{slot}",
+        self._own: dict[str, str | int] = {
             "kstreams.graph": graph,
             "kstreams.processor": processor.id,
-            "kstreams.guarantee": str(processor.guarantee),
+            "kstreams.guarantee": str(processor.guarantee) if isinstance(processor, Processor) else "at_least_once",
             "kstreams.slot": slot,
         }
+        self._attributes = {**_member(self._group, slot), **self._own}
         self._ran: list[SpanContext] = []
         """The spans of steps that are not committed, LINKS_MAX at most; those that are not sampled only if all are."""
         self._lock = threading.Lock()
@@ -82,12 +86,7 @@ class WorkerTracing:
         begins one, with links to theirs.
         """
         lead = steps[0][0]
-        attributes: dict[str, str | int | list[str]] = {
-            **self._attributes,
-            "messaging.operation.name": "process",
-            "messaging.operation.type": "process",
-            "messaging.destination.name": lead.topic(),
-        }
+        attributes: dict[str, str | int | list[str]] = {**self._attributes, **_processing(lead)}
         if len(steps) == 1:
             attributes["kstreams.delivery_hash"] = delivery_hash.hex()
             attributes |= _position(lead) if len(steps[0]) == 1 else _positions(steps[0])
@@ -95,12 +94,35 @@ class WorkerTracing:
         else:
             attributes["messaging.batch.message_count"] = sum(map(len, steps))
             parent, links = self._origin_of_batch(steps)
-        name = f"process {lead.topic()}"
-        span = self._tracer.start_span(name, parent, SpanKind.CONSUMER, attributes, [Link(each) for each in links])
-        self._note_run(span.get_span_context())
+        with self._process(lead, attributes, parent, links) as span:
+            self._note_run(span.get_span_context())
+            yield lambda plan: _note(span, plan)
+
+    @contextmanager
+    def call(self, inputs: Inputs, delivery_hash: bytes, attempt: int) -> Iterator[Note]:
+        """Makes a span of the call of a task the current one, see Tracing. It continues a trace as that of a step."""
+        lead = inputs[0]
+        attributes: dict[str, str | int | list[str]] = {**self._own, **_processing(lead)}
+        attributes["kstreams.delivery_hash"] = delivery_hash.hex()
+        if lead.offset() < 0:
+            attributes["messaging.system"] = CHANNEL_SYSTEM
+        else:
+            attributes |= {**_member(f"{self._graph}.{lead.topic()}", self._slot), **_position(lead)}
+        if attempt > 1:
+            attributes["kstreams.attempt"] = attempt
+        with self._process(lead, attributes, *self._origin_of_step(inputs)) as span:
+            yield lambda records, error: _note_call(span, records, error)
+
+    @contextmanager
+    def _process(
+        self, lead: Message, attributes: Mapping[str, Any], parent: Context, links: Sequence[SpanContext]
+    ) -> Iterator[Span]:
+        """Makes a span the current one, and ends it with the block."""
+        name, linked = f"process {lead.topic()}", [Link(each) for each in links]
+        span = self._tracer.start_span(name, parent, SpanKind.CONSUMER, attributes, linked)
         token = contexts.attach(trace.set_span_in_context(span, parent))
         try:
-            yield lambda plan: _note(span, plan)
+            yield span
         except BaseException as error:
             _fail(span, [error])
             raise
@@ -217,6 +239,22 @@ def _span_in(context: Context) -> SpanContext:
     return trace.get_current_span(context).get_span_context()
 
 
+def _member(group: str, slot: int) -> dict[str, str | int]:
+    return {
+        "messaging.system": "kafka",
+        "messaging.consumer.group.name": group,
+        "messaging.client.id": f"{group}.{slot}",
+    }
+
+
+def _processing(lead: Message) -> dict[str, str | int]:
+    return {
+        "messaging.operation.name": "process",
+        "messaging.operation.type": "process",
+        "messaging.destination.name": lead.topic(),
+    }
+
+
 def _position(m: Message) -> dict[str, str | int]:
     found: dict[str, str | int] = {
         "messaging.destination.partition.id": str(m.partition()),
@@ -234,6 +272,12 @@ def _positions(inputs: Inputs) -> dict[str, str | int | list[str]]:
         "messaging.batch.message_count": len(inputs),
         "kstreams.inputs": [f"{m.topic()}[{m.partition()}]@{m.offset()}" for m in inputs],
     }
+
+
+def _note_call(span: Span, records: int, error: BaseException | None) -> None:
+    span.set_attribute("kstreams.records", records)
+    if error is not None and not isinstance(error, Stop):
+        _fail(span, [error])
 
 
 def _note(span: Span, plan: Plan) -> None:

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from itertools import chain
 from typing import Any, Protocol
 
+from kstreams_py.graph.channels import JobTask
 from kstreams_py.graph.declarations import Processor
 from kstreams_py.kafka.contracts import HEADERS, TOPIC, Output
 from kstreams_py.records import Headers, Inputs, readable_headers
@@ -17,9 +18,12 @@ from kstreams_py.steps.rows import ROWS
 Run = Callable[[Any, Plan], None]
 """Runs steps, and adds their results to a plan."""
 
+Note = Callable[[int, BaseException | None], None]
+"""Notes how many results a call has made, and its error; None for none."""
+
 
 class Tracing(Protocol):
-    """The spans of one worker. Its thread uses it; the threads of overlapping calls use `steps` and `headers`."""
+    """The spans of one worker, or one task. Its thread uses it; those of overlapping calls, for a span and headers."""
 
     @property
     def fields(self) -> Collection[str]:
@@ -30,6 +34,13 @@ class Tracing(Protocol):
 
         - `steps`: the steps that run together: one step, or those of a batch.
         - `delivery_hash`: the hash of a single step; b"" for several.
+        """
+
+    def call(self, inputs: Inputs, delivery_hash: bytes, attempt: int) -> AbstractContextManager[Note]:
+        """Makes a span of the call of a task the current one, and ends it with the block; gives what notes its end.
+
+        - `inputs`: records, or what stands for segments of channels, with their trace contexts; such have no offset.
+        - `attempt`: how often the function was called with them, with this call.
         """
 
     def headers(self) -> Headers:
@@ -45,8 +56,8 @@ class Tracing(Protocol):
         """Forgets the steps since the last commit: they are committed, or will be run again."""
 
 
-OpenTracing = Callable[[str, Processor, int], Tracing]
-"""Makes the tracing of a worker; takes the graph's name, the processor and the slot."""
+OpenTracing = Callable[[str, Processor | JobTask, int], Tracing]
+"""Makes the tracing of a worker; takes the graph's name, the processor or the task over channels, and the slot."""
 
 
 def traced(run: Run, tracing: Tracing, processor: Processor, delivery_hash: Callable[[Inputs], bytes]) -> Run:

@@ -232,6 +232,8 @@ class MemoryGroup:
         self.generation = 0
         self.static_members: dict[str, StaticMember] = {}
         self.positions: Positions = {}
+        self.notes: dict[TopicPartition, str] = {}
+        """The texts beside the committed offsets."""
         self.pending: dict[int, Positions] = {}
         self.leader = ""
         """The instance id of the leader: a rebalance for new partitions starts only when the leader learns of them."""
@@ -256,12 +258,17 @@ class MemoryGroup:
             order = self._order.pop((producer_id, tp))
             if commits and order > self._order.get((None, tp), 0):
                 self.positions[tp], self._order[None, tp] = offset, order
+                self.notes.pop(tp, None)
 
-    def commit(self, positions: Positions) -> None:
-        """Commits offsets outside of transactions."""
+    def commit(
+        self, positions: Positions, membership: GroupMetadata, notes: Mapping[TopicPartition, str] | None = None
+    ) -> None:
+        """Commits offsets of a member outside of transactions, with the texts beside them. Raises as `check` does."""
+        self.check(membership)
         self._commits += 1
         self._order |= {(None, tp): self._commits for tp in positions}
         self.positions.update(positions)
+        self.notes.update(dict.fromkeys(positions, "") | dict(notes or {}))
 
     def join(self, instance_id: str, topics: Collection[str], now: float) -> int:
         """Joins and returns the new member id: immediately for a held membership, otherwise after a rebalance."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from random import Random
@@ -603,17 +603,16 @@ class MemoryConsumer:
         return found
 
     def committed(self, partitions: Collection[TopicPartition]) -> Positions:
-        return self._request("committed", lambda: self._network.broker.committed(self._group.name, partitions))
+        return {tp: offset for tp, (offset, _) in self.noted(partitions).items()}
 
-    def commit(self, positions: Positions) -> None:
-        metadata = self.group_metadata()
+    def noted(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, tuple[int, str]]:
+        found = self._request("committed", lambda: self._network.broker.committed(self._group.name, partitions))
+        return {tp: (offset, self._group.notes.get(tp, "")) for tp, offset in found.items()}
 
-        def commit() -> None:
-            self._group.check(metadata)
-            self._group.commit(positions)
-
+    def commit(self, positions: Positions, notes: Mapping[TopicPartition, str] | None = None) -> None:
+        membership = self.group_metadata()
         try:
-            self._request("commit", commit)
+            self._request("commit", lambda: self._group.commit(positions, membership, notes))
         except Replaced as replaced:
             self._lose()
             raise Abortable(str(replaced)) from None

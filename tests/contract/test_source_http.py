@@ -213,6 +213,8 @@ def test_value_is_the_json_of_the_body_or_its_bytes_or_the_whole_request(shop: S
     assert values == [[1], b"[1]"]
     kept = {name: claim.value.headers.get(name) for name in ("x-shop", "content-type", "authorization")}
     assert (claim.value.body, claim.value.query) == ([1], "a=1&b")
+    assert ("x-shop", kept["x-shop"].encode()) in claim.headers
+    assert "authorization" not in dict(claim.headers)
     assert kept == {"x-shop": "2", "content-type": "application/json", "authorization": None}
     for source in (plain, whole):
         source.close()

@@ -288,10 +288,7 @@ def versioned(kind: str, value: bytes, version: bytes) -> dict[str, tuple[Junk, 
         ),
         f"{kind}: no value": (typed(kind, None), "it is empty"),
         f"{kind}: an empty value": (typed(kind, b""), "it is empty"),
-        f"{kind}: cut off": (
-            typed(kind, value[:cut]),
-            "it is cut, or not of its schema: EOFError()",
-        ),
+        f"{kind}: cut off": (typed(kind, value[:cut]), "it is cut, or not of its schema: EOFError()"),
         f"{kind}: its version alone": (typed(kind, version), "it is cut, or not of its schema: EOFError()"),
         f"{kind}: more than the schema": (typed(kind, value + b"\0"), "it is longer than its schema"),
     }
@@ -301,10 +298,7 @@ _TYPES: Final = {
     "no type": (Junk(b"junk", b"key"), "its type is ''"),
     "another type": (typed("foreign", b"junk"), "its type is 'foreign'"),
     "a type of a megabyte": (typed("x" * 1_000_000, b"junk"), f"its type is {'x' * 40!r}"),
-    "a name of a header that is not UTF-8": (
-        Junk(b"junk", None, [(BAD_NAME, b"")]),
-        UNREAD_HEADERS,
-    ),
+    "a name of a header that is not UTF-8": (Junk(b"junk", None, [(BAD_NAME, b"")]), UNREAD_HEADERS),
     "a batch that cannot be decompressed": (Junk(UNREAD), UNREAD_WHY),
 }
 
@@ -514,10 +508,7 @@ PLACES: Final = [
         enter_letter,
         {
             "a tombstone": (Junk(None), "a tombstone, and no dead letter"),
-            "other bytes": (
-                Junk(b"\xff\xfe"),
-                f"no dead letter: {NOT_AVRO}",
-            ),
+            "other bytes": (Junk(b"\xff\xfe"), f"no dead letter: {NOT_AVRO}"),
             "a batch that cannot be decompressed": (Junk(UNREAD), f"no dead letter: {UNREAD_WHY}"),
         },
     ),

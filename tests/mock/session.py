@@ -16,7 +16,7 @@ import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -288,8 +288,8 @@ class CellCluster(KafkaCluster):
             found = committed(partitions)
             return found | {tp: at for tp, at in self.ledger.positions.items() if tp in partitions}
 
-        def save(positions: Positions) -> None:
-            commit(positions)
+        def save(positions: Positions, notes: Mapping[TopicPartition, str] | None = None) -> None:
+            commit(positions, notes)
             self.ledger.positions |= positions
 
         member.committed, member.commit = read, save  # type: ignore[method-assign]

@@ -18,6 +18,7 @@ from kstreams_py.jobs.environment import job_environment
 from kstreams_py.jobs.job import Job
 from kstreams_py.records import TopicPartition
 from kstreams_py.settings import Settings
+from kstreams_py.sources.suspects import DEATHS_MAX, REASON
 from kstreams_py.steps.environment import Environment
 from kstreams_py.testing.contents import MemoryRegistry
 from kstreams_py.testing.memory_cluster import ManualClock, MemoryCluster
@@ -43,6 +44,8 @@ class TopicPlant:
         self.cluster = MemoryCluster(self.clock, session_timeout=SESSION)
         self.cluster.create_topics([("in", 2, -1, {}), ("out", 2, -1, settings or {}), ("errors", 1, -1, {})])
         self.registry = MemoryRegistry()
+        self.deadly = set[int]()
+        """Values that end the process."""
         self.results: dict[int, Any] = {}
         """By value, what a function returns instead."""
         self.graph = ks.Graph("plant", value=ks.Json(), errors="errors")
@@ -57,6 +60,8 @@ class TopicPlant:
         self.requests, self.dies_at = 0, 0
 
     def parse(self, value: int) -> int:
+        if value in self.deadly:
+            raise Died
         if value == BAD:
             raise ValueError(f"no {value}")
         return value + 100
@@ -246,3 +251,39 @@ def test_refused_output_becomes_a_dead_letter_and_the_others_are_written(case: s
         ("plant.write", b"3"),
     ]
     assert told in next(each["exception_message"] for each in letters if each["processor"] == "plant.write")
+
+
+def test_records_that_end_workers_become_dead_letters_and_others_lose_nothing() -> None:
+    plant = TopicPlant()
+    plant.deadly = {4, 5}
+    for _ in range(DEATHS_MAX + 1):  # the last one is alone in its death
+        with pytest.raises(Died):
+            plant.finish(plant.start())
+        plant.clock.advance(SESSION + 1)
+    plant.finish(plant.start())
+    serde = bind(dead_letters(), plant.registry, "errors-value")
+    letters = [serde.deserialize(m.value() or b"") for m in plant.cluster.records("errors")]
+    assert sorted((each["processor"], each["inputs"][0]["value"], each["exception_message"]) for each in letters) == [
+        ("plant.parse", b"4", REASON), ("plant.parse", b"5", REASON), ("plant.parse", b"7", "no 7"),
+    ]  # fmt: skip
+    written = {int(m.value() or b"") - 100 for m in plant.cluster.records("out")}
+    assert written == {*range(RECORDS)} - {4, 5, BAD}
+
+
+def test_clean_ends_rebalances_and_lost_memberships_count_no_death() -> None:
+    plant, deaths = TopicPlant(), Counter[int]()
+    plant.clock.advance(1)
+    for number in range(3):
+        jobs = [plant.start(number)]
+        for seconds in (0.2, SESSION + 1, 0.2, 0.2, 0.2):  # the membership is lost, and taken again
+            (inputs,) = jobs[0]._inputs.values()
+            claims = inputs.connection.read(RECORDS, alone=True)
+            deaths.update(claim.attempts for claim in claims)
+            inputs.connection.give_back(claims, failed=False)
+            plant.clock.advance(seconds)
+        jobs.append(plant.start(number + 1))  # the partitions are shared out again
+        for job in [*jobs, *jobs, *jobs]:
+            job.turn()
+        for job in jobs:
+            job.close()
+    assert (deaths[0] > RECORDS, {*deaths}) == (True, {0})

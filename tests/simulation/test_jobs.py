@@ -443,8 +443,9 @@ def test_value_that_a_function_changes_is_unchanged_for_other_readers_and_attemp
 
 @pytest.mark.parametrize(
     ("error", "deaths"),
-    [(ks.Stop("enough"), 0), (KeyError("listed"), 0), (ks.SinkUnavailable("full"), 0), (MemoryError("large"), 1)],
-)
+    [(ks.Stop("enough"), 0), (KeyError("listed"), 0), (ks.SinkUnavailable("full"), 0), (ks.InputLost("deleted"), 0),
+     (MemoryError("large"), 1)],
+)  # fmt: skip
 def test_error_that_stops_the_job_gives_the_inputs_back(error: Exception, deaths: int) -> None:
     plant = JobPlant([1])
 

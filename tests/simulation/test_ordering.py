@@ -10,16 +10,7 @@ import pytest
 from kstreams_py.ordering.chain import APPLY, DUPLICATE, EventChains
 from kstreams_py.ordering.events import OrderedEvent, Work
 from kstreams_py.ordering.steps import Answer, Complete, Lane, Own, Pop, Resume, Step, Take
-from tests.ordering_model import (
-    State,
-    Violation,
-    apply,
-    explore,
-    run,
-    start,
-    with_object,
-    with_slots,
-)
+from tests.ordering_model import State, Violation, apply, explore, run, start, with_object, with_slots
 
 
 def lanes(count: int, limit: int = 1) -> list[Lane]:

@@ -17,9 +17,11 @@ from typing import Final
 import pytest
 
 from kstreams_py import Settings
+from kstreams_py.sources.suspects import REASON
 from tests.system.app import SHORT
 from tests.system.command import command, kstreams, list_children
 from tests.system.harness import Cluster, wait_until
+from tests.system.site import Site
 
 GRAPH: Final = """
 import kstreams_py as ks
@@ -58,6 +60,27 @@ def publish(row):
 @mixed.map(orders, to=doubled)
 def double(order):
     return {{**order, "count": order["count"] * 2}}
+"""
+
+DEADLY: Final = """
+import os
+import signal
+import time
+
+import kstreams_py as ks
+
+graph = ks.Graph("{name}", value=ks.Json(), errors="{name}.errors")
+parsed = graph.channel("parsed")
+
+@graph.map(graph.topic("{name}.in"), to=parsed)
+def parse(value):
+    while os.path.exists({hold!r}):
+        time.sleep(0.05)
+    if value == 4:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return value
+
+graph.map(parsed, to=graph.topic("{name}.out"), id="write")(lambda value: value)
 """
 
 RECORDS: Final = 600
@@ -151,3 +174,44 @@ def test_rows_of_a_table_go_to_a_topic_which_a_processor_of_the_same_graph_reads
     assert len({*hashes.values()}) == RECORDS
     doubled = {json.loads(m.value())["id"]: json.loads(m.value())["count"] for m in cluster.read(f"{name}.doubled")}
     assert doubled == {n: order(n)["count"] * 2 for n in range(RECORDS)}
+
+
+def test_lag_and_group_of_tasks_are_shown_and_a_record_that_kills_becomes_a_letter(
+    cluster: Cluster, name: str, tmp_path: Path, settings: Callable[..., Settings]
+) -> None:
+    file, hold, topic, group = tmp_path / "deadly.py", tmp_path / "hold", f"{name}.in", f"{name}.{name}.in"
+    traced = {"KSTREAMS_TRACING": "true", "OTEL_TRACES_EXPORTER": "none"}
+    environment = {**settings(**SHORT).as_environment(), "KSTREAMS_HTTP": "127.0.0.1:0", **traced}
+    file.write_text(DEADLY.format(name=name, hold=str(hold)))
+    hold.touch()
+    cluster.create(topic)
+    began = {"traceparent": b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
+    cluster.write(topic, [str(number).encode() for number in range(10)], headers=began)
+    with command(tmp_path, "run", file, "--create-topics", environment=environment) as run:
+        site = Site(run)
+        wait_until(lambda: site.sums("lag_records", "processor", "topic") == {("parse", topic): 10.0}, "it lags")
+        shown = {each["processor"]: (each["lag"], each["partitions"]) for each in site.slot(0)["workers"]}
+        assert shown == {"parse": (10, [{"topic": topic, "partition": 0, "lag": 10}]), "write": (0, [])}
+        hold.unlink()
+        others = {str(number).encode() for number in range(10) if number != 4}
+        wait_until(lambda: {m.value() for m in cluster.read(f"{name}.out")} == others, "the others are written")
+        of_trace = {dict(m.headers())["traceparent"][:35] for m in cluster.read(f"{name}.out")}
+        assert of_trace == {began["traceparent"][:35]}
+        wait_until(lambda: site.sums("lag_records", "topic") == {(topic,): 0.0}, "it has caught up")
+        run.send(signal.SIGTERM)
+        assert run.wait() == 0, run.text
+    listed = kstreams("dead-letters", "list", file, "--json", environment=environment)
+    (letters,) = map(json.loads, listed.out.splitlines())
+    assert (letters["processor"], letters["message"]) == (f"{name}.parse", REASON)
+    cluster.write(topic, [b"11"])
+    cluster.delete_records(topic)
+    wait_until(lambda: not cluster.members(group), "its session has timed out")
+    doctor = kstreams("doctor", file, "--json", environment=environment)
+    found = {each["kind"]: each for each in map(json.loads, doctor.out.splitlines())}
+    assert (found["stopped"]["subject"], found["input_lost"]["subject"]) == (group, f"parse: {topic}[0]")
+    assert f"--group {group} --topic {topic}:0 --to-offset 11" in found["input_lost"]["remedy"]
+    stands = kstreams("recover", "status", file, environment=environment)
+    assert (stands.status, "parse[0]: committed" in stands.out, "ends with InputLost" in stands.out) == (1, True, True)
+    with command(tmp_path, "run", file, environment=environment) as run:
+        assert run.wait() == 5, run.text
+    assert "kafka-consumer-groups.sh --reset-offsets" in run.text

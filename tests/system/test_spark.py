@@ -31,16 +31,7 @@ from kstreams_py.formats.serdes import Bytes, Json, Serde, String, bind
 from kstreams_py.graph.declarations import Topic
 from kstreams_py.graph.topology import Graph
 from kstreams_py.settings import ClientSettings, Settings
-from kstreams_py.spark import (
-    create_views,
-    cut,
-    json_columns,
-    options,
-    sampled_schema,
-    stream,
-    view,
-    view_errors,
-)
+from kstreams_py.spark import create_views, cut, json_columns, options, sampled_schema, stream, view, view_errors
 from kstreams_py.spark.decoding import decode
 from kstreams_py.spark.views import META
 from tests.hostile.avro_values import logical
@@ -168,13 +159,7 @@ def read_out(spark: SparkSession, topic: Topic, settings: Settings, *, streaming
     return rows(view(spark, topic, settings=settings, **more))
 
 
-LOGS = {
-    "a5": [],
-    "a5 c3": [6, 7, 8],
-    "c3 a5": [0, 1, 2],
-    "c2 a3 c2": [0, 1, 7, 8],
-    "c1 c1 a1 c2": [0, 2, 6, 7],
-}
+LOGS = {"a5": [], "a5 c3": [6, 7, 8], "c3 a5": [0, 1, 2], "c2 a3 c2": [0, 1, 7, 8], "c1 c1 a1 c2": [0, 2, 6, 7]}
 """Logs, each that of a partition, and the offsets of their committed records."""
 
 

@@ -15,15 +15,7 @@ from kstreams_py.graph.hashes import hash_prefix, pack_offset
 from kstreams_py.graph.topology import Graph
 from kstreams_py.sinks import SQLite
 from kstreams_py.spark import Cut, read_cut, write_cut
-from kstreams_py.spark.cuts import (
-    FORMAT,
-    CutInput,
-    CutTopic,
-    CutWriter,
-    Span,
-    choose_topics,
-    choose_writers,
-)
+from kstreams_py.spark.cuts import FORMAT, CutInput, CutTopic, CutWriter, Span, choose_topics, choose_writers
 from kstreams_py.spark.pipelines.places import describe_cut
 from tests.tables import each_case
 

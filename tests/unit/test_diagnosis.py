@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -313,6 +314,34 @@ def test_letters_that_wait_are_a_warning_of_their_topic_with_the_commands() -> N
         "warning: some: 19 dead letters wait, the first of 2026-05-01T12:00:00Z: nobody has replayed or discarded them"
         + remedy,
     ]
+
+
+def test_groups_of_tasks_have_the_findings_of_groups_of_processors() -> None:
+    graph = ks.Graph("g")
+    parsed, read = graph.channel("parsed"), graph.topic(A)
+    graph.map(read, to=[parsed, graph.topic(OUT)], id="parse")(lambda value: {})
+    graph.alts(read, parsed, to=graph.topic(B), id="count")(lambda value: value)
+    early, old = TopicPartition(A, 1), TopicPartition(A, 2)
+    facts = Facts(
+        cluster(topic(A, 3, max_message_bytes="5000")),
+        now=100,
+        groups={"g.in.a": GroupInfo("Stable", (Member("other", "id", "client", "host", ()),))},
+        positions={"g.in.a": {A0: 8, early: 2, old: 5}},
+        logs={A0: LogInfo(5, 9), early: LogInfo(5, 9), old: LogInfo(5, 9, {90_000: 6, 95_000: 9})},
+    )
+    of, name = Examined(graph, "app.py:graph", 60_000), "parse, count"
+    found = {(each.kind, each.subject): each for each in diagnose(facts, of)}
+    assert {*found} == {
+        ("foreign_member", "g.in.a"), ("input_lost", f"{name}: {early}"), ("retention_time", f"{name}: {old}"),
+        ("dropped", name), ("max_message_bytes", f"{name}: {OUT}"), ("max_message_bytes", f"{name}: {B}"),
+    }  # fmt: skip
+    assert found["input_lost", f"{name}: {early}"].remedy == (
+        f"stop its workers, then kafka-consumer-groups.sh --reset-offsets --group g.in.a --topic {A}:1 --to-offset 5 "
+        "--execute"
+    )
+    stopped = replace(facts, groups={"g.in.a": GroupInfo("Empty", ())}, logs={})
+    (remedy,) = (each.remedy for each in diagnose(stopped, of) if each.kind == "stopped")
+    assert remedy == f"start it before: without its positions, {name} reads the topic from its beginning"
 
 
 def test_sources_have_findings_for_what_nobody_reads_again() -> None:

@@ -47,7 +47,7 @@ def test_exit_statuses_differ_where_a_supervisor_acts_differently() -> None:
     assert {s: [n for n in statuses if statuses[n] == s] for s in sorted(set(statuses.values()))} == {
         1: ["KStreamsError", "ClientError", "Refused", "Abortable", "OutcomeUnknown", "Fenced", "Fatal",
             "FunctionExited", "DrainTimeout", "WorkerStuck", "StaleWriter", "PipelineFailed", "HistoryError",
-            "WorkersFailed", "DecodeError", "EventFault"],
+            "WorkersFailed", "InputEndsWorkers", "DecodeError", "EventFault"],
         2: ["UserMistake", "SettingsError", "GraphError", "TopicError", "SchemaError", "RecordRefused",
             "RecordTooLarge", "RowRefused", "MissingSoftware"],
         3: ["Unavailable", "BrokerUnavailable", "NotAuthorized", "SinkUnavailable", "SourceUnavailable",

@@ -47,11 +47,7 @@ def attempt(kind: RecordType, *places: OutputPlace, snapshot: Snapshot = SNAPSHO
     return Attempt(kind, snapshot.hash, HASH, 3, "w", inputs, places)
 
 
-OUTPUT, ERROR, NIL = (
-    attempt(RecordType.OUTPUT, X, DEAD),
-    attempt(RecordType.ERROR, DEAD),
-    attempt(RecordType.NIL),
-)
+OUTPUT, ERROR, NIL = (attempt(RecordType.OUTPUT, X, DEAD), attempt(RecordType.ERROR, DEAD), attempt(RecordType.NIL))
 
 
 @dataclass(frozen=True)
@@ -156,10 +152,7 @@ def test_hash_of_a_snapshot_differs_by_processor_partition_and_each_input() -> N
             [of_type("snapshot", b"\x07" + (RECORDS["snapshot"][1] or b"")[1:])],
             foreign(0, "it starts with b'\\x07', not with a version up to b'\\x01'"),
         ),
-        (
-            [of_type("snapshot", (RECORDS["snapshot"][1] or b"") + b"more")],
-            foreign(0, "it is longer than its schema"),
-        ),
+        ([of_type("snapshot", (RECORDS["snapshot"][1] or b"") + b"more")], foreign(0, "it is longer than its schema")),
         (
             [snapshot_record(JOURNAL, OTHER), RECORDS["output"]],
             "offset 1: it is an attempt at another snapshot than {'a': 3, 'b': 10}, which is the one before it",
@@ -427,9 +420,7 @@ def test_output_that_may_be_compacted_away_is_decided_by_the_committed_offsets(
     assert bench.recover(positions) == in_force
 
 
-def test_output_that_is_declared_no_more_is_decided_by_offsets_behind_it(
-    bench: Bench,
-) -> None:
+def test_output_that_is_declared_no_more_is_decided_by_offsets_behind_it(bench: Bench) -> None:
     places = OutputPlace("x", 1, 0, HASH), OutputPlace("gone", 0, 0, HASH)
     bench.append(RECORDS["snapshot"], output("x", 1), attempt_record(JOURNAL, 0, attempt(RecordType.OUTPUT, *places)))
     assert bench.recover(MOVES) == {}
@@ -463,10 +454,7 @@ def test_transaction_that_hides_an_output_is_waited_for(bench: Bench) -> None:
     ("hangs", "remedy"),
     [
         (False, "its coordinator will end it: stop its producer, or wait for its time-out"),
-        (
-            True,
-            f"{NEVER}: end it by `kstreams transactions abort --topic x --partition 1 --start-offset 0 {HERE}`",
-        ),
+        (True, f"{NEVER}: end it by `kstreams transactions abort --topic x --partition 1 --start-offset 0 {HERE}`"),
     ],
 )
 def test_transaction_that_hides_an_output_for_too_long_ends_the_worker(

@@ -363,21 +363,9 @@ def settings_of(monkeypatch: pytest.MonkeyPatch, *arguments: Any, **settings: An
         ),
         (Guarantee.AT_LEAST_ONCE, Durability.COMMITTED, IDEMPOTENT | UNBOUNDED),
         (Guarantee.AT_MOST_ONCE, Durability.COMMITTED, IDEMPOTENT | UNBOUNDED),
-        (
-            Guarantee.AT_LEAST_ONCE,
-            Durability.LEADER,
-            UNBOUNDED | {"acks": 1, "enable.idempotence": False},
-        ),
-        (
-            Guarantee.AT_LEAST_ONCE,
-            Durability.NONE,
-            UNBOUNDED | {"acks": 0, "enable.idempotence": False},
-        ),
-        (
-            Guarantee.AT_MOST_ONCE,
-            Durability.NONE,
-            UNBOUNDED | {"acks": 0, "enable.idempotence": False, "retries": 0},
-        ),
+        (Guarantee.AT_LEAST_ONCE, Durability.LEADER, UNBOUNDED | {"acks": 1, "enable.idempotence": False}),
+        (Guarantee.AT_LEAST_ONCE, Durability.NONE, UNBOUNDED | {"acks": 0, "enable.idempotence": False}),
+        (Guarantee.AT_MOST_ONCE, Durability.NONE, UNBOUNDED | {"acks": 0, "enable.idempotence": False, "retries": 0}),
     ],
 )
 def test_producer_settings_follow_its_guarantee_and_durability(
@@ -483,10 +471,7 @@ def failed(code: int) -> ck.KafkaException:
     ids=["missing", "disabled", "no right", "still seen"],
 )
 def test_topics_that_cannot_be_deleted_are_named_with_the_remedy(
-    answers: dict[str, Exception | None],
-    error: type[Exception] | None,
-    message: str,
-    monkeypatch: pytest.MonkeyPatch,
+    answers: dict[str, Exception | None], error: type[Exception] | None, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[tuple[list[str], float]] = []
 
@@ -604,9 +589,7 @@ def test_refused_record_is_reported_with_its_topic_and_the_remedy(code: int) -> 
     assert (type(mistake), str(mistake)) == (kind, text)
 
 
-def test_pending_offsets_are_returned_if_their_transactions_cannot_be_listed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_pending_offsets_are_returned_if_their_transactions_cannot_be_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_: GroupAdmin, partition: TopicPartition) -> None:
         raise BrokerUnavailable(f"no rights to {partition}")
 

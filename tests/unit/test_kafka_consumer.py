@@ -111,10 +111,10 @@ def place(partition: ck.TopicPartition) -> TopicPartition:
     return TopicPartition(partition.topic, partition.partition)
 
 
-def stored(tp: TopicPartition, offset: int, code: int | None = None) -> Any:
+def stored(tp: TopicPartition, offset: int, code: int | None = None, metadata: str | None = None) -> Any:
     """A partition as the client returns it."""
     error = None if code is None else ck.KafkaError(code)
-    return SimpleNamespace(topic=tp.topic, partition=tp.partition, offset=offset, error=error)
+    return SimpleNamespace(topic=tp.topic, partition=tp.partition, offset=offset, error=error, metadata=metadata)
 
 
 def replaced_by(member: object) -> str:
@@ -275,7 +275,7 @@ def test_consume_at_deleted_records_raises_input_lost(code: int, member: Member)
     assert str(caught.value) == (
         "a[1]: the records at the committed offset were deleted before they were read "
         f"({ck.KafkaError(code).str()}): once the group has no members, set its offset on purpose "
-        "(`kstreams recover reset`)"
+        "(`kstreams recover reset`; of a topic that tasks read, `kafka-consumer-groups.sh --reset-offsets`)"
     )
 
 
@@ -283,12 +283,7 @@ def test_consume_at_deleted_records_raises_input_lost(code: int, member: Member)
 @pytest.mark.parametrize(
     ("code", "topic", "doing", "right"),
     [
-        (
-            CODES.TOPIC_AUTHORIZATION_FAILED,
-            "a",
-            "reading topic 'a'",
-            RIGHTS[CODES.TOPIC_AUTHORIZATION_FAILED],
-        ),
+        (CODES.TOPIC_AUTHORIZATION_FAILED, "a", "reading topic 'a'", RIGHTS[CODES.TOPIC_AUTHORIZATION_FAILED]),
         (CODES.GROUP_AUTHORIZATION_FAILED, "", "joining the group 'g'", "READ and DESCRIBE on the consumer group"),
     ],
 )
@@ -520,8 +515,9 @@ def test_pause_ends_with_the_next_assignment_even_after_a_revocation(member: Mem
 
 
 def test_committed_leaves_out_partitions_without_an_offset(member: Member) -> None:
-    member.client.stored = [stored(A0, 5), stored(B0, ck.OFFSET_INVALID)]
-    assert member.consumer.committed([A0, B0]) == {A0: 5}
+    member.client.stored = [stored(A0, 5), stored(A1, 7, metadata="deaths 9:1"), stored(B0, ck.OFFSET_INVALID)]
+    assert member.consumer.committed([A0, A1, B0]) == {A0: 5, A1: 7}
+    assert member.consumer.noted([A0, A1, B0]) == {A0: (5, ""), A1: (7, "deaths 9:1")}
 
 
 @pytest.mark.parametrize(

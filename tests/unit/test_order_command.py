@@ -115,19 +115,10 @@ class SentTo:
 @pytest.mark.parametrize("command", [["takeover", "w", "--yes"], ["--name", "w"]], ids=["takeover", "worker"])
 @pytest.mark.parametrize(
     ("topic", "partitions", "options"),
-    [
-        ("other", 3, ["--accept-topic"]),
-        ("events", 6, ["--accept-partitions"]),
-        ("other", 6, ["--accept-topic"]),
-    ],
+    [("other", 3, ["--accept-topic"]), ("events", 6, ["--accept-partitions"]), ("other", 6, ["--accept-topic"])],
 )
 def test_another_topic_is_refused_until_the_command_accepts_it(
-    command: list[str],
-    topic: str,
-    partitions: int,
-    options: list[str],
-    store: str,
-    monkeypatch: pytest.MonkeyPatch,
+    command: list[str], topic: str, partitions: int, options: list[str], store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sender = SentTo(topic, partitions)
 

@@ -396,6 +396,11 @@ def test_tasks_and_sources_are_drawn_with_what_is_under_way() -> None:
     ]  # fmt: skip
     assert browser.picture("processor", "store")[2] == "⚠ source away"
     assert "7 segments wait" in browser.text("slots")
+    reports = (replace(reports[0], lags={TopicPartition("in", 0): 7}), reports[1])  # it reads a topic
+    observed.note(RunStatus((SlotStatus(0, 4711, reports),), 0.0))
+    browser.show(json.loads(endpoints.answer("/status").body))
+    assert browser.picture("processor", "parse")[-2:] == ["lag 7", "✕ 3 failed"]
+    assert "in[0] 7" in browser.text("slots")
 
 
 def test_pipelines_are_drawn_and_listed_with_their_inputs_and_targets() -> None:

@@ -14,14 +14,7 @@ from typer.testing import CliRunner, Result
 
 import kstreams_py as ks
 from kstreams_py.cli import options, records
-from kstreams_py.errors import (
-    Abortable,
-    BrokerUnavailable,
-    RecordRefused,
-    SettingsError,
-    TopicError,
-    UserMistake,
-)
+from kstreams_py.errors import Abortable, BrokerUnavailable, RecordRefused, SettingsError, TopicError, UserMistake
 from kstreams_py.kafka.contracts import ProducerMode
 from kstreams_py.operations.records import send as sending
 from kstreams_py.operations.records.tail import Tail
@@ -380,9 +373,7 @@ def test_committed_record_deleted_while_it_is_looked_at_is_not_called_aborted(
     assert shown == [("0", None), ("1", None), ("2", "pending"), ("3", "pending")]
 
 
-def test_record_of_a_compacted_topic_that_no_committed_reader_sees_has_unknown_fate(
-    terminal: Terminal,
-) -> None:
+def test_record_of_a_compacted_topic_that_no_committed_reader_sees_has_unknown_fate(terminal: Terminal) -> None:
     terminal.cluster.create_topics([("compacted", 1, -1, {"cleanup.policy": "compact,delete"})])
     producer = terminal.cluster.producer(ks_mode(), "t")
     producer.init_transactions()
@@ -426,10 +417,7 @@ class Watched:
         self.events: list[Any] = []
         clock = terminal.clock
         self.environment = Environment(terminal.cluster, terminal.registry, ks.Settings(), clock, self.sleep)
-        self.reader = Tail(
-            self.environment,
-            find_topic(self.environment, "plain"),
-        )
+        self.reader = Tail(self.environment, find_topic(self.environment, "plain"))
 
     def sleep(self, seconds: float) -> None:
         self.terminal.clock.advance(seconds)

@@ -163,11 +163,7 @@ STATES = {
     "records that a transaction hides for long": (
         slot(report(hidden_seconds=61.0, hidden="orders[0] is hidden by producer 7")),
         Problem(
-            "bad",
-            "hidden",
-            0,
-            "price",
-            "slot 0: price sees no new records for 61 s: orders[0] is hidden by producer 7",
+            "bad", "hidden", 0, "price", "slot 0: price sees no new records for 61 s: orders[0] is hidden by producer 7"
         ),
     ),
     "records of one of its partitions that a transaction hides": (
@@ -311,6 +307,14 @@ def test_processor_that_is_behind_because_a_worker_does_not_run_names_that_worke
     assert findings(slot(retrying))[1] == Problem(
         "bad", "behind_state", None, "price", f"{WHAT}, because slot 0: price is retrying"
     )
+
+
+def test_task_that_reads_a_topic_is_behind_or_waits_for_a_broker_as_a_processor() -> None:
+    task = report("parse", lags={0: 3_000, 1: 3_000}, is_task=True)
+    what = f"{WHAT.replace('price', 'parse')}, because its function takes 90% of the time of 1 worker"
+    assert findings(slot(task), rates={"step_seconds": 0.9}) == [Problem("bad", "behind_function", None, "parse", what)]
+    away = replace(task, lags={}, lag=None, state=WorkerState.BROKER_AWAY, why=REFUSED)
+    assert [each.affects for each in findings(slot(away))] == [("parse",)]
 
 
 def test_join_whose_other_input_is_empty_names_it() -> None:

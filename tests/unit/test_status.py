@@ -85,6 +85,30 @@ def test_task_that_is_processed_goes_on_at_its_committed_offset() -> None:
     }
 
 
+def test_topic_that_tasks_over_channels_read_has_a_status_of_each_partition() -> None:
+    graph = ks.Graph("g")
+    parsed = graph.channel("parsed")
+    graph.map(graph.topic("in"), to=parsed, id="parse")(lambda value: value)
+    graph.sink(parsed, id="end")(lambda value: None)
+    with TestDriver(graph, partitions=2) as driver:
+        first = "parse[1]: committed none, held by no member\n  next start: begins at in@0"
+        assert describe(read(graph, driver.cluster)[1]) == first
+        for value in (b"one", b"two"):
+            driver.send("in", value, partition=0)
+        driver.run()
+        member = Member("g.in.0", "id", "client", "host", (TopicPartition("in", 0),))
+        found = "parse[0]: committed in@2, lag 0, held by g.in.0 on host\n  next start: goes on at in@2"
+        assert describe(read(graph, driver.cluster, member)[0]) == found
+        driver.send("in", b"three", partition=0)
+        driver.cluster.truncate(TopicPartition("in", 0), 3)
+        (lost, _) = read(graph, driver.cluster)
+        reset = "kafka-consumer-groups.sh --reset-offsets --group g.in --topic in:0 --to-offset 3 --execute"
+        text = "in[0] has the offsets from 3 to 3, and the committed one is 2: set it"
+        assert (lost.is_refused, lost.next) == (True, f"ends with InputLost: {text} (`{reset}`)")
+        driver.cluster.delete_topics(["in"])
+        assert [(each.is_refused, "TopicError" in each.next) for each in read(graph, driver.cluster)] == [(True, True)]
+
+
 @pytest.mark.parametrize(
     ("cluster", "request_name", "nth", "plan"),
     [

@@ -9,13 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from kstreams_py.errors import (
-    GraphError,
-    Retriable,
-    RowRefused,
-    SettingsError,
-    SinkUnavailable,
-)
+from kstreams_py.errors import GraphError, Retriable, RowRefused, SettingsError, SinkUnavailable
 from kstreams_py.formats.serdes import Json
 from kstreams_py.graph import picture
 from kstreams_py.graph.sink import Evidence, Row, SinkConnection
@@ -181,23 +175,11 @@ RETURN = "return a row, as a tuple or a dict of column to value, a list of rows,
     ("result", "message"),
     [
         (("a",), "processor 'p' returned a row of 1 values for columns word, length: give one for each"),
-        (
-            {"word": "a", "lenght": 1},
-            "processor 'p' returned a value for column 'lenght': did you mean length?",
-        ),
+        ({"word": "a", "lenght": 1}, "processor 'p' returned a value for column 'lenght': did you mean length?"),
         ({"word": "a"}, "processor 'p' returned no value for column 'length': give one, or None"),
-        (
-            "ab",
-            f"processor 'p' returned a str: {RETURN}",
-        ),
-        (
-            ["ab", 1],
-            f"processor 'p' returned a str in a list, which is one of rows: {RETURN}",
-        ),
-        (
-            [["a", 1]],
-            f"processor 'p' returned a list in a list, which is one of rows: {RETURN}",
-        ),
+        ("ab", f"processor 'p' returned a str: {RETURN}"),
+        (["ab", 1], f"processor 'p' returned a str in a list, which is one of rows: {RETURN}"),
+        ([["a", 1]], f"processor 'p' returned a list in a list, which is one of rows: {RETURN}"),
     ],
 )
 def test_result_that_is_no_row_names_the_processor_and_the_remedy(result: Any, message: str) -> None:

@@ -127,11 +127,7 @@ def test_processor_options_win_over_those_of_the_graph() -> None:
     graph.map(a, to=b, errors=None)(one)
     mine, other = graph.processors
     assert (mine.id, mine.batch, mine.wants_step, mine.guarantee) == ("mine", True, True, Guarantee.AT_LEAST_ONCE)
-    assert (mine.durability, mine.errors, mine.stop_on) == (
-        Durability.LEADER,
-        "others",
-        (ValueError, OSError),
-    )
+    assert (mine.durability, mine.errors, mine.stop_on) == (Durability.LEADER, "others", (ValueError, OSError))
     assert (other.errors, other.stop_on) == (None, (KeyError,))
     assert (mine.hash_header, other.hash_header) == (False, True)
     assert list(graph.topics) == ["a", "b", "c", "errors", "others"]
@@ -281,12 +277,7 @@ def test_signature_decides_what_a_function_is_passed(
         (from_one, lambda step: 0, False, "<lambda>(step): write <lambda>(value) or <lambda>(value, step)"),
         (from_one, lambda step, v: 0, False, "<lambda>(step, v): write <lambda>(value) or <lambda>(value, step)"),
         (from_one, lambda v, *, step: 0, False, "<lambda>(v, *, step): write <lambda>(value) or <lambda>(value, step)"),
-        (
-            from_one,
-            lambda *v, step=0: 0,
-            False,
-            "<lambda>(*v, step=0): write <lambda>(value) or <lambda>(value, step)",
-        ),
+        (from_one, lambda *v, step=0: 0, False, "<lambda>(*v, step=0): write <lambda>(value) or <lambda>(value, step)"),
         (from_one, lambda v, *, must: 0, False, "<lambda>(v, *, must): write <lambda>(value) or <lambda>(value, step)"),
         (from_one, lambda v, steps: 0, False, "<lambda>(v, steps): write <lambda>(value) or <lambda>(value, step)"),
         (from_one, lambda v, step: 0, True, "<lambda>(v, step): write <lambda>(values) or <lambda>(values, steps)"),
@@ -398,14 +389,8 @@ def test_invalid_graph_is_refused_with_its_name_and_the_remedy(make: Any, messag
         ),
         (lambda g: g.topic("x", partitions=0), "topic 'x': partitions is 0: give 1 or more, or leave it out"),
         (lambda g: g.topic("x", replication=-1), "topic 'x': replication is -1: give 1 or more, or leave it out"),
-        (
-            lambda g: g.topic("a", value=Json()),
-            f"topic 'a' is declared twice, differing in value: {ONCE}",
-        ),
-        (
-            lambda g: g.topic("a", partitions=2),
-            f"topic 'a' is declared twice, differing in partitions: {ONCE}",
-        ),
+        (lambda g: g.topic("a", value=Json()), f"topic 'a' is declared twice, differing in value: {ONCE}"),
+        (lambda g: g.topic("a", partitions=2), f"topic 'a' is declared twice, differing in partitions: {ONCE}"),
         (lambda g: g.topic("errors", value=Json()), f"topic 'errors' {DEAD_LETTERS}"),
     ],
 )
@@ -430,11 +415,7 @@ def test_invalid_topic_is_refused_with_its_name_and_the_remedy(declare: Any, mes
         (lambda g: g.map("a", to="b", id="a.b"), one, f"processor 'a.b': {ID}"),
         (lambda g: g.map("a", to="b", id="a/b"), one, f"processor 'a/b': {ID}"),
         (lambda g: g.map("a", to="b", id=""), one, f"processor '': {ID}"),
-        (
-            lambda g: g.map("a", to="b", times=3),
-            one,
-            f"processor 'one' has no option 'times': choose from {OPTIONS}",
-        ),
+        (lambda g: g.map("a", to="b", times=3), one, f"processor 'one' has no option 'times': choose from {OPTIONS}"),
         (
             lambda g: g.map("x", to="b"),
             one,
@@ -455,11 +436,7 @@ def test_invalid_topic_is_refused_with_its_name_and_the_remedy(declare: Any, mes
             one,
             "processor 'one': topic 'a' is of another graph: declare it in this one too",
         ),
-        (
-            lambda g: g.sink(7),
-            one,
-            "processor 'one': 7 is no topic: give what graph.topic returned, or a topic's name",
-        ),
+        (lambda g: g.sink(7), one, "processor 'one': 7 is no topic: give what graph.topic returned, or a topic's name"),
         (lambda g: g.join("a", "b", "a", by="order", to="c"), two, "processor 'two' reads 'a' twice: name it once"),
         (lambda g: g.sink("a", "b", "b", alts=True), one, "processor 'one' reads 'b' twice: name it once"),
         (lambda g: g.map("a", to=["b", "b"]), one, "processor 'one' writes 'b' twice: name it once"),

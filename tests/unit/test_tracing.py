@@ -21,16 +21,21 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanContext, SpanKind, StatusCode, TraceFlags
 
 import kstreams_py as ks
+from kstreams_py import sources
 from kstreams_py.errors import Abortable, Retriable
 from kstreams_py.graph.declarations import dead_letters
+from kstreams_py.jobs import job
+from kstreams_py.jobs.traces import Traces
 from kstreams_py.kafka.sizes import RecordLimits
 from kstreams_py.processing.commits.attempts import CALLS_MAX
 from kstreams_py.records import Headers
 from kstreams_py.settings import Settings
+from kstreams_py.sources.http_requests import carried_headers
 from kstreams_py.steps import otel, outputs
 from kstreams_py.steps.dead_letters import DeadLetters, Failure, record_size
 from kstreams_py.steps.outputs import encoder
 from kstreams_py.testing import MemoryRegistry, TestDriver
+from kstreams_py.testing.memory_source import MemoryConnection
 from tests.unit.fakes import Read, raise_error
 from tests.unit.processing import Processing
 
@@ -733,6 +738,93 @@ def test_outputs_of_traced_steps_are_written_before_too_many_are_held(
     plan = processing.plan(*(Read("a", i, b"%d" % i) for i in range(5)))
     assert (plan.steps, len(plan.outputs), len(spans.steps)) == (2, 4, 2)
     assert processing.take(9).steps == plan.intake.steps[2:]
+
+
+# Tasks over channels.
+
+
+def branching(concurrency: int, **options: Any) -> ks.Graph:
+    graph = ks.Graph("g", value=ks.Json(), errors="dead")
+    left, right, both, done = map(graph.channel, ("left", "right", "both", "done"))
+
+    def check(value: int) -> int:
+        trace.get_current_span().set_attribute("checked", value)
+        return 10 // value
+
+    graph.map(graph.topic("in"), to=both, id="parse")(lambda value: value)
+    graph.map(both, to=left, id="check", concurrency=concurrency, **options)(check)
+    graph.map(both, to=right, id="copy")(lambda value: value)
+    graph.gather(left, right, to=done, id="pair")(lambda a, b: a + b)
+    graph.map(done, to=graph.topic("out"), id="write")(lambda value: ks.Out(value, headers=[("own", b"1")]))
+    return graph
+
+
+@pytest.mark.parametrize("concurrency", [1, 2])
+def test_trace_of_a_record_goes_on_in_each_task_and_in_the_topic_that_is_written(
+    concurrency: int, spans: Spans, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    traces = Traces()
+    monkeypatch.setattr(job, "Traces", lambda: traces)
+    (written,) = run(branching(concurrency), ("in", cast("str", 5), [traceparent()])).read("out")
+    assert [*map(len, vars(traces).values())] == [0, 0, 0, 0]  # nothing is kept of what is done
+    found = {attributes_of(span)["kstreams.processor"]: span for span in spans.steps}
+    names = {"parse": "in", "check": "both", "copy": "both", "pair": "left, right", "write": "done"}
+    assert {task: span.name for task, span in found.items()} == {task: f"process {of}" for task, of in names.items()}
+    above = {"check": "parse", "copy": "parse", "pair": "check", "write": "pair"}
+    assert {task: parent_of(found[task]) for task in above} == {task: name_of(found[above[task]]) for task in above}
+    assert parent_of(found["parse"]) == (TRACE, SPAN)
+    assert links_of(found["pair"]) == [name_of(found["copy"])]
+    assert dict(written.headers).items() >= {("traceparent", header_of(found["write"])), ("own", b"1")}
+    read, segment = attributes_of(found["parse"]), attributes_of(found["check"])
+    assert read.pop("kstreams.delivery_hash") != segment.pop("kstreams.delivery_hash")
+    common = {"messaging.operation.name": "process", "messaging.operation.type": "process", "kstreams.graph": "g",
+              "kstreams.guarantee": "at_least_once", "kstreams.slot": 0, "kstreams.records": 1}  # fmt: skip
+    assert read == {
+        **common, "kstreams.processor": "parse", "messaging.system": "kafka", "messaging.destination.name": "in",
+        "messaging.consumer.group.name": "g.in", "messaging.client.id": "g.in.0",
+        "messaging.destination.partition.id": "0", "messaging.kafka.offset": 0,
+    }  # fmt: skip
+    assert segment == {**common, "kstreams.processor": "check", "messaging.system": "kstreams",
+                       "messaging.destination.name": "both", "checked": 5}  # fmt: skip
+
+
+@pytest.mark.parametrize("concurrency", [1, 2])
+def test_call_of_a_task_that_raises_has_its_error_and_its_dead_letter_the_trace(concurrency: int, spans: Spans) -> None:
+    retry = ks.Retry(on=ZeroDivisionError, attempts=2)
+    driver = run(branching(concurrency, retry=retry), ("in", cast("str", 0), [traceparent()]))
+    driver.advance(5)
+    driver.run()
+    failed = [span for span in spans.steps if attributes_of(span)["kstreams.processor"] == "check"]
+    assert [attributes_of(span).get("kstreams.attempt") for span in failed] == [None, 2]
+    reason = ("ZeroDivisionError", "integer division or modulo by zero")
+    assert [(span.status.status_code, errors_of(span)) for span in failed] == [(StatusCode.ERROR, [reason])] * 2
+    (letter,) = driver.dead_letters()
+    assert dict(letter.headers)["traceparent"] == header_of(failed[0])
+
+
+def test_input_that_is_no_record_begins_a_trace_or_continues_that_of_its_headers(
+    spans: Spans, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = MemoryConnection.read
+    carried = {2: carried_headers({"Traceparent": traceparent()[1].decode(), "Authorization": "Bearer x"}), 1: ()}
+    monkeypatch.setattr(
+        MemoryConnection, "read", lambda *of, **how: [c._replace(headers=carried[c.value]) for c in read(*of, **how)]
+    )
+    graph = ks.Graph("g")
+    parsed = graph.channel("parsed")
+
+    @graph.map(graph.source("rows", sources.SQLite("a.db", table="a", key="a")), to=parsed)
+    def split(value: int) -> Iterator[int]:
+        yield from range(value)
+
+    graph.sink(parsed, id="end")(lambda value: None)
+    with TestDriver(graph, settings=TRACED) as driver:
+        driver.source("rows").add(2, 1)
+        driver.run()
+    begun, ended = spans.of("process rows"), spans.of("process parsed")
+    counts = [attributes_of(span)["kstreams.records"] for span in begun]
+    assert ([*map(parent_of, begun)], counts) == ([(TRACE, SPAN), None], [2, 1])
+    assert [*map(parent_of, ended)] == [name_of(begun[0])] * 2 + [name_of(begun[1])]
 
 
 # Without tracing.

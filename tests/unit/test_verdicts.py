@@ -28,15 +28,7 @@ def test_comparison_of_equal_multisets_is_empty() -> None:
     assert (comparison.totals, list(comparison.by_kind())) == ({}, [])
 
 
-@pytest.mark.parametrize(
-    ("found", "kinds"),
-    [
-        (0, {Kind.LOST: 1}),
-        (1, {}),
-        (3, {}),
-        (4, {Kind.DUPLICATE: 1}),
-    ],
-)
+@pytest.mark.parametrize(("found", "kinds"), [(0, {Kind.LOST: 1}), (1, {}), (3, {}), (4, {Kind.DUPLICATE: 1})])
 def test_comparison_accepts_counts_between_least_and_most(found: int, kinds: dict[Kind, int]) -> None:
     assert compare({"a": found}, {"a": 1}, {"a": 3}).totals == kinds
 

@@ -66,7 +66,7 @@ class Examination:
         own = {POSITIONS_TOPIC, TRANSACTIONS_TOPIC}
         topics = own if examined is None else own | topics_of(examined.graph)
         cluster, now = admin.describe(topics), time.time()
-        names = [] if examined is None else [examined.group(each) for each in examined.graph.processors]
+        names = [] if examined is None else [reader.group for reader in examined.readers]
         described: Mapping[str, GroupInfo] = {}
         positions: GroupPositions = {}
         logs: Logs = {}
@@ -100,7 +100,7 @@ class Examination:
         self, cluster: ClusterDescription, groups: GroupAdmin
     ) -> tuple[list[TaskStatus], list[UndeclaredProcessor]]:
         """Returns what the next start does with each task, and processors that the graph no longer declares."""
-        if self._examined is None or not self._examined.graph.processors:
+        if self._examined is None or not self._examined.graph.groups:
             return [], []
         graph, environment = self._examined.graph, self._environment
         no_tasks, none_gone = list[TaskStatus](), list[UndeclaredProcessor]()

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
-from kstreams_py.graph.declarations import Processor
+from kstreams_py.graph.channels import topic_readers
+from kstreams_py.graph.declarations import Processor, Topic
 from kstreams_py.graph.names import group_of
 from kstreams_py.graph.source import SourceStatus
 from kstreams_py.graph.topology import Graph
@@ -117,6 +118,23 @@ class Facts:
         return min((int(each[setting]) for each in self.cluster.brokers.values() if setting in each), default=None)
 
 
+class TopicReader(NamedTuple):
+    """What reads topics as a group: a processor, or the tasks that read a topic.
+
+    - `name`: the id of the processor, or those of the tasks.
+    - `outputs`: the topics that it writes.
+    - `errors`: its dead-letter topic; None for none.
+    - `is_processor`: whether `kstreams recover` moves its positions; it leaves those of tasks alone.
+    """
+
+    name: str
+    group: str
+    inputs: tuple[Topic, ...]
+    outputs: tuple[Topic, ...]
+    errors: str | None
+    is_processor: bool
+
+
 @dataclass(frozen=True, slots=True)
 class Examined:
     """A graph, its name on the command line, and the timeout of its transactions in milliseconds."""
@@ -127,6 +145,20 @@ class Examined:
 
     def group(self, processor: Processor) -> str:
         return group_of(self.graph.name, processor.id)
+
+    @property
+    def readers(self) -> list[TopicReader]:
+        """All groups of the graph, each with what reads its topics."""
+        found = [
+            TopicReader(each.id, self.group(each), each.inputs, each.outputs, each.errors, is_processor=True)
+            for each in self.graph.processors
+        ]
+        for channel, tasks in topic_readers(self.graph.tasks).items():
+            written = tuple(topic for task in tasks for topic in task.topics)
+            name, group = ", ".join(task.id for task in tasks), group_of(self.graph.name, channel.name)
+            assert channel.topic is not None
+            found.append(TopicReader(name, group, (channel.topic,), written, channel.errors, is_processor=False))
+        return found
 
     @property
     def journals(self) -> list[str]:

@@ -6,12 +6,11 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
-from kstreams_py.graph.declarations import Processor
 from kstreams_py.graph.source import SourceStatus
 from kstreams_py.kafka.described_cluster import LogInfo
 from kstreams_py.kafka.groups import slot_of
-from kstreams_py.operations.doctor.findings import Examined, Facts, Finding, Severity, show_duration
-from kstreams_py.operations.recover.task_status import TaskStatus
+from kstreams_py.operations.doctor.findings import Examined, Facts, Finding, Severity, TopicReader, show_duration
+from kstreams_py.operations.recover.task_status import TaskStatus, reset_command
 from kstreams_py.records import TopicPartition
 
 
@@ -30,10 +29,10 @@ def find_missing(facts: Facts, examined: Examined) -> Iterator[Finding]:
 
 def find_partitions(facts: Facts, examined: Examined) -> Iterator[Finding]:
     """Finds inputs of one processor that differ in their numbers of partitions, and slots without a partition."""
-    for processor in examined.graph.processors:
+    for reader in examined.readers:
         counts = {
             topic.name: len(facts.cluster.topics[topic.name].partitions)
-            for topic in processor.inputs
+            for topic in reader.inputs
             if topic.name in facts.cluster.topics
         }
         if len({*counts.values()}) > 1:
@@ -41,16 +40,16 @@ def find_partitions(facts: Facts, examined: Examined) -> Iterator[Finding]:
             yield Finding(
                 Severity.ERROR,
                 "partitions_differ",
-                processor.id,
+                reader.name,
                 f"its inputs differ in partitions ({shown}): no worker starts",
                 "kafka-topics.sh --alter --partitions on the smaller ones; records keep their partitions",
             )
-        members = len(_members(facts, examined, processor))
+        members = len(_members(facts, reader))
         if counts and members > max(counts.values()):
             yield Finding(
                 Severity.NOTE,
                 "spare_slots",
-                processor.id,
+                reader.name,
                 f"{members} slots share {max(counts.values())} partition(s): the others only stand by",
                 "run fewer slots, or add partitions to the inputs",
             )
@@ -58,17 +57,20 @@ def find_partitions(facts: Facts, examined: Examined) -> Iterator[Finding]:
 
 def find_positions(facts: Facts, examined: Examined) -> Iterator[Finding]:
     """Finds positions with which the next start ends with InputLost."""
-    for processor, tp, position, log in _positions(facts, examined):
+    for reader, tp, position, log in _positions(facts, examined):
         if log.start <= position <= log.stable:
             continue
+        offset = log.start if position < log.start else log.stable
+        reset = f"kstreams recover reset {examined.name} {reader.name} --to-offset {tp.topic}:{tp.partition}:{offset}"
+        if not reader.is_processor:
+            reset = reset_command(reader.group, tp, offset)
         which = f"the log begins at {log.start}" if position < log.start else f"the log ends at {log.stable}"
         yield Finding(
             Severity.ERROR,
             "input_lost",
-            f"{processor.id}: {tp}",
+            f"{reader.name}: {tp}",
             f"its position is {position} and {which}: the next start ends with InputLost",
-            f"stop its workers, then kstreams recover reset {examined.name} {processor.id} --to-offset "
-            f"{tp.topic}:{tp.partition}:{log.start if position < log.start else log.stable}",
+            f"stop its workers, then {reset}",
         )
     for name, partitions in facts.expired.items():
         for tp in sorted(partitions):
@@ -84,7 +86,7 @@ def find_positions(facts: Facts, examined: Examined) -> Iterator[Finding]:
 def find_refusals(facts: Facts, examined: Examined) -> Iterator[Finding]:
     """Finds tasks whose next start ends with an error, unless another finding says so with a command to type."""
     known = {each.subject for rule in (find_partitions, find_positions) for each in rule(facts, examined)}
-    inputs = {each.id: [topic.name for topic in each.inputs] for each in examined.graph.processors}
+    inputs = {each.name: [topic.name for topic in each.inputs] for each in examined.readers}
     refused: dict[str, list[TaskStatus]] = {}
     for task in facts.tasks:
         subjects = {f"{task.processor}: {topic}[{task.partition}]" for topic in inputs[task.processor]}
@@ -116,24 +118,22 @@ def find_undeclared(facts: Facts, examined: Examined) -> Iterator[Finding]:  # n
 
 def find_retention(facts: Facts, examined: Examined) -> Iterator[Finding]:
     """Finds unread records that retention will delete."""
-    for processor, tp, position, log in _positions(facts, examined):
+    for reader, tp, position, log in _positions(facts, examined):
         settings = facts.cluster.topics[tp.topic].settings
         if not log.start <= position < log.stable or "delete" not in settings.get("cleanup.policy", ""):
             continue
-        yield from _of_time(processor, tp, position, log, int(settings["retention.ms"]))
-        yield from _of_bytes(processor, tp, position, log, int(settings["retention.bytes"]))
+        yield from _of_time(reader, tp, position, log, int(settings["retention.ms"]))
+        yield from _of_bytes(reader, tp, position, log, int(settings["retention.bytes"]))
 
 
-def _of_time(
-    processor: Processor, tp: TopicPartition, position: int, log: LogInfo, retention: int
-) -> Iterator[Finding]:
+def _of_time(reader: TopicReader, tp: TopicPartition, position: int, log: LogInfo, retention: int) -> Iterator[Finding]:
     """Compares the next record with retention.ms. `log.since` has the first offsets within all and half of it."""
     shares = zip(("all", "half"), sorted(log.since.items()), strict=False)
     if ages := [share for share, (_, young) in shares if position < young]:
         yield Finding(
             Severity.ERROR if "all" in ages else Severity.WARNING,
             "retention_time",
-            f"{processor.id}: {tp}",
+            f"{reader.name}: {tp}",
             f"the next record, at offset {position}, is older than {ages[0]} of retention.ms "
             f"({show_duration(retention / 1000)}): it is deleted before it is read",
             f"kafka-configs.sh --alter --topic {tp.topic} --add-config retention.ms=-1, until the lag is gone",
@@ -141,7 +141,7 @@ def _of_time(
 
 
 def _of_bytes(
-    processor: Processor, tp: TopicPartition, position: int, log: LogInfo, retention: int
+    reader: TopicReader, tp: TopicPartition, position: int, log: LogInfo, retention: int
 ) -> Iterator[Finding]:
     """Compares the unread bytes, estimated by their share of the offsets, with retention.bytes."""
     if retention < 0 or log.size is None:
@@ -151,7 +151,7 @@ def _of_bytes(
         yield Finding(
             Severity.ERROR if unread >= retention else Severity.WARNING,
             "retention_bytes",
-            f"{processor.id}: {tp}",
+            f"{reader.name}: {tp}",
             f"about {unread:,} bytes are not read, and retention.bytes is {retention:,}: the oldest of them "
             "are deleted before they are read",
             f"kafka-configs.sh --alter --topic {tp.topic} --add-config retention.bytes=-1, until the lag is gone",
@@ -226,20 +226,20 @@ def find_timeouts(facts: Facts, examined: Examined) -> Iterator[Finding]:
 
 def find_sizes(facts: Facts, examined: Examined) -> Iterator[Finding]:
     """Finds outputs that accept only smaller records than the inputs."""
-    for processor in examined.graph.processors:
+    for reader in examined.readers:
         sizes = {
             name: size
             for each in (facts, *facts.others)
             for name in each.cluster.topics
             if (size := _setting(each, name, "max.message.bytes"))
         }
-        largest = max((sizes[topic.name] for topic in processor.inputs if topic.name in sizes), default=0)
-        for topic in processor.outputs:
+        largest = max((sizes[topic.name] for topic in reader.inputs if topic.name in sizes), default=0)
+        for topic in reader.outputs:
             if topic.name in sizes and sizes[topic.name] < largest:
                 yield Finding(
                     Severity.NOTE,
                     "max_message_bytes",
-                    f"{processor.id}: {topic.name}",
+                    f"{reader.name}: {topic.name}",
                     f"it takes records of {sizes[topic.name]} bytes and an input has up to {largest}: larger ones "
                     "become dead letters, or stop the worker",
                     f"kafka-configs.sh --alter --topic {topic.name} --add-config max.message.bytes={largest}",
@@ -248,9 +248,9 @@ def find_sizes(facts: Facts, examined: Examined) -> Iterator[Finding]:
 
 def find_members(facts: Facts, examined: Examined) -> Iterator[Finding]:
     """Finds groups with foreign members, and groups that are stopped."""
-    for processor in examined.graph.processors:
-        group = examined.group(processor)
-        others = [each for each in _members(facts, examined, processor) if slot_of(group, each.instance) is None]
+    for reader in examined.readers:
+        group = reader.group
+        others = [each for each in _members(facts, reader) if slot_of(group, each.instance) is None]
         if others:
             shown = ", ".join(map(str, others))
             yield Finding(
@@ -269,7 +269,9 @@ def find_members(facts: Facts, examined: Examined) -> Iterator[Finding]:
                 "stopped",
                 group,
                 f"it has no members: its positions are kept for {kept} after it has stopped",
-                f"start it before, or kstreams recover export {examined.name} > FILE",
+                f"start it before, or kstreams recover export {examined.name} > FILE"
+                if reader.is_processor
+                else f"start it before: without its positions, {reader.name} reads the topic from its beginning",
             )
 
 
@@ -340,13 +342,13 @@ def _of_inputs(subject: str, name: str, status: SourceStatus, examined: Examined
 
 
 def find_dropping(facts: Facts, examined: Examined) -> Iterator[Finding]:  # noqa: ARG001, as all rules of a graph
-    """Finds processors without a dead-letter topic."""
-    for processor in examined.graph.processors:
-        if processor.errors is None:
+    """Finds processors, and tasks that read a topic, without a dead-letter topic."""
+    for reader in examined.readers:
+        if reader.errors is None:
             yield Finding(
                 Severity.NOTE,
                 "dropped",
-                processor.id,
+                reader.name,
                 "a record for which its function raises is dropped with a warning: it has no dead-letter topic",
                 f'declare errors="{examined.graph.name}.errors" for it or its graph, and the record is kept there',
             )
@@ -376,17 +378,17 @@ OF_OUTPUTS: Final[tuple[Callable[[Facts, Examined], Iterator[Finding]], ...]] = 
 )
 
 
-def _positions(facts: Facts, examined: Examined) -> Iterator[tuple[Processor, TopicPartition, int, LogInfo]]:
-    """Yields the positions of all processors, each with its log."""
-    for processor in examined.graph.processors:
-        inputs = {topic.name for topic in processor.inputs}
-        for tp, position in sorted(facts.positions.get(examined.group(processor), {}).items()):
+def _positions(facts: Facts, examined: Examined) -> Iterator[tuple[TopicReader, TopicPartition, int, LogInfo]]:
+    """Yields the positions of all groups, each with its log."""
+    for reader in examined.readers:
+        inputs = {topic.name for topic in reader.inputs}
+        for tp, position in sorted(facts.positions.get(reader.group, {}).items()):
             if tp.topic in inputs and tp in facts.logs:
-                yield processor, tp, position, facts.logs[tp]
+                yield reader, tp, position, facts.logs[tp]
 
 
-def _members(facts: Facts, examined: Examined, processor: Processor) -> Sequence[Any]:
-    info = facts.groups.get(examined.group(processor))
+def _members(facts: Facts, reader: TopicReader) -> Sequence[Any]:
+    info = facts.groups.get(reader.group)
     return () if info is None else info.members
 
 

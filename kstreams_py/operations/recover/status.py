@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
 from kstreams_py.errors import InputLost, KStreamsError, RecoveryUndecidable, Retriable, UserMistake
+from kstreams_py.graph.channels import topic_readers
 from kstreams_py.graph.declarations import Processor, changelog_of
 from kstreams_py.graph.loading import show_command
 from kstreams_py.graph.names import group_of
@@ -18,7 +19,13 @@ from kstreams_py.kafka.transactions import OpenTransaction, find_command_at
 from kstreams_py.operations.committed import CommittedReader
 from kstreams_py.operations.recover.positions import partitions_of
 from kstreams_py.operations.recover.states import RestoredStates
-from kstreams_py.operations.recover.task_status import JournalTail, TaskStatus, UndeclaredProcessor, plan_of
+from kstreams_py.operations.recover.task_status import (
+    JournalTail,
+    TaskStatus,
+    UndeclaredProcessor,
+    plan_of,
+    reset_command,
+)
 from kstreams_py.processing.beginning import Beginning, options_of, read_begun, undeclared
 from kstreams_py.processing.commits.opening import open_journal
 from kstreams_py.processing.journal.choices_journal import ChoicesJournal
@@ -37,14 +44,18 @@ FIRST = "ends or waits for a transaction, then decides: "
 
 
 def read_status(graph: Graph, environment: Environment, admin: GroupAdmin) -> Iterator[TaskStatus]:
-    """Yields the status of each task, in the order of the graph; of a processor without an input, one for all."""
+    """Yields the status of each task, in the order of the graph; of a processor without an input, one for all.
+
+    Then those of the topics that tasks over channels read, by partition, under the names of these tasks.
+    """
     found = find_topics(graph, environment.cluster)
     refusal: UserMistake | None = None
     try:
         preview_topics(graph, environment.cluster)
     except UserMistake as error:  # then no worker of the graph starts
         refusal = error
-    groups = admin.describe([group_of(graph.name, each.id) for each in graph.processors])
+    groups = admin.describe([*graph.groups])
+    shown = "" if refusal is None else _ends_with(refusal)
     for processor in graph.processors:
         if missing := [topic.name for topic in processor.inputs if topic.name not in found]:
             why = _ends_with(refusal or missing_topics(graph, missing, "start with --create-topics"))
@@ -57,10 +68,48 @@ def read_status(graph: Graph, environment: Environment, admin: GroupAdmin) -> It
         stops = refusal if is_whole or len(counts) > 1 else None
         tasks = _Tasks(graph, processor, environment, found, group, stops)
         try:
-            shown = "" if refusal is None else _ends_with(refusal)
             yield from (replace(each, is_refused=True, refusal=shown) if shown else each for each in tasks.read())
         finally:
             tasks.close()
+    for channel, readers in topic_readers(graph.tasks).items():
+        name, read = ", ".join(task.id for task in readers), group_of(graph.name, channel.name)
+        if channel.name not in found:
+            why = _ends_with(refusal or missing_topics(graph, [channel.name], "start with --create-topics"))
+            yield TaskStatus(name, 0, {}, None, "", (), why, is_refused=True, refusal=why)
+            continue
+        for each in _read_group(name, read, groups[read], found[channel.name], environment.cluster):
+            yield replace(each, is_refused=True, refusal=shown) if shown else each
+
+
+def _read_group(name: str, group: str, info: GroupInfo, topic: TopicInfo, cluster: Cluster) -> Iterator[TaskStatus]:
+    """Yields the status of each partition of a topic that tasks over channels read."""
+    partitions = [TopicPartition(topic.name, number) for number in range(topic.partitions)]
+    committed = cluster.group_offsets(group, partitions).committed
+    starts, ends = cluster.starts(partitions), cluster.ends(partitions)
+    for tp in partitions:
+        at, is_refused = committed.get(tp), False
+        if at is None:
+            plan = f"begins at {show({tp.topic: starts[tp]})}"
+        elif is_refused := not starts[tp] <= at <= ends[tp]:
+            to = min(max(at, starts[tp]), ends[tp])
+            plan = _ends_with(
+                InputLost(
+                    f"{tp} has the offsets from {starts[tp]} to {ends[tp]}, and the committed one is {at}: set it "
+                    f"(`{reset_command(group, tp, to)}`)"
+                )
+            )
+        else:
+            plan = f"goes on at {show({tp.topic: at})}"
+        yield TaskStatus(
+            name,
+            tp.partition,
+            {} if at is None else {tp.topic: at},
+            None if at is None else max(0, ends[tp] - at),
+            _find_holder(info, {tp.topic}, tp.partition),
+            (*_describe_open(cluster, [tp]),),
+            plan,
+            is_refused=is_refused,
+        )
 
 
 def find_undeclared(graph: Graph, environment: Environment, admin: GroupAdmin) -> list[UndeclaredProcessor]:
@@ -152,8 +201,8 @@ class _Tasks:
                 number,
                 {tp.topic: offset for tp, offset in at.items()},
                 sum(max(0, ends[tp] - at[tp]) for tp in mine) if len(at) == len(mine) else None,
-                self._holder(number),
-                (*self._describe_open([*mine, *journal]), *on_outputs),
+                _find_holder(self._group, self._inputs, number),
+                (*_describe_open(self._cluster, [*mine, *journal]), *on_outputs),
                 plan,
                 tail,
                 branch,
@@ -200,21 +249,6 @@ class _Tasks:
         state = ", with an empty state" if begins_empty else ""
         return begins.removesuffix("; ") if missing and not at else f"{begins}goes on at {show(offsets)}{state}", ""
 
-    def _holder(self, number: int) -> str:
-        for member in self._group.members:
-            if any(tp.partition == number and tp.topic in self._inputs for tp in member.partitions):
-                return str(member)
-        return ""
-
-    def _describe_open(self, partitions: Collection[TopicPartition]) -> Iterator[str]:
-        """Yields a line for each of these partitions that has open transactions."""
-        for tp, end in _find_hidden(self._cluster, partitions).items():
-            try:
-                found = "; ".join(each.describe(time.time()) for each in self._cluster.open_transactions(tp))
-            except KStreamsError as error:
-                found = f"which ones is unknown: {error}"
-            yield f"transactions are open on {tp}, and hide records from offset {end} on: {found}"
-
     def _describe_writers(self) -> list[str]:
         """Returns a line for each open transaction on outputs; one transaction may write to many partitions."""
         cluster = self._cluster.named(self._processor.cluster)
@@ -229,6 +263,24 @@ class _Tasks:
             f"a transaction is open on {', '.join(map(str, partitions))}: {each.describe(time.time())}"
             for each, partitions in found.values()
         ]
+
+
+def _find_holder(group: GroupInfo, topics: Collection[str], number: int) -> str:
+    """Returns the member of a group that has a partition number of these topics, as text; "" for none."""
+    for member in group.members:
+        if any(tp.partition == number and tp.topic in topics for tp in member.partitions):
+            return str(member)
+    return ""
+
+
+def _describe_open(cluster: Cluster, partitions: Collection[TopicPartition]) -> Iterator[str]:
+    """Yields a line for each of these partitions that has open transactions."""
+    for tp, end in _find_hidden(cluster, partitions).items():
+        try:
+            found = "; ".join(each.describe(time.time()) for each in cluster.open_transactions(tp))
+        except KStreamsError as error:
+            found = f"which ones is unknown: {error}"
+        yield f"transactions are open on {tp}, and hide records from offset {end} on: {found}"
 
 
 def _ends_with(error: KStreamsError) -> str:

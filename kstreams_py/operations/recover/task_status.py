@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from kstreams_py.printable import join_lines
 from kstreams_py.processing.journal.recovery import Recovery, show
-from kstreams_py.records import Positions
+from kstreams_py.records import Positions, TopicPartition
 
 
 class JournalTail(NamedTuple):
@@ -79,6 +79,14 @@ class UndeclaredProcessor:
             f"if it has a new name, give it the id {self.processor!r} back, or {stop}give the new one its positions "
             f"(`{self.move}`); if it is gone, {stop}forget it (`{self.forget}`)"
         )
+
+
+def reset_command(group: str, tp: TopicPartition, offset: int) -> str:
+    """Returns the command that sets an offset of a group of tasks over channels."""
+    return (
+        f"kafka-consumer-groups.sh --reset-offsets --group {group} --topic {tp.topic}:{tp.partition} "
+        f"--to-offset {offset} --execute"
+    )
 
 
 def plan_of(recovery: Recovery, offsets: Mapping[str, int]) -> str:

@@ -190,12 +190,30 @@ def find(processors: Sequence[Processor], seen: Seen) -> list[Problem]:
     for processor in processors:
         reports = [(slot, report) for slot in seen.status.slots for report in _reports(slot, processor.id)]
         found += [*_failed(processor.id, reports, seen), *_spare(processor, reports)]
-        found += _behind(processor, reports, seen, found)
-    for task in dict.fromkeys(each.processor for slot in seen.status.slots for each in slot.reports if each.is_task):
-        found += _failed(task, [(slot, each) for slot in seen.status.slots for each in _reports(slot, task)], seen)
+        read = _Read(processor.id, tuple(map(str, processor.inputs)), is_join=processor.kind == "join")
+        found += _behind(read, reports, seen, found)
+    for task in _tasks(seen):
+        reports = [(slot, each) for slot in seen.status.slots for each in _reports(slot, task)]
+        found += _failed(task, reports, seen)
+        if topics := {tp.topic: None for _, report in reports for tp in report.lags}:
+            found += _behind(_Read(task, tuple(topics)), reports, seen, found)
     found += _refused(seen)
     found += _letters(seen.status)
     return sorted(found, key=lambda each: _ORDER.index(each.level))
+
+
+class _Read(NamedTuple):
+    """The topics that a processor or a task reads; of a join, a record of each at a time."""
+
+    name: str
+    topics: tuple[str, ...]
+    is_join: bool = False
+
+
+def _tasks(seen: Seen) -> list[str]:
+    """Returns the ids of the tasks over channels."""
+    reports = (each for slot in seen.status.slots for each in slot.reports)
+    return [*dict.fromkeys(each.processor for each in reports if each.is_task)]
 
 
 def _reports(slot: SlotStatus, processor: str) -> list[Report]:
@@ -222,7 +240,7 @@ def _away(processors: Sequence[Processor], seen: Seen) -> Iterator[Problem]:
     ]
     for what, workers in find_outages(waiting):
         waits = {each.processor for each in workers}
-        affects = tuple(each.id for each in processors if each.id in waits)
+        affects = tuple(each for each in (*(each.id for each in processors), *_tasks(seen)) if each in waits)
         numbers = list(dict.fromkeys(each.slot for each in workers))
         where = "" if len(numbers) == len(slots) else f" in {_slots(numbers)}"
         yield Problem("bad", "broker_away", None, None, f"{what}: it affects {', '.join(affects)}{where}", affects)
@@ -362,12 +380,12 @@ def _growth(name: str, processor: str, workers: Workers, seen: Seen) -> float:
     return sum(seen.rates.get((slot.number, processor), {}).get(name, 0.0) for slot, _ in workers)
 
 
-def _behind(processor: Processor, workers: Workers, seen: Seen, others: Sequence[Problem]) -> Iterator[Problem]:
-    """Yields a finding if a processor is behind, with the first reason that applies.
+def _behind(read: _Read, workers: Workers, seen: Seen, others: Sequence[Problem]) -> Iterator[Problem]:
+    """Yields a finding if a processor or a task is behind, with the first reason that applies.
 
     Yields none where a broker is away: the finding of the broker names all that it affects.
     """
-    name = processor.id
+    name = read.name
     lag = sum(report.lag or 0 for _, report in workers)
     lagging = max((seen.lagging.get((slot.number, name), 0.0) for slot, _ in workers), default=0.0)
     rate = _growth("records_in", name, workers, seen)
@@ -383,7 +401,7 @@ def _behind(processor: Processor, workers: Workers, seen: Seen, others: Sequence
     elif shrinking > 0 and shrinking >= 0.1 * rate:
         yield Problem("note", "catching_up", None, name, f"{what}, and catches up in about {_time(lag / shrinking)}")
     else:
-        kind, why = _reason(processor, workers, seen, lag)
+        kind, why = _reason(read, workers, seen, lag)
         yield Problem("bad", kind, None, name, f"{what}, because {why}")
 
 
@@ -399,20 +417,18 @@ def _concerns(finding: Problem, processor: str, workers: Workers) -> bool:
     return finding.processor in (None, processor) and (finding.slot is None or finding.slot in slots)
 
 
-def _reason(processor: Processor, workers: Workers, seen: Seen, lag: int) -> tuple[str, str]:
-    """Returns the kind and the text of the reason why a processor is behind although all its workers run."""
-    name = processor.id
+def _reason(read: _Read, workers: Workers, seen: Seen, lag: int) -> tuple[str, str]:
+    """Returns the kind and the text of the reason why a reader is behind although all its workers run."""
+    name = read.name
     holding = [(slot, report) for slot, report in workers if report.lags]
     behind = [(slot, report) for slot, report in holding if report.lag] or holding
     lags = {tp: each or 0 for _, report in workers for tp, each in report.lags.items()}
-    if processor.kind == "join":
-        topics = {
-            topic.name: sum(each for tp, each in lags.items() if tp.topic == topic.name) for topic in processor.inputs
-        }
+    if read.is_join:
+        topics = {topic: sum(each for tp, each in lags.items() if tp.topic == topic) for topic in read.topics}
         if empty := [topic for topic, each in topics.items() if not each]:
             return "behind_input", f"it waits for records of {', '.join(empty)}"
     worst = max(lags, key=lambda tp: lags[tp], default=None)
-    if worst is not None and len(lags) > len(processor.inputs) and lags[worst] > 0.8 * lag:
+    if worst is not None and len(lags) > len(read.topics) and lags[worst] > 0.8 * lag:
         return "behind_partition", f"{worst} has {lags[worst] / lag:.0%} of its lag"
     busy = [(seen.rates.get((slot.number, name), {}).get("step_seconds", 0.0), slot, report) for slot, report in behind]
     share = sum(each for each, *_ in busy) / len(busy) if busy else 0.0

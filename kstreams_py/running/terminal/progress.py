@@ -66,7 +66,7 @@ def processor_rows(status: RunStatus, rates: Mapping[str, tuple[float, float]]) 
         held = sum(_held(slot, report) for slot, report in _reports(status) if report.processor == processor)
         found[processor] = (
             summary(states),
-            "" if total.is_task else f"{held:,}",
+            "" if total.is_task and not held else f"{held:,}",
             *(f"{total.counters.get(name, 0):,}" for name in COUNTED),
             "?" if total.lag is None else f"{total.lag:,}",
             f"{records:,.0f}",
