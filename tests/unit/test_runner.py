@@ -143,7 +143,7 @@ def test_fork_writes_each_value_to_the_topic_that_names_it() -> None:
     )
 
 
-def told(plan: Plan) -> str:
+def stop_message(plan: Plan) -> str:
     """Returns the message that stops the worker, without the line of the function."""
     return re.sub(r":\d+\)", ")", str(plan.interrupt))
 
@@ -166,7 +166,10 @@ def told(plan: Plan) -> str:
 def test_fork_result_that_is_no_dict_of_its_outputs_stops_the_worker(result: Any, message: str) -> None:
     rig = Bench(errors="dead").fork(lambda value: result)
     plan = rig.plan(*reads("a", b""))
-    assert (type(plan.interrupt), told(plan)) == (GraphError, f"{message}; <lambda> (test_runner.py) read a[0]@0")
+    assert (type(plan.interrupt), stop_message(plan)) == (
+        GraphError,
+        f"{message}; <lambda> (test_runner.py) read a[0]@0",
+    )
     assert (plan.outputs, rig.ledger.uncommitted, plan.failures, plan.steps) == ([], {}, [], 0)
 
 
@@ -471,14 +474,17 @@ def test_batch_that_returns_none_writes_nothing_and_advances_all_offsets() -> No
 def test_batch_result_that_is_no_list_is_not_taken_for_one(result: Any, kind: str) -> None:
     plan = Bench(errors="dead").map(lambda values: result, batch=True).plan(*reads("a", b"1", b"2"))
     remedy = "return a list with one result per record; <lambda> (test_runner.py) read a[0]@0"
-    assert (told(plan), plan.outputs) == (f"processor 'p' takes a batch and returned a {kind}: {remedy}", [])
+    assert (stop_message(plan), plan.outputs) == (f"processor 'p' takes a batch and returned a {kind}: {remedy}", [])
 
 
 def test_batch_result_of_another_length_stops_the_worker_and_writes_nothing() -> None:
     rig = Bench(errors="dead").map(lambda values: [b"1"], batch=True)
     plan = rig.plan(*reads("a", b"1", b"2"))
     remedy = "return one result per record, None for none; <lambda> (test_runner.py) read a[0]@0"
-    assert (type(plan.interrupt), told(plan)) == (GraphError, f"processor 'p' returned 1 for a batch of 2: {remedy}")
+    assert (type(plan.interrupt), stop_message(plan)) == (
+        GraphError,
+        f"processor 'p' returned 1 for a batch of 2: {remedy}",
+    )
     assert (plan.outputs, rig.ledger.uncommitted, plan.failures, plan.steps) == ([], {}, [], 0)
 
 
