@@ -6,27 +6,24 @@ A new kind of processor has its answer in each of these functions.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
 
 from kstreams_py.graph.declarations import Processor
 
-SEND_AGAIN: Final = (
-    "send the record to its topic again with `kstreams send`; to the other readers of the topic it is a new record"
-)
-"""What to do with the record of a dead letter that cannot be replayed."""
 
+def why_not_replayed(processor: Processor, send_again: str = "send its record again") -> str:
+    """Returns why no dead letter of a processor can be replayed, with the remedy; "" if they can.
 
-def why_not_replayed(processor: Processor) -> str:
-    """Returns why no dead letter of a processor can be replayed, with the remedy; "" if they can."""
+    - `send_again`: how the record of a dead letter gets to the processor again.
+    """
     if processor.cluster:
         return (
             f"its outputs are on cluster {processor.cluster!r}, and no transaction spans them and the marks of what is "
-            f"replayed: {SEND_AGAIN}"
+            f"replayed: {send_again}"
         )
     if processor.stores_offsets:
         return (
             f"its processor stores offsets with its rows in {processor.target}, which prove nothing about a single "
-            f"step: {SEND_AGAIN}"
+            f"step: {send_again}"
         )
     if processor.ordered is not None:
         return (
@@ -34,7 +31,7 @@ def why_not_replayed(processor: Processor) -> str:
             "again; send another to its topic with its headers"
         )
     if processor.state is not None:
-        return f"its processor has state {processor.state.name!r}, which its workers keep: {SEND_AGAIN}"
+        return f"its processor has state {processor.state.name!r}, which its workers keep: {send_again}"
     return ""
 
 

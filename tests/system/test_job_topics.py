@@ -147,7 +147,7 @@ def test_same_functions_over_topics_and_channels_store_equal_rows(
     found = [json.loads(line) for line in listed.out.splitlines()]
     assert (listed.status, {each["processor"] for each in found}) == (0, {f"{name}-c.parse"})
     replayed = kstreams("dead-letters", "replay", of_tasks, "--processor", "parse", environment=environment)
-    why = "task 'parse' has no transaction for it and its mark: send the record to its topic again with `kstreams send`"
+    why = "task 'parse' has no transaction for it and its mark: send its record again by `kstreams tail"
     assert (replayed.status, why in replayed.out) == (1, True), replayed
 
 

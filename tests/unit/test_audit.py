@@ -115,7 +115,8 @@ def declare_all() -> ks.Graph:
 
 
 ALL_CLEAN = [
-    "copy: 8 inputs, 5 outputs, 2 dead letters: clean\n  1 inputs have no output and no dead letter",
+    "copy: 8 inputs, 5 outputs, 2 dead letters: clean\n  1 inputs have no output and no dead letter: "
+    "their result was None, or they were dropped or skipped",
     "twice: 6 inputs, 12 outputs, 0 dead letters: clean",
     "fork: 8 inputs, 16 outputs, 0 dead letters: clean",
     "alts: 14 inputs, 14 outputs, 0 dead letters: clean",

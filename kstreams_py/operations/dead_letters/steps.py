@@ -9,7 +9,7 @@ from typing import Final
 from kstreams_py.errors import RecordRefused, RecordTooLarge
 from kstreams_py.graph.declarations import Processor
 from kstreams_py.graph.hashes import pack_offset
-from kstreams_py.graph.limits import SEND_AGAIN, why_not_replayed
+from kstreams_py.graph.limits import why_not_replayed
 from kstreams_py.graph.names import group_of
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import Output
@@ -29,6 +29,18 @@ REFUSED: Final = frozenset(f"{each.__module__}.{each.__qualname__}" for each in 
 """The exception classes of dead letters whose function did not raise: a topic refused an output of the step."""
 
 
+def _send_again(letter: Letter) -> str:
+    """Returns what to type so that the records of a dead letter are processed once more."""
+    commands = ", ".join(
+        f"`kstreams tail {m.name} --partition {m.number} --from {m.at} -n 1 | kstreams send {m.name}`"
+        for m in letter.inputs
+    )
+    return (
+        f"send its record again by {commands}, then discard the dead letter (`kstreams dead-letters discard`); to the "
+        "other readers of the topic it is a new record"
+    )
+
+
 class LetterSteps:
     """Runs the steps of dead letters, each with the delivery hash of its dead letter."""
 
@@ -45,10 +57,10 @@ class LetterSteps:
         name = letter.processor_id
         processor = self._processors.get(name)
         if name in self._tasks:
-            return f"task {name!r} has no transaction for it and its mark: {SEND_AGAIN}"
+            return f"task {name!r} has no transaction for it and its mark: {_send_again(letter)}"
         if processor is None:
             return f"graph {self._graph.name!r} no longer has processor {name!r}: declare it again"
-        if why := why_not_replayed(processor):
+        if why := why_not_replayed(processor, _send_again(letter)):
             return why
         declared, read = [topic.name for topic in processor.inputs], [each.name for each in letter.inputs]
         fits = sorted(read) == sorted(declared) if processor.joins else len(read) == 1 and set(read) <= set(declared)

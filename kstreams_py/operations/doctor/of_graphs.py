@@ -37,12 +37,15 @@ def find_partitions(facts: Facts, examined: Examined) -> Iterator[Finding]:
         }
         if len({*counts.values()}) > 1:
             shown = ", ".join(f"{name} has {count}" for name, count in counts.items())
+            most = max(counts.values())
+            alter = "kafka-topics.sh --bootstrap-server HOST:PORT --alter --topic"
+            grow = [f"{alter} {name} --partitions {most}" for name, count in counts.items() if count < most]
             yield Finding(
                 Severity.ERROR,
                 "partitions_differ",
                 reader.name,
                 f"its inputs differ in partitions ({shown}): no worker starts",
-                "kafka-topics.sh --alter --partitions on the smaller ones; records keep their partitions",
+                f"{'; '.join(grow)}; records keep their partitions",
             )
         members = len(_members(facts, reader))
         if counts and members > max(counts.values()):

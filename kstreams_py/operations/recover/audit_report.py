@@ -50,7 +50,10 @@ def describe(report: AuditReport) -> str:
     read = f"{report.inputs:,} inputs, {report.outputs:,} outputs, {report.letters:,} dead letters"
     lines = [f"{report.processor}: {read}: {found}{_allowed(report)}"]
     if report.unanswered and Kind.LOST not in report.counts:
-        lines.append(f"  {report.unanswered:,} inputs have no output and no dead letter")
+        lines.append(
+            f"  {report.unanswered:,} inputs have no output and no dead letter: their result was None, or they were "
+            "dropped or skipped"
+        )
     if report.unjudged:
         lines.append(f"  {report.unjudged:,} records not judged: their inputs are not in the range that was read")
     lines += [f"  {note}" for note in report.notes]
