@@ -28,6 +28,7 @@ from tests.unit.test_dead_letters_command import Unclosed
 IN = TopicPartition("in", 0)
 JOURNAL = "__ks.g.far.journal[0]"
 ONLY_LETTERS = "  only dead letters and positions are judged: "
+UNANSWERED = "inputs have no output and no dead letter: their result was None, or they were dropped or skipped"
 LOST = "is before the committed position, and has no output and no dead letter"
 
 
@@ -115,8 +116,7 @@ def declare_all() -> ks.Graph:
 
 
 ALL_CLEAN = [
-    "copy: 8 inputs, 5 outputs, 2 dead letters: clean\n  1 inputs have no output and no dead letter: "
-    "their result was None, or they were dropped or skipped",
+    f"copy: 8 inputs, 5 outputs, 2 dead letters: clean\n  1 {UNANSWERED}",
     "twice: 6 inputs, 12 outputs, 0 dead letters: clean",
     "fork: 8 inputs, 16 outputs, 0 dead letters: clean",
     "alts: 14 inputs, 14 outputs, 0 dead letters: clean",

@@ -493,8 +493,9 @@ def test_letter_of_a_processor_that_stores_offsets_stays_with_the_remedy() -> No
     assert (replayed.counts, shop.driver.rows("store"), shop.calls) == ({"cannot be replayed": 2}, [], [])
     assert replayed.reports[0][2] == (
         f"its processor stores offsets with its rows in {Table(Evidence.OFFSETS)}, which prove nothing about a single "
-        "step: send its record again by `kstreams tail orders --partition 0 --from 0 -n 1 | kstreams send orders`, then discard "
-        "the dead letter (`kstreams dead-letters discard`); to the other readers of the topic it is a new record"
+        "step: send its record again by `kstreams tail orders --partition 0 --from 0 -n 1 | kstreams send orders`, "
+        "then discard the dead letter (`kstreams dead-letters discard`); to the other readers of the topic it is a new "
+        "record"
     )
 
 
