@@ -16,7 +16,7 @@ from kstreams_py.graph.names import reader_of
 from kstreams_py.graph.source import WakingConnection
 from kstreams_py.jobs.environment import JobEnvironment
 from kstreams_py.jobs.identity import SegmentId, name_in_path
-from kstreams_py.jobs.inputs import SourceInputs
+from kstreams_py.jobs.inputs import SourceInputs, show_key
 from kstreams_py.jobs.runners import GatheringRunner, OverlappingTaskRunner, TaskRunner, Turned
 from kstreams_py.jobs.task import Readers
 from kstreams_py.log_fields import repeated
@@ -231,9 +231,16 @@ class Job:
                     self.outages.answered(task.id)
                     self._note_failures(task, turned.failed)
                     self._complete(self._acker.ack(turned.ids, turned.acks))
+            task.log_attempts(self._name_input)
             if turned.stop is not None:  # the end of the job acknowledges what is complete
                 raise turned.stop
         return touched
+
+    def _name_input(self, segment: SegmentId) -> str:
+        """Returns the key of an input and its source as text."""
+        found = ((inputs, inputs.pending.claim(segment)) for inputs in self._inputs.values())
+        names = (f"input {show_key(claim)} of {inputs.name}" for inputs, claim in found if claim is not None)
+        return next(names, "an input that has expired")
 
     def _note_failures(self, task: TaskRunner, failed: Iterable[tuple[SegmentId, BaseException]]) -> None:
         for segment, error in failed:

@@ -57,7 +57,7 @@ class JobLoop:
 
     def _report(self, task: TaskRunner, state: WorkerState | None, standing: StillPlace) -> Report:
         seconds, place = max(standing, self._look_at_calls(task))
-        away, why = self._away(task)
+        waiting, why = self._waiting(task)
         return Report(
             task.id,
             self._slot,
@@ -65,7 +65,7 @@ class JobLoop:
             task.waiting,
             seconds,
             place,
-            state=state or away or WorkerState.RUNNING,
+            state=state or waiting or WorkerState.RUNNING,
             measures=task.measures(),
             failure=task.newest_failure,
             why=why,
@@ -79,6 +79,13 @@ class JobLoop:
             return WorkerState.SINK_AWAY, why
         why = next((outages[each] for each in self._job.sources_of(task) if each in outages), "")
         return (WorkerState.SOURCE_AWAY, why) if why else (None, "")
+
+    def _waiting(self, task: TaskRunner) -> tuple[WorkerState | None, str]:
+        """Returns the state of a task that waits for another system, or for the next attempt, and why."""
+        away, why = self._away(task)
+        if away is None and (why := task.attempts.why):
+            return WorkerState.RETRYING, why
+        return away, why
 
     def _look_at_thread(self, turning: TaskRunner) -> StillPlace:
         """Returns for how long the job's thread stands still. `turning`: the task whose turn it is.

@@ -134,6 +134,10 @@ STATES = {
         ),
         Problem("bad", "stuck", 0, "price", "slot 0: price has not turned, it is in f (a.py:7) (31 s)"),
     ),
+    "an input of a task that is retrying": (
+        slot(report(state=WorkerState.RETRYING, why="no", sources={"rows": PendingFigures(1, 61.0, "13", ("price",))})),
+        Problem("bad", "retrying", 0, "price", "slot 0: price is retrying: no"),
+    ),
     "a process that has ended": (
         slot(pid=None, ends=(End(1.0, "SIGKILL"),)),
         Problem("warning", "restarting", 0, None, "slot 0 is restarting, after: SIGKILL"),
