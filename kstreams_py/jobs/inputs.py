@@ -30,7 +30,7 @@ from kstreams_py.jobs.topic_inputs import TopicToken
 from kstreams_py.jobs.topic_outputs import FailedRecord, TopicLetters
 from kstreams_py.log_fields import repeated
 from kstreams_py.metrics import InputCounts, PendingFigures
-from kstreams_py.printable import escape
+from kstreams_py.printable import count_of, escape
 from kstreams_py.sources.suspects import SUSPECTED
 from kstreams_py.steps.dead_letters import format_error
 
@@ -103,6 +103,9 @@ class SourceInputs:
         """
         self.name = name
         self.connection = connection
+        self.remedy = ""
+        """The commands for refused inputs, for the log; "" if the source keeps none."""
+        self._is_remedy_told = False
         least, self._most = limits
         self._limit = AdaptiveLimit(UNDER_WAY_SECONDS, UNDER_WAY_FIRST, self._most, least)
         self._settled_at: float | None = None
@@ -170,7 +173,8 @@ class SourceInputs:
         self._failed |= {segment: FailedTask(self.name, value.error) for segment, value in bad.items()}
         first = format_error(next(iter(bad.values())).error)
         logger.warning(
-            "%s: %d inputs cannot be read, and are refused: %s", self.name, len(bad), first,
+            "%s: %s cannot be read, and %s refused: %s%s", self.name, count_of(len(bad), "input"),
+            "is" if len(bad) == 1 else "are", first, self._remedy(),
             extra=repeated(f"inputs of {self.name} that cannot be read", first),
         )  # fmt: skip
         self.complete(bad)
@@ -185,9 +189,15 @@ class SourceInputs:
             self._refused_by_source += more
             self.counts.refused += more
             logger.warning(
-                "%s: %d inputs are not read again, and are refused: `kstreams sources list` has the reasons",
-                self.name, more, extra=repeated(f"refusals by {self.name}"),
+                "%s: %s not read again, and refused, as `kstreams sources list` says%s", self.name,
+                "1 input is" if more == 1 else f"{more:,} inputs are", self._remedy(),
+                extra=repeated(f"refusals by {self.name}"),
             )  # fmt: skip
+
+    def _remedy(self) -> str:
+        """Returns the commands for the first warning of refused inputs, and "" for those that follow."""
+        told, self._is_remedy_told = self._is_remedy_told, True
+        return f"; {self.remedy}" if self.remedy and not told else ""
 
     def fail(self, segment: SegmentId, task: str, error: BaseException) -> bool:
         """Notes that an input has a segment that failed: it is refused when it is complete.
@@ -199,8 +209,8 @@ class SourceInputs:
         failed = FailedTask(task, error)
         self._failed.setdefault(segment, failed)
         logger.warning(
-            "%s: input %s fails: %s: it is refused once all that was made of it is done", self.name, show_key(claim),
-            failed, extra=repeated(f"failed inputs of {self.name}", str(failed)),
+            "%s: input %s fails: %s: it is refused once all that was made of it is done%s", self.name, show_key(claim),
+            failed, self._remedy(), extra=repeated(f"failed inputs of {self.name}", str(failed)),
         )  # fmt: skip
         return True
 

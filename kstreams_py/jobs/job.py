@@ -12,8 +12,8 @@ from typing import Final
 from kstreams_py.errors import ClientError, Replaced, SinkAway, SourceUnavailable, Stop, Unavailable, UserMistake
 from kstreams_py.graph.channels import JobTask, TaskKind, common_channel, filled_channels, sort_tasks
 from kstreams_py.graph.declarations import Channel
-from kstreams_py.graph.names import reader_of
-from kstreams_py.graph.source import WakingConnection
+from kstreams_py.graph.names import reader_of, show_retry
+from kstreams_py.graph.source import InspectedSource, WakingConnection
 from kstreams_py.jobs.environment import JobEnvironment
 from kstreams_py.jobs.identity import SegmentId, name_in_path
 from kstreams_py.jobs.inputs import SourceInputs, show_key
@@ -81,6 +81,8 @@ class Job:
         self._readers = Readers(environment.entropy)
         self._acker = environment.open_acker()
         self.outages = Outages()
+        self.is_closed = False
+        """Whether what was under way is given back."""
         self.turns = 0
         """How often each task has had its turn."""
         self.turning: TaskRunner | None = None
@@ -114,6 +116,11 @@ class Job:
                 letters,
                 environment.look_seconds,
             )
+            if isinstance(channel.source, InspectedSource):
+                retry, target = show_retry(environment.target, channel.name), environment.target
+                self._inputs[
+                    channel
+                ].remedy = f"`kstreams sources list {target}` prints refused inputs, `{retry}` lets them be read again"
             if isinstance(connection, WakingConnection):
                 connection.wake_by(self._woken.set)
                 self._is_woken = True
@@ -343,6 +350,7 @@ class Job:
 
     def close(self, *, failed: bool = False) -> None:
         """Gives back what is under way, and closes all connections. `failed`: this counts as a death."""
+        self.is_closed = True
         with ExitStack() as closing:  # one that raises must not leave the others open
             for task in self.tasks:
                 closing.callback(task.close)

@@ -62,7 +62,7 @@ class JobLoop:
             task.id,
             self._slot,
             task.counters.as_dict(),
-            task.waiting,
+            0 if self._job.is_closed else task.waiting,
             seconds,
             place,
             state=state or waiting or WorkerState.RUNNING,

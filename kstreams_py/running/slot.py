@@ -124,6 +124,8 @@ class Slot:
         self._cluster = environment.cluster
         self._stopping = threading.Event()
         self._failures: list[BaseException] = []
+        self.are_inputs_done = False
+        """Whether the job has ended because its sources have no input left."""
         self._lags: dict[str, dict[TopicPartition, int]] = {}
         """The lags of each processor's partitions; a processor is missing if they are unknown."""
         self._brokers_away = dict[str, str]()
@@ -218,12 +220,12 @@ class Slot:
         self._run_loop(worker.processor.id, worker.run)
 
     def _run_job(self, job: Job) -> None:
-        # once its sources have no input left, the processors go on with what it has written
-        self._run_loop(
-            "job",
-            lambda: job.run(self._stopping.is_set),
-            goes_on=lambda: bool(self._graph.processors) and job.is_exhausted,
-        )
+        def goes_on() -> bool:
+            # once its sources have no input left, the processors go on with what it has written
+            self.are_inputs_done = job.is_exhausted
+            return bool(self._graph.processors) and self.are_inputs_done
+
+        self._run_loop("job", lambda: job.run(self._stopping.is_set), goes_on)
 
     def _run_loop(self, name: str, run: Callable[[], None], goes_on: Callable[[], bool] = lambda: False) -> None:
         """Runs a loop. Its end stops the others, unless `goes_on` says otherwise after one without an error."""

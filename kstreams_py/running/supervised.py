@@ -172,6 +172,11 @@ class SupervisedSlot:
         # SIGTERM: the process had not installed its handler yet. Replaced: another worker has the slot and its work
         return status in (-signal.SIGTERM, Replaced.exit_status) or (status == 0 and self._pipe.has_drained)
 
+    @property
+    def are_inputs_done(self) -> bool:
+        """Whether the newest process has drained because the sources of its graph have no input left."""
+        return self._pipe.are_inputs_done
+
     def why(self, status: int) -> str:
         """Returns why the process ended, as text: why it was killed, the error that it reported, or its status."""
         named = signal.Signals(-status).name if status < 0 else f"status {status}"

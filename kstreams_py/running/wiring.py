@@ -17,13 +17,14 @@ from kstreams_py.errors import Replaced, WorkerStuck
 from kstreams_py.formats.registries import open_registry
 from kstreams_py.formats.registry import Registry
 from kstreams_py.graph.declarations import DEFAULT_PARTITIONS, Processor
-from kstreams_py.graph.loading import load, show_target
+from kstreams_py.graph.loading import load, show_command, show_target
+from kstreams_py.graph.source import InspectedSource
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.cluster import KafkaCluster
 from kstreams_py.processing.topics import check_topics, describe_idle_slots
 from kstreams_py.processing.topics import create_topics as create_graph_topics
 from kstreams_py.running.pipe import report_drained, report_writer
-from kstreams_py.running.reports import Report
+from kstreams_py.running.reports import Report, inputs_of, show_totals
 from kstreams_py.running.slot import Slot
 from kstreams_py.running.status import RunStatus, SlotStatus
 from kstreams_py.running.supervisor import Supervisor, run_both
@@ -141,10 +142,13 @@ class SlotRun:
         note_dropping(self._graph)
         timeout, began_at = self._settings.stuck_timeout_ms, time.monotonic()
         watch = Watch(self._number, timeout)
+        newest: Sequence[Report] = ()
         with open_progress(background=self._background) as progress:
 
             def show(reports: Sequence[Report]) -> None:
+                nonlocal newest
                 on_start()
+                newest = reports
                 slot = SlotStatus(self._number, os.getpid(), tuple(reports), began_at=began_at)
                 status = RunStatus((slot,), time.monotonic())
                 progress.show(status)
@@ -158,6 +162,7 @@ class SlotRun:
                 self._slot.run(show, create=self._create, partitions=self._partitions)
             except Replaced as error:
                 raise Replaced(f"{error}; {run_both([self._number])}") from error
+        note_totals(self._graph, newest, are_inputs_done=self._slot.are_inputs_done)
 
     def _run_under_supervisor(self, write: Callable[[Sequence[Report]], None], on_start: Callable[[], None]) -> None:
         orphaned = False
@@ -174,7 +179,7 @@ class SlotRun:
                 self._slot.stop()
 
         self._slot.run(report, create=self._create, partitions=self._partitions)
-        report_drained()
+        report_drained(are_inputs_done=self._slot.are_inputs_done)
 
 
 class SupervisedRun:
@@ -240,14 +245,20 @@ class SupervisedRun:
             note_dropping(graph)
             self._started = True
             on_start()
+            newest: Sequence[Report] = ()
             with open_progress(background=self._background) as progress:
+
+                def keep(reports: Sequence[Report]) -> None:
+                    nonlocal newest
+                    newest = reports
 
                 def note(status: RunStatus) -> None:
                     progress.show(status)
                     if observe is not None:
                         observe(status)
 
-                self._supervisor.run(lambda _: None, note, progress.write)
+                self._supervisor.run(keep, note, progress.write)
+            note_totals(graph, newest, are_inputs_done=self._supervisor.are_inputs_done)
 
     def _check(self, graph: Graph) -> None:
         """Checks the topics before the workers start, so that a mistake is reported once."""
@@ -271,6 +282,19 @@ def note_dropping(graph: Graph) -> None:
             "without a dead-letter topic: %s: a record for which a function raises is dropped with a warning: "
             'errors="%s.errors" keeps it', ", ".join(names), graph.name,
         )  # fmt: skip
+
+
+def note_totals(graph: Graph, reports: Sequence[Report], *, are_inputs_done: bool) -> None:
+    """Logs what a run without topics has done, by its last reports."""
+    if graph.uses_topics or not reports:
+        return
+    names = {
+        name for each in reports for name in each.sources if isinstance(graph.channels[name].source, InspectedSource)
+    }
+    is_kept = any(inputs_of(reports, name)["refused"] for name in names)
+    how = f"; `{show_command(graph, 'sources list')}` prints the refused ones" if is_kept else ""
+    why = "all inputs are done" if are_inputs_done else "the run has ended"
+    logger.info("%s: %s%s", why, show_totals(reports), how)
 
 
 def open_progress(*, background: bool) -> Progress:

@@ -16,6 +16,7 @@ from kstreams_py.jobs.environment import JobEnvironment
 from kstreams_py.metrics import PendingFigures, WorkerState
 from kstreams_py.running.jobs import JobLoop
 from kstreams_py.running.terminal.logs import Folding
+from kstreams_py.testing.memory_source import MemorySource
 from tests.simulation.jobs import JobPlant, Table
 
 INPUTS = 4
@@ -177,3 +178,32 @@ def test_service_that_is_away_is_told_at_once_in_few_lines_and_when_it_is_over(
         "INFO store: nothing waits for another attempt any more, after 12 failed attempts in 12 s",
         "WARNING 11 more failed attempts of task store in 0 s, last ConnectionError: refused",
     ]
+
+
+def test_first_warning_of_a_refused_input_names_the_commands(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(value: int) -> None:
+        raise ValueError(value)
+
+    monkeypatch.setattr("kstreams_py.jobs.job.InspectedSource", MemorySource)
+    plant, _ = plant_of(refuse)
+    plant.run()
+    commands = "`kstreams sources list GRAPH` prints refused inputs, `kstreams sources retry GRAPH --source rows --all`"
+    what = "it is refused once all that was made of it is done"
+    warnings = [f"plant:rows: input {value} fails: store: ValueError: {value}: {what}" for value in range(INPUTS)]
+    assert caplog.messages == [f"{warnings[0]}; {commands} lets them be read again", *warnings[1:]]
+
+
+def test_closed_job_shows_nothing_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: int) -> None:
+        raise ConnectionError
+
+    plant, _ = plant_of(fail, retry=ks.Retry())
+    job, lags = plant.start(), list[int | None]()
+    monkeypatch.setattr("kstreams_py.running.jobs.Job", lambda *_: job)
+    loop = JobLoop(plant.graph, 0, JobEnvironment(), lambda _: None)
+    for act in (job.turn, job.close):
+        act()
+        lags += [report.lag for report in loop.reports(None)]
+    assert lags == [INPUTS, 0]

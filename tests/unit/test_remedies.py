@@ -121,7 +121,14 @@ STATES = {
     ),
     "inputs that were refused": (
         slot(report(sources={"rows": PendingFigures(9, 60.0)}, measures={"inputs:refused:rows": 3})),
-        Problem("warning", "refused", None, None, "rows: 3 refused inputs since the run started, the last 0 s ago"),
+        Problem(
+            "warning",
+            "refused",
+            None,
+            None,
+            "rows: 3 refused inputs since the run started, the last 0 s ago",
+            source="rows",
+        ),
     ),
     "an input of a task that is known to stand still": (
         slot(
@@ -356,6 +363,8 @@ def test_each_finding_has_one_sentence_of_the_table() -> None:
         assert found.remedy("'my shop.py'") == whole, "a command that can be typed"
         assert remedy.endswith(".")
         assert "\n" not in remedy
+    of_source = Problem("note", "refused", None, None, "", source="rows").remedy("shop.py")
+    assert of_source.endswith("fix the cause, then run `kstreams sources retry shop.py --source rows --all`.")
 
 
 def test_each_finding_has_its_section_of_the_runbook_as_its_alert_says() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 from kstreams_py.graph.declarations import Processor
+from kstreams_py.graph.names import show_retry
 from kstreams_py.graph.source import SourceStatus
 from kstreams_py.kafka.described_cluster import LogInfo
 from kstreams_py.kafka.groups import slot_of
@@ -316,8 +317,7 @@ def _of_inputs(subject: str, name: str, status: SourceStatus, examined: Examined
             "refused_inputs",
             subject,
             f"{number}, and nobody reads {'it' if status.refused == 1 else 'them'} again ({some}{more})",
-            f"kstreams sources list {examined.name}; fix the cause, then kstreams sources retry {examined.name} "
-            f"--source {name} --all",
+            f"kstreams sources list {examined.name}; fix the cause, then {show_retry(examined.name, name)}",
         )
     alone = f"; {status.suspects:,} of the inputs were so at several deaths, and are read by themselves"
     alone = alone if status.suspects else ""

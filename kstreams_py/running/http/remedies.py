@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, Literal, NamedTuple
 
 from kstreams_py.graph.declarations import Processor
+from kstreams_py.graph.names import show_retry
 from kstreams_py.metrics import WorkerState
 from kstreams_py.printable import count_of
 from kstreams_py.running.health import AWAY, Still, still
@@ -147,6 +148,7 @@ class Problem(NamedTuple):
 
     - `kind`: a key of REMEDIES.
     - `affects`: the processors that wait, if what is wrong is outside of the run; `slot` and `processor` are then None.
+    - `source`: the source whose inputs were refused.
     """
 
     level: Level
@@ -155,10 +157,17 @@ class Problem(NamedTuple):
     processor: str | None
     what: str
     affects: tuple[str, ...] = ()
+    source: str | None = None
 
     def remedy(self, target: str) -> str:
         """Returns what to do, with commands that name the graph as `target`; without it if that is empty."""
-        return _COMMANDS.sub(lambda found: f"{found[0]} {target}".rstrip(), REMEDIES[self.kind])
+
+        def complete(found: re.Match[str]) -> str:
+            if self.source is not None and found[0] == "kstreams sources retry":
+                return show_retry(target, self.source)
+            return f"{found[0]} {target}".rstrip()
+
+        return _COMMANDS.sub(complete, REMEDIES[self.kind])
 
     @property
     def runbook(self) -> str:
@@ -337,7 +346,7 @@ def _refused(seen: Seen) -> Iterator[Problem]:
         growth = sum(seen.rates.get(key, {}).get("refused", 0.0) for key in keys)
         level, how = _how_fast(growth, map(seen.failing.get, keys))
         what = f"{name}: {count_of(refused, 'refused input')} since the run started{how}"
-        yield Problem(level, "refused", None, None, what)
+        yield Problem(level, "refused", None, None, what, source=name)
 
 
 def _letters(status: RunStatus) -> Iterator[Problem]:

@@ -18,10 +18,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from kstreams_py.metrics import INPUTS, REPLAYS, PendingFigures, Rate, WorkerState
+from kstreams_py.metrics import REPLAYS, PendingFigures, Rate, WorkerState
 from kstreams_py.printable import clean_line
 from kstreams_py.running.output import STDERR, STDOUT, write_lines
-from kstreams_py.running.reports import Report, source_key, totals
+from kstreams_py.running.reports import Report, inputs_of, source_key, totals
 from kstreams_py.running.status import RunStatus, SlotStatus
 from kstreams_py.running.terminal.lines import prefixed
 
@@ -105,10 +105,8 @@ def source_rows(status: RunStatus) -> Rows:
     found: Rows = {}
     reports = [*_reports(status)]
     for name in dict.fromkeys(name for _, report in reports for name in report.sources):
-        oldest, counts = PendingFigures(), dict.fromkeys(INPUTS, 0)
+        oldest, counts = PendingFigures(), inputs_of((report for _, report in reports), name)
         for slot, report in reports:
-            for each in counts:
-                counts[each] += int(report.measures.get(f"inputs:{each}:{name}", 0))
             pending = report.sources.get(name, PendingFigures()) if slot.pid is not None else PendingFigures()
             count = oldest.pending + pending.pending
             oldest = max(oldest, pending, key=lambda each: (each.pending > 0, each.seconds))._replace(pending=count)
