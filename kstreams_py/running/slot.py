@@ -124,6 +124,8 @@ class Slot:
         self._cluster = environment.cluster
         self._stopping = threading.Event()
         self._failures: list[BaseException] = []
+        self.has_begun = False
+        """Whether the loops have been started: before that, there is nothing to drain."""
         self.are_inputs_done = False
         """Whether the job has ended because its sources have no input left."""
         self._lags: dict[str, dict[TopicPartition, int]] = {}
@@ -164,6 +166,7 @@ class Slot:
             for processor in self._graph.processors
         ]
         loops = self._open_loops(workers)
+        self.has_begun = True
         for loop in loops:
             loop.thread.start()
         self._watch_cluster(workers)

@@ -168,7 +168,12 @@ class SupervisedSlot:
         )
 
     def has_drained(self, status: int) -> bool:
-        """Returns whether a process that was asked to stop has drained; if not, its steps will run again."""
+        """Returns whether a process that was asked to stop has drained; if not, its steps will run again.
+
+        One that has not reported had begun nothing: its source was away, for example.
+        """
+        if not self._report_count:
+            return True
         # SIGTERM: the process had not installed its handler yet. Replaced: another worker has the slot and its work
         return status in (-signal.SIGTERM, Replaced.exit_status) or (status == 0 and self._pipe.has_drained)
 

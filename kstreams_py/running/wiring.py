@@ -9,9 +9,9 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, NoReturn, Protocol
 
 from kstreams_py.errors import Replaced, WorkerStuck
 from kstreams_py.formats.registries import open_registry
@@ -47,6 +47,13 @@ With Python's default of 700, collections took a tenth of a worker's time (measu
 """
 
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+
+
+class StoppedEarly(KeyboardInterrupt):
+    """A SIGTERM came before the loops of a slot, or the workers of a run, were started: nothing is to be drained.
+
+    As a KeyboardInterrupt, it ends a wait for a broker, or the import of a graph, immediately.
+    """
 
 
 Observe = Callable[[RunStatus], None]
@@ -104,12 +111,17 @@ class SlotRun:
         self._slot.stop()
 
     def own_process(self) -> None:
-        """Drains on SIGTERM and Ctrl-C; a Ctrl-C after that ends the process. Collects garbage less often."""
+        """Drains on SIGTERM and Ctrl-C; a Ctrl-C after that ends the process. Collects garbage less often.
+
+        Before the loops start, `end_early`.
+        """
         gc.freeze()
         gc.set_threshold(GARBAGE_THRESHOLD, 20, 20)
 
         def ask(signum: int, _: object) -> None:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
+            if not self._slot.has_begun:
+                end_early(signum)
             logger.info("%s: draining", signal.Signals(signum).name)
             self._slot.stop()
 
@@ -178,7 +190,8 @@ class SlotRun:
                 logger.warning("the supervisor has ended: draining")
                 self._slot.stop()
 
-        self._slot.run(report, create=self._create, partitions=self._partitions)
+        with suppress(StoppedEarly):
+            self._slot.run(report, create=self._create, partitions=self._partitions)
         report_drained(are_inputs_done=self._slot.are_inputs_done)
 
 
@@ -222,11 +235,11 @@ class SupervisedRun:
         self._supervisor.stop()
 
     def own_process(self) -> None:
-        """Drains on a first SIGTERM or Ctrl-C, kills the workers on a second. Before they start, a Ctrl-C is raised."""
+        """Drains on a first SIGTERM or Ctrl-C, kills the workers on a second. Before they start, `end_early`."""
 
         def ask(signum: int, _: object) -> None:
-            if signum == signal.SIGINT and not self._started:
-                raise KeyboardInterrupt  # nothing to drain: end the import of the graph, or the wait for a broker
+            if not self._started:
+                end_early(signum)
             for each in SIGNALS:
                 signal.signal(each, lambda *_: self._supervisor.kill())
             logger.info("%s: draining", signal.Signals(signum).name)
@@ -369,9 +382,17 @@ def exporting(graph: Graph, settings: Settings, *, background: bool = False) -> 
 
 def run_in_foreground(run: Run) -> None:
     """Runs until Ctrl-C, SIGTERM or the workers' end, then restores signal handlers. Raises the same as `run`."""
-    with _signals_restored():
+    with _signals_restored(), suppress(StoppedEarly):
         run.own_process()
         run.run(lambda: None)
+
+
+def end_early(signum: int) -> NoReturn:
+    """Ends a run that has not begun: raises StoppedEarly for a SIGTERM, and KeyboardInterrupt for a Ctrl-C."""
+    if signum == signal.SIGINT:
+        raise KeyboardInterrupt
+    logger.info("%s: stopped before it began", signal.Signals(signum).name)
+    raise StoppedEarly
 
 
 @contextmanager

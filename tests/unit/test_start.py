@@ -121,7 +121,7 @@ class FakeSlot:
             "cluster": environment.cluster,
             "settings": environment.settings,
         }
-        self.stopped = self.are_inputs_done = False
+        self.stopped, self.are_inputs_done, self.has_begun = False, False, True
 
     def stop(self) -> None:
         self.stopped = True
