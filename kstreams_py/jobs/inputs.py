@@ -30,7 +30,7 @@ from kstreams_py.jobs.topic_inputs import TopicToken
 from kstreams_py.jobs.topic_outputs import FailedRecord, TopicLetters
 from kstreams_py.log_fields import repeated
 from kstreams_py.metrics import InputCounts, PendingFigures
-from kstreams_py.printable import count_of, escape
+from kstreams_py.printable import count_are, escape
 from kstreams_py.sources.suspects import SUSPECTED
 from kstreams_py.steps.dead_letters import format_error
 
@@ -173,8 +173,7 @@ class SourceInputs:
         self._failed |= {segment: FailedTask(self.name, value.error) for segment, value in bad.items()}
         first = format_error(next(iter(bad.values())).error)
         logger.warning(
-            "%s: %s cannot be read, and %s refused: %s%s", self.name, count_of(len(bad), "input"),
-            "is" if len(bad) == 1 else "are", first, self._remedy(),
+            "%s: %s refused as unreadable: %s%s", self.name, count_are(len(bad), "input"), first, self._remedy(),
             extra=repeated(f"inputs of {self.name} that cannot be read", first),
         )  # fmt: skip
         self.complete(bad)
@@ -190,7 +189,7 @@ class SourceInputs:
             self.counts.refused += more
             logger.warning(
                 "%s: %s not read again, and refused, as `kstreams sources list` says%s", self.name,
-                "1 input is" if more == 1 else f"{more:,} inputs are", self._remedy(),
+                count_are(more, "input"), self._remedy(),
                 extra=repeated(f"refusals by {self.name}"),
             )  # fmt: skip
 
@@ -271,15 +270,15 @@ class SourceInputs:
         busy = under_way()
         if slow := [segment for segment in overdue if segment in busy]:
             logger.warning(
-                "%s: %d inputs are not done after %g s, and go on: %s", self.name, len(slow), self._timeout,
+                "%s: %s still under way after %g s: %s", self.name, count_are(len(slow), "input"), self._timeout,
                 ", ".join(f"{count:,} in {task}" for task, count in Counter(busy[each] for each in slow).items()),
             )  # fmt: skip
         self.pending.extend(slow, now)
         lost = [segment for segment in overdue if segment not in busy]
         if claims := self.pending.expire(lost):
             logger.warning(
-                "%s: %d inputs have expired after %g s, as no task has anything of them: they are read again",
-                self.name, len(claims), self._timeout,
+                "%s: %s read again: expired after %g s, in no task", self.name, count_are(len(claims), "input"),
+                self._timeout,
             )  # fmt: skip
             self._given_up[True] += claims
             self.counts.expired += len(claims)

@@ -357,8 +357,8 @@ class Progress(Display):
             self._logged[processor] = (now, total.counters)
             state, held, *values = rows[processor]
             columns = zip(PROCESSORS[2:], values, strict=True)
-            counted = [f"{value} {column}" for column, value in columns if column not in RARE or value != "0"]
-            counted += [f"{held} partitions"] if held else []
+            counted = [_counted(value, column) for column, value in columns if column not in RARE or value != "0"]
+            counted += [_counted(held, "partitions")] if held else []
             logger.info("%s: %s, %s", processor, ", ".join(counted), state, extra={"processor": processor})
         for name, cells in sources.items():
             at, known = self._logged.get(source_key(name), (0.0, None))
@@ -371,6 +371,10 @@ class Progress(Display):
             logger.info(
                 "source %s: %s under way%s, %s done, %s refused%s", name, pending, since, done, refused, replayed
             )
+
+
+def _counted(value: str, column: str) -> str:
+    return f"{value} {column.removesuffix('s') if value == '1' and not column.endswith('/s') else column}"
 
 
 class _Fitting:
