@@ -61,3 +61,13 @@ def clean_line(line: bytes) -> bytes:
     if len(pieces) > 1 and pieces[-2] != _PLAIN:
         pieces.append(_PLAIN)  # or it would colour, or hide, what others print
     return "".join(pieces).encode()
+
+
+def count_of(count: int, thing: str) -> str:
+    """Returns a number with what it counts: "1 input", "2,000 inputs"."""
+    return f"{count:,} {thing}{'' if count == 1 else 's'}"
+
+
+def count_are(count: int, thing: str) -> str:
+    """Returns the same with its verb: "1 input is", "2,000 inputs are"."""
+    return f"{count_of(count, thing)} {'is' if count == 1 else 'are'}"

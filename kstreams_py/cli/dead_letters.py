@@ -28,6 +28,7 @@ from kstreams_py.operations.dead_letters.reader import LetterReader
 from kstreams_py.operations.dead_letters.replay import ReplayOutcome, plan_replay
 from kstreams_py.operations.dead_letters.replay import replay as replay_letters
 from kstreams_py.operations.dead_letters.text import Describer, group_as_json, groups_as_text, show_class
+from kstreams_py.printable import count_of
 from kstreams_py.processing.dead_letters.letters import Letter, LetterSelection, group
 
 app = typer.Typer(help="Dead letters of a graph: list, show, replay and discard.", no_args_is_help=True)
@@ -204,7 +205,7 @@ def discard(
     with open_graph(target, bootstrap_servers, config) as (graph, environment):
         found = Discard(graph, environment, selection, reason, report)
         _warn_unreadable(found.unreadable)
-        letters = f"{len(found):,} dead letter{'' if len(found) == 1 else 's'}"
+        letters = count_of(len(found), "dead letter")
         if found and not dry_run:
             if not yes and len(found) > SHOWN:
                 echo(f"and {len(found) - SHOWN:,} more: --dry-run prints all")

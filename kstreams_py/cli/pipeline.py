@@ -23,6 +23,7 @@ from kstreams_py.graph.loading import load
 from kstreams_py.graph.pipelines import Pipeline
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.foreign_records import parse_json
+from kstreams_py.printable import count_of
 from kstreams_py.settings import Settings
 
 if TYPE_CHECKING:
@@ -343,5 +344,5 @@ def _cells(run: PipelineRun) -> Sequence[str]:
 def _text(pipeline: Pipeline, run: PipelineRun | None) -> str:
     if run is None:
         return f"{pipeline.id}: nothing new"
-    read = f"{run.offsets:,} offsets" if run.records is None else f"{run.records:,} records"
-    return f"{pipeline.id}: run {run.number}: {run.rows:,} rows of {read} in {run.seconds:.1f} s"
+    read = count_of(run.offsets, "offset") if run.records is None else count_of(run.records, "record")
+    return f"{pipeline.id}: run {run.number}: {count_of(run.rows, 'row')} of {read} in {run.seconds:.1f} s"

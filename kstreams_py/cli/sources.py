@@ -11,6 +11,7 @@ from kstreams_py.cli.options import AsJson, DryRun, Target, Yes, confirm, load_v
 from kstreams_py.cli.streams import echo
 from kstreams_py.errors import SettingsError
 from kstreams_py.operations.sources import RefusedInputs, as_fields, inspect_sources, show_counts
+from kstreams_py.printable import count_of
 
 app = typer.Typer(
     help="The sources of a graph: list their inputs that are under way or refused, let refused ones be read again.",
@@ -74,10 +75,10 @@ def retry(
             echo(f"{each.key}  {each.reason}")
         if number > len(status.shown):
             echo(f"and {number - len(status.shown):,} more: `kstreams sources list` prints all")
-    what = f"{number:,} input{'' if number == 1 else 's'} of {inputs.name}"
+    what = f"{count_of(number, 'input')} of {inputs.name}"
     if dry_run:
         echo(f"{what} would be read again")
         return
     confirm(f"let {what} be read again?", yes=yes)
     number = inputs.retry(None if every else key)
-    echo(f"{number:,} input{'' if number == 1 else 's'} of {inputs.name} will be read again")
+    echo(f"{count_of(number, 'input')} of {inputs.name} will be read again")

@@ -1,8 +1,9 @@
-"""The names that a graph gives to what it owns: groups, members, transactional ids, topics."""
+"""The names that a graph gives to what it owns: groups, members, transactional ids, topics, readers of sources."""
 
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Collection
 from typing import Final
 
@@ -18,6 +19,11 @@ def group_of(graph: str, processor: str) -> str:
 def reader_of(graph: str, source: str) -> str:
     """Returns the name under which a graph claims the inputs of a source. Both names may have dots."""
     return f"{graph}:{source}"
+
+
+def show_retry(target: str, source: str) -> str:
+    """Returns the command that lets the refused inputs of a source be read again. `target`: "" if it is not known."""
+    return " ".join(filter(None, ("kstreams sources retry", target, "--source", shlex.quote(source), "--all")))
 
 
 def id_of(graph: str, name: str, known: Collection[str]) -> str:

@@ -14,6 +14,7 @@ topic_inputs    acts  the records of a topic as inputs
 topic_outputs   acts  writes records of results, and dead letters, to topics
 traces          rule  the contexts of traces beside the segments, and a span for each call
 environment     acts  the environment of a job: its sources and targets, a clock, entropy, its limits
+attempts        acts  the failed attempts of a task that are repeated, and what the log says of them
 task            acts  calls the function of a task, sends or stores its results
 runners         acts  runs a task: takes segments, calls its function, sends or stores the results, acknowledges
 inputs          acts  claims the inputs of a source, acknowledges or refuses them

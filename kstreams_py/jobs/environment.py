@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from kstreams_py.graph.channels import JobTask
 from kstreams_py.graph.declarations import Channel
+from kstreams_py.graph.loading import UNKNOWN
 from kstreams_py.graph.names import group_of, member_of
 from kstreams_py.graph.sink import Sink, SinkConnection
 from kstreams_py.graph.source import SourceConnection
@@ -53,6 +54,7 @@ class JobEnvironment:
     - `max_pending`: how many inputs of a source may be under way.
     - `timeout`: seconds after which an input that is neither complete nor under way is read again.
     - `look_seconds`: the longest time between two looks at a source that has no inputs.
+    - `target`: how a command names the graph.
     """
 
     open_source: Callable[[Channel, str], SourceConnection] = open_source
@@ -71,6 +73,7 @@ class JobEnvironment:
     max_pending: int = MAX_PENDING
     timeout: float = TIMEOUT
     look_seconds: float = LOOK_SECONDS
+    target: str = UNKNOWN
 
 
 def job_environment(graph: Graph, slot: int, environment: Environment) -> JobEnvironment:
@@ -98,4 +101,5 @@ def job_environment(graph: Graph, slot: int, environment: Environment) -> JobEnv
         open_outputs=open_outputs,
         open_sink=environment.open_sink,
         open_tracing=None if tracing is None else lambda task: tracing(graph.name, task, slot),
+        target=environment.target,
     )

@@ -31,7 +31,7 @@ from kstreams_py.jobs.topic_outputs import FailedRecord, TopicLetters
 from kstreams_py.jobs.traces import stand_for
 from kstreams_py.log_fields import repeated
 from kstreams_py.metrics import InputCounts, PendingFigures
-from kstreams_py.printable import escape
+from kstreams_py.printable import count_are, escape
 from kstreams_py.records import Headers, Message
 from kstreams_py.sources.suspects import SUSPECTED
 from kstreams_py.steps.dead_letters import format_error
@@ -106,6 +106,9 @@ class SourceInputs:
         """
         self.name = name
         self.connection = connection
+        self.remedy = ""
+        """The commands for refused inputs, for the log; "" if the source keeps none."""
+        self._is_remedy_told = False
         least, self._most = limits
         self._limit = AdaptiveLimit(UNDER_WAY_SECONDS, UNDER_WAY_FIRST, self._most, least)
         self._settled_at: float | None = None
@@ -174,7 +177,7 @@ class SourceInputs:
         self._failed |= {segment: FailedTask(task, value.error) for segment, value in bad.items()}
         first = format_error(next(iter(bad.values())).error)
         logger.warning(
-            "%s: %d inputs reach no task, and are refused: %s", self.name, len(bad), first,
+            "%s: %s refused, and reach no task: %s%s", self.name, count_are(len(bad), "input"), first, self._remedy(),
             extra=repeated(f"inputs of {self.name} that reach no task", first),
         )  # fmt: skip
         self.complete(bad)
@@ -198,9 +201,15 @@ class SourceInputs:
             self._refused_by_source += more
             self.counts.refused += more
             logger.warning(
-                "%s: %d inputs are not read again, and are refused: `kstreams sources list` has the reasons",
-                self.name, more, extra=repeated(f"refusals by {self.name}"),
+                "%s: %s not read again, and refused, as `kstreams sources list` says%s", self.name,
+                count_are(more, "input"), self._remedy(),
+                extra=repeated(f"refusals by {self.name}"),
             )  # fmt: skip
+
+    def _remedy(self) -> str:
+        """Returns the commands for the first warning of refused inputs, and "" for those that follow."""
+        told, self._is_remedy_told = self._is_remedy_told, True
+        return f"; {self.remedy}" if self.remedy and not told else ""
 
     def fail(self, segment: SegmentId, task: str, error: BaseException, trace: Headers = ()) -> bool:
         """Notes that a segment of an input failed: the input is refused when it is complete.
@@ -214,8 +223,8 @@ class SourceInputs:
         failed = FailedTask(task, error, trace)
         self._failed.setdefault(segment, failed)
         logger.warning(
-            "%s: input %s fails: %s: it is refused once all that was made from it is done", self.name, show_key(claim),
-            failed, extra=repeated(f"failed inputs of {self.name}", str(failed)),
+            "%s: input %s fails: %s: it is refused once all that was made from it is done%s", self.name,
+            show_key(claim), failed, self._remedy(), extra=repeated(f"failed inputs of {self.name}", str(failed)),
         )  # fmt: skip
         return True
 
@@ -274,15 +283,15 @@ class SourceInputs:
         busy = under_way()
         if slow := [segment for segment in overdue if segment in busy]:
             logger.warning(
-                "%s: %d inputs are not done after %g s, and go on: %s", self.name, len(slow), self._timeout,
+                "%s: %s still under way after %g s: %s", self.name, count_are(len(slow), "input"), self._timeout,
                 ", ".join(f"{count:,} in {task}" for task, count in Counter(busy[each] for each in slow).items()),
             )  # fmt: skip
         self.pending.extend(slow, now)
         lost = [segment for segment in overdue if segment not in busy]
         if claims := self.pending.expire(lost):
             logger.warning(
-                "%s: %d inputs have expired after %g s, as no task holds a part of them: they are read again",
-                self.name, len(claims), self._timeout,
+                "%s: %s read again: expired after %g s, in no task", self.name, count_are(len(claims), "input"),
+                self._timeout,
             )  # fmt: skip
             self._given_up[True] += claims
             self.counts.expired += len(claims)

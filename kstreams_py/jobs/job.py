@@ -21,11 +21,11 @@ from kstreams_py.errors import (
 )
 from kstreams_py.graph.channels import JobTask, TaskKind, common_channel, filled_channels, sort_tasks
 from kstreams_py.graph.declarations import Channel
-from kstreams_py.graph.names import reader_of
-from kstreams_py.graph.source import WakingConnection
+from kstreams_py.graph.names import reader_of, show_retry
+from kstreams_py.graph.source import InspectedSource, WakingConnection
 from kstreams_py.jobs.environment import JobEnvironment
 from kstreams_py.jobs.identity import SegmentId, name_in_path
-from kstreams_py.jobs.inputs import SourceInputs
+from kstreams_py.jobs.inputs import SourceInputs, show_key
 from kstreams_py.jobs.runners import GatheringRunner, OverlappingTaskRunner, TaskRunner, Turned
 from kstreams_py.jobs.task import Readers
 from kstreams_py.jobs.topic_inputs import TopicConnection
@@ -101,6 +101,8 @@ class Job:
         self._acker = environment.open_acker()
         self._traces = None if environment.open_tracing is None else Traces()
         self.outages = Outages()
+        self.is_closed = False
+        """Whether what was under way is given back."""
         self.turns = 0
         """The number of turns that each task has had."""
         self.turning: TaskRunner | None = None
@@ -134,6 +136,11 @@ class Job:
                 letters,
                 environment.look_seconds,
             )
+            if isinstance(channel.source, InspectedSource):
+                retry, target = show_retry(environment.target, channel.name), environment.target
+                self._inputs[
+                    channel
+                ].remedy = f"`kstreams sources list {target}` prints refused inputs, `{retry}` lets them be read again"
             if isinstance(connection, WakingConnection):
                 connection.wake_by(self._woken.set)
                 self._is_woken = True
@@ -253,9 +260,16 @@ class Job:
                     self.outages.answered(task.id)
                     self._note_failures(task, turned.failed)
                     self._complete(self._acker.ack(turned.ids, turned.acks))
+            task.log_attempts(self._name_input)
             if turned.stop is not None:  # `close` acknowledges the complete inputs
                 raise turned.stop
         return touched
+
+    def _name_input(self, segment: SegmentId) -> str:
+        """Returns the key of an input and its source as text."""
+        found = ((inputs, inputs.pending.claim(segment)) for inputs in self._inputs.values())
+        names = (f"input {show_key(claim)} of {inputs.name}" for inputs, claim in found if claim is not None)
+        return next(names, "an input that has expired")
 
     def _note_failures(self, task: TaskRunner, failed: Iterable[tuple[SegmentId, BaseException]]) -> None:
         for segment, error in failed:
@@ -368,6 +382,7 @@ class Job:
 
     def close(self, *, failed: bool = False) -> None:
         """Gives back the inputs under way, and closes all connections. `failed`: this counts as a death."""
+        self.is_closed = True
         with ExitStack() as closing:  # one that raises must not leave the others open
             for task in self.tasks:
                 closing.callback(task.close)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -17,6 +16,7 @@ from kstreams_py.graph.channels import JobTask
 from kstreams_py.graph.declarations import Channel
 from kstreams_py.graph.retry import Then
 from kstreams_py.jobs.adaptive_limit import AdaptiveLimit
+from kstreams_py.jobs.attempts import FailedAttempt, FailedAttempts
 from kstreams_py.jobs.copies import copy_value, copy_values
 from kstreams_py.jobs.environment import JobEnvironment
 from kstreams_py.jobs.gathering import Gathering, Held
@@ -28,8 +28,6 @@ from kstreams_py.metrics import Counters
 from kstreams_py.steps.calls import Call
 from kstreams_py.steps.dead_letters import format_error
 from kstreams_py.steps.tracing import Note
-
-logger = logging.getLogger(__name__)
 
 CALLED_MAX: Final = 10_000
 """The maximum number of segments of a task that are run before the next task has its turn."""
@@ -96,8 +94,7 @@ class TaskRunner:
         self._storing = Storing(task, environment.open_sink, f"{graph}.{task.id}") if task.target is not None else None
         self._unstored: tuple[Segments, Sequence[Any]] | None = None
         """The results whose rows the target could not store yet."""
-        self._attempts: dict[Pattern, int] = {}
-        """By pattern, how often a segment that is run again has failed."""
+        self.attempts = FailedAttempts(task.id)
         self._last_attempt: BaseException | None = None
         """The error of a segment whose retry stops the job."""
         self._again: list[tuple[float, int, Segments]] = []
@@ -268,7 +265,7 @@ class TaskRunner:
     def _span(self, one: Segments, traces: TaskTraces) -> AbstractContextManager[Note]:
         """Makes the span of a call with a segment the current one."""
         (origin,), (pattern,) = self._origins(one), one.patterns
-        return traces.call(one.ids[0], one.paths[0], origin, self._attempts.get(pattern, 0) + 1)
+        return traces.call(one.ids[0], one.paths[0], origin, self.attempts.failed(pattern) + 1)
 
     def _values(self, segments: Segments) -> Sequence[Any]:
         """Returns the values of segments for a call; copies if another attempt may need the unchanged originals."""
@@ -282,26 +279,25 @@ class TaskRunner:
         """Keeps the segments that are to be run again; returns the others with their results."""
         retry = self._task.retry
         assert retry is not None
+        if not self.attempts and FailedCall not in map(type, results):
+            return segments, results
         kept = list[int]()
         for index, result in enumerate(results):
             pattern = segments.patterns[index]
             error = result.error if type(result) is FailedCall else None
             if error is None or not retry.covers(error) or isinstance(error, self._task.stop_on):
-                self._attempts.pop(pattern, None)
+                self.attempts.forget([pattern])
                 kept.append(index)
                 continue
-            attempts = self._attempts[pattern] = self._attempts.get(pattern, 0) + 1
+            attempts = self.attempts.add(pattern)
             if not retry.is_last(attempts):
                 self.counters.retried()
                 self.newest_failure = f"{type(error).__name__}: {format_error(error)}"
-                if attempts >= retry.attempts:
-                    logger.warning(
-                        "%s: attempt %d failed: %s; it is tried again", self.id, attempts, self.newest_failure
-                    )
-                due = now + retry.wait(attempts, self._environment.chance())
-                heappush(self._again, (due, next(self._numbers), segments.choose([index])))
+                seconds = retry.wait(attempts, self._environment.chance())
+                self.attempts.note(FailedAttempt(segments.ids[index], self.newest_failure, attempts, seconds))
+                heappush(self._again, (now + seconds, next(self._numbers), segments.choose([index])))
                 continue
-            del self._attempts[pattern]
+            self.attempts.forget([pattern])
             if retry.then is Then.STOP:
                 self._last_attempt = error
             kept.append(index)
@@ -322,11 +318,15 @@ class TaskRunner:
         given_up = [part for _, _, part in self._again if not dropped.isdisjoint(part.ids)]
         for part in given_up:
             self._end(part)
-            for pattern in part.patterns:
-                self._attempts.pop(pattern, None)
+            self.attempts.forget(part.patterns)
         if given_up:
             self._again = [each for each in self._again if dropped.isdisjoint(each[2].ids)]
             heapify(self._again)
+
+    def log_attempts(self, name_input: Callable[[SegmentId], str]) -> None:
+        """Logs the attempts that have failed since the last call. `name_input`: as in FailedAttempts.log."""
+        if self._task.retry is not None:
+            self.attempts.log(self._environment.clock(), self._task.retry, name_input)
 
     def close(self) -> None:
         """Closes the connections to the target and the topics."""

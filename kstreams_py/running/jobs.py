@@ -70,21 +70,27 @@ class JobLoop:
 
     def _report(self, task: TaskRunner, state: WorkerState | None, standing: StillPlace) -> Report:
         seconds, place = max(standing, self._look_at_calls(task))
-        away, why = self._away(task)
-        topics = self._job.topics_of(task)
+        waiting, why = self._waiting(task)
         return Report(
             task.id,
             self._slot,
             task.counters.as_dict(),
-            task.waiting_of([each for each in task.inputs if each not in topics]) if topics else task.waiting,
+            self._lag(task),
             seconds,
             place,
-            state=state or away or WorkerState.RUNNING,
+            state=state or waiting or WorkerState.RUNNING,
             measures=task.measures(),
             failure=task.newest_failure,
             why=why,
             is_task=True,
         )
+
+    def _lag(self, task: TaskRunner) -> int:
+        """Returns how many values wait for a task, without records of topics."""
+        if self._job.is_closed:  # all that waited has been given back
+            return 0
+        topics = self._job.topics_of(task)
+        return task.waiting_of([each for each in task.inputs if each not in topics]) if topics else task.waiting
 
     def _away(self, task: TaskRunner) -> tuple[WorkerState | None, str]:
         """Returns the state of a task whose target, or one of whose sources, is away, and why."""
@@ -93,6 +99,13 @@ class JobLoop:
             return WorkerState.SINK_AWAY, why
         why = next((outages[each] for each in self._job.sources_of(task) if each in outages), "")
         return (WorkerState.SOURCE_AWAY, why) if why else (None, "")
+
+    def _waiting(self, task: TaskRunner) -> tuple[WorkerState | None, str]:
+        """Returns the state of a task that waits for another system, or for the next attempt, and why."""
+        away, why = self._away(task)
+        if away is None and (why := task.attempts.why):
+            return WorkerState.RETRYING, why
+        return away, why
 
     def _look_at_thread(self, turning: TaskRunner) -> StillPlace:
         """Returns for how long the job's thread stands still. `turning`: the task whose turn it is.

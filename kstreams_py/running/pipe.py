@@ -42,15 +42,17 @@ def report_writer() -> Callable[[Sequence[Report]], None] | None:
     return None if fd is None else _Writer(int(fd)).write
 
 
-def report_drained() -> None:
+def report_drained(*, are_inputs_done: bool = False) -> None:
     """Reports to the supervisor that this worker has drained, so that its end counts as the requested one.
+
+    `are_inputs_done`: it has ended because the sources of its graph have no input left.
 
     Waits while the pipe is full: without this line, status 0 means that a function has ended the process.
     """
     fd = int(os.environ[REPORT_FD])
     os.set_blocking(fd, True)
     with suppress(BrokenPipeError):  # the supervisor has ended
-        os.write(fd, b"\n" + _line({"drained": True}))
+        os.write(fd, b"\n" + _line({"drained": True, "inputs_done": are_inputs_done}))
 
 
 def report_error(error: KStreamsError) -> bool:
@@ -166,6 +168,8 @@ class PipeReader:
         self._heads: dict[str, Report] = {}
         self.has_drained = False
         """Whether the worker has reported that it has drained."""
+        self.are_inputs_done = False
+        """Whether it has done so because its sources have no input left."""
         self._items: dict[str, tuple[int, dict[Item, Any]]] = {}
         """The newest items of each processor, and their generation."""
 
@@ -181,6 +185,7 @@ class PipeReader:
                 fields = json.loads(line)
                 if "drained" in fields:
                     self.has_drained = True
+                    self.are_inputs_done |= fields.get("inputs_done", False)
                 elif "error" in fields:
                     found[""] = str(fields["error"])
                 else:

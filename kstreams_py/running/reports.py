@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from kstreams_py.metrics import PendingFigures, WorkerState
+from kstreams_py.metrics import INPUTS, PendingFigures, WorkerState
 from kstreams_py.records import Positions, TopicPartition
 
 
@@ -124,3 +124,22 @@ def totals(reports: Iterable[Report]) -> dict[str, Report]:
                 lag=None if total.lag is None or report.lag is None else total.lag + report.lag,
             )
     return found
+
+
+def inputs_of(reports: Iterable[Report], source: str) -> dict[str, int]:
+    """Returns the counts of the inputs of a source over all slots, by the names in INPUTS."""
+    measures = [report.measures for report in reports]
+    return {name: int(sum(each.get(f"inputs:{name}:{source}", 0) for each in measures)) for name in INPUTS}
+
+
+def show_totals(reports: Sequence[Report]) -> str:
+    """Returns what the tasks of a run have done, as text: the inputs of each source, and the values of each task."""
+    parts = list[str]()
+    for name in dict.fromkeys(name for report in reports for name in report.sources):
+        counts = inputs_of(reports, name)
+        parts.append(f"{source_key(name)}: {counts['done']:,} done, {counts['refused']:,} refused")
+    for task, total in totals(reports).items():
+        parts.append(
+            f"{task}: {total.counters.get('records_in', 0):,} in, {total.counters.get('records_out', 0):,} out"
+        )
+    return "; ".join(parts)

@@ -129,6 +129,10 @@ class Slot:
         self._cluster = environment.cluster
         self._stopping = threading.Event()
         self._failures: list[BaseException] = []
+        self.has_begun = False
+        """Whether the loops have been started: before that, there is nothing to drain."""
+        self.are_inputs_done = False
+        """Whether the job has ended because its sources have no input left."""
         self._lags: dict[str, dict[TopicPartition, int]] = {}
         """The lags of each processor's partitions; a processor is missing if they are unknown."""
         self._brokers_away = dict[str, str]()
@@ -167,6 +171,7 @@ class Slot:
             for processor in self._graph.processors
         ]
         loops = self._open_loops(workers)
+        self.has_begun = True
         for loop in loops:
             loop.thread.start()
         self._watch_cluster(loops)
@@ -223,12 +228,12 @@ class Slot:
         self._run_loop(worker.processor.id, worker.run)
 
     def _run_job(self, job: Job) -> None:
-        # once its sources have no input left, the processors go on with what it has written
-        self._run_loop(
-            "job",
-            lambda: job.run(self._stopping.is_set),
-            goes_on=lambda: bool(self._graph.processors) and job.is_exhausted,
-        )
+        def goes_on() -> bool:
+            # once its sources have no input left, the processors go on with what it has written
+            self.are_inputs_done = job.is_exhausted
+            return bool(self._graph.processors) and self.are_inputs_done
+
+        self._run_loop("job", lambda: job.run(self._stopping.is_set), goes_on)
 
     def _run_loop(self, name: str, run: Callable[[], None], goes_on: Callable[[], bool] = lambda: False) -> None:
         """Runs a loop. Its end stops the others, unless `goes_on` says otherwise after one without an error."""

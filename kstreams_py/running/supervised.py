@@ -168,9 +168,19 @@ class SupervisedSlot:
         )
 
     def has_drained(self, status: int) -> bool:
-        """Returns whether a process that was asked to stop has drained; if not, its steps will run again."""
+        """Returns whether a process that was asked to stop has drained; if not, its steps will run again.
+
+        One that has not reported had begun nothing: its source was away, for example.
+        """
+        if not self._report_count:
+            return True
         # SIGTERM: the process had not installed its handler yet. Replaced: another worker has the slot and its work
         return status in (-signal.SIGTERM, Replaced.exit_status) or (status == 0 and self._pipe.has_drained)
+
+    @property
+    def are_inputs_done(self) -> bool:
+        """Whether the newest process has drained because the sources of its graph have no input left."""
+        return self._pipe.are_inputs_done
 
     def why(self, status: int) -> str:
         """Returns why the process ended, as text: why it was killed, the error that it reported, or its status."""

@@ -93,6 +93,8 @@ class Supervisor:
         self._selector = selectors.DefaultSelector()
         self._stopping = False
         self._killing = False
+        self.are_inputs_done = False
+        """Whether the run has ended because the sources of its graph have no input left."""
         self._observe: Callable[[RunStatus], None] | None = None
 
     @property
@@ -181,7 +183,10 @@ class Supervisor:
         slot.note_end(status, time.time())
         match slot.end(status, now):
             case Next.STOP:
-                logger.info("slot %d ended by itself: stopping the others", slot.number, extra={"slot": slot.number})
+                why = "as all inputs of its sources are done" if slot.are_inputs_done else "by itself"
+                then = ": stopping the others" if len(self._children) > 1 else ""
+                logger.info("slot %d ended %s%s", slot.number, why, then, extra={"slot": slot.number})
+                self.are_inputs_done |= slot.are_inputs_done
                 self._stopping = True
             case Next.LEAVE:
                 self._leave(slot)

@@ -9,22 +9,23 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, NoReturn, Protocol
 
 from kstreams_py.errors import Replaced, WorkerStuck
 from kstreams_py.formats.registries import open_registry
 from kstreams_py.formats.registry import Registry
 from kstreams_py.graph.channels import JobTask
 from kstreams_py.graph.declarations import DEFAULT_PARTITIONS, Processor
-from kstreams_py.graph.loading import load, show_target
+from kstreams_py.graph.loading import load, show_command, show_target
+from kstreams_py.graph.source import InspectedSource
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.cluster import KafkaCluster
 from kstreams_py.processing.topics import check_topics, describe_idle_slots
 from kstreams_py.processing.topics import create_topics as create_graph_topics
 from kstreams_py.running.pipe import report_drained, report_writer
-from kstreams_py.running.reports import Report
+from kstreams_py.running.reports import Report, inputs_of, show_totals
 from kstreams_py.running.slot import Slot
 from kstreams_py.running.status import RunStatus, SlotStatus
 from kstreams_py.running.supervisor import Supervisor, run_both
@@ -50,6 +51,13 @@ DRAIN_EXTRA: Final = 5.0
 """Seconds beyond drain_timeout_ms after which workers are killed."""
 
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+
+
+class StoppedEarly(KeyboardInterrupt):
+    """A SIGTERM came before the loops of a slot, or the workers of a run, were started: nothing is to be drained.
+
+    As a KeyboardInterrupt, it ends a wait for a broker, or the import of a graph, immediately.
+    """
 
 
 Observe = Callable[[RunStatus], None]
@@ -107,12 +115,17 @@ class SlotRun:
         self._slot.stop()
 
     def own_process(self) -> None:
-        """Drains on SIGTERM and Ctrl-C; a Ctrl-C after that ends the process. Collects garbage less often."""
+        """Drains on SIGTERM and Ctrl-C; a Ctrl-C after that ends the process. Collects garbage less often.
+
+        Before the loops start, `end_early`.
+        """
         gc.freeze()
         gc.set_threshold(GARBAGE_THRESHOLD, 20, 20)
 
         def ask(signum: int, _: object) -> None:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
+            if not self._slot.has_begun:
+                end_early(signum)
             logger.info("%s: draining", signal.Signals(signum).name)
             self._slot.stop()
 
@@ -145,10 +158,13 @@ class SlotRun:
         note_dropping(self._graph)
         timeout, began_at = self._settings.stuck_timeout_ms, time.monotonic()
         watch = Watch(self._number, timeout)
+        newest: Sequence[Report] = ()
         with open_progress(background=self._background) as progress:
 
             def show(reports: Sequence[Report]) -> None:
+                nonlocal newest
                 on_start()
+                newest = reports
                 slot = SlotStatus(self._number, os.getpid(), tuple(reports), began_at=began_at)
                 status = RunStatus((slot,), time.monotonic())
                 progress.show(status)
@@ -162,6 +178,7 @@ class SlotRun:
                 self._slot.run(show, create=self._create, partitions=self._partitions)
             except Replaced as error:
                 raise Replaced(f"{error}; {run_both([self._number])}") from error
+        note_totals(self._graph, newest, are_inputs_done=self._slot.are_inputs_done)
 
     def _run_under_supervisor(self, write: Callable[[Sequence[Report]], None], on_start: Callable[[], None]) -> None:
         orphaned = False
@@ -177,8 +194,9 @@ class SlotRun:
                 logger.warning("the supervisor has ended: draining")
                 self._slot.stop()
 
-        self._slot.run(report, create=self._create, partitions=self._partitions)
-        report_drained()
+        with suppress(StoppedEarly):
+            self._slot.run(report, create=self._create, partitions=self._partitions)
+        report_drained(are_inputs_done=self._slot.are_inputs_done)
 
 
 class SupervisedRun:
@@ -214,11 +232,11 @@ class SupervisedRun:
         self._supervisor.stop()
 
     def own_process(self) -> None:
-        """Drains on a first SIGTERM or Ctrl-C, kills the workers on a second. Before they start, a Ctrl-C is raised."""
+        """Drains on a first SIGTERM or Ctrl-C, kills the workers on a second. Before they start, `end_early`."""
 
         def ask(signum: int, _: object) -> None:
-            if signum == signal.SIGINT and not self._started:
-                raise KeyboardInterrupt  # nothing to drain: end the import of the graph, or the wait for a broker
+            if not self._started:
+                end_early(signum)
             for each in SIGNALS:
                 signal.signal(each, lambda *_: self._supervisor.kill())
             logger.info("%s: draining", signal.Signals(signum).name)
@@ -237,14 +255,20 @@ class SupervisedRun:
             note_dropping(graph)
             self._started = True
             on_start()
+            newest: Sequence[Report] = ()
             with open_progress(background=self._background) as progress:
+
+                def keep(reports: Sequence[Report]) -> None:
+                    nonlocal newest
+                    newest = reports
 
                 def note(status: RunStatus) -> None:
                     progress.show(status)
                     if observe is not None:
                         observe(status)
 
-                self._supervisor.run(lambda _: None, note, progress.write)
+                self._supervisor.run(keep, note, progress.write)
+            note_totals(graph, newest, are_inputs_done=self._supervisor.are_inputs_done)
 
     def _check(self, graph: Graph) -> None:
         """Checks the topics before the workers start, so that a mistake is reported once."""
@@ -268,6 +292,19 @@ def note_dropping(graph: Graph) -> None:
             "without a dead-letter topic: %s: a record for which a function raises is dropped with a warning: "
             'errors="%s.errors" keeps it', ", ".join(names), graph.name,
         )  # fmt: skip
+
+
+def note_totals(graph: Graph, reports: Sequence[Report], *, are_inputs_done: bool) -> None:
+    """Logs what a run without topics has done, by its last reports."""
+    if graph.uses_topics or not reports:
+        return
+    names = {
+        name for each in reports for name in each.sources if isinstance(graph.channels[name].source, InspectedSource)
+    }
+    is_kept = any(inputs_of(reports, name)["refused"] for name in names)
+    how = f"; `{show_command(graph, 'sources list')}` prints the refused ones" if is_kept else ""
+    why = "all inputs are done" if are_inputs_done else "the run has ended"
+    logger.info("%s: %s%s", why, show_totals(reports), how)
 
 
 def open_progress(*, background: bool) -> Progress:
@@ -342,9 +379,17 @@ def exporting(graph: Graph, settings: Settings, *, background: bool = False) -> 
 
 def run_in_foreground(run: Run) -> None:
     """Runs until Ctrl-C, SIGTERM or the workers' end, then restores signal handlers. Raises the same as `run`."""
-    with _signals_restored():
+    with _signals_restored(), suppress(StoppedEarly):
         run.own_process()
         run.run(lambda: None)
+
+
+def end_early(signum: int) -> NoReturn:
+    """Ends a run that has not begun: raises StoppedEarly for a SIGTERM, and KeyboardInterrupt for a Ctrl-C."""
+    if signum == signal.SIGINT:
+        raise KeyboardInterrupt
+    logger.info("%s: stopped before it began", signal.Signals(signum).name)
+    raise StoppedEarly
 
 
 @contextmanager

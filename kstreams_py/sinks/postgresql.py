@@ -226,7 +226,9 @@ class PostgreSQLConnection:
             raise self._unavailable(error) from error
 
     def _unavailable(self, error: psycopg.Error) -> SinkUnavailable:
-        return SinkUnavailable(f"{self._sink}: {first_line(error)}", may_return=self._database.may_return(error))
+        return SinkUnavailable(
+            f"{self._sink}: {self._database.describe(error)}", may_return=self._database.may_return(error)
+        )
 
     def _open(self) -> psycopg.Connection[Any]:
         connection = self._database.connect()

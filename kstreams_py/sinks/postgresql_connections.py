@@ -46,6 +46,9 @@ _MAY_RETURN: Final = ("08", "40", "53200", "53300", "55P03", "57P", "57014", "25
 _LASTING: Final = ("authentication failed", "does not exist", "no pg_hba.conf entry", "no password supplied")
 """Texts in errors of connections that another attempt does not open either: libpq does not pass on their SQLSTATE."""
 
+_NOT_CONNECTED: Final = ("connection failed", "connection timeout", "failed to resolve host")
+"""Beginnings of errors of connections that cannot be opened."""
+
 
 class Database:
     """A database in PostgreSQL, by its URL."""
@@ -89,6 +92,13 @@ class Database:
         if state is not None:
             return state.startswith(_OF_SERVER)
         return isinstance(error, (self.psycopg.OperationalError, self.psycopg.InterfaceError))
+
+    def describe(self, error: psycopg.Error) -> str:
+        """Returns the message of an error, with the remedy if the database cannot be connected to."""
+        text = first_line(error)
+        if error.sqlstate is not None or not text.startswith(_NOT_CONNECTED):
+            return text
+        return f"{text}: {'start the database, or ' if self.may_return(error) else ''}correct the URL"
 
     def may_return(self, error: psycopg.Error) -> bool:
         """Whether another attempt may succeed without intervention."""

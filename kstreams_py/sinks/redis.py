@@ -199,7 +199,8 @@ class RedisConnection:
         except self._redis.RedisError as error:
             with contextlib.suppress(self._redis.RedisError):
                 self.close()
-            raise SinkUnavailable(f"{self._sink}: {error}", may_return=not lasts(error)) from error
+            remedy = ": start the server, or correct the URL" if " connecting to " in str(error) else ""
+            raise SinkUnavailable(f"{self._sink}: {error}{remedy}", may_return=not lasts(error)) from error
 
     def _open(self) -> redis.Redis:
         client = open_client(self._sink.url)

@@ -318,7 +318,9 @@ class TableConnection:
                 connection.close()
 
     def _unavailable(self, error: psycopg.Error) -> SourceUnavailable:
-        return SourceUnavailable(f"{self._source}: {first_line(error)}", may_return=self._database.may_return(error))
+        return SourceUnavailable(
+            f"{self._source}: {self._database.describe(error)}", may_return=self._database.may_return(error)
+        )
 
     def _open(self) -> psycopg.Connection[Any]:
         source, owner = self._source, (self._owner, self.lease)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kstreams_py.errors import SourceUnavailable
 from kstreams_py.graph.source import RefusedInput, SourceStatus
-from kstreams_py.sinks.postgresql_connections import Database, first_line, limited
+from kstreams_py.sinks.postgresql_connections import Database, limited
 from kstreams_py.sources.claims import CLAIMED, FREE, REFUSED
 from kstreams_py.sources.inspection import count_claims
 from kstreams_py.sources.postgresql_claims import DEAD, find_claims
@@ -78,5 +78,5 @@ class ClaimedTable(NamedTuple):
             with contextlib.closing(opened) as connection, limited(connection):
                 yield connection, describe_table(connection, self.source, self.table, self.key, (self.key,))
         except database.psycopg.Error as error:
-            text = f"{self.source}: {first_line(error)}"
+            text = f"{self.source}: {database.describe(error)}"
             raise SourceUnavailable(text, may_return=database.may_return(error)) from error

@@ -72,7 +72,9 @@ class Site:
         """What /status finds not well, the worst first; each has the remedy and the section of the table."""
         found = []
         for each in json.loads(self.get("/status")[1])["findings"]:
-            general = re.sub(r" \S+\.py(:\w+)?", "", each["remedy"])  # its commands name the graph
+            general = re.sub(
+                r" \S+\.py(:\w+)?( --source \S+ --all)?", "", each["remedy"]
+            )  # its commands name the graph
             assert (general, each["runbook"]) == (REMEDIES[each["kind"]], RUNBOOK[each["kind"]])
             found.append(Found(each["level"], each["kind"], each["processor"], each["what"]))
         return found

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import sqlite3
+import time
 from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
@@ -120,9 +122,12 @@ class Shop:
 
 def test_table_that_ends_is_stored_whole_without_a_broker_and_the_run_ends(tmp_path: Path) -> None:
     shop = Shop(tmp_path, rows=1_000)
-    ended = kstreams("run", shop.file, environment=NO_BROKER)
+    ended = kstreams("run", shop.file, "--workers", "2", environment=NO_BROKER)
     assert (ended.status, ended.error_lines) == (0, [])
     assert "broker" not in ended.err, "no broker is asked"
+    totals = "source rows: 999 done, 1 refused; parse: 1,000 in, 999 out; store: 999 in, 999 out"
+    how = f"`kstreams sources list {shop.file}` prints the refused ones"
+    assert ended.err.splitlines()[-1].endswith(f"INFO kstreams_py.running.wiring: all inputs are done: {totals}; {how}")
     shop.check(1_000)
 
 
@@ -237,3 +242,36 @@ def test_page_metrics_and_doctor_show_a_hung_call_a_replay_and_a_refused_input(t
         running.send(signal.SIGTERM)
         assert running.wait() == 0
     assert run("doctor", shop.file) == "no problems found\n"
+
+
+AWAY: Final = """
+import kstreams_py as ks
+from kstreams_py import sources
+
+graph = ks.Graph("away")
+url = "postgresql://me@127.0.0.1:1/crm"
+inputs = {inputs}
+graph.sink(inputs, id="store")(print)
+"""
+
+
+@pytest.mark.parametrize("mode", [("--workers", 1), ("--slot", 0)], ids=str)
+def test_sigterm_while_a_run_waits_for_a_broker_ends_it_at_once(tmp_path: Path, mode: tuple[object, ...]) -> None:
+    file = tmp_path / "away.py"
+    file.write_text(AWAY.format(inputs="graph.topic('rows')"), encoding="utf-8")
+    with command(tmp_path, "run", file, *mode, environment=NO_BROKER) as running:
+        running.await_text("waiting for a Kafka broker at 127.0.0.1:1, ")
+        running.send(signal.SIGTERM)
+        began = time.monotonic()
+        assert (running.wait(), time.monotonic() - began < 5.0) == (0, True), running.text
+        assert re.search(r"SIGTERM: stopped before it began\n\Z", running.text), running.text
+
+
+def test_source_away_at_the_start_has_a_remedy_and_its_workers_end_well_when_stopped(tmp_path: Path) -> None:
+    file = tmp_path / "away.py"
+    file.write_text(AWAY.format(inputs="graph.source('rows', sources.PostgreSQL(url, table='rows', key='id'))"))
+    with command(tmp_path, "run", file, "--workers", 2, environment=NO_BROKER) as running:
+        running.await_text("Connection refused: start the database, or correct the URL: restarting it \\(1 in a row")
+        running.send(signal.SIGTERM)
+        assert running.wait() == 0, running.text
+        assert "did not drain" not in running.text

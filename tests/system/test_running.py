@@ -732,7 +732,7 @@ def test_graph_as_a_module_of_the_directory_runs_and_its_progress_is_plain_lines
     log = app.directory / "module.log"
     with run_python(app, log, "-m", "kstreams_py", "run", "copying_graph:graph", "--workers", "1"):
         app.await_outputs(2)
-        wait_until(lambda: re.search(r"copy: 3 in, 2 out, 1 dead letters, 0 lag, ", log.read_text()), "a line")
+        wait_until(lambda: re.search(r"copy: 3 in, 2 out, 1 dead letter, 0 lag, ", log.read_text()), "a line")
     assert "\x1b" not in log.read_text()
 
 

@@ -107,7 +107,7 @@ def test_commands_and_scripts_of_the_page_make_and_show_its_tables(page: Page, n
     ]
     assert [re.sub(r"[\d.]+ s$", "", line) for line in ran] == [
         "totals: run 1: 2 rows of 3 records in ",
-        "large: run 1: 1 rows of 3 records in ",
+        "large: run 1: 1 row of 3 records in ",
     ]
     assert [line.split()[0] for line in status] == ["totals:", "run", "1", "large:", "run", "1"]
     assert written == ["runs: runs.html"]

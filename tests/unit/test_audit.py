@@ -28,7 +28,7 @@ from tests.unit.test_dead_letters_command import Unclosed
 IN = TopicPartition("in", 0)
 JOURNAL = "__ks.g.far.journal[0]"
 ONLY_LETTERS = "  only dead letters and positions are judged: "
-UNANSWERED = "inputs have no output and no dead letter: their result was None, or they were dropped or skipped"
+UNANSWERED = "input has no output and no dead letter: dropped, skipped, or with the result None"
 LOST = "is before the committed position, and has no output and no dead letter"
 
 
@@ -121,7 +121,7 @@ ALL_CLEAN = [
     "fork: 8 inputs, 16 outputs, 0 dead letters: clean",
     "alts: 14 inputs, 14 outputs, 0 dead letters: clean",
     "join: 8 inputs, 8 outputs, 0 dead letters: clean",
-    "far: 6 inputs, 5 outputs, 1 dead letters: clean",
+    "far: 6 inputs, 5 outputs, 1 dead letter: clean",
     f"sink: 6 inputs, 0 outputs, 0 dead letters: clean\n{ONLY_LETTERS}it writes no outputs",
 ]
 
@@ -217,7 +217,7 @@ def test_positions_that_are_set_back_and_forward_are_found() -> None:
     early = "has an output or dead letter, and is not before the committed position"
     assert site.audit() == [
         (
-            "copy: 1 inputs, 3 outputs, 0 dead letters: 2 offsets inconsistent\n"
+            "copy: 1 input, 3 outputs, 0 dead letters: 2 offsets inconsistent\n"
             f"  offsets inconsistent: in[0]@1 {early}\n  offsets inconsistent: in[0]@2 {early}"
         )
     ]
@@ -249,7 +249,7 @@ def test_outputs_of_deleted_inputs_and_of_those_before_a_time_are_not_judged() -
     site.send("in", b"4")
     site.driver.run()
     assert site.audit(since=now) == [
-        f"copy: 1 inputs, 5 outputs, 0 dead letters: clean\n  4 records not judged: {elsewhere}"
+        f"copy: 1 input, 5 outputs, 0 dead letters: clean\n  4 records not judged: {elsewhere}"
     ]
 
 
@@ -309,7 +309,7 @@ def test_outputs_of_inputs_that_were_compacted_away_are_not_judged() -> None:
         lambda graph, a, b: graph.join(a, b, by="order", to=graph.topic("out"), id="p")(lambda v, w: v + w)
     )
 
-    not_judged = "1 records not judged: their inputs are not in the range that was read"
+    not_judged = "1 record not judged: its input is not in the range that was read"
     (found,) = of_map.audit(every=True)
     assert found.split("\n  ") == ["p: 2 inputs, 3 outputs, 0 dead letters: clean", not_judged]
     (found,) = of_join.audit(every=True)
@@ -334,7 +334,7 @@ def test_a_join_whose_first_inputs_are_deleted_does_not_judge_foreign_outputs() 
     assert site.audit() == [
         (
             "join: 2 inputs, 3 outputs, 0 dead letters: 1 duplicate\n"
-            "  1 records not judged: their inputs are not in the range that was read\n"
+            "  1 record not judged: its input is not in the range that was read\n"
             "  foreign outputs are not judged: not all pairs of the join are known\n"
             "  duplicate: out[0]@4 is one more output of a[0]@2"
         )
@@ -399,7 +399,7 @@ def test_a_journal_that_contradicts_what_is_on_another_cluster_is_found() -> Non
     )
     assert site.audit(processors=["far"]) == [
         (
-            "far: 6 inputs, 5 outputs, 1 dead letters: 1 undecidable\n"
+            "far: 6 inputs, 5 outputs, 1 dead letter: 1 undecidable\n"
             f"  undecidable: {journal}@{end} ends the next start: {reason}"
         )
     ]

@@ -362,7 +362,7 @@ def test_sources_have_findings_for_what_nobody_reads_again() -> None:
             "  repair it, or correct its declaration; what was read before stays claimed"
         ),
         (
-            "warning: b (b.db): 4 inputs were under way when their workers ended without giving them back; 2 of the "
+            "warning: b (b.db): 4 inputs were under way when a worker ended without giving its inputs back; 2 of the "
             "inputs were so at several deaths, and are read by themselves\n"
             f"  kstreams run {named} reads them again, and stores what is stored already no second time"
         ),
@@ -370,7 +370,10 @@ def test_sources_have_findings_for_what_nobody_reads_again() -> None:
             "warning: d (d.db): 2 inputs were refused, and nobody reads them again (13: parse: ValueError: no 13, ...)"
             f"\n  kstreams sources list {named}; fix the cause, then kstreams sources retry {named} --source d --all"
         ),
-        f"note: c (c.db): 1,000 inputs were given back, and wait for a worker\n  kstreams run {named} reads them again",
+        (
+            "note: c (c.db): 1,000 inputs were given back, and no worker has read them again\n"
+            f"  kstreams run {named} reads them again"
+        ),
     ]
 
 

@@ -358,6 +358,7 @@ def test_status_has_all_that_the_page_needs() -> None:
             "remedy": Problem("note", kind, None, None, "").remedy("tests.unit.test_endpoints"),
             "runbook": "KstreamsDeadLettersWait",
             "affects": [],
+            "source": None,
         }
         for level, kind, what in letters
     ]
@@ -380,6 +381,7 @@ def test_status_has_all_that_the_page_needs() -> None:
                 "what": "price: 1 failed step since the run started, the last 0 s ago; a worker that was restarted may "
                 "not have reported all",
                 "affects": [],
+                "source": None,
                 "remedy": "See `kstreams dead-letters list tests.unit.test_endpoints`, fix the cause, then run "
                 "`kstreams dead-letters replay tests.unit.test_endpoints`.",
                 "runbook": RUNBOOK["dead_letters"],
@@ -392,6 +394,7 @@ def test_status_has_all_that_the_page_needs() -> None:
                 "processor": "price",
                 "what": "slot 1: price is joining",
                 "affects": [],
+                "source": None,
                 "remedy": REMEDIES["joining"],
                 "runbook": RUNBOOK["joining"],
             },

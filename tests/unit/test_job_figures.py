@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import logging
+from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
+from io import StringIO
 from typing import Any
 
 import pytest
 
 import kstreams_py as ks
-from kstreams_py.metrics import PendingFigures
+from kstreams_py.jobs.environment import JobEnvironment
+from kstreams_py.metrics import PendingFigures, WorkerState
+from kstreams_py.running.jobs import JobLoop
+from kstreams_py.running.terminal.logs import Folding
+from kstreams_py.testing.memory_source import MemorySource
 from tests.simulation.jobs import JobPlant, Table
 
 INPUTS = 4
@@ -130,3 +137,73 @@ def test_gather_counts_what_finds_no_pair_and_a_source_that_is_away_says_why(mon
     plant.now += 1.0
     job.turn()
     assert job.show_pending() == {"rows": PendingFigures(why="rows.db: locked")}
+
+
+@pytest.mark.parametrize("concurrency", [1, 4])
+def test_service_that_is_away_is_told_at_once_in_few_lines_and_when_it_is_over(
+    concurrency: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level("INFO")
+    calls = Counter[int]()
+
+    def call(value: int) -> tuple[int]:
+        calls[value] += 1
+        if calls[value] < 4:
+            raise ConnectionError("refused")
+        return (value,)
+
+    retry = ks.Retry(attempts=3, backoff="4s..4s", then="pause")
+    plant, _ = plant_of(call, retry=retry, concurrency=concurrency)
+    job, shown = plant.start(), dict[tuple[WorkerState, str], None]()
+    monkeypatch.setattr("kstreams_py.running.jobs.Job", lambda *_: job)
+    loop = JobLoop(plant.graph, 0, JobEnvironment(), lambda _: None)
+    while not job.is_exhausted:
+        plant.turn(job)
+        plant.now += 2.0
+        (report,) = loop.reports(None)
+        shown[report.state, report.why] = None
+    job.close()
+    assert [*shown] == [
+        (WorkerState.RETRYING, "4 values wait for another attempt: ConnectionError: refused"),
+        (WorkerState.RUNNING, ""),
+    ]
+    target = logging.StreamHandler(out := StringIO())
+    target.setFormatter(logging.Formatter("%(levelname)s %(message)s"))
+    with closing(Folding(target, lambda: 0.0)) as folding:
+        for record in caplog.records:
+            folding.handle(record)
+        folding.flush()
+    assert out.getvalue().splitlines() == [
+        "WARNING store: input 0 of plant:rows waits: ConnectionError: refused; attempt 2 of 3 is in 4.0 s",
+        "INFO store: nothing waits for another attempt any more, after 12 failed attempts in 12 s",
+        "WARNING 11 more failed attempts of task store in 0 s, last ConnectionError: refused",
+    ]
+
+
+def test_first_warning_of_a_refused_input_names_the_commands(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(value: int) -> None:
+        raise ValueError(value)
+
+    monkeypatch.setattr("kstreams_py.jobs.job.InspectedSource", MemorySource)
+    plant, _ = plant_of(refuse)
+    plant.run()
+    commands = "`kstreams sources list GRAPH` prints refused inputs, `kstreams sources retry GRAPH --source rows --all`"
+    what = "it is refused once all that was made of it is done"
+    warnings = [f"plant:rows: input {value} fails: store: ValueError: {value}: {what}" for value in range(INPUTS)]
+    assert caplog.messages == [f"{warnings[0]}; {commands} lets them be read again", *warnings[1:]]
+
+
+def test_closed_job_shows_nothing_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: int) -> None:
+        raise ConnectionError
+
+    plant, _ = plant_of(fail, retry=ks.Retry())
+    job, lags = plant.start(), list[int | None]()
+    monkeypatch.setattr("kstreams_py.running.jobs.Job", lambda *_: job)
+    loop = JobLoop(plant.graph, 0, JobEnvironment(), lambda _: None)
+    for act in (job.turn, job.close):
+        act()
+        lags += [report.lag for report in loop.reports(None)]
+    assert lags == [INPUTS, 0]

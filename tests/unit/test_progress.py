@@ -264,3 +264,13 @@ def test_names_in_brackets_are_no_styles() -> None:
         ["slot", "state"],
         ["0", "spare"],
     ]
+
+
+def test_one_of_something_has_its_singular(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    clock = ManualClock()
+    with make_plain_progress(clock) as progress:
+        clock.advance(5.0)
+        progress.show(run_of(report(1, records_out=1, dead_letters=1, held=1)))
+    text = "p: 1 in, 1 out, 1 dead letter, 0 lag, 0 records/s, 0.0 commits/s, 1 partition, running"
+    assert [record.getMessage() for record in caplog.records] == [text]

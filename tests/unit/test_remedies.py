@@ -121,7 +121,14 @@ STATES = {
     ),
     "inputs that were refused": (
         slot(report(sources={"rows": PendingFigures(9, 60.0)}, measures={"inputs:refused:rows": 3})),
-        Problem("warning", "refused", None, None, "rows: 3 refused inputs since the run started, the last 0 s ago"),
+        Problem(
+            "warning",
+            "refused",
+            None,
+            None,
+            "rows: 3 refused inputs since the run started, the last 0 s ago",
+            source="rows",
+        ),
     ),
     "an input of a task that is known to stand still": (
         slot(
@@ -133,6 +140,10 @@ STATES = {
             )
         ),
         Problem("bad", "stuck", 0, "price", "slot 0: price has not turned, it is in f (a.py:7) (31 s)"),
+    ),
+    "an input of a task that is retrying": (
+        slot(report(state=WorkerState.RETRYING, why="no", sources={"rows": PendingFigures(1, 61.0, "13", ("price",))})),
+        Problem("bad", "retrying", 0, "price", "slot 0: price is retrying: no"),
     ),
     "a process that has ended": (
         slot(pid=None, ends=(End(1.0, "SIGKILL"),)),
@@ -356,6 +367,8 @@ def test_each_finding_has_one_sentence_of_the_table() -> None:
         assert found.remedy("'my shop.py'") == whole, "a command that can be typed"
         assert remedy.endswith(".")
         assert "\n" not in remedy
+    of_source = Problem("note", "refused", None, None, "", source="rows").remedy("shop.py")
+    assert of_source.endswith("fix the cause, then run `kstreams sources retry shop.py --source rows --all`.")
 
 
 def test_each_finding_has_its_section_of_the_runbook_as_its_alert_says() -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any, cast
 
 import pytest
 
-from kstreams_py.errors import RowRefused, SettingsError
+from kstreams_py.errors import RowRefused, SettingsError, SinkUnavailable
 from kstreams_py.graph.sink import Row
 from kstreams_py.records import TopicPartition
 from kstreams_py.sinks import Parquet, PostgreSQL, Redis, SQLite
@@ -161,3 +162,18 @@ def test_files_are_merged_once_there_are_enough_of_one_size_the_smallest_first()
     assert choose_merged([*large, *small[:15], *middle[:15]]) == ()
     assert choose_merged([*middle, *small]) == tuple(small)
     assert choose_merged([*large, *middle, *small[:15]]) == tuple(middle)
+
+
+@pytest.mark.parametrize(
+    ("target", "thing"),
+    [
+        (PostgreSQL("postgresql://me@127.0.0.1:1/crm", table="t", columns={"a": int}), "database"),
+        (Redis("redis://127.0.0.1:1", key="k", columns={"a": int}), "server"),
+    ],
+    ids=str,
+)
+def test_target_that_cannot_be_connected_to_says_what_to_do(target: PostgreSQL | Redis, thing: str) -> None:
+    remedy = rf" refused\.?: start the {thing}, or correct the URL$"
+    with pytest.raises(SinkUnavailable, match=remedy) as away, closing(target.open("p")) as connection:
+        connection.write([], {}, {})
+    assert away.value.may_return

@@ -121,7 +121,7 @@ class FakeSlot:
             "cluster": environment.cluster,
             "settings": environment.settings,
         }
-        self.stopped = False
+        self.stopped, self.are_inputs_done, self.has_begun = False, False, True
 
     def stop(self) -> None:
         self.stopped = True
@@ -277,6 +277,7 @@ class FakeSupervisor:
 
     options: Mapping[str, Any]
     calls: Sequence[str]
+    are_inputs_done = False
 
     def __init__(self, command: Callable[[int], Sequence[str]], slots: Sequence[int], **options: Any) -> None:
         FakeSupervisor.options = {"command": command(slots[0])[-2:], "slots": slots, **options}

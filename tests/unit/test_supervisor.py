@@ -496,7 +496,20 @@ def test_worker_that_ends_by_itself_ends_the_others(tmp_path: Path, caplog: pyte
     workers = Workers(tmp_path, script, [0, 1])
     workers.run(lambda counts: False)
     assert "slot 0 ended by itself: stopping the others" in caplog.text
+    assert not workers.supervisor.are_inputs_done
     assert (workers.process_counts, workers.supervisor.pids) == ({0: 1, 1: 1}, {})
+
+
+@pytest.mark.parametrize(("slots", "others"), [([0], ""), ([0, 1], ": stopping the others")])
+def test_worker_whose_sources_have_no_input_left_ends_the_run_and_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, slots: list[int], others: str
+) -> None:
+    caplog.set_level(logging.INFO)
+    done = """write('{"drained": true, "inputs_done": true}\\n')"""
+    workers = Workers(tmp_path, f"await_sigterm() if slot else (report(0, 7), {done})", slots)
+    assert workers.run(lambda counts: False)["p", 0] == (0, 7)
+    assert caplog.messages == [f"slot 0 ended as all inputs of its sources are done{others}"]
+    assert workers.supervisor.are_inputs_done
 
 
 def test_worker_that_ends_with_status_0_and_has_not_drained_is_restarted(

@@ -6,11 +6,13 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
+from kstreams_py.graph.names import show_retry
 from kstreams_py.graph.source import SourceStatus
 from kstreams_py.kafka.described_cluster import LogInfo
 from kstreams_py.kafka.groups import slot_of
 from kstreams_py.operations.doctor.findings import Examined, Facts, Finding, Severity, TopicReader, show_duration
 from kstreams_py.operations.recover.task_status import TaskStatus, reset_command
+from kstreams_py.printable import count_of
 from kstreams_py.records import TopicPartition
 
 
@@ -311,18 +313,24 @@ def find_sources(facts: Facts, examined: Examined) -> Iterator[Finding]:
             )
 
 
+def _inputs_were(count: int) -> str:
+    return f"{count_of(count, 'input')} {'was' if count == 1 else 'were'}"
+
+
+def _them(count: int) -> str:
+    return "it" if count == 1 else "them"
+
+
 def _of_inputs(subject: str, name: str, status: SourceStatus, examined: Examined) -> Iterator[Finding]:
     if status.refused:
         some = "; ".join(f"{each.key}: {each.reason}" for each in status.shown)
         more = ", ..." if status.refused > len(status.shown) else ""
-        number = "1 input was refused" if status.refused == 1 else f"{status.refused:,} inputs were refused"
         yield Finding(
             Severity.WARNING,
             "refused_inputs",
             subject,
-            f"{number}, and nobody reads {'it' if status.refused == 1 else 'them'} again ({some}{more})",
-            f"kstreams sources list {examined.name}; fix the cause, then kstreams sources retry {examined.name} "
-            f"--source {name} --all",
+            f"{_inputs_were(status.refused)} refused, and nobody reads {_them(status.refused)} again ({some}{more})",
+            f"kstreams sources list {examined.name}; fix the cause, then {show_retry(examined.name, name)}",
         )
     alone = f"; {status.suspects:,} of the inputs were so at several deaths, and are read by themselves"
     alone = alone if status.suspects else ""
@@ -331,7 +339,7 @@ def _of_inputs(subject: str, name: str, status: SourceStatus, examined: Examined
             Severity.WARNING,
             "abandoned_inputs",
             subject,
-            f"{status.abandoned:,} inputs were under way when their workers ended without giving them back{alone}",
+            f"{_inputs_were(status.abandoned)} under way when a worker ended without giving its inputs back{alone}",
             f"kstreams run {examined.name} reads them again, and stores what is stored already no second time",
         )
     elif status.free and not status.claimed:
@@ -339,7 +347,7 @@ def _of_inputs(subject: str, name: str, status: SourceStatus, examined: Examined
             Severity.NOTE,
             "waiting_inputs",
             subject,
-            f"{status.free:,} inputs were given back, and wait for a worker{alone}",
+            f"{_inputs_were(status.free)} given back, and no worker has read {_them(status.free)} again{alone}",
             f"kstreams run {examined.name} reads them again",
         )
 

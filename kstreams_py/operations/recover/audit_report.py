@@ -9,7 +9,7 @@ from typing import Any
 from kstreams_py.graph.anomalies import TOLERATED, Kind
 from kstreams_py.graph.guarantees import Guarantee
 from kstreams_py.operations.recover.comparison import FoundAnomaly
-from kstreams_py.printable import join_lines
+from kstreams_py.printable import count_of, join_lines
 
 
 @dataclass(slots=True)
@@ -47,15 +47,16 @@ def describe(report: AuditReport) -> str:
     if report.skipped:
         return f"{report.processor}: not audited: {report.skipped}"
     found = ", ".join(f"{number:,} {kind}" for kind, number in sorted(report.counts.items())) or "clean"
-    read = f"{report.inputs:,} inputs, {report.outputs:,} outputs, {report.letters:,} dead letters"
+    counts = {"input": report.inputs, "output": report.outputs, "dead letter": report.letters}
+    read = ", ".join(count_of(count, thing) for thing, count in counts.items())
     lines = [f"{report.processor}: {read}: {found}{_allowed(report)}"]
+    has = "has" if report.unanswered == 1 else "have"
+    whose = "its input is" if report.unjudged == 1 else "their inputs are"
     if report.unanswered and Kind.LOST not in report.counts:
-        lines.append(
-            f"  {report.unanswered:,} inputs have no output and no dead letter: their result was None, or they were "
-            "dropped or skipped"
-        )
+        no = f"{has} no output and no dead letter: dropped, skipped, or with the result None"
+        lines.append(f"  {count_of(report.unanswered, 'input')} {no}")
     if report.unjudged:
-        lines.append(f"  {report.unjudged:,} records not judged: their inputs are not in the range that was read")
+        lines.append(f"  {count_of(report.unjudged, 'record')} not judged: {whose} not in the range that was read")
     lines += [f"  {note}" for note in report.notes]
     lines += [f"  {each}" for each in report.shown]
     if more := report.counts.total() - len(report.shown):

@@ -14,6 +14,7 @@ from kstreams_py.graph.names import id_of
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import TopicInfo
 from kstreams_py.kafka.groups import GroupInfo, slot_of
+from kstreams_py.printable import count_are, count_of
 from kstreams_py.records import Positions, TopicPartition
 
 FORMAT: Final = "kstreams_py positions 1"
@@ -148,9 +149,9 @@ def describe(moves: Collection[Move]) -> Iterator[str]:
         if move.old == move.new:
             change = ", stays there" if move.with_state else ", its journal begins there"
         elif move.old is not None:
-            change = f", at most {move.again:,} records again"
+            change = f", at most {count_of(move.again, 'record')} again"
             if move.skipped:
-                change = f", at most {move.skipped:,} records are skipped"
+                change = f", at most {count_are(move.skipped, 'record')} skipped"
         yield f"{move.processor}: {move.partition}: {old} -> {move.new}{change}"
 
 

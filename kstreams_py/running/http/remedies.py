@@ -7,7 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, Literal, NamedTuple
 
 from kstreams_py.graph.declarations import Processor
+from kstreams_py.graph.names import show_retry
 from kstreams_py.metrics import WorkerState
+from kstreams_py.printable import count_of
 from kstreams_py.running.health import AWAY, Still, still
 from kstreams_py.running.http.brokers import WorkerWaiting, find_outages
 from kstreams_py.running.reports import Report, source_key
@@ -146,6 +148,7 @@ class Problem(NamedTuple):
 
     - `kind`: a key of REMEDIES.
     - `affects`: the processors that wait, if what is wrong is outside of the run; `slot` and `processor` are then None.
+    - `source`: the source whose inputs were refused.
     """
 
     level: Level
@@ -154,10 +157,17 @@ class Problem(NamedTuple):
     processor: str | None
     what: str
     affects: tuple[str, ...] = ()
+    source: str | None = None
 
     def remedy(self, target: str) -> str:
         """Returns what to do, with commands that name the graph as `target`; without it if that is empty."""
-        return _COMMANDS.sub(lambda found: f"{found[0]} {target}".rstrip(), REMEDIES[self.kind])
+
+        def complete(found: re.Match[str]) -> str:
+            if self.source is not None and found[0] == "kstreams sources retry":
+                return show_retry(target, self.source)
+            return f"{found[0]} {target}".rstrip()
+
+        return _COMMANDS.sub(complete, REMEDIES[self.kind])
 
     @property
     def runbook(self) -> str:
@@ -259,7 +269,7 @@ def _slot(slot: SlotStatus, seen: Seen) -> Iterator[Problem]:
         return
     if slot.restarts >= RESTARTS and slot.ends and seen.at - slot.ends[-1].at < RESTART_SECONDS:
         why = slot.ends[-1].why
-        what = f"slot {number} was restarted {_count(slot.restarts, 'time')}, the last time after: {why}"
+        what = f"slot {number} was restarted {count_of(slot.restarts, 'time')}, the last time after: {why}"
         level: Level = "bad" if seen.at - slot.ends[-1].at < RESTARTING_SECONDS else "warning"
         yield Problem(level, "killed" if why == KILLED else "restarts", number, None, what)
     if slot.pid is None and slot.ends:
@@ -295,17 +305,18 @@ def _waiting(slot: SlotStatus, report: Report) -> Iterator[Problem]:
         return
     number, name = slot.number, report.processor
     if events["held_seconds"] > events["held_limit"]:
-        held = _count(int(events["held"]), "event")
+        held = count_of(int(events["held"]), "event")
         what = f"slot {number}: {held} of {name} held, the first for {_time(events['held_seconds'])}"
         yield Problem("warning", "held", number, name, what)
     if events["stopped"]:
-        what = f"slot {number}: {_count(int(events['stopped']), 'object')} of {name} stopped by an ordering fault"
+        what = f"slot {number}: {count_of(int(events['stopped']), 'object')} of {name} stopped by an ordering fault"
         yield Problem("warning", "stopped", number, name, what)
 
 
 def _pending(slot: SlotStatus, report: Report, seen: Seen) -> Iterator[Problem]:
     """Yields a finding for each source with an old input, unless the task that has it has a finding of its own."""
-    ill = {each.processor for each in slot.reports if each.state in AWAY or each.still_seconds > seen.still_limit}
+    waits = {*AWAY, WorkerState.RETRYING}
+    ill = {each.processor for each in slot.reports if each.state in waits or each.still_seconds > seen.still_limit}
     for name, each in report.sources.items():
         if each.seconds > each.limit and ill.isdisjoint(each.tasks) and slot.has_reported:
             key = f" (key {each.key})" if each.key else ""
@@ -326,7 +337,7 @@ def _failed(name: str, workers: Workers, seen: Seen) -> Iterator[Problem]:
             continue
         growth = _growth(kind, name, workers, seen)
         level, how = _how_fast(growth, [seen.failing.get((slot.number, name)) for slot, _ in workers])
-        what = f"{name}: {_count(failed, _FAILED[kind])} since the run started{how}"
+        what = f"{name}: {count_of(failed, _FAILED[kind])} since the run started{how}"
         if any(slot.restarts for slot, _ in workers):  # their dead letters wait nevertheless
             what += "; a worker that was restarted may not have reported all"
         yield Problem(level, kind, None, name, what)
@@ -352,8 +363,8 @@ def _refused(seen: Seen) -> Iterator[Problem]:
         keys = [(slot.number, source_key(name)) for slot in seen.status.slots]
         growth = sum(seen.rates.get(key, {}).get("refused", 0.0) for key in keys)
         level, how = _how_fast(growth, map(seen.failing.get, keys))
-        what = f"{name}: {_count(refused, 'refused input')} since the run started{how}"
-        yield Problem(level, "refused", None, None, what)
+        what = f"{name}: {count_of(refused, 'refused input')} since the run started{how}"
+        yield Problem(level, "refused", None, None, what, source=name)
 
 
 def _letters(status: RunStatus) -> Iterator[Problem]:
@@ -392,7 +403,7 @@ def _behind(read: _Read, workers: Workers, seen: Seen, others: Sequence[Problem]
     if not lag or lagging < LAGGING_SECONDS or (rate and lag / rate <= BEHIND_SECONDS):
         return
     shrinking = -_growth("lag", name, workers, seen)
-    what = f"{name} is behind by {_count(lag, 'record')}, at {rate:,.0f} a second"
+    what = f"{name} is behind by {count_of(lag, 'record')}, at {rate:,.0f} a second"
     ill = [each for each in others if _concerns(each, name, workers)]
     if any(each.kind == "broker_away" for each in ill):
         return
@@ -434,7 +445,7 @@ def _reason(read: _Read, workers: Workers, seen: Seen, lag: int) -> tuple[str, s
     share = sum(each for each, *_ in busy) / len(busy) if busy else 0.0
     if share >= BUSY:
         spread = any(len({tp.partition for tp in report.lags}) > 1 for _, report in behind)
-        why = f"its function takes {min(share, 1.0):.0%} of the time of {_count(len(behind), 'worker')}"
+        why = f"its function takes {min(share, 1.0):.0%} of the time of {count_of(len(behind), 'worker')}"
         return "behind_function" if spread else "behind_partitions", why
     for _, slot, _ in busy:
         shared = {
@@ -446,10 +457,6 @@ def _reason(read: _Read, workers: Workers, seen: Seen, lag: int) -> tuple[str, s
             why = f"the functions of slot {slot.number} take all of its time, most of it {most}"
             return "behind_process", why
     return "behind_kafka", "fetches and commits take the time, not its function"
-
-
-def _count(count: int, thing: str) -> str:
-    return f"{count:,} {thing}{'' if count == 1 else 's'}"
 
 
 def _time(seconds: float) -> str:

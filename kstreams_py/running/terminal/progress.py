@@ -18,10 +18,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from kstreams_py.metrics import INPUTS, REPLAYS, PendingFigures, Rate, WorkerState
+from kstreams_py.metrics import REPLAYS, PendingFigures, Rate, WorkerState
 from kstreams_py.printable import clean_line
 from kstreams_py.running.output import STDERR, STDOUT, write_lines
-from kstreams_py.running.reports import Report, source_key, totals
+from kstreams_py.running.reports import Report, inputs_of, source_key, totals
 from kstreams_py.running.status import RunStatus, SlotStatus
 from kstreams_py.running.terminal.lines import prefixed
 
@@ -105,10 +105,8 @@ def source_rows(status: RunStatus) -> Rows:
     found: Rows = {}
     reports = [*_reports(status)]
     for name in dict.fromkeys(name for _, report in reports for name in report.sources):
-        oldest, counts = PendingFigures(), dict.fromkeys(INPUTS, 0)
+        oldest, counts = PendingFigures(), inputs_of((report for _, report in reports), name)
         for slot, report in reports:
-            for each in counts:
-                counts[each] += int(report.measures.get(f"inputs:{each}:{name}", 0))
             pending = report.sources.get(name, PendingFigures()) if slot.pid is not None else PendingFigures()
             count = oldest.pending + pending.pending
             oldest = max(oldest, pending, key=lambda each: (each.pending > 0, each.seconds))._replace(pending=count)
@@ -359,8 +357,8 @@ class Progress(Display):
             self._logged[processor] = (now, total.counters)
             state, held, *values = rows[processor]
             columns = zip(PROCESSORS[2:], values, strict=True)
-            counted = [f"{value} {column}" for column, value in columns if column not in RARE or value != "0"]
-            counted += [f"{held} partitions"] if held else []
+            counted = [_counted(value, column) for column, value in columns if column not in RARE or value != "0"]
+            counted += [_counted(held, "partitions")] if held else []
             logger.info("%s: %s, %s", processor, ", ".join(counted), state, extra={"processor": processor})
         for name, cells in sources.items():
             at, known = self._logged.get(source_key(name), (0.0, None))
@@ -373,6 +371,10 @@ class Progress(Display):
             logger.info(
                 "source %s: %s under way%s, %s done, %s refused%s", name, pending, since, done, refused, replayed
             )
+
+
+def _counted(value: str, column: str) -> str:
+    return f"{value} {column.removesuffix('s') if value == '1' and not column.endswith('/s') else column}"
 
 
 class _Fitting:
