@@ -195,8 +195,10 @@ def _check_growth(graph: Graph, processor: Processor, changelog: str, partitions
         commands = commands_of(graph, processor)
         raise TopicError(
             f"{processor.id}: its inputs have {partitions} partitions, and its changelog {changelog!r} has "
-            f"{found.partitions}: keys have moved to other partitions, and their state has not: read topics with "
-            f"{found.partitions} partitions; or {commands.start_over(changelog)}"
+            f"{found.partitions}: new records of a key may be in another partition than its state: read topics with "
+            f"{found.partitions} partitions; or copy the inputs to new topics with {partitions} partitions "
+            f"(`@graph.map(OLD, to=NEW)`), read these, and {commands.start_over(changelog)}; without a copy, a key "
+            "that has records in two partitions gets a state in each"
         )
 
 

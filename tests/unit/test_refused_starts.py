@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import Mock
 
 import pytest
 
 import kstreams_py as ks
-from kstreams_py.errors import GraphError, InputLost, KStreamsError, RecoveryUndecidable, TopicError
+from kstreams_py.errors import BrokerUnavailable, GraphError, InputLost, KStreamsError, RecoveryUndecidable, TopicError
 from kstreams_py.kafka.described_cluster import ClusterDescription
 from kstreams_py.kafka.groups import GroupInfo
 from kstreams_py.operations.doctor.diagnosis import diagnose
 from kstreams_py.operations.doctor.findings import Examined, Facts, describe
-from kstreams_py.operations.recover.states import RestoredStates
 from kstreams_py.operations.recover.status import find_undeclared, read_status
 from kstreams_py.operations.recover.task_status import (
     TaskStatus,
@@ -23,8 +24,11 @@ from kstreams_py.operations.recover.task_status import (
     describe_undeclared,
     undeclared_as_fields,
 )
+from kstreams_py.processing.starts.refusals import check_starts
+from kstreams_py.processing.starts.states import RestoredStates
 from kstreams_py.processing.topics import check_topics
 from kstreams_py.records import TopicPartition
+from kstreams_py.running.slot import Slot
 from kstreams_py.state.keyed import POSITIONS_KEY
 from kstreams_py.testing import TestDriver
 
@@ -291,6 +295,35 @@ def test_mutation_that_does_not_look_at_states_says_that_a_start_goes_on(
     monkeypatch.setattr(RestoredStates, "check", lambda *_: None)
     with pytest.raises(AssertionError):
         test_what_a_start_refuses_is_said_before_it_in_its_words("the changelog was deleted", tmp_path)
+
+
+def renamed(count: str, store: str) -> ks.Graph:
+    graph = counting(count)
+    graph.map(graph.topics["g.words"], to=graph.topic("g.stored"), id=store)(str.encode)
+    return graph
+
+
+def test_start_with_a_new_processor_is_refused_before_any_reads(caplog: pytest.LogCaptureFixture) -> None:
+    with TestDriver(renamed("count", "store"), partitions=2) as driver:
+        count_words(driver)
+
+        def check(graph: ks.Graph, sleep: Callable[[float], None] = lambda _: None) -> None:
+            check_starts(graph, replace(driver._environment, sleep=sleep), check_topics(graph, driver.cluster))
+
+        check(renamed("count", "save"))
+        driver._graph = renamed("tally", "save")
+        refused = {each.ends.removeprefix("ends with InputLost: ") for each in look(driver) if each.is_refused}
+        with pytest.raises(InputLost) as raised:
+            Slot(driver._graph, 0, replace(driver._environment, sleep=lambda _: None)).run(
+                lambda _: pytest.fail("runs")
+            )
+        assert str(raised.value) in refused
+        check(driver._graph, lambda _: broker(driver).delete_topic(CHANGELOG))  # as a worker may do that runs
+        caplog.set_level("INFO", "kstreams_py.processing.starts.refusals")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(type(driver.cluster), "group_offsets", Mock(side_effect=BrokerUnavailable("away")))
+            check(driver._graph)
+        assert caplog.messages == ["whether a processor would be refused is not known before it starts: away"]
 
 
 def test_processor_that_is_no_longer_declared_is_named_with_its_positions(monkeypatch: pytest.MonkeyPatch) -> None:

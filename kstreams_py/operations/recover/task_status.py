@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from kstreams_py.printable import join_lines
-from kstreams_py.processing.journal.recovery import Recovery, show
+from kstreams_py.processing.journal.recovery import show
 from kstreams_py.records import Positions
 
 
@@ -32,6 +32,8 @@ class TaskStatus:
       start is refused or cannot be decided yet.
     - `is_refused`: the next start ends with an error.
     - `refusal`: how the next start of each worker of the graph ends, such as by a missing topic; "" if it does not.
+    - `new_name_of`: if the task begins as one of a new processor, those of which that may be the new name.
+    - `begins_empty`: its state begins empty although it has read records.
     """
 
     processor: str
@@ -45,6 +47,8 @@ class TaskStatus:
     branch: str = ""
     is_refused: bool = False
     refusal: str = ""
+    new_name_of: tuple[str, ...] = ()
+    begins_empty: bool = False
 
     @property
     def ends(self) -> str:
@@ -79,14 +83,6 @@ class UndeclaredProcessor:
             f"if it has a new name, give it the id {self.processor!r} back, or {stop}give the new one its positions "
             f"(`{self.move}`); if it is gone, {stop}forget it (`{self.forget}`)"
         )
-
-
-def plan_of(recovery: Recovery, offsets: Mapping[str, int]) -> str:
-    """Returns what a start does after a recovery. `offsets`: where the inputs stand then."""
-    where = show(offsets)
-    if recovery.snapshot is not None:
-        return f"recovery {recovery.branch}: makes the delivery again from {show(recovery.snapshot.offsets)}"
-    return f"recovery {recovery.branch}: goes on at {where}"
 
 
 def describe(status: TaskStatus) -> str:
