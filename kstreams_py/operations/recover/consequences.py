@@ -90,6 +90,8 @@ class _Moved:
         except InputLost as error:
             yield _refused(error)
         yield from (line for line, _ in states.values())
+        if self._was_started and (growth := self._beginning.growth):
+            yield growth
 
     def _has_expired(self, move: Move) -> bool:
         """Whether the processor has read a partition whose committed offset no longer exists."""

@@ -18,7 +18,7 @@ from kstreams_py.kafka.transactions import OpenTransaction, find_command_at
 from kstreams_py.operations.committed import CommittedReader
 from kstreams_py.operations.recover.positions import partitions_of
 from kstreams_py.operations.recover.task_status import JournalTail, TaskStatus, UndeclaredProcessor
-from kstreams_py.processing.beginning import options_of, read_begun, undeclared
+from kstreams_py.processing.beginning import changelogs_begun, options_of, read_begun, undeclared
 from kstreams_py.processing.journal.records import type_of
 from kstreams_py.processing.starts.next_start import NextStart, StartDecision
 from kstreams_py.processing.topics import find_topics, missing_topics, preview_topics
@@ -64,20 +64,31 @@ def find_undeclared(graph: Graph, environment: Environment, admin: GroupAdmin) -
     cluster = environment.cluster
     if graph.beginnings not in cluster.topics([graph.beginnings]):
         return []
-    gone = undeclared(read_begun(cluster, graph.beginnings)[0], {each.id for each in graph.processors})
+    begun = read_begun(cluster, graph.beginnings)[0]
+    gone, states = undeclared(begun, {each.id for each in graph.processors}), changelogs_begun(begun)
     found = []
     for processor, partitions in gone.items():
         group, forget = group_of(graph.name, processor), show_command(graph, "recover forget", processor)
-        unseen = ""
+        unseen, heirs = "", tuple[str, ...]()
         try:
             committed = cluster.group_offsets(group, partitions).committed
+            heirs = _find_heirs(graph, cluster, committed, has_state=bool(states[processor]))
             members = admin.describe([group])[group].members
         except KStreamsError as error:  # who may read the groups of the graph need not have the right to this one
             committed, members, unseen = {}, (), str(error)
         move = show_command(graph, "recover reset", "NEW_NAME", *options_of(committed))
         held = tuple(map(str, members))
-        found.append(UndeclaredProcessor(processor, group, committed, held, move, forget, unseen))
+        found.append(UndeclaredProcessor(processor, group, committed, held, move, forget, unseen, heirs))
     return found
+
+
+def _find_heirs(graph: Graph, cluster: Cluster, committed: Positions, *, has_state: bool) -> tuple[str, ...]:
+    """Returns the processors that may be the new name of one with these positions, if each of them has passed these."""
+    read = {tp.topic for tp in committed}
+    alike = [each for each in graph.processors if {topic.name for topic in each.inputs} == read]
+    heirs = [each.id for each in alike if (each.state is not None) == has_state]
+    now = [cluster.group_offsets(group_of(graph.name, each), committed.keys()).committed for each in heirs]
+    return tuple(heirs) if all(each.get(tp, -1) >= at for each in now for tp, at in committed.items()) else ()
 
 
 class _Tasks:
@@ -146,6 +157,7 @@ class _Tasks:
                 refused,
                 new_name_of=decision.new_name_of,
                 begins_empty=decision.begins_empty,
+                growth=self._start.growth,
             )
 
     def close(self) -> None:

@@ -56,6 +56,8 @@ class NextStart:
         """The number of tasks that have a journal; the next start creates it and adds partitions."""
         # what has begun is read before the committed offsets, see Beginning.read
         self._others = tuple(self.beginning.other_names()) if self._was_started else ()
+        self.growth = self.beginning.growth if self._was_started else ""
+        """What follows for a state from partitions that were added to an input; "" if none were."""
 
     def decide(self, number: int, mine: Sequence[TopicPartition], at: Positions, starts: Positions) -> StartDecision:
         """Returns what the next start does with a task. Raises what ends it, and Retriable if it waits.
