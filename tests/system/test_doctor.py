@@ -134,9 +134,10 @@ def test_start_that_is_refused_doubles_no_output_of_another_processor(
     stored = here.topic("stored")
     with here.worker():
         wait_until(lambda: len(here.outputs) == len(here.cluster.values(stored)) == 2, "the outputs")
-    text = here.file.read_text(encoding="utf-8").replace("'store'", "'save'").replace('"work"', '"total"')
+    # of another size than before: Python takes bytecode for that of any source of the same second and size
+    text = here.file.read_text(encoding="utf-8").replace("'store'", "'keep_all'").replace('"work"', '"total"')
     here.file.write_text(text, encoding="utf-8")
     ended = kstreams("run", f"{here.file}:graph", *slots, environment=here.environment)
     assert (ended.status, "InputLost: total: state 'seen' does not belong to" in ended.err) == (5, True), ended
     assert len(here.cluster.values(stored)) == 2
-    assert here.cluster.committed(f"{here.name}.save", here.topic("in")) == {}
+    assert here.cluster.committed(f"{here.name}.keep_all", here.topic("in")) == {}

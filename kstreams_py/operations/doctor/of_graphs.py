@@ -52,7 +52,7 @@ def find_partitions(facts: Facts, examined: Examined) -> Iterator[Finding]:
                 "spare_slots",
                 processor.id,
                 f"{members} slots share {max(counts.values())} partition(s): the others only stand by",
-                "run fewer slots, or add partitions to the inputs",
+                "run fewer slots, or, if it has no state, add partitions to the inputs",
             )
 
 
