@@ -38,9 +38,9 @@ from kstreams_py.operations.recover.positions import Move, as_fields, describe, 
 from kstreams_py.operations.recover.reset import BEGINNING, END, GraphPositions
 from kstreams_py.operations.recover.reset import ResetTarget as Goal
 from kstreams_py.operations.recover.status import find_undeclared, read_status
+from kstreams_py.operations.recover.task_status import TaskStatus, describe_undeclared, is_alike, undeclared_as_fields
 from kstreams_py.operations.recover.task_status import as_fields as as_status_fields
 from kstreams_py.operations.recover.task_status import describe as describe_status
-from kstreams_py.operations.recover.task_status import describe_undeclared, undeclared_as_fields
 from kstreams_py.operations.transactions.abort import UNCHANGED
 from kstreams_py.printable import join_lines
 from kstreams_py.settings import Settings
@@ -62,12 +62,15 @@ def status(target: Target, as_json: AsJson = False, bootstrap_servers: Bootstrap
     groups, the topics and __ks.*.
     """
     refused, said = False, ""
+    shown: list[TaskStatus] = []
     with open_graph(target, bootstrap_servers, config) as (graph, environment):
         for each in read_status(graph, environment, GroupAdmin(environment.settings)):
             if each.refusal != said and not as_json:
                 echo_lines(f"the next start of each worker {each.refusal}")
             refused, said = refused | each.is_refused, each.refusal
-            echo_lines(json.dumps(as_status_fields(each)) if as_json else describe_status(each))
+            alike = next((other for other in shown if is_alike(each, other)), None)
+            shown += [each] if each.is_refused and alike is None else []
+            echo_lines(json.dumps(as_status_fields(each)) if as_json else describe_status(each, alike))
         for gone in find_undeclared(graph, environment, GroupAdmin(environment.settings)):
             echo_lines(json.dumps(undeclared_as_fields(gone)) if as_json else describe_undeclared(gone))
     if refused:

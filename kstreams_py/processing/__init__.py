@@ -6,6 +6,7 @@ tasks/         which records are next
 runners/       how their steps are run
 journal/       what the journal topic records of deliveries, and what a restart concludes from it
 commits/       how outputs and offsets are committed
+starts/        where the next start goes on, and what would end it
 dead_letters/  what became of the steps that failed, and how many of them wait
 topics         acts  creates and checks the topics of a graph, and follows inputs that grow
 beginning      acts  where a group begins to read

@@ -42,6 +42,9 @@ START: Final = "start"
 POLICY: Final = "policy"
 """The field of the `auto_offset_reset` under which that offset was chosen."""
 
+SPLIT_KEYS: Final = "a key that has records in two gets a state in each"
+"""What follows for a state from partitions that were added to an input."""
+
 _AS_NAMED: Final = " as an earlier start had named"
 
 _NAMES_START: Final = " start"
@@ -153,6 +156,21 @@ class Beginning:
             for other in sorted(read.keys() - self._declared)
             if self._processor not in read and read[other] == mine and (other + _HAS_STATE in read) == self._has_state
         ]
+
+    @property
+    def growth(self) -> str:
+        """What follows for a state if inputs have got more partitions since the processor began; "" if none has."""
+        had: dict[str, int] = {}
+        for each, count in self.read().items():
+            info = self._inputs.get(each.topic)
+            if (each.processor, info and info.topic_id) == (self._processor, each.topic_id):
+                had[each.topic] = min(count, had.get(each.topic, count))
+        grown = [
+            f"{topic} had {count} partitions at first, and has {self._inputs[topic].partitions}"
+            for topic, count in sorted(had.items())
+            if self._has_state and count < self._inputs[topic].partitions
+        ]
+        return f"{', '.join(grown)}: {SPLIT_KEYS}" if grown else ""
 
     def plan(self, partitions: Collection[TopicPartition]) -> Positions:
         """Returns the start offsets of partitions without a committed one, as `start` does, but records nothing.

@@ -125,7 +125,7 @@ def check_topics(graph: Graph, cluster: Cluster) -> dict[str, TopicInfo]:
 def preview_topics(graph: Graph, cluster: Cluster) -> None:
     """Raises what `check_topics` would raise, and creates nothing."""
     found = _check_declared(graph, cluster)
-    for place, each in _own_topics(graph, cluster, found).items():
+    for place, each in _own_topics(graph, cluster, found, graph.processors).items():
         check_own_topics(cluster.named(place), each)
 
 
@@ -160,19 +160,23 @@ def describe_idle_slots(graph: Graph, found: Mapping[str, TopicInfo], slots: int
 
 def create_own_topics(graph: Graph, cluster: Cluster, found: Mapping[str, TopicInfo]) -> list[str]:
     """Creates the framework's own topics, and returns their names; grows journals with their inputs."""
-    wanted = _own_topics(graph, cluster, found)
+    wanted = _own_topics(graph, cluster, found, graph.processors)
+    return _ensure(cluster, wanted)
+
+
+def _ensure(cluster: Cluster, wanted: Mapping[str, dict[str, tuple[int, Mapping[str, str]]]]) -> list[str]:
     return [name for place, each in wanted.items() for name in ensure_topics(cluster.named(place), each)]
 
 
 def _own_topics(
-    graph: Graph, cluster: Cluster, found: Mapping[str, TopicInfo]
+    graph: Graph, cluster: Cluster, found: Mapping[str, TopicInfo], processors: Collection[Processor]
 ) -> dict[str, dict[str, tuple[int, Mapping[str, str]]]]:
-    """Returns the partitions and settings of the framework's own topics, by cluster and by name.
+    """Returns the partitions and settings of the framework's own topics for these processors, by cluster and by name.
 
     Raises TopicError if a changelog has another number of partitions than its inputs.
     """
     wanted: dict[str, dict[str, tuple[int, Mapping[str, str]]]] = {"": {}}
-    for processor in graph.processors:
+    for processor in processors:
         if processor.inputs[0].name not in found:
             continue
         partitions = found[processor.inputs[0].name].partitions
@@ -183,7 +187,7 @@ def _own_topics(
             wanted[""][changelog] = (partitions, CHANGELOG_SETTINGS)
         if (delivered := graph.delivered(processor)) is not None:
             wanted.setdefault(processor.cluster, {})[delivered] = (partitions, DELIVERED_SETTINGS)
-    if graph.processors:
+    if processors:
         wanted[""][graph.beginnings] = (1, BEGINNINGS_SETTINGS)
     return wanted
 
@@ -195,8 +199,10 @@ def _check_growth(graph: Graph, processor: Processor, changelog: str, partitions
         commands = commands_of(graph, processor)
         raise TopicError(
             f"{processor.id}: its inputs have {partitions} partitions, and its changelog {changelog!r} has "
-            f"{found.partitions}: keys have moved to other partitions, and their state has not: read topics with "
-            f"{found.partitions} partitions; or {commands.start_over(changelog)}"
+            f"{found.partitions}: new records of a key may be in another partition than its state: read topics with "
+            f"{found.partitions} partitions; or copy the inputs to new topics with {partitions} partitions "
+            f"(`@graph.map(OLD, to=NEW)`), read these, and {commands.start_over(changelog)}; without a copy, a key "
+            "that has records in two partitions gets a state in each"
         )
 
 
@@ -221,7 +227,8 @@ class Growth:
         if any(tp.partition >= self._counts[tp.topic] for tp in partitions):
             found = self._cluster.topics([topic.name for topic in self._processor.inputs])
             self._counts = self._count(found)
-            create_own_topics(self._graph, self._cluster, found)
+            # a processor that reads the same topic and is refused ends by itself, under its own name
+            _ensure(self._cluster, _own_topics(self._graph, self._cluster, found, [self._processor]))
 
     def _count(self, topics: Mapping[str, TopicInfo]) -> dict[str, int]:
         counts = {topic.name: topics[topic.name].partitions for topic in self._processor.inputs}

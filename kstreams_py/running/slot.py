@@ -18,6 +18,7 @@ from kstreams_py.jobs.environment import job_environment
 from kstreams_py.jobs.job import Job
 from kstreams_py.log_fields import answers, away, repeated
 from kstreams_py.metrics import EventCounts, LongestHeld, WorkerState, lags
+from kstreams_py.processing.starts.refusals import check_starts
 from kstreams_py.processing.topics import check_topics, create_topics
 from kstreams_py.processing.worker import Worker, open_worker
 from kstreams_py.records import TopicPartition
@@ -151,7 +152,7 @@ class Slot:
         create: bool = False,
         partitions: int = DEFAULT_PARTITIONS,
     ) -> None:
-        """Checks the graph and its topics, then runs until `stop` or the end of a loop.
+        """Checks the graph, its topics and what its processors find, then runs until `stop` or the end of a loop.
 
         - `report`: called with the reports of all processors and tasks every REPORT_INTERVAL seconds. An exception of
           `report` ends the loops and is raised here.
@@ -164,7 +165,7 @@ class Slot:
         if self._graph.uses_topics:
             if create:
                 create_topics(self._graph, self._cluster, partitions)
-            check_topics(self._graph, self._cluster)
+            check_starts(self._graph, self._environment, check_topics(self._graph, self._cluster))
             self._warn()
         workers = [
             open_worker(self._graph, processor, self._slot, self._environment, self._stopping)

@@ -53,8 +53,9 @@ def read_state(graph: Graph, processor: Processor, cluster: Cluster, registry: R
     for each, numbers in split.items():
         if len(numbers) > 1:
             logger.warning(
-                "%s: key %s of the state has a value in each of partitions %s, which know only their own records: give "
-                "the records the key of the state, or write them to a topic with that key first",
+                "%s: key %s of the state has a value in each of partitions %s, which know only their own records: they "
+                "lack the key of the state, or the input has got more partitions: write them to a new topic with that "
+                "key, and read that one from the start",
                 processor.id, show(key.deserialize(each)), ", ".join(map(str, numbers)),
             )  # fmt: skip
             break

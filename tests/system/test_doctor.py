@@ -120,3 +120,24 @@ def test_no_broker_and_a_wrong_graph_are_one_message_each(tmp_path: Path) -> Non
     assert (ended.status, ended.out, len(ended.error_lines)) == (3, "", 1), ended
     ended = doctor("127.0.0.1:1", tmp_path / "none.py")
     assert (ended.status, ended.out, len(ended.error_lines)) == (2, "", 1), ended
+
+
+STORING = "graph.map(graph.topics[graph.name + '.in'], to=topic('stored'), id='store')(lambda word: word)"
+
+
+@pytest.mark.parametrize("slots", [("--workers", "2"), ("--slots", "0-1"), ("--slot", "0")])
+def test_start_that_is_refused_doubles_no_output_of_another_processor(
+    site: Callable[..., Site], slots: tuple[str, str]
+) -> None:
+    here = site(COUNTING + STORING, "in", "stored")
+    here.write("in", b"0", b"1")
+    stored = here.topic("stored")
+    with here.worker():
+        wait_until(lambda: len(here.outputs) == len(here.cluster.values(stored)) == 2, "the outputs")
+    # of another size than before: Python takes bytecode for that of any source of the same second and size
+    text = here.file.read_text(encoding="utf-8").replace("'store'", "'keep_all'").replace('"work"', '"total"')
+    here.file.write_text(text, encoding="utf-8")
+    ended = kstreams("run", f"{here.file}:graph", *slots, environment=here.environment)
+    assert (ended.status, "InputLost: total: state 'seen' does not belong to" in ended.err) == (5, True), ended
+    assert len(here.cluster.values(stored)) == 2
+    assert here.cluster.committed(f"{here.name}.keep_all", here.topic("in")) == {}

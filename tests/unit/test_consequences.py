@@ -11,14 +11,17 @@ import pytest
 
 import kstreams_py as ks
 from kstreams_py import sinks
-from kstreams_py.errors import Fatal, InputLost, UserMistake
+from kstreams_py.errors import Fatal, InputLost, TopicError, UserMistake
 from kstreams_py.graph.sink import Evidence
+from kstreams_py.kafka.described_cluster import ClusterDescription
 from kstreams_py.kafka.groups import GroupInfo, Member
+from kstreams_py.operations.doctor.findings import Examined, Facts, describe
+from kstreams_py.operations.doctor.of_graphs import find_doubts
 from kstreams_py.operations.recover.forget import ForgottenProcessor
 from kstreams_py.operations.recover.reset import END, GraphPositions, ResetTarget
 from kstreams_py.operations.recover.status import find_undeclared, read_status
 from kstreams_py.operations.topics import TopicDeletion
-from kstreams_py.processing.topics import check_topics
+from kstreams_py.processing.topics import check_topics, create_topics
 from kstreams_py.records import TopicPartition
 from kstreams_py.testing import TestDriver
 
@@ -31,9 +34,13 @@ def chain(**options: Any) -> ks.Graph:
     return graph
 
 
-def counting(name: str = "count") -> ks.Graph:
+def counting(name: str = "count", *, copied: bool = False) -> ks.Graph:
+    """Counts words; if `copied`, those of a topic that has four partitions from the start."""
     graph = ks.Graph("g", errors="g.errors")
     words = graph.topic("g.words", key=ks.String(), value=ks.String())
+    if copied:
+        read, words = words, graph.topic("g.copies", key=ks.String(), value=ks.String(), partitions=4)
+        graph.map(read, to=words, id="copy")(lambda word: word)
 
     def count(word: str, state: Any) -> int:
         seen: int = state.get(word, 0) + 1
@@ -132,6 +139,50 @@ def test_state_of_partitions_without_a_position_is_checked_before_a_reset() -> N
         "total: the next start ends with InputLost: total: state 'counts' does not belong to the committed offsets: it "
         "is at g.words[1]@1, which has no committed offset"
     )
+
+
+REFUSED = (
+    "count: its inputs have 4 partitions, and its changelog '__ks.g.counts.changelog' has 2: new records of a key may "
+    "be in another partition than its state: read topics with 2 partitions; or copy the inputs to new topics with 4 "
+    "partitions (`@graph.map(OLD, to=NEW)`), read these, and stop all workers, delete '__ks.g.counts.changelog' "
+    "(`kstreams topics delete --processor`), and set the group to the start (`kstreams recover reset --to-beginning`), "
+    "so that the state is made again; without a copy, a key that has records in two partitions gets a state in each"
+)
+
+
+SPLIT_REMEDY = (
+    "unless no key has such records, copy the input to a new topic, read that one, and make the state again: kstreams "
+    "topics delete g.py --processor count, then kstreams recover reset g.py count --to-beginning"
+)
+
+
+@pytest.mark.parametrize("copied", [True, False])
+def test_state_of_an_input_that_has_grown_is_made_again_of_a_copy(copied: bool) -> None:
+    words = [f"{number}" for number in range(20)]
+    with TestDriver(counting(), partitions=2) as driver:
+        for word in words:
+            driver.send("g.words", word, key=word)
+        driver.run()
+        stop(driver)
+        driver.cluster.grow("g.words", 4)
+        driver._graph, examined = counting(copied=copied), Examined(counting(copied=copied), "g.py", 1)
+        create_topics(driver._graph, driver.cluster)
+        for word in words:
+            driver.send("g.words", word, key=word)
+        with pytest.raises(TopicError) as refused:
+            check_topics(driver._graph, driver.cluster)
+        assert str(refused.value) == REFUSED
+        driver.cluster.delete_topics(["__ks.g.counts.changelog"])
+        follows = plan(driver, "count", ResetTarget())
+        driver.restart()
+        driver.run()
+        is_right = driver.state("counts") == dict.fromkeys(words, 2)
+        stop(driver)
+        tasks = [each for each in read_status(driver._graph, driver._environment, nobody()) if each.growth]
+        (*_, found) = [None, *find_doubts(Facts(ClusterDescription({}, {}), 0, tasks=tasks), examined)]
+    split = "g.words had 2 partitions at first, and has 4: a key that has records in two gets a state in each"
+    assert (is_right, f"count: {split}" in follows) == (copied, not copied)
+    assert (found and describe(found)) == (None if copied else f"warning: count: {split}\n  {SPLIT_REMEDY}")
 
 
 class Groups:

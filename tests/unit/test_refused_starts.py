@@ -4,27 +4,34 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import Mock
 
 import pytest
 
 import kstreams_py as ks
-from kstreams_py.errors import GraphError, InputLost, KStreamsError, RecoveryUndecidable, TopicError
+from kstreams_py.errors import BrokerUnavailable, GraphError, InputLost, KStreamsError, RecoveryUndecidable, TopicError
 from kstreams_py.kafka.described_cluster import ClusterDescription
 from kstreams_py.kafka.groups import GroupInfo
 from kstreams_py.operations.doctor.diagnosis import diagnose
 from kstreams_py.operations.doctor.findings import Examined, Facts, describe
-from kstreams_py.operations.recover.states import RestoredStates
+from kstreams_py.operations.recover.reset import GraphPositions, ResetTarget
 from kstreams_py.operations.recover.status import find_undeclared, read_status
 from kstreams_py.operations.recover.task_status import (
     TaskStatus,
     UndeclaredProcessor,
     describe_undeclared,
+    is_alike,
     undeclared_as_fields,
 )
+from kstreams_py.operations.recover.task_status import describe as describe_status
+from kstreams_py.processing.starts.refusals import check_starts
+from kstreams_py.processing.starts.states import RestoredStates
 from kstreams_py.processing.topics import check_topics
 from kstreams_py.records import TopicPartition
+from kstreams_py.running.slot import Slot
 from kstreams_py.state.keyed import POSITIONS_KEY
 from kstreams_py.testing import TestDriver
 
@@ -223,9 +230,9 @@ def start(driver: TestDriver) -> KStreamsError:
     raise AssertionError("the start goes on")
 
 
-def findings(driver: TestDriver, tasks: list[TaskStatus]) -> list[str]:
+def findings(driver: TestDriver, tasks: list[TaskStatus], kind: str = "refused_start") -> list[str]:
     facts = Facts(ClusterDescription({}, {}, hidden=tuple(driver._graph.topics)), now=0, tasks=tasks)
-    found = [each for each in diagnose(facts, Examined(driver._graph, "g.py", 1)) if each.kind == "refused_start"]
+    found = [each for each in diagnose(facts, Examined(driver._graph, "g.py", 1)) if each.kind == kind]
     return [describe(each) for each in found]
 
 
@@ -293,6 +300,47 @@ def test_mutation_that_does_not_look_at_states_says_that_a_start_goes_on(
         test_what_a_start_refuses_is_said_before_it_in_its_words("the changelog was deleted", tmp_path)
 
 
+def test_refusals_that_differ_in_their_numbers_are_written_out_once() -> None:
+    with TestDriver(counting(), partitions=2) as driver:
+        count_words(driver)
+        give_another_id(driver)
+        first, second = look(driver)
+    assert is_alike(second, first)
+    assert describe_status(second, first) == (
+        "total[1]: committed none, held by no member\n"
+        "  next start: ends as that of total[0], with g.words[1]@2, --to-offset g.words:1:2"
+    )
+
+
+def storing(count: str, store: str) -> ks.Graph:
+    graph = counting(count)
+    graph.map(graph.topics["g.words"], to=graph.topic("g.stored"), id=store)(str.encode)
+    return graph
+
+
+def test_start_with_a_new_processor_is_refused_before_any_reads(caplog: pytest.LogCaptureFixture) -> None:
+    with TestDriver(storing("count", "store"), partitions=2) as driver:
+        count_words(driver)
+
+        def check(graph: ks.Graph, sleep: Callable[[float], None] = lambda _: None) -> None:
+            check_starts(graph, replace(driver._environment, sleep=sleep), check_topics(graph, driver.cluster))
+
+        check(storing("count", "save"))
+        driver._graph = storing("tally", "save")
+        refused = {each.ends.removeprefix("ends with InputLost: ") for each in look(driver) if each.is_refused}
+        with pytest.raises(InputLost) as raised:
+            Slot(driver._graph, 0, replace(driver._environment, sleep=lambda _: None)).run(
+                lambda _: pytest.fail("runs")
+            )
+        assert str(raised.value) in refused
+        check(driver._graph, lambda _: broker(driver).delete_topic(CHANGELOG))  # as a worker may do that runs
+        caplog.set_level("INFO", "kstreams_py.processing.starts.refusals")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(type(driver.cluster), "group_offsets", Mock(side_effect=BrokerUnavailable("away")))
+            check(driver._graph)
+        assert caplog.messages == ["whether a processor would be refused is not known before it starts: away"]
+
+
 def test_processor_that_is_no_longer_declared_is_named_with_its_positions(monkeypatch: pytest.MonkeyPatch) -> None:
     with TestDriver(counting(state=False), partitions=2) as driver:
         count_words(driver)
@@ -300,7 +348,20 @@ def test_processor_that_is_no_longer_declared_is_named_with_its_positions(monkey
         monkeypatch.setattr(sys.modules[__name__], "renamed", driver._graph, raising=False)
         groups: Any = Groups()
         (found,) = find_undeclared(driver._graph, driver._environment, groups)
-        plans = [each.next for each in look(driver)]
+        tasks = look(driver)
+        plans, doubts = [each.next for each in tasks], findings(driver, tasks, "new_name")
+        moving = GraphPositions(driver._graph, "g.py", driver._environment, groups)
+        moving.move(moving.plan_reset("total", ResetTarget(found.committed)))
+        (followed,) = find_undeclared(driver._graph, driver._environment, groups)
+    assert followed.remedy == (
+        "total has its positions, or later ones: once you will not go back to it, forget it (`kstreams recover forget "
+        f"{__name__} count`)"
+    )
+    (doubt,) = doubts
+    assert doubt == (
+        "warning: total: the next start begins it as a processor that is new: it may be the new name of count\n"
+        "  kstreams recover status g.py shows where it begins, and prints what to do if it is"
+    )
     hint = ", as a processor that is new: it may be the new name of count"
     assert plans == [f"begins at g.words@0{hint}", f"begins at g.words@0{hint}"]
     committed, of_new = found.committed, "NEW_NAME --to-offset g.words:0:3 --to-offset g.words:1:2"
@@ -339,6 +400,12 @@ def test_state_that_a_processor_is_given_later_is_said_to_begin_empty(
         if exists:
             check_topics(driver._graph, driver.cluster)
         caplog.clear()
+        (doubt,) = findings(driver, look(driver), "empty_state")
+        assert doubt == (
+            "warning: count[0], count[1]: the next start goes on at g.words@3, with an empty state\n  if the name of "
+            "the state has changed, give it the one before; to make it again of all records, kstreams recover reset "
+            "g.py count --to-beginning"
+        )
         assert [each.next for each in look(driver)] == [
             "goes on at g.words@3, with an empty state",
             "goes on at g.words@2, with an empty state",

@@ -131,6 +131,8 @@ def test_tracer_provider_of_the_program_is_kept_and_flushed() -> None:
 class CommittingSlot:
     """In place of a slot: one commit of its first processor, and a span of a function."""
 
+    are_inputs_done = False
+
     def __init__(self, graph: ks.Graph, number: int, environment: Environment) -> None:
         self._graph, self._number, self._environment = graph, number, environment
 

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from kstreams_py.cli import options
 from kstreams_py.cli import topics as command
 from kstreams_py.errors import GraphError, KStreamsError, TopicError
+from kstreams_py.graph.declarations import State
 from kstreams_py.graph.topology import Graph
 from kstreams_py.processing.topics import (
     BEGINNINGS_SETTINGS,
@@ -192,6 +193,18 @@ def test_growth_of_one_of_two_inputs_read_in_step_is_refused_with_both_counts() 
     merge.check({TopicPartition("a", 1)})  # `merge` does not read c
     cluster.grow("d", 3)
     single.check({TopicPartition("d", 2)})
+
+
+def test_growth_that_a_state_does_not_follow_ends_only_its_own_processor() -> None:
+    cluster, graph = cluster_of(), Graph("g")
+    graph.map(graph.topic("d"), to=graph.topic("a"), id="count", state=State("n"))(lambda value, state: value)
+    graph.map(graph.topics["d"], to=graph.topics["a"], id="store")(lambda value: value)
+    found = check_topics(graph, cluster)
+    cluster.grow("d", 3)
+    count, store = (Growth(graph, each, cluster, found) for each in graph.processors)
+    store.check({TopicPartition("d", 2)})
+    with pytest.raises(TopicError, match=r"^count: its inputs have 3 partitions"):
+        count.check({TopicPartition("d", 2)})
 
 
 def test_growth_that_is_known_makes_no_request() -> None:

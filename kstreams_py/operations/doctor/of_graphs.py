@@ -56,7 +56,7 @@ def find_partitions(facts: Facts, examined: Examined) -> Iterator[Finding]:
                 "spare_slots",
                 reader.name,
                 f"{members} slots share {max(counts.values())} partition(s): the others only stand by",
-                "run fewer slots, or add partitions to the inputs",
+                "run fewer slots, or, if it has no state, add partitions to the inputs",
             )
 
 
@@ -106,6 +106,39 @@ def find_refusals(facts: Facts, examined: Examined) -> Iterator[Finding]:
             f"the next start {tasks[0].ends}",
             f"kstreams recover status {examined.name} shows all tasks",
         )
+
+
+def find_doubts(facts: Facts, examined: Examined) -> Iterator[Finding]:
+    """Finds processors that the next start does not refuse, and does with them what may not be meant."""
+    for processor in examined.graph.processors:
+        tasks = [each for each in facts.tasks if each.processor == processor.id and not each.is_refused]
+        if others := ", ".join(dict.fromkeys(name for each in tasks for name in each.new_name_of)):
+            yield Finding(
+                Severity.WARNING,
+                "new_name",
+                processor.id,
+                f"the next start begins it as a processor that is new: it may be the new name of {others}",
+                f"kstreams recover status {examined.name} shows where it begins, and prints what to do if it is",
+            )
+        if empty := [each for each in tasks if each.begins_empty]:
+            yield Finding(
+                Severity.WARNING,
+                "empty_state",
+                ", ".join(f"{processor.id}[{each.partition}]" for each in empty),
+                f"the next start {empty[0].next}",
+                f"if the name of the state has changed, give it the one before; to make it again of all records, "
+                f"kstreams recover reset {examined.name} {processor.id} --to-beginning",
+            )
+        if growth := next((each.growth for each in tasks if each.growth), ""):
+            yield Finding(
+                Severity.WARNING,
+                "grown_input",
+                processor.id,
+                growth,
+                "unless no key has such records, copy the input to a new topic, read that one, and make the state "
+                f"again: kstreams topics delete {examined.name} --processor {processor.id}, then kstreams recover "
+                f"reset {examined.name} {processor.id} --to-beginning",
+            )
 
 
 def find_undeclared(facts: Facts, examined: Examined) -> Iterator[Finding]:  # noqa: ARG001, as all rules of a graph
@@ -370,6 +403,7 @@ OF_GRAPH: Final[tuple[Callable[[Facts, Examined], Iterator[Finding]], ...]] = (
     find_partitions,
     find_positions,
     find_refusals,
+    find_doubts,
     find_undeclared,
     find_retention,
     find_own_topics,

@@ -4,7 +4,6 @@ In reading order:
 
 positions     rule  the moves of positions, and the file that stores positions
 reset         acts  reads positions, and sets them in one transaction
-states        acts  checks states as the next start does
 consequences  acts  says what follows from moves: what is written again, what stays, what a start refuses
 task_status   rule  where a task stands and what its next start does, as text and as JSON
 status        acts  reads where tasks stand, and decides what their next start does

@@ -12,8 +12,8 @@ from kstreams_py.graph.sink import Evidence
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import TopicInfo
 from kstreams_py.operations.recover.positions import Move, partitions_of
-from kstreams_py.operations.recover.states import RestoredStates
 from kstreams_py.processing.beginning import Beginning
+from kstreams_py.processing.starts.states import RestoredStates
 from kstreams_py.processing.topics import preview_topics
 from kstreams_py.records import Positions, TopicPartition
 from kstreams_py.steps.environment import Environment
@@ -90,6 +90,8 @@ class _Moved:
         except InputLost as error:
             yield _refused(error)
         yield from (line for line, _ in states.values())
+        if self._was_started and (growth := self._beginning.growth):
+            yield growth
 
     def _has_expired(self, move: Move) -> bool:
         """Whether the processor has read a partition whose committed offset no longer exists."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from kstreams_py.errors import InputLost, KStreamsError, RecoveryUndecidable, Retriable, UserMistake
 from kstreams_py.graph.channels import topic_readers
-from kstreams_py.graph.declarations import Processor, changelog_of
+from kstreams_py.graph.declarations import Processor
 from kstreams_py.graph.loading import show_command
 from kstreams_py.graph.names import group_of
 from kstreams_py.graph.topology import Graph
@@ -18,20 +18,11 @@ from kstreams_py.kafka.groups import GroupInfo
 from kstreams_py.kafka.transactions import OpenTransaction, find_command_at
 from kstreams_py.operations.committed import CommittedReader
 from kstreams_py.operations.recover.positions import partitions_of
-from kstreams_py.operations.recover.states import RestoredStates
-from kstreams_py.operations.recover.task_status import (
-    JournalTail,
-    TaskStatus,
-    UndeclaredProcessor,
-    plan_of,
-    reset_command,
-)
-from kstreams_py.processing.beginning import Beginning, options_of, read_begun, undeclared
-from kstreams_py.processing.commits.opening import open_journal
-from kstreams_py.processing.journal.choices_journal import ChoicesJournal
-from kstreams_py.processing.journal.deliveries import DeliveryJournal
+from kstreams_py.operations.recover.task_status import JournalTail, TaskStatus, UndeclaredProcessor, reset_command
+from kstreams_py.processing.beginning import changelogs_begun, options_of, read_begun, undeclared
 from kstreams_py.processing.journal.records import type_of
-from kstreams_py.processing.journal.recovery import Recovery, show
+from kstreams_py.processing.journal.recovery import show
+from kstreams_py.processing.starts.next_start import NextStart, StartDecision
 from kstreams_py.processing.topics import find_topics, missing_topics, preview_topics
 from kstreams_py.records import Positions, TopicPartition
 from kstreams_py.steps.environment import Environment
@@ -117,20 +108,31 @@ def find_undeclared(graph: Graph, environment: Environment, admin: GroupAdmin) -
     cluster = environment.cluster
     if graph.beginnings not in cluster.topics([graph.beginnings]):
         return []
-    gone = undeclared(read_begun(cluster, graph.beginnings)[0], {each.id for each in graph.processors})
+    begun = read_begun(cluster, graph.beginnings)[0]
+    gone, states = undeclared(begun, {each.id for each in graph.processors}), changelogs_begun(begun)
     found = []
     for processor, partitions in gone.items():
         group, forget = group_of(graph.name, processor), show_command(graph, "recover forget", processor)
-        unseen = ""
+        unseen, heirs = "", tuple[str, ...]()
         try:
             committed = cluster.group_offsets(group, partitions).committed
+            heirs = _find_heirs(graph, cluster, committed, has_state=bool(states[processor]))
             members = admin.describe([group])[group].members
         except KStreamsError as error:  # who may read the groups of the graph need not have the right to this one
             committed, members, unseen = {}, (), str(error)
         move = show_command(graph, "recover reset", "NEW_NAME", *options_of(committed))
         held = tuple(map(str, members))
-        found.append(UndeclaredProcessor(processor, group, committed, held, move, forget, unseen))
+        found.append(UndeclaredProcessor(processor, group, committed, held, move, forget, unseen, heirs))
     return found
+
+
+def _find_heirs(graph: Graph, cluster: Cluster, committed: Positions, *, has_state: bool) -> tuple[str, ...]:
+    """Returns the processors that may be the new name of one with these positions, if each of them has passed these."""
+    read = {tp.topic for tp in committed}
+    alike = [each for each in graph.processors if {topic.name for topic in each.inputs} == read]
+    heirs = [each.id for each in alike if (each.state is not None) == has_state]
+    now = [cluster.group_offsets(group_of(graph.name, each), committed.keys()).committed for each in heirs]
+    return tuple(heirs) if all(each.get(tp, -1) >= at for each in now for tp, at in committed.items()) else ()
 
 
 class _Tasks:
@@ -150,22 +152,10 @@ class _Tasks:
         self._find = find_command_at(environment.settings.bootstrap_servers)
         self._committed = CommittedReader(graph, environment)
         self._processor = processor
-        self._reset = show_command(graph, "recover reset", processor.id)
         self._name, self._group = group_of(graph.name, processor.id), group
         self._refusal = refusal
-        self._inputs = {topic.name: topics[topic.name] for topic in processor.inputs}
         self._partitions = partitions_of(processor, topics)
-        self._beginning = Beginning(environment, graph, processor, self._inputs)
-        self._journal = open_journal(graph, processor, environment, topics, "")
-        self._backing = graph.journal_topic(processor) or ""
-        own = (graph.beginnings, self._backing, changelog_of(graph.name, processor))
-        existing = self._cluster.topics([name for name in own if name])
-        self._states = RestoredStates(graph, processor, environment, {**topics, **existing})
-        self._was_started = graph.beginnings in existing
-        self._journaled = existing[self._backing].partitions if self._backing in existing else 0
-        """The number of tasks that have a journal; the next start creates it and adds partitions."""
-        others = self._beginning.other_names() if self._was_started else []
-        self._other = f", as a processor that is new: it may be the new name of {', '.join(others)}" if others else ""
+        self._start = NextStart(graph, processor, environment, topics)
         self._outputs = [
             TopicPartition(name, n)
             for name in processor.written
@@ -173,7 +163,7 @@ class _Tasks:
             for n in range(topics[name].partitions)
         ]
         if (delivered := graph.delivered(processor)) is not None:
-            self._outputs += [TopicPartition(delivered, number) for number in range(self._journaled)]
+            self._outputs += [TopicPartition(delivered, number) for number in range(self._start.journaled)]
 
     def read(self) -> Iterator[TaskStatus]:
         pending = self._cluster.pending(self._name, self._partitions)
@@ -185,69 +175,44 @@ class _Tasks:
         for number in sorted({tp.partition for tp in self._partitions}):
             mine = [tp for tp in self._partitions if tp.partition == number]
             at = {tp: committed[tp] for tp in mine if tp in committed}
-            journal = [TopicPartition(self._backing, number)] if number < self._journaled else []
-            tail, branch, refused = self._tail(journal), "", False
+            journal = [TopicPartition(self._start.backing, number)] if number < self._start.journaled else []
+            tail, decision, refused = self._tail(journal), StartDecision(""), False
             try:
                 if any(tp in pending.partitions for tp in mine):
-                    plan = FIRST + pending.describe(time.time(), self._find)
+                    decision = StartDecision(FIRST + pending.describe(time.time(), self._find))
+                elif self._refusal is not None:
+                    raise self._refusal
                 else:
-                    plan, branch = self._plan(number, mine, at, starts)
+                    decision = self._start.decide(number, mine, at, starts)
             except Retriable as error:
-                plan = FIRST + str(error)
+                decision = StartDecision(FIRST + str(error))
             except REFUSALS as error:
-                plan, refused = _ends_with(error), True
+                decision, refused = StartDecision(_ends_with(error)), True
             yield TaskStatus(
                 self._processor.id,
                 number,
                 {tp.topic: offset for tp, offset in at.items()},
                 sum(max(0, ends[tp] - at[tp]) for tp in mine) if len(at) == len(mine) else None,
-                _find_holder(self._group, self._inputs, number),
+                _find_holder(self._group, {tp.topic for tp in mine}, number),
                 (*_describe_open(self._cluster, [*mine, *journal]), *on_outputs),
-                plan,
+                decision.text,
                 tail,
-                branch,
+                decision.branch,
                 refused,
+                new_name_of=decision.new_name_of,
+                begins_empty=decision.begins_empty,
+                growth=self._start.growth,
             )
 
     def close(self) -> None:
         """Frees what it has read of states."""
-        self._states.close()
+        self._start.close()
 
     def _tail(self, journal: Collection[TopicPartition]) -> JournalTail | None:
         for tp in journal:
             if (m := self._cluster.newest(tp)) is not None:
                 return JournalTail(type_of(m), m.offset())
         return None
-
-    def _plan(self, number: int, mine: list[TopicPartition], at: Positions, starts: Positions) -> tuple[str, str]:
-        """Returns what the next start does with a task, and its journal's branch. Raises Retriable, and REFUSALS."""
-        if self._refusal is not None:
-            raise self._refusal
-        begins_empty = self._states.check(number, at, mine, self._beginning if self._was_started else None)
-        if lost := [tp for tp, offset in at.items() if offset < starts[tp]]:
-            (tp, *_) = lost
-            raise InputLost(
-                f"{tp} begins at offset {starts[tp]}, and its committed offset is {at[tp]}: set it "
-                f"(`{self._reset} --to-offset {tp.topic}:{tp.partition}:{starts[tp]}`)"
-            )
-        missing = [tp for tp in mine if tp not in at]
-        look = self._beginning.plan if self._was_started else self._beginning.first
-        positions = at | (look(missing) if missing else {})
-        offsets = {tp.topic: offset for tp, offset in positions.items()}
-        begins = "" if not missing else f"begins at {show({tp.topic: positions[tp] for tp in missing})}{self._other}; "
-        if self._processor.stores_offsets:
-            return f"goes on at the offsets that {self._processor.target} has, whatever is committed", ""
-        if isinstance(self._journal, DeliveryJournal):
-            recovery = self._journal.look(number, offsets) if number < self._journaled else Recovery("1a")
-            moved = {topic: max(offset, recovery.offsets.get(topic, 0)) for topic, offset in offsets.items()}
-            return begins + plan_of(recovery, moved), recovery.branch
-        if isinstance(self._journal, ChoicesJournal) and number < self._journaled:
-            left = self._journal.newest(number).after(offsets)
-            if left.runs:
-                order = ", ".join(f"{topic} through {last}" for topic, last in left.runs)
-                return f"{begins}goes on at {show(offsets)}, first in the recorded order: {order}", ""
-        state = ", with an empty state" if begins_empty else ""
-        return begins.removesuffix("; ") if missing and not at else f"{begins}goes on at {show(offsets)}{state}", ""
 
     def _describe_writers(self) -> list[str]:
         """Returns a line for each open transaction on outputs; one transaction may write to many partitions."""

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from kstreams_py.printable import join_lines
-from kstreams_py.processing.journal.recovery import Recovery, show
+from kstreams_py.processing.journal.recovery import show
 from kstreams_py.records import Positions, TopicPartition
+
+_WORD: Final = re.compile(r"--to-offset [^\s`]+|[^\s`]+")
+"""A word of a message, or an option with its value."""
 
 
 class JournalTail(NamedTuple):
@@ -32,6 +36,9 @@ class TaskStatus:
       start is refused or cannot be decided yet.
     - `is_refused`: the next start ends with an error.
     - `refusal`: how the next start of each worker of the graph ends, such as by a missing topic; "" if it does not.
+    - `new_name_of`: if the task begins as one of a new processor, those of which that may be the new name.
+    - `begins_empty`: its state begins empty although it has read records.
+    - `growth`: what follows for its state from partitions that were added to an input; "" if none were.
     """
 
     processor: str
@@ -45,6 +52,9 @@ class TaskStatus:
     branch: str = ""
     is_refused: bool = False
     refusal: str = ""
+    new_name_of: tuple[str, ...] = ()
+    begins_empty: bool = False
+    growth: str = ""
 
     @property
     def ends(self) -> str:
@@ -61,6 +71,7 @@ class UndeclaredProcessor:
     - `move`: the command that gives these offsets to the processor NEW_NAME.
     - `forget`: the command that deletes what is kept of it.
     - `unseen`: why neither can be read; "" if they were.
+    - `heirs`: those that may be its new name, if each of them has these offsets, or later ones.
     """
 
     processor: str
@@ -70,11 +81,18 @@ class UndeclaredProcessor:
     move: str
     forget: str
     unseen: str = ""
+    heirs: tuple[str, ...] = ()
 
     @property
     def remedy(self) -> str:
         """What to do, as text."""
         stop = "stop its workers, then " if self.members else ""
+        if self.heirs:
+            has = "has" if len(self.heirs) == 1 else "have"
+            return (
+                f"{', '.join(self.heirs)} {has} its positions, or later ones: once you will not go back to it, {stop}"
+                f"forget it (`{self.forget}`)"
+            )
         return (
             f"if it has a new name, give it the id {self.processor!r} back, or {stop}give the new one its positions "
             f"(`{self.move}`); if it is gone, {stop}forget it (`{self.forget}`)"
@@ -89,16 +107,11 @@ def reset_command(group: str, tp: TopicPartition, offset: int) -> str:
     )
 
 
-def plan_of(recovery: Recovery, offsets: Mapping[str, int]) -> str:
-    """Returns what a start does after a recovery. `offsets`: where the inputs stand then."""
-    where = show(offsets)
-    if recovery.snapshot is not None:
-        return f"recovery {recovery.branch}: makes the delivery again from {show(recovery.snapshot.offsets)}"
-    return f"recovery {recovery.branch}: goes on at {where}"
+def describe(status: TaskStatus, before: TaskStatus | None = None) -> str:
+    """Returns the status as lines of text.
 
-
-def describe(status: TaskStatus) -> str:
-    """Returns the status as lines of text."""
+    - `before`: a task whose refusal was shown: of one that has other numbers only, these are shown.
+    """
     lag = "" if status.lag is None else f", lag {status.lag:,}"
     held = f"held by {status.holder}" if status.holder else "held by no member"
     head = f"{status.processor}[{status.partition}]: committed {show(status.committed)}{lag}, {held}"
@@ -107,8 +120,21 @@ def describe(status: TaskStatus) -> str:
         [] if tail is None else [f"  newest record of its journal: {tail.type or 'no type'}, offset {tail.offset}"]
     )
     start = "next start, once that is corrected" if status.refusal else "next start"
-    planned = [] if status.next == status.refusal else [f"  {start}: {status.next}"]
+    shown = status.next if before is None else _like(status, before)
+    planned = [] if status.next == status.refusal else [f"  {start}: {shown}"]
     return join_lines([head, *(f"  {each}" for each in status.hidden), *journal, *planned])
+
+
+def is_alike(status: TaskStatus, other: TaskStatus) -> bool:
+    """Returns whether two tasks of a processor are refused by messages that differ in their numbers only."""
+    same = status.processor == other.processor and status.is_refused and other.is_refused
+    return same and re.sub(r"\d+", "0", status.next) == re.sub(r"\d+", "0", other.next)
+
+
+def _like(status: TaskStatus, before: TaskStatus) -> str:
+    pairs = zip(_WORD.findall(status.next), _WORD.findall(before.next), strict=True)
+    others = ", ".join(dict.fromkeys(mine.strip("(`,:") for mine, first in pairs if mine != first))
+    return f"ends as that of {before.processor}[{before.partition}]{f', with {others}' if others else ''}"
 
 
 def describe_undeclared(found: UndeclaredProcessor) -> str:

@@ -1,0 +1,110 @@
+"""Decides like a worker what the next start of a processor does with a task; changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from kstreams_py.errors import InputLost
+from kstreams_py.graph.declarations import Processor, changelog_of
+from kstreams_py.graph.loading import show_command
+from kstreams_py.graph.topology import Graph
+from kstreams_py.kafka.contracts import TopicInfo
+from kstreams_py.processing.beginning import Beginning
+from kstreams_py.processing.commits.opening import open_journal
+from kstreams_py.processing.journal.choices_journal import ChoicesJournal
+from kstreams_py.processing.journal.deliveries import DeliveryJournal
+from kstreams_py.processing.journal.recovery import Recovery, show
+from kstreams_py.processing.starts.states import RestoredStates
+from kstreams_py.records import Positions, TopicPartition
+from kstreams_py.steps.environment import Environment
+
+
+class StartDecision(NamedTuple):
+    """What the next start does with a task.
+
+    - `text`: says it.
+    - `branch`: the branch that it takes by the journal of deliveries; "" without one.
+    - `new_name_of`: if it begins as a new processor, the undeclared processors of which it may be the new name.
+    - `begins_empty`: its state begins empty although the task has read records.
+    """
+
+    text: str
+    branch: str = ""
+    new_name_of: tuple[str, ...] = ()
+    begins_empty: bool = False
+
+
+class NextStart:
+    """The next start of one processor."""
+
+    def __init__(
+        self, graph: Graph, processor: Processor, environment: Environment, topics: Mapping[str, TopicInfo]
+    ) -> None:
+        """Asks for the framework's own topics. `topics`: the topics of the graph that exist, with all its inputs."""
+        self._processor = processor
+        self._reset = show_command(graph, "recover reset", processor.id)
+        inputs = {topic.name: topics[topic.name] for topic in processor.inputs}
+        self.beginning = Beginning(environment, graph, processor, inputs)
+        self._journal = open_journal(graph, processor, environment, topics, "")
+        self.backing = graph.journal_topic(processor) or ""
+        own = (graph.beginnings, self.backing, changelog_of(graph.name, processor))
+        existing = environment.cluster.topics([name for name in own if name])
+        self._states = RestoredStates(graph, processor, environment, {**topics, **existing})
+        self._was_started = graph.beginnings in existing
+        self.journaled = existing[self.backing].partitions if self.backing in existing else 0
+        """The number of tasks that have a journal; the next start creates it and adds partitions."""
+        # what has begun is read before the committed offsets, see Beginning.read
+        self._others = tuple(self.beginning.other_names()) if self._was_started else ()
+        self.growth = self.beginning.growth if self._was_started else ""
+        """What follows for a state from partitions that were added to an input; "" if none were."""
+
+    def decide(self, number: int, mine: Sequence[TopicPartition], at: Positions, starts: Positions) -> StartDecision:
+        """Returns what the next start does with a task. Raises what ends it, and Retriable if it waits.
+
+        - `number`, `mine`: its partition number, and its partitions of the inputs.
+        - `at`: their committed offsets.
+        - `starts`: the first offsets of the inputs.
+        """
+        begins_empty = self._states.check(number, at, list(mine), self.beginning if self._was_started else None)
+        if self._processor.stores_offsets:
+            return StartDecision(f"goes on at the offsets that {self._processor.target} has, whatever is committed")
+        if lost := [tp for tp, offset in at.items() if offset < starts[tp]]:
+            (tp, *_) = lost
+            raise InputLost(
+                f"{tp} begins at offset {starts[tp]}, and its committed offset is {at[tp]}: set it "
+                f"(`{self._reset} --to-offset {tp.topic}:{tp.partition}:{starts[tp]}`)"
+            )
+        missing = [tp for tp in mine if tp not in at]
+        look = self.beginning.plan if self._was_started else self.beginning.first
+        positions = at | (look(missing) if missing else {})
+        offsets = {tp.topic: offset for tp, offset in positions.items()}
+        others = self._others if missing else ()
+        hint = f", as a processor that is new: it may be the new name of {', '.join(others)}" if others else ""
+        begins = "" if not missing else f"begins at {show({tp.topic: positions[tp] for tp in missing})}{hint}; "
+        if isinstance(self._journal, DeliveryJournal):
+            recovery = self._journal.look(number, offsets) if number < self.journaled else Recovery("1a")
+            moved = {topic: max(offset, recovery.offsets.get(topic, 0)) for topic, offset in offsets.items()}
+            return StartDecision(begins + _plan_of(recovery, moved), recovery.branch, others)
+        if isinstance(self._journal, ChoicesJournal) and number < self.journaled:
+            left = self._journal.newest(number).after(offsets)
+            if left.runs:
+                order = ", ".join(f"{topic} through {last}" for topic, last in left.runs)
+                goes_on = f"{begins}goes on at {show(offsets)}, first in the recorded order: {order}"
+                return StartDecision(goes_on, "", others)
+        if missing and not at:
+            return StartDecision(begins.removesuffix("; "), "", others)
+        state = ", with an empty state" if begins_empty else ""
+        return StartDecision(f"{begins}goes on at {show(offsets)}{state}", "", others, begins_empty)
+
+    def close(self) -> None:
+        """Frees what it has read of states."""
+        self._states.close()
+
+
+def _plan_of(recovery: Recovery, offsets: Mapping[str, int]) -> str:
+    """Returns what a start does after a recovery. `offsets`: where the inputs stand then."""
+    where = show(offsets)
+    if recovery.snapshot is not None:
+        return f"recovery {recovery.branch}: makes the delivery again from {show(recovery.snapshot.offsets)}"
+    return f"recovery {recovery.branch}: goes on at {where}"
