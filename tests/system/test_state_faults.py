@@ -8,6 +8,7 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -77,6 +78,8 @@ def suffer(counting: Counting, turns: int, seed: int) -> None:
             total += WRITTEN
             counting.await_outputs(total)
         workers[slot] = counting.start(slot)
+    # of two old workers that find a slot free, each may take one of its two processors, and both end
+    counting.await_joined(*workers.values())
     for worker in frozen:
         worker.send(signal.SIGCONT)
     counting.await_done()
@@ -394,4 +397,6 @@ def is_down(worker: WorkerProcess) -> bool:
     """Whether a process has ended, or is stopped."""
     if worker.process.poll() is not None:
         return True
-    return Path(f"/proc/{worker.process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    with suppress(FileNotFoundError):  # it ends at this moment
+        return Path(f"/proc/{worker.process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    return True
