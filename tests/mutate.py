@@ -69,7 +69,7 @@ def patches() -> dict[str, tuple[Patch, tuple[str, ...]]]:
     found = {name: (mutation.apply, _files(mutation)) for name, mutation in test_mutations.MUTATIONS.items()}
     cells = {mutation.__name__: (mutation, ("test_grid", "test_journal")) for mutation, _, _ in test_grid.SEEN_BY}
     states = {name: (patch, ("test_state",)) for name, patch in test_state.MUTATIONS.items()}
-    jobs = {name: (patch, ("test_jobs",)) for name, patch in mutations_of_jobs.MUTATIONS.items()}
+    jobs = {name: (patch, ("test_jobs", "test_job_topics")) for name, patch in mutations_of_jobs.MUTATIONS.items()}
     return cells | found | states | jobs
 
 

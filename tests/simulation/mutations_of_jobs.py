@@ -18,6 +18,7 @@ from kstreams_py.jobs.inputs import SourceInputs
 from kstreams_py.jobs.job import Job
 from kstreams_py.jobs.segments import Segments
 from kstreams_py.jobs.task import Made, Readers, Storing
+from kstreams_py.jobs.topic_inputs import PartitionProgress
 from kstreams_py.sources.suspects import DEATHS_MAX, Choice
 from kstreams_py.testing import memory_source
 from kstreams_py.testing.memory_source import MemoryConnection
@@ -208,3 +209,15 @@ def given_back_without_counting_the_failure(patch: pytest.MonkeyPatch) -> None:
 def failure_of_the_job_not_counted(patch: pytest.MonkeyPatch) -> None:
     close = SourceInputs.close
     patch.setattr(SourceInputs, "close", lambda self, **_: close(self, failed=False))
+
+
+@mutation
+def death_of_a_record_not_noted(patch: pytest.MonkeyPatch) -> None:
+    note_at = PartitionProgress.note_at
+    patch.setattr(PartitionProgress, "note_at", lambda self, position, **_: note_at(self, position, lives=True))
+
+
+@mutation
+def clean_end_noted_as_the_death_of_a_record(patch: pytest.MonkeyPatch) -> None:
+    note_at = PartitionProgress.note_at
+    patch.setattr(PartitionProgress, "note_at", lambda self, position, **_: note_at(self, position, lives=False))

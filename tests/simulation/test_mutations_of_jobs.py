@@ -7,7 +7,8 @@ from functools import partial
 
 import pytest
 
-from tests.simulation import test_jobs
+from tests.simulation import test_job_topics, test_jobs
+from tests.simulation.jobs import Died
 from tests.simulation.mutations_of_jobs import MUTATIONS
 
 Test = Callable[[], None]
@@ -19,6 +20,13 @@ def stores(graph: str) -> Test:
 
 def under_faults(graph: str) -> Test:
     return partial(test_jobs.test_random_faults_leave_each_effect_once_and_nothing_lost, graph, range(60))
+
+
+def ends_few_workers() -> None:
+    try:
+        test_job_topics.test_records_that_end_workers_become_dead_letters_and_others_lose_nothing()
+    except Died as death:
+        raise AssertionError("a record ends more workers") from death
 
 
 SEEN_BY: dict[str, Test] = {
@@ -47,6 +55,10 @@ SEEN_BY: dict[str, Test] = {
     "given_back_without_counting_the_failure": under_faults("chain"),
     "failure_of_the_job_not_counted": partial(
         test_jobs.test_error_that_stops_the_job_gives_the_inputs_back, MemoryError("large"), 1
+    ),
+    "death_of_a_record_not_noted": ends_few_workers,
+    "clean_end_noted_as_the_death_of_a_record": (
+        test_job_topics.test_clean_ends_rebalances_and_lost_memberships_count_no_death
     ),
 }
 """The test that detects each mutation."""
