@@ -116,8 +116,7 @@ class Failures:
         if isinstance(error, EncodeError):
             error = self._unwritable(error)
         elif type(error) is GraphError:  # a result that fits none of the outputs
-            read = self._describe(inputs, error, 1).read
-            error.args = (f"{error}; {show_function(self._processor.function)} read {read}",)
+            error.args = (f"{error}; {self._reading(inputs, error)}",)
         attempts = 1
         if self.retries_on(error):
             assert self.retries is not None
@@ -128,11 +127,14 @@ class Failures:
                 plan.again = Again(together, error, attempts)
                 return False
             if self.retries.retry.then is Then.STOP:
+                error.add_note(self._reading(inputs, error))
                 plan.interrupt, plan.tried = error, {}
                 return False
         elif isinstance(error, self._stops) or (
             isinstance(error, KStreamsError) and not isinstance(error, DecodeError)
         ):
+            if not isinstance(error, KStreamsError):  # of the user's: its traceback is printed
+                error.add_note(self._reading(inputs, error))
             plan.interrupt = error
             plan.tried = Intake([inputs]).positions() if tried and not isinstance(error, Stop) else {}
             return False
@@ -171,6 +173,10 @@ class Failures:
         topics = ", ".join(topic.name for topic in self._processor.outputs)
         named = EncodeError(f"{show_function(self._processor.function)} returned a value for {topics}: {error}")
         return named.with_traceback(error.__traceback__)
+
+    def _reading(self, inputs: Inputs, error: BaseException) -> str:
+        """Returns the function, with its line, and what it has read."""
+        return f"{show_function(self._processor.function)} read {self._describe(inputs, error, 1).read}"
 
     def _exited(self, inputs: Inputs, error: BaseException) -> FunctionExited:
         name = getattr(self._processor.function, "__name__", "its function")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import Any
@@ -64,11 +65,12 @@ def coordinators(monkeypatch: pytest.MonkeyPatch) -> Iterator[Coordinators]:
 
 
 def test_few_clients_wait_for_a_coordinator_that_is_away_however_often_it_is_asked(coordinators: Coordinators) -> None:
-    reader = GroupReader({}, ClientLog("test"))
+    reader, began = GroupReader({}, ClientLog("test")), time.monotonic()
     for _ in range(20):
         with pytest.raises(TimeoutError):
             reader.describe("g", 0.05)
-    assert 2 <= len(coordinators.asked) <= 9, "0.01 s apart, they would be 100"
+    most = 6 + (time.monotonic() - began) / 0.3
+    assert 2 <= len(coordinators.asked) <= most, "0.01 s apart, they would be 100 in a second"
     assert coordinators.ended == 0, "librdkafka ends the process at an answer to a client that has ended"
 
 

@@ -9,7 +9,16 @@ from typing import Any, cast
 
 import pytest
 
-from kstreams_py.errors import Abortable, DecodeError, EncodeError, GraphError, RecordTooLarge, SchemaError, Stop
+from kstreams_py.errors import (
+    Abortable,
+    DecodeError,
+    EncodeError,
+    GraphError,
+    KStreamsError,
+    RecordTooLarge,
+    SchemaError,
+    Stop,
+)
 from kstreams_py.formats.serdes import Json, String, bind
 from kstreams_py.graph.declarations import Topic
 from kstreams_py.graph.hashes import hash_prefix, joined_hash, pack_offset
@@ -843,6 +852,10 @@ def test_interrupt_ends_the_plan_before_its_step(kind: str, error: Exception) ->
         rig, messages = bench.join(third), a + b
     plan = rig.plan(*messages)
     assert plan.interrupt is error
+    read = "a[0]@2, b[0]@2" if kind == "join" else "a[0]@2"
+    where = [re.sub(r":\d+", "", each) for each in (*getattr(error, "__notes__", ()), *map(str, error.args))]
+    is_named = not isinstance(error, KStreamsError) or type(error) is GraphError
+    assert any(each.endswith(f"third (test_runner.py) read {read}") for each in where) == is_named
     assert ([o[1] for o in plan.outputs], plan.failures, plan.steps) == ([b"1", b"2"], [], 2)
     assert rig.ledger.uncommitted == ({A0: 2} if kind == "map" else {A0: 2, B0: 2})
     assert rig.ledger.positions == START | rig.ledger.uncommitted

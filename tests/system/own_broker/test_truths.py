@@ -80,7 +80,9 @@ def test_worker_idle_past_the_expiration_of_its_transactional_id_delivers_once(
     """Truth 8: the broker has expired the transactional id; a new producer goes on, nothing is lost or doubled."""
     cluster = Cluster(own_broker.bootstrap_servers)
     cluster.create(f"{name}.in", f"{name}.out")
-    settings = Settings.load(bootstrap_servers=own_broker.bootstrap_servers, schema_directory=tmp_path)
+    settings = Settings.load(
+        bootstrap_servers=own_broker.bootstrap_servers, schema_directory=tmp_path, request_timeout_ms=45_000
+    )  # a machine with a share of a core: the broker has just begun
     with running(copying(name), settings):
         cluster.write(f"{name}.in", numbered(0, 50))
         cluster.await_committed(f"{name}.copy", f"{name}.in", {0: 50})
