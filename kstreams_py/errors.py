@@ -337,7 +337,7 @@ EXIT_STATUSES: Final = (
     ),
     ExitStatus(
         130,
-        "ended at once by a second signal, or before it began",
+        "ended at once by a second signal, or by Ctrl-C before it began",
         False,
         "nothing: the next start does again what was open",
     ),

@@ -132,7 +132,7 @@ def test_table_that_ends_is_stored_whole_without_a_broker_and_the_run_ends(tmp_p
 
 
 @pytest.mark.parametrize("medium", SOURCES)
-@pytest.mark.parametrize(("kills", "each"), [(3, 1_000), pytest.param(334, 400, marks=LONG)])
+@pytest.mark.parametrize(("kills", "each"), [(3, 1_000), pytest.param(334, 600, marks=LONG)])
 def test_workers_killed_at_random_store_each_row_once(
     request: pytest.FixtureRequest, tmp_path: Path, kills: int, each: int, medium: str
 ) -> None:
@@ -144,8 +144,9 @@ def test_workers_killed_at_random_store_each_row_once(
             least = each * 4 // 5 * number + chance.randrange(each * 4 // 5)
             wait_until(partial(shop.has_stored, least), "rows are stored")
             if workers := list_children(running.process.pid):
+                # the older one: nine deaths in a row of workers that had no time to acknowledge anything end a run
                 with suppress(ProcessLookupError):
-                    os.kill(chance.choice(workers), signal.SIGKILL)
+                    os.kill(workers[0], signal.SIGKILL)
         assert running.wait() == 0, running.text
     shop.check(each * kills)
 
