@@ -110,7 +110,7 @@ def session(
         with hidden_start() if hides else contextlib.nullcontext():
             spark = builder.getOrCreate()
         if hides and LISTENERS not in conf:
-            with contextlib.suppress(MissingSoftware):  # it is seldom needed
+            with contextlib.suppress(MissingSoftware):  # without it, a wrong plan is logged twice
                 silence(spark, "org.apache.spark.sql.util.ExecutionListenerBus")
         return spark
     except Exception as error:
