@@ -95,7 +95,7 @@ improve_help(app)
 logger = logging.getLogger("kstreams_py")
 
 INTERRUPTED: Final = 130
-"""The exit status after a Ctrl-C before anything runs, as in shells."""
+"""The exit status after a Ctrl-C that the command does not handle itself, as in shells."""
 
 
 def _print_version(wanted: bool) -> None:
@@ -116,7 +116,7 @@ def options(
 def _reduce(app: typer.Typer, words: Sequence[str]) -> typer.Typer:
     """Returns the app with only the command that `words` begin with; the whole app if they begin with none.
 
-    Typer builds each command from its function's annotations: building all takes an eighth of the CPU time of a start.
+    Typer builds each command from its function's annotations: building all costs an eighth of startup CPU time.
     """
     word = next(iter(words), "")
     commands = [each for each in app.registered_commands if _name(each) == word]
@@ -152,7 +152,7 @@ def main() -> None:
             raise
         print("interrupted", file=sys.stderr)
         _exit(INTERRUPTED)
-    except BaseException as error:  # a user's function raised it: the traceback shows where
+    except BaseException as error:  # of a user's function, or a bug here: the traceback shows where
         if streams.is_of_output(error):
             _end_without_output(str(error))
         if _is_json():

@@ -1,4 +1,4 @@
-"""`kstreams order`: runs a worker of event ordering, shows objects and workers, takes over from a dead worker."""
+"""`kstreams order`: runs an event-ordering worker, shows and repairs objects, and takes over from a dead worker."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Prefix = Annotated[str, typer.Option("--prefix", help="the beginning of the keys
 AcceptPartitions = Annotated[
     bool,
     typer.Option(
-        "--accept-partitions", help="go on although the topic's number of partitions has changed: objects move"
+        "--accept-partitions", help="go on even though the number of partitions has changed: objects move to others"
     ),
 ]
 AcceptTopic = Annotated[
@@ -64,7 +64,7 @@ def order(
     bootstrap_servers: Bootstrap = None,
     config: Config = None,
 ) -> None:
-    """Send queued events to a topic, each object's events in one order, until Ctrl-C or SIGTERM.
+    """Send queued events to a topic, with each object's events in a fixed order, until Ctrl-C or SIGTERM.
 
     Each event gets an id, and the id of the object's previous event. A killed worker, started again under its name,
     continues where it stopped. If another process takes a worker's name, the older process exits with status 4.

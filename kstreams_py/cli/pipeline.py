@@ -1,4 +1,4 @@
-"""`kstreams pipeline`: runs the pipelines of a graph on Spark, shows their runs, and resets them."""
+"""`kstreams pipeline`: runs the pipelines of a graph on Spark; shows, queries, resets and submits them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 app = typer.Typer(help="The pipelines of a graph: tables that Spark computes from its topics.", no_args_is_help=True)
 
-Names = Annotated[list[str] | None, typer.Argument(metavar="NAME", help="pipelines; all of the graph by default")]
+Names = Annotated[list[str] | None, typer.Argument(metavar="NAME", help="pipelines; by default all of the graph's")]
 Master = Annotated[
     str | None,
     typer.Option("--master", help="Spark's master: local[*], spark://..., k8s://..., yarn; local[2] by default"),
@@ -67,7 +67,7 @@ def run(
 ) -> None:
     """Run pipelines: each run stores its rows, and the cut that they were computed from, in one step.
 
-    A process that is killed at any moment loses and doubles nothing: the next run continues from the cut in the target.
+    A kill at any moment neither loses nor duplicates rows: the next run continues from the cut in the target.
     """
     from kstreams_py.spark.cut_files import read_cut  # noqa: PLC0415
     from kstreams_py.spark.pipelines.driver import check_inputs, follow_all, run_all  # noqa: PLC0415
@@ -106,7 +106,7 @@ def list_pipelines(target: Target, as_json: AsJson = False) -> None:
             "key": list(each.key),
             "every_seconds": each.every,
         }
-        line = f"{each.id}: {each.mode} of {', '.join(topics)} to {each.target}, every {each.every} s"
+        line = f"{each.id}: {', '.join(topics)} to {each.target}, {each.mode}, every {each.every} s"
         echo(json.dumps(fields | {"graph": graph.name}) if as_json else line)
 
 
@@ -116,7 +116,7 @@ def status(
     names: Names = None,
     as_json: AsJson = False,
     detail: Annotated[
-        bool, typer.Option("--detail", help="also the cut of each run, and each plan that differs")
+        bool, typer.Option("--detail", help="also the cut of each run, and its plan if the next one differs")
     ] = False,
     html: Annotated[
         Path | None, typer.Option("--html", help="write a page with plots of lag and duration, the cuts and the plans")
@@ -127,8 +127,8 @@ def status(
 ) -> None:
     """Show the last runs in each target: number, end, offsets, records, rows, seconds, lag, malformed.
 
-    Lag is the longest time that a new record can have waited: from the previous cut to the publication. With --json, it
-    also shows the cut of each run, and Spark's plan if it differs from that of the next run.
+    Lag is the longest time that a new record can have waited: from the previous cut until the rows were staged.
+    --json and --detail also show the cut of each run, and its plan, unless the next one differs only in numbers.
     """
     from kstreams_py.spark.pipelines.places import describe_cut  # noqa: PLC0415
     from kstreams_py.spark.pipelines.runner import read_published  # noqa: PLC0415
@@ -168,7 +168,7 @@ def reset(
     bootstrap_servers: Bootstrap = None,
     config: Config = None,
 ) -> None:
-    """Remove the table of a pipeline and its runs: the next run is the first. Exit status 1 if the answer is no."""
+    """Remove a pipeline's table and its runs: the next run starts over. Exit status 1 if the answer is no."""
     from kstreams_py.spark.pipelines.targets import open_target  # noqa: PLC0415
 
     graph, (pipeline,), settings = _chosen(target, [name], bootstrap_servers, config)
@@ -216,12 +216,12 @@ def submit(
     conf: Conf = None,
     follows: Annotated[bool, typer.Option("--follow", help="the job runs until it is stopped")] = False,
     runs: Annotated[
-        bool, typer.Option("--run", help="also run the line, with spark-submit and the jars of the installed Spark")
+        bool, typer.Option("--run", help="also run the line, with the jars that are cached already")
     ] = False,
     bootstrap_servers: Bootstrap = None,
     config: Config = None,
 ) -> None:
-    """Print the spark-submit line that runs pipelines, with the packages of the installed Spark.
+    """Print the spark-submit line that runs pipelines, with the Maven packages that they need.
 
     With --run, the exit status is that of spark-submit. Jars that `kstreams jars` has cached are not fetched again.
     """
@@ -267,7 +267,7 @@ def _opening(
 
     def open_session() -> Any:
         if not opened:
-            logger.info("starting Spark: its first output takes some seconds")
+            logger.info("starting Spark: this takes a few seconds")
             chosen: dict[str, Any] = {} if master is None else {"spark.master": master}
             chosen |= conf_of(graph.pipelines) | of_spark
             opened.append(spark.session(f"kstreams pipeline {graph.name}", quiet=not verbose, **chosen))
@@ -304,7 +304,7 @@ def _write_page(path: Path, graph: Graph, histories: Sequence[tuple[Pipeline, Pu
 
 
 def _parsed(cut: str) -> Any:
-    """Returns a cut; its text if it is not JSON, as another program may have written it."""
+    """Returns the decoded cut; the text itself if it is not JSON, because another program may have written it."""
     try:
         return parse_json(cut)
     except ValueError:
@@ -345,4 +345,4 @@ def _text(pipeline: Pipeline, run: PipelineRun | None) -> str:
     if run is None:
         return f"{pipeline.id}: nothing new"
     read = count_of(run.offsets, "offset") if run.records is None else count_of(run.records, "record")
-    return f"{pipeline.id}: run {run.number}: {count_of(run.rows, 'row')} of {read} in {run.seconds:.1f} s"
+    return f"{pipeline.id}: run {run.number}: {count_of(run.rows, 'row')} from {read} in {run.seconds:.1f} s"

@@ -33,7 +33,7 @@ flights, known, delays, scores, rated = map(graph.channel, ("flights", "known", 
 
 @graph.map(rows, to=flights)
 def parse(row: Flight) -> Flight:
-    if row["dep_time"] is not None and row["arr_delay"] is None:  # raising is enough: the row is refused, and stays
+    if row["dep_time"] is not None and row["arr_delay"] is None:  # raising is enough: the row is refused
         raise ValueError(f"{row['carrier']} {row['flight']} departed, but has no arrival delay")
     name = f"{row['carrier']} {row['flight']}"
     return {
@@ -58,7 +58,7 @@ def with_weather(flight: Flight) -> Flight:
 @graph.map(known, to=delays)  # one branch ...
 def classify(flight: Flight) -> str:
     late = flight["late"]
-    return "cancelled" if late is None else "late" if late >= 15 else "in time"
+    return "cancelled" if late is None else "late" if late >= 15 else "on time"
 
 
 @graph.map(known, to=scores)  # ... and another
@@ -70,7 +70,7 @@ def score(flight: Flight) -> int:
     return ((wind or 0) > 20) + ((rain or 0) > 0) + (visibility is not None and visibility < 3)
 
 
-@graph.gather(known, delays, scores, to=rated)  # takes the results of both branches of one flight
+@graph.gather(known, delays, scores, to=rated)  # takes a flight, with the results of both branches for it
 def combine(flight: Flight, delay: str, weather: int) -> Flight:
     return {**flight, "delay": delay, "weather": weather}
 

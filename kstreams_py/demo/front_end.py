@@ -1,8 +1,9 @@
 """A front end of `kstreams demo ordering`: a process that changes aircraft, and sends the events in two ways.
 
-It stores the aircraft's new state and queues its events in one atomic step. For comparison, it also sends the same
-events itself, as a program without event ordering does: after the change is stored, through a producer of its own,
-which collects records for a moment. The front ends collect for different lengths of time, so events overtake others.
+For each change, it stores the new state and queues the events in one atomic step. For comparison, it also sends the
+same events itself, as a program without event ordering does: after the change is stored, through a producer of its own,
+which collects records for a moment. The front ends collect for different lengths of time, so events overtake each
+other.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ from kstreams_py.ordering.sending import IDEMPOTENT
 from kstreams_py.settings import Settings
 
 COLLECT_SECONDS: Final = 1.0
-"""The longest time for which a producer without event ordering collects records; each time is random."""
+"""The longest that a producer without event ordering collects records; each actual duration is random."""
 
 ATTEMPTS: Final = 5
-"""The attempts to store one change while the store does not answer."""
+"""How many times storing a change is tried while the store does not answer."""
 
 _LOOK_SECONDS: Final = 0.002
 
@@ -55,7 +56,7 @@ class FrontEndTask:
     seed: int
 
     def arguments(self) -> list[str]:
-        """Returns the command line of its process after `python -m`."""
+        """Returns the part of its process's command line that follows `python -m`."""
         return ["kstreams_py.demo.front_end", json.dumps(asdict(self))]
 
 

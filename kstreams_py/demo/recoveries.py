@@ -2,9 +2,9 @@
 
 A committed record names its step by its delivery hash: the first 8 bytes, the source, stand for one processor and one
 partition that it reads. The reports of the workers say which partitions each process holds. So the next commit of a
-slot is the first record seen from its later process. Records that a process committed before its kill may be seen
-after the kill, even after the next process has started (measured: 0.2 s later). So the ends of the topics are read soon
-after each kill, and records before them are not counted.
+slot is the first record seen from a process that started after the kill. Records that a process committed before its
+kill may be seen after the kill, even after the next process has started (measured: 0.2 s later). So the ends of the
+topics are read soon after each kill, and records before them are not counted.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kstreams_py.records import Positions, TopicPartition
 from kstreams_py.running.status import RunStatus
 
 Seen = tuple[float, Mapping[bytes, Positions]]
-"""When committed records were seen, in monotonic seconds, and the offset of the last one by source."""
+"""When committed records were seen, in monotonic seconds, and by source the last offset in each partition."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class Recoveries:
     def seconds(self, kills: Iterable[Kill], seen: Sequence[Seen]) -> list[float | None]:
         """Returns the seconds from each kill to the slot's next commit.
 
-        It is None if the slot committed nothing more, or if the ends of the topics at the kill are not known.
+        An item is None if the slot committed nothing more, or if the ends of the topics at the kill are not known.
 
         - `seen`: in chronological order.
         """

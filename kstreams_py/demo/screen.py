@@ -97,7 +97,7 @@ class Screen(Display):
         self._console.print()
 
     def report(self, path: Path, title: str, paragraphs: Iterable[str]) -> None:
-        """Prints paragraphs, each in a line, and writes them to a Markdown file."""
+        """Prints paragraphs, each on its own line, and writes them to a Markdown file."""
         texts = [*paragraphs]
         path.write_text("\n\n".join([f"# {title}", *texts]) + "\n", encoding="utf-8")
         for line in (*texts, f"report: {path}"):
@@ -107,7 +107,7 @@ class Screen(Display):
 def _drawn(counts: Mapping[str, int], rates: Mapping[str, float], progress: tuple[str, int, int]) -> RenderableType:
     what, written, records = progress
     table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column("committed, as a reader sees it")
+    table.add_column("committed, as seen by a reader")
     table.add_column("records", justify="right", min_width=10)
     table.add_column("records/s", justify="right", min_width=10)
     for topic, n in counts.items():
@@ -121,9 +121,9 @@ LOG: Final = "run.log"
 
 
 def log_writer(log: Path, screen: Screen) -> Write:
-    """Returns a function that takes lines of workers with their slot.
+    """Returns a function that takes lines of one worker, with its slot.
 
-    Logs go to the file, and what is printed goes to the screen.
+    Standard error, which has the logs, goes to the file; standard output goes to the screen.
     """
 
     def write(output: int, slot: str, lines: Sequence[bytes]) -> None:
@@ -139,7 +139,7 @@ def log_writer(log: Path, screen: Screen) -> Write:
 def prepare(output: Path, names: Iterable[str]) -> Path:
     """Creates the directory if necessary, and removes these files and directories of an earlier run.
 
-    Raises SettingsError if the directory cannot be written.
+    Raises SettingsError if nothing can be written to the directory.
     """
     try:
         output.mkdir(parents=True, exist_ok=True)
@@ -149,7 +149,7 @@ def prepare(output: Path, names: Iterable[str]) -> Path:
             else:
                 path.unlink(missing_ok=True)
     except OSError as error:
-        raise SettingsError(f"the directory {output} cannot be written ({error}): name another with --output") from None
+        raise SettingsError(f"cannot write to the directory {output} ({error}): name another with --output") from None
     return output.resolve()
 
 
@@ -168,7 +168,7 @@ def open_cluster(output: Path) -> Iterator[tuple[Settings, KafkaCluster]]:
 
 @contextmanager
 def logged_to(path: Path) -> Iterator[None]:
-    """Writes the log of this process to the file of the workers' log, because the screen uses the terminal."""
+    """Writes this process's log to the workers' log file, because the screen uses the terminal."""
     root, handler = logging.getLogger(), logging.FileHandler(path)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     before, root.handlers = root.handlers, [handler]

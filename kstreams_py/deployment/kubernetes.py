@@ -60,9 +60,19 @@ class Deployment:
     def __post_init__(self) -> None:
         for option, value, pattern, remedy in (
             ("--image", self.image, _IMAGE, "write an image such as registry/shop:1.0"),
-            ("--name", self.name, _NAME, "use up to 52 of a-z, 0-9 and -, a letter first and no - at the end"),
-            ("--namespace", self.namespace, _NAMESPACE, "use up to 63 of a-z, 0-9 and -, no - at either end"),
-            ("--secret", self.secret, _SECRET, "use a-z, 0-9, - and ., a letter or digit at both ends"),
+            (
+                "--name",
+                self.name,
+                _NAME,
+                "use up to 52 of the characters a-z, 0-9 and -: first a letter, last no -",
+            ),
+            (
+                "--namespace",
+                self.namespace,
+                _NAMESPACE,
+                "use up to 63 of the characters a-z, 0-9 and -: no - first or last",
+            ),
+            ("--secret", self.secret, _SECRET, "use a-z, 0-9, - and ., with a letter or digit at both ends"),
             ("--cpu", self.cpu, _QUANTITY, "write a quantity such as 500m or 2"),
             ("--memory", self.memory, _QUANTITY, "write a quantity such as 512Mi or 2Gi"),
         ):
@@ -78,8 +88,8 @@ def kubernetes_name(graph: str) -> str:
     name = re.sub(r"[._-]+", "-", graph.lower()).strip("-")
     if not _NAME.fullmatch(name):
         raise SettingsError(
-            f"the graph's name {graph!r} cannot be made a name in Kubernetes: pass one with --name, up to 52 of a-z, "
-            "0-9 and -, a letter first"
+            f"the graph's name {graph!r} cannot be turned into a Kubernetes name: pass one with --name: up to 52 "
+            "of the characters a-z, 0-9 and -, first a letter"
         )
     return name
 
@@ -129,7 +139,7 @@ spec:
       automountServiceAccountToken: false
       securityContext:
         runAsNonRoot: true
-        runAsUser: {user}  # that of docker/Dockerfile: a kubelet does not look names up
+        runAsUser: {user}  # the UID in docker/Dockerfile: the kubelet cannot check that a user with a name is not root
         runAsGroup: {user}
         fsGroup: {user}
         seccompProfile: {{type: RuntimeDefault}}

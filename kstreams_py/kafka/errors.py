@@ -167,7 +167,7 @@ def record_refused(error: ck.KafkaError, topic: str) -> RecordRefused:
     """Returns the exception for a record that a topic refuses, with the reason and the remedy."""
     if error.code() in TOO_LARGE:
         return RecordTooLarge(
-            f"a record for topic {topic!r} is larger than it takes: raise the topic's max.message.bytes and "
+            f"a record is larger than topic {topic!r} takes: raise the topic's max.message.bytes and "
             "KSTREAMS_KAFKA__MESSAGE_MAX_BYTES, or make the record (or KSTREAMS_KAFKA__BATCH_SIZE) smaller"
         )
     return RecordRefused(

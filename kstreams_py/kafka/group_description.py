@@ -16,20 +16,20 @@ from kstreams_py.kafka.clients import end, new_client
 from kstreams_py.kafka.errors import ClientLog, classify
 
 COORDINATOR_SECONDS: Final = 300.0
-"""Time-out of a request, longer than any outage of a coordinator: at a later answer librdkafka ends the process."""
+"""Timeout of a request, longer than a coordinator's outage: an answer after it makes librdkafka end the process."""
 
 ASK_SECONDS: Final = 2.0
 """Seconds without an answer until another client asks as well; doubled with each client that waits."""
 
 ASK_SECONDS_MOST: Final = 60.0
-"""The longest of these pauses: in an outage about 10 clients of a group wait, each with 4 threads."""
+"""The most that ASK_SECONDS grows to: in an outage about 10 clients wait for a group, each with 4 threads."""
 
 PAUSE_SECONDS: Final = 0.1
 """Seconds before the next request, after the answer that the coordinator has moved or is loading."""
 
 
 class _Asked(NamedTuple):
-    """A request: its group, the clock time at which it was sent, its client, and its answer."""
+    """A request: its group, the monotonic time at which it was sent, its client, and its answer."""
 
     group: str
     at: float
@@ -40,9 +40,9 @@ class _Asked(NamedTuple):
 class GroupReader:
     """Describes groups, with a new client for each request.
 
-    An admin client keeps the coordinator that it has found for as long as it is used: librdkafka 2.16 renews the entry
-    with each use and never evicts it. If the coordinator has moved, the client gets NOT_COORDINATOR forever (measured).
-    If it is down, the client waits until the state of some broker changes.
+    An admin client in use keeps the coordinator that it has found: librdkafka 2.16 renews the entry with each use and
+    never evicts it. If the coordinator has moved, the client gets NOT_COORDINATOR forever (measured). If the
+    coordinator is down, the client waits until the state of some broker changes.
     """
 
     def __init__(self, configuration: Mapping[str, Any], log: ClientLog) -> None:
@@ -62,7 +62,7 @@ class GroupReader:
         """Returns the group as confluent-kafka describes it.
 
         Raises KafkaException for an error that is not retriable, or for any error once `limit` seconds have passed, and
-        TimeoutError if there was no answer at all.
+        TimeoutError if the last request has no answer by then.
         """
         deadline = time.monotonic() + limit
         mine: set[Future[Any]] = set()
@@ -91,19 +91,19 @@ class GroupReader:
             self._end_answered()
 
     def close(self) -> None:
-        """Ends each client after its answer: librdkafka ends the process at an answer that comes later (measured)."""
+        """Ends each client once answered: an answer to an ended client makes librdkafka end the process (measured)."""
         with self._lock:
             left, self._asked = self._asked, []
         if left:
             threading.Thread(target=_end_once_answered, args=[left], name="ending clients", daemon=True).start()
 
     def _may_ask(self, group: str) -> bool:
-        """Whether the requests of a group have waited long enough to send another one."""
+        """Whether to send another request for a group: none was sent, or those sent have waited long enough."""
         sent = [at for at, _ in self._requests(group)]
         return not sent or time.monotonic() - sent[-1] >= min(ASK_SECONDS * 2 ** (len(sent) - 1), ASK_SECONDS_MOST)
 
     def _requests(self, group: str) -> list[tuple[float, Future[Any]]]:
-        """Returns the requests of a group whose clients were not ended: when each was sent, and its answer."""
+        """Returns the requests of a group whose clients have not been ended: when each was sent, and its answer."""
         with self._lock:
             return [(each.at, each.future) for each in self._asked if each.group == group]
 

@@ -1,4 +1,4 @@
-"""A worker: takes queued events from a store, and sends each object's events in one order."""
+"""A worker: takes queued events from a store, and sends each object's events in a fixed order."""
 
 from __future__ import annotations
 

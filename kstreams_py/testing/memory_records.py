@@ -12,7 +12,7 @@ from kstreams_py.kafka.groups import POSITIONS_TOPIC
 from kstreams_py.records import Message, TopicPartition, too_large, with_bad_headers
 
 RECORD_OVERHEAD: Final = 70
-"""The approximate bytes of a batch with one record, without its key, value and headers."""
+"""The approximate size in bytes of a batch with one record, not counting its key, value and headers."""
 
 
 class Content(NamedTuple):
@@ -24,14 +24,14 @@ class Content(NamedTuple):
     timestamp: int
 
     def find_excess(self, topic: str, limit: int) -> RecordTooLarge | None:
-        """Returns the error of a batch with this record alone if it exceeds `limit` bytes, otherwise None."""
+        """Returns an error if a batch with only this record exceeds `limit` bytes, otherwise None."""
         size = RECORD_OVERHEAD + len(self.key or b"") + len(self.value or b"")
         for name, value in self.headers or ():
             size += len(name) + len(value or b"")
         if size <= limit:
             return None
         return RecordTooLarge(
-            f"a record for topic {topic!r} ({size} bytes) is larger than it takes ({limit}): raise the topic's "
+            f"a record ({size} bytes) is larger than topic {topic!r} takes ({limit}): raise the topic's "
             "max.message.bytes and KSTREAMS_KAFKA__MESSAGE_MAX_BYTES, or make the record smaller"
         )
 
@@ -74,12 +74,12 @@ class StoredMessage:
 
 
 def milliseconds(now: float) -> int:
-    """Returns the timestamp for a record without one. A clock may begin at 0, which no client writes."""
+    """Returns the timestamp for a record without one; at least 1: a clock may start at 0, but no client writes that."""
     return max(1, int(now * 1000))
 
 
 def as_read(m: Message, value_bytes_max: int | None) -> Message:
-    """Returns a record as kafka/unreadable.py does."""
+    """Returns the record, or in its place an Unreadable if it cannot be read: see kafka/unreadable.py."""
     if value_bytes_max is not None and len(m.value() or b"") > value_bytes_max:
         return too_large(m, value_bytes_max)
     try:
@@ -132,5 +132,5 @@ class Markers:
             self.write(*each)
 
     def are_late(self, producer_id: int) -> bool:
-        """Returns whether markers of a producer wait."""
+        """Returns whether any markers of a producer are still waiting."""
         return any(marker.producer_id == producer_id for _, marker in self._late)

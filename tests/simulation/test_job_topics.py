@@ -231,7 +231,7 @@ def test_two_workers_share_the_partitions_and_one_goes_on_when_the_other_dies() 
 
 REFUSED: dict[str, tuple[dict[str, str], ks.Out[Any], str]] = {
     "without a key": ({"cleanup.policy": "compact"}, ks.Out(3, key=None), "without a key"),
-    "too large": ({"max.message.bytes": "500"}, ks.Out("x" * 1_000, key="3"), "is larger than it takes"),
+    "too large": ({"max.message.bytes": "500"}, ks.Out("x" * 1_000, key="3"), "is larger than topic"),
     "a value that the serde does not take": ({}, ks.Out({1, 2}, key="3"), "set"),
 }
 

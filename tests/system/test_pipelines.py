@@ -128,7 +128,7 @@ def test_following_publishes_what_is_new_until_it_is_stopped(shop: Shop, tmp_pat
     shop.write("orders:pen")
     arguments = ("pipeline", "run", f"{shop.file}:graph", "added", "--follow")
     with command(tmp_path, *arguments, environment=environment) as running:
-        running.await_text("added: run 1: 1 row of 1 record")
+        running.await_text("added: run 1: 1 row from 1 record")
         shop.write("orders:ink", "orders:cup")
         running.await_text(r"added: run \d+: 2 rows")  # a run between the records and their marker has none
         running.send(signal.SIGTERM)

@@ -96,7 +96,7 @@ def test_cells_show_decoded_views_a_pipeline_its_table_and_the_progress_of_a_que
         ["item", "quantity"], ["0", "pen", "3"], ["1", "pen", "4"], ["2", "ink", "12"],
     ]  # fmt: skip
     told = [re.sub(r"[\d.]+ s$", "", line) for line in shown(ran).splitlines() if line.startswith("totals")]
-    assert told == ["totals: run 1: 2 rows of 4 records in "]
+    assert told == ["totals: run 1: 2 rows from 4 records in "]
     assert [line.split() for line in shown(table).splitlines()] == [
         ["item", "quantity", "orders"], ["0", "ink", "12", "1"], ["1", "pen", "7", "2"],
     ]  # fmt: skip

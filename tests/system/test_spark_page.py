@@ -102,12 +102,12 @@ def test_commands_and_scripts_of_the_page_make_and_show_its_tables(page: Page, n
     assert created == [f"created {name}.orders"]
     assert sent == [[], [], []]
     assert listed == [
-        f"totals: complete of {name}.orders to tables/totals, every 60 s",
-        f"large: append of {name}.orders to tables/large, every 60 s",
+        f"totals: {name}.orders to tables/totals, complete, every 60 s",
+        f"large: {name}.orders to tables/large, append, every 60 s",
     ]
     assert [re.sub(r"[\d.]+ s$", "", line) for line in ran] == [
-        "totals: run 1: 2 rows of 3 records in ",
-        "large: run 1: 1 row of 3 records in ",
+        "totals: run 1: 2 rows from 3 records in ",
+        "large: run 1: 1 row from 3 records in ",
     ]
     assert [line.split()[0] for line in status] == ["totals:", "run", "1", "large:", "run", "1"]
     assert written == ["runs: runs.html"]
@@ -123,8 +123,8 @@ def test_commands_and_scripts_of_the_page_make_and_show_its_tables(page: Page, n
         submitted[0],
     )
     assert [re.sub(r"[\d.]+ s$", "", line) for line in streamed] == [
-        "minutes: run 1: 0 rows of 3 records in ",
-        "minutes: run 2: 0 rows of 0 records in ",  # moves the watermark
+        "minutes: run 1: 0 rows from 3 records in ",
+        "minutes: run 2: 0 rows from 0 records in ",  # moves the watermark
     ]
     assert page.run("read.py").splitlines() == [
         "[Row(item='ink', quantity=12, orders=1), Row(item='pen', quantity=7, orders=2)]",
@@ -197,7 +197,7 @@ def test_submitted_driver_runs_and_publishes_and_its_status_is_passed_on(
         line,
     )
     told = [re.sub(r"[\d.]+ s$", "", each) for each in others if each.startswith("table: ")]
-    assert told == ["table: run 1: 2 rows of 2 records in "]
+    assert told == ["table: run 1: 2 rows from 2 records in "]
     [file] = Parquet(tmp_path / "table").files()
     assert sorted(row["value"] for row in pyarrow.parquet.ParquetFile(file).read().to_pylist()) == ["ink", "pen"]
     done = kstreams(*submit, "wrong", environment=environment, cwd=tmp_path)

@@ -341,7 +341,7 @@ def test_command_that_follows_stores_runs_and_batches_until_it_is_stopped(
             signal.signal(number, handler)
     assert (ran.exit_code, ended) == (0, [shop.spark])
     for each in followed:
-        assert f"{each}: run 1: 1 row of 1 record" in ran.output
+        assert f"{each}: run 1: 1 row from 1 record" in ran.output
         assert re.search(rf"{each}: run \d+: 2 rows", ran.output)  # one between the records and their marker has none
     monkeypatch.undo()
     assert shop.run("added") == [None]

@@ -148,8 +148,8 @@ HELP = """\
 │                topics.                                                       │
 ╰──────────────────────────────────────────────────────────────────────────────╯
 ╭─ Ordering ───────────────────────────────────────────────────────────────────╮
-│ order          Send queued events to a topic, each object's events in one    │
-│                order, until Ctrl-C or SIGTERM.                               │
+│ order          Send queued events to a topic, with each object's events in a │
+│                fixed order, until Ctrl-C or SIGTERM.                         │
 ╰──────────────────────────────────────────────────────────────────────────────╯
 
 """

@@ -44,7 +44,7 @@ def test_expected_rows_are_those_of_the_functions_called_one_after_the_other() -
     assert EXPECTED.rows == Counter(
         [
             (1, "UA 1", STORM, "late", 3),
-            (2, "UA 2", "2013-01-01T10:00:00Z", "in time", 0),
+            (2, "UA 2", "2013-01-01T10:00:00Z", "on time", 0),
             (4, "UA 4", "1999-01-01T00:00:00Z", "cancelled", -1),
         ]
     )

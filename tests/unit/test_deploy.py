@@ -76,7 +76,7 @@ spec:
       automountServiceAccountToken: false
       securityContext:
         runAsNonRoot: true
-        runAsUser: 10001  # that of docker/Dockerfile: a kubelet does not look names up
+        runAsUser: 10001  # the UID in docker/Dockerfile: the kubelet cannot check that a user with a name is not root
         runAsGroup: 10001
         fsGroup: 10001
         seccompProfile: {type: RuntimeDefault}
@@ -293,16 +293,16 @@ def test_name_of_a_graph_that_cannot_be_mapped_asks_for_another(graph: str) -> N
     with pytest.raises(SettingsError) as caught:
         kubernetes_name(graph)
     assert str(caught.value) == (
-        f"the graph's name {graph!r} cannot be made a name in Kubernetes: pass one with --name, up to 52 of a-z, 0-9 "
-        "and -, a letter first"
+        f"the graph's name {graph!r} cannot be turned into a Kubernetes name: pass one with --name: up to 52 "
+        "of the characters a-z, 0-9 and -, first a letter"
     )
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"name": "a.b"}, "--name 'a.b' is refused by Kubernetes: use up to 52 of a-z, 0-9 and -, a letter first "
-                          "and no - at the end"),
+        ({"name": "a.b"}, "--name 'a.b' is refused by Kubernetes: use up to 52 of the characters a-z, 0-9 and -: "
+                          "first a letter, last no -"),
         ({"image": "a b"}, "--image 'a b' is refused by Kubernetes: write an image such as registry/shop:1.0"),
         ({"image": ""}, "--image '' is refused"),
         ({"name": "A"}, "--name 'A' is refused"),

@@ -77,7 +77,7 @@ def test_workers_failed_ends_with_the_status_of_the_worker() -> None:
 
 
 def test_refused_carries_the_mistake_and_the_refused_outputs() -> None:
-    mistake = errors.RecordTooLarge("a record for topic 'x' is larger than it takes")
+    mistake = errors.RecordTooLarge("a record is larger than topic 'x' takes")
     written = ("x", b"v", None, 0, None, None, 0, None)
     refused = errors.Refused(mistake, [written])
     assert (str(refused), refused.mistake, refused.outputs) == (str(mistake), mistake, [written])

@@ -584,7 +584,7 @@ def test_refused_record_is_reported_with_its_topic_and_the_remedy(code: int) -> 
     error = ck.KafkaError(code)
     kind, text = RecordRefused, f"topic 'x' refuses a record ({error.name()}: {error.str()}): {CORRECT}"
     if code in TOO_LARGE:
-        kind, text = RecordTooLarge, f"a record for topic 'x' is larger than it takes: {SHRINK}"
+        kind, text = RecordTooLarge, f"a record is larger than topic 'x' takes: {SHRINK}"
     mistake = record_refused(error, "x")
     assert (type(mistake), str(mistake)) == (kind, text)
 

@@ -113,7 +113,7 @@ def test_spark_prints_only_where_it_is_asked_to(
 ) -> None:
     caplog.set_level(logging.INFO)
     assert isinstance(command.run(*words, *option), Started)
-    assert caplog.messages == ["starting Spark: its first output takes some seconds"]
+    assert caplog.messages == ["starting Spark: this takes a few seconds"]
     assert [each["quiet"] for each in command.sessions] == [quiet]
 
 

@@ -461,7 +461,7 @@ def test_interrupt_whose_commit_fails_is_reached_again_after_the_rewind(caplog: 
 def test_output_that_is_refused_ends_the_worker_where_no_dead_letter_can_be_written(guarantee: Guarantee) -> None:
     plant = Plant(function=lambda value: value * 1_000_000, guarantee=guarantee, errors=None)
     plant.feed("a", "1", "22")
-    with pytest.raises(RecordTooLarge, match=r"topic 'x' \(1000093 bytes\) is larger than it takes"):
+    with pytest.raises(RecordTooLarge, match=r"a record \(1000093 bytes\) is larger than topic 'x' takes"):
         plant.run()
     assert (plant.out(), plant.saved) == ([], {A0: 2} if guarantee is AMO else {})
 

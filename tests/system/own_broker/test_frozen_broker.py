@@ -145,14 +145,14 @@ def test_following_waits_for_a_frozen_broker_and_goes_on(
     site.write("pen")
     words = ("pipeline", "run", f"{site.file}:graph", pipeline_id, "--follow")
     with command(tmp_path, *words, environment=site.environment) as running:
-        running.await_text("run 1: 1 row of 1 record")
+        running.await_text("run 1: 1 row from 1 record")
         site.kafka.pause(0)
         why = told.format(address=site.address, topic=site.topic)
         running.await_text(f"pipeline '{pipeline_id}': {why}; the last published table stays, and it is tried again")
         assert site.rows(pipeline_id) == ["pen"]
         site.kafka.resume(0)
         site.write("ink", "cup")
-        running.await_text(r"run \d+: 2 rows of 2 records")
+        running.await_text(r"run \d+: 2 rows from 2 records")
         running.send(signal.SIGTERM)
         assert running.wait() == 0
     assert site.rows(pipeline_id) == ["cup", "ink", "pen"]

@@ -145,7 +145,7 @@ def test_failed_delivery_of_one_record_aborts_the_whole_transaction(
     for topic in (f"{name}.out", f"{name}.small"):
         producer.write([(topic, b"fits", None, 0, None, None, 0, None)])
     producer.write([(f"{name}.small", b"x" * 1_000, None, 0, None, None, 0, None)])
-    with pytest.raises(Refused, match="larger than it takes"):
+    with pytest.raises(Refused, match="is larger than topic"):
         producer.commit_transaction()
     producer.abort_transaction()
     producer.drop()
