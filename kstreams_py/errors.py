@@ -37,7 +37,7 @@
     ├── PipelineFailed               a job of Spark failed; what was published last is unchanged
     ├── HistoryError                 a test's history cannot be judged: it is incomplete, or contradicts itself
     ├── WorkersFailed                a worker could not be kept running; the exit status is that of the worker
-    ├── InputEndsWorkers             an input was under way at too many deaths of its worker (handled: a dead letter)
+    ├── InputEndsWorkers             workers died too often while this input was under way (handled: a dead letter)
     └── DecodeError                  these bytes are not what the serde expects (handled: a dead letter)
         └── EventFault               an event contradicts the order of its object (handled: a dead letter)
 
@@ -275,7 +275,7 @@ class WorkersFailed(KStreamsError):
 
 
 class InputEndsWorkers(KStreamsError):
-    """An input was under way at too many deaths of its worker. Handled: the record becomes a dead letter."""
+    """Workers died too often while this input was under way. Handled: the record becomes a dead letter."""
 
 
 class DecodeError(KStreamsError):

@@ -1,7 +1,7 @@
 """Makes text from outside safe to print: nothing in it moves a cursor, reverses characters, or begins a line.
 
-Others write the keys, values, headers and messages of exceptions. Everything that is printed passes through here: the
-output of commands, the log, and the lines of worker processes.
+Others write the keys, values and headers of records, and the messages of exceptions. Everything that is printed passes
+through here: the output of commands, the log, and the lines of worker processes.
 """
 
 from __future__ import annotations

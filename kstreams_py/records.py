@@ -91,7 +91,7 @@ class KeptRecord:
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """A record with a part that cannot be read, as a Message: to ask for that part raises DecodeError.
+    """A Message for a record with a part that cannot be read: asking for that part raises DecodeError.
 
     - `kept`: the part that a dead letter can have.
     - `cut`: the missing part, as a dead letter names it: `headers of orders[0]@5: ...`.
@@ -140,7 +140,7 @@ KEPT_BYTES: Final = 1_000
 
 
 def with_bad_headers(m: Message, reason: object) -> Unreadable:
-    """Returns, for a record that has a header name that is not UTF-8, one without headers.
+    """Returns a record without headers, in place of a record with a header name that is not UTF-8.
 
     Clients other than Java's write such names.
     """
@@ -151,7 +151,7 @@ def with_bad_headers(m: Message, reason: object) -> Unreadable:
 
 
 def too_large(m: Message, limit: int) -> Unreadable:
-    """Returns, for a record whose value exceeds `limit` bytes, one with its first bytes: the memory is freed."""
+    """Returns a record with only the first bytes of a value that exceeds `limit` bytes: the memory is freed."""
     place, size = (m.topic(), m.partition(), m.offset()), len(m.value() or b"")
     fault = f"a value of {size:,} bytes: value_bytes_max is {limit:,}; raise it if the worker has the memory"
     name = f"{place[0]}[{place[1]}]@{place[2]}"
@@ -161,7 +161,7 @@ def too_large(m: Message, limit: int) -> Unreadable:
 
 
 def undecompressed(partition: TopicPartition, first: int, last: int, reason: object) -> Unreadable:
-    """Returns one record in place of those from offset `first` to `last`, whose batch the client cannot decompress."""
+    """Returns one record in place of all from offset `first` to `last`, whose batch the client cannot decompress."""
     place, name = (*partition, last), f"{partition}@{last}"
     fault = f"the batch of the offsets {first} to {last} cannot be decompressed: {reason}"
     cut = f"key of {name}: none is kept; value of {name}: none is kept; headers of {name}: none is kept"
@@ -187,7 +187,7 @@ class _Keep:
         return "KEEP"
 
     def __reduce__(self) -> str:
-        return "KEEP"  # a copy of an Out has the same one, by which it is known
+        return "KEEP"  # a copy of an Out has the same object, which is recognized by its identity
 
 
 KEEP: Final[Any] = _Keep()

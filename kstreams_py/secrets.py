@@ -22,7 +22,7 @@ _PASSWORD: Final = re.compile(
 )
 """A password, found by its name: in a URL's query, in a keyword string of libpq, in JSON.
 
-Without quotes it has everything that follows, as a password may contain any separator. The expression does not
+A password without quotes has everything that follows, as it may contain any separator. The expression does not
 backtrack: text from others must not take minutes, as `redact("passw" * 1_000)` did.
 """
 
@@ -41,13 +41,13 @@ def mask(settings: Mapping[str, str]) -> dict[str, str]:
 def redact(text: str) -> str:
     """Returns a text with *** in place of user and password of a URL, and of passwords that stand beside their name.
 
-    Everything before the last @ counts as a password, as it could be one; of several URLs, too.
+    Everything before the last @ counts as a password, as it could be one, even if there are several URLs.
     """
     return _USER.sub(r"\1***@", _PASSWORD.sub(_hidden, text))
 
 
 def _hidden(found: re.Match[str]) -> str:
-    """Returns *** for a password. It keeps an @, before which another one may be."""
+    """Returns *** for a password. Keeps an @: another password may be before it."""
     return f"{found[1]}***{'@' * ('@' in found[2])}"
 
 
@@ -62,7 +62,7 @@ def split_user(url: str, what: str, form: str, schemes: Collection[str]) -> tupl
     - `what`, `form`: what needs the URL, and an example of one, for the message.
     - `schemes`: the schemes that are allowed.
 
-    Raises SettingsError, without the URL, for any other URL, and where it is ambiguous where the password ends.
+    Raises SettingsError, without the URL, for any other URL, and for one in which the end of the password is ambiguous.
     """
     scheme, separator, rest = url.strip().partition("://")
     end = next((at for at, char in enumerate(rest) if char in "/?#"), len(rest))

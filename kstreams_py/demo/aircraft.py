@@ -2,7 +2,7 @@
 
 A departure is two changes of its aircraft, `departed` and `arrived` (or `diverted`), or one, `cancelled`. Each change
 has a main event, and sub-events: minutes of delay, miles and minutes in the air. The changes of an aircraft are in the
-order of the file; those of all aircraft are merged by New York time.
+order of the file; the changes of all aircraft are merged by New York time.
 
 Four front ends make the changes: one for each airport of New York, and one for all arrivals. So the departure and the
 arrival of an aircraft come from different processes. The state of an aircraft has the number of its changes: a front

@@ -1,4 +1,4 @@
-"""Compares the rows that `kstreams demo channels` has stored with those that follow from the file of departures."""
+"""Compares the rows that `kstreams demo channels` has stored with the rows that follow from the file of departures."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ StoredRow = tuple[object, ...]
 class RatedFlights:
     """What follows from the file alone.
 
-    - `rows`: those to be stored.
+    - `rows`: the rows to be stored.
     - `refused`: by number of the flight, the reason why it is refused.
     """
 
@@ -32,7 +32,7 @@ class RatedFlights:
 class TablesFound:
     """The tables after a run.
 
-    - `rows`: those that are stored.
+    - `rows`: the rows that are stored.
     - `refused`: by key of an input, the reason why it was refused.
     - `done`: how many inputs are acknowledged as done.
     - `claimed`: how many inputs were ever claimed.

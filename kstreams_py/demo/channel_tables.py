@@ -28,7 +28,7 @@ CREATE TRIGGER counted_stored AFTER INSERT ON {table} BEGIN UPDATE counted SET s
 
 @dataclass(frozen=True, slots=True)
 class DemoTables:
-    """The two tables. `directory`: that of their files."""
+    """The two tables. `directory`: the directory of their files."""
 
     directory: Path
 
@@ -39,7 +39,7 @@ class DemoTables:
 
     @property
     def target(self) -> Path:
-        """The path of the file with those that are stored."""
+        """The path of the file with the flights that are stored."""
         return self.directory / TARGET.path.name
 
     def create(self, rows: Sequence[Row]) -> None:

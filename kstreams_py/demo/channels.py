@@ -35,7 +35,7 @@ RATE: Final = 2_000
 SECONDS_PER_KILL: Final = 2.0
 
 ROWS_PER_KILL: Final = 1_000
-"""Of fewer, some could be under way at each of the kills, and would be refused as the cause of the deaths."""
+"""With fewer rows, some could be under way at every kill, and would be refused as the cause of the deaths."""
 
 FROZEN_SECONDS: Final = SOURCE.lease + 2.5
 
@@ -51,7 +51,7 @@ def run(rows: int, kills: int, workers: int, seed: int, output: Path) -> int:
     - `seed`: the seed of the random kills.
     - `output`: the directory of the tables and the report; files of an earlier run are replaced.
 
-    Raises SettingsError, and WorkersFailed if the workers end by an error.
+    Raises SettingsError, and WorkersFailed if the workers end with an error.
     """
     screen = Screen(LockedConsole(stderr=False), "flights")
     screen.say("reading the departures and the weather of 2013")
@@ -80,7 +80,7 @@ class ChannelsStage:
 
     - `planned`: the faults that the run is to have.
     - `workers`: how many.
-    - `seed`: that of the faults.
+    - `seed`: the seed of the faults.
     """
 
     tables: DemoTables
@@ -122,7 +122,7 @@ class ChannelsStage:
         """Freezes or kills a worker if that is due. `pids`: by slot."""
         if self.planned.frozen and (frozen := freeze.look(stored, pids)):
             self.screen.frozen(frozen, FROZEN_SECONDS)
-        # spared are workers that end, one that was just frozen, and those that take over what it has claimed
+        # spares workers that are ending, a worker that was just frozen, and workers that take over its claims
         if stored == self.expected.rows.total() or freeze.is_under_way:
             return
         if kill := kills.look(stored, pids):

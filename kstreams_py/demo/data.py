@@ -35,7 +35,7 @@ Delays = Mapping[tuple[str, int], tuple[int, float, int]]
 
 
 def spread(items: Sequence[T], number: int | None) -> list[T]:
-    """Returns `number` items, spread evenly over all of them, in their order; all items if None or too many."""
+    """Returns `number` items, spread evenly over all of them, in their order; all if `number` is None or too large."""
     if number is None or number >= len(items):
         return list(items)
     return [items[i * len(items) // number] for i in range(number)]

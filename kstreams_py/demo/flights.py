@@ -109,7 +109,7 @@ class FlightsStage:
     def run(self, topics: dict[str, TopicInfo], loader: Loader, kills: Kills) -> Traffic:
         """Runs the workers until every departure has its outcome, or no new record comes for STALLED seconds.
 
-        Departures are written once all workers have joined, so that kills at even counts are kills at even times.
+        Departures are written once all workers have joined: so kills evenly spaced by count are evenly spaced in time.
         Raises the failure that ended the workers.
         """
         partitions = [TopicPartition(name, p) for name, info in topics.items() for p in range(info.partitions)]
@@ -163,7 +163,7 @@ class FlightsStage:
     def _ends(self, partitions: Sequence[TopicPartition]) -> Positions | None:
         """Returns the ends of the topics; None if the cluster does not answer.
 
-        They include uncommitted records: commits of a killed process may lie behind an open transaction of another.
+        The ends include uncommitted records: a killed process's commits may lie behind an open transaction of another.
         """
         try:
             return self.cluster.ends(partitions, committed=False)
@@ -213,7 +213,7 @@ def _stored(output: Path) -> list[tuple[object, ...]]:
 
 
 def _run_pipeline(settings: Settings, output: Path) -> Delays:
-    """Runs the graph's pipeline in a driver of its own, and reads its table. Raises PipelineFailed."""
+    """Runs the graph's pipeline in its own Spark driver, and reads its table. Raises PipelineFailed."""
     command = [sys.executable, "-P", "-m", "kstreams_py", "pipeline", "run", TARGET, "--once"]
     with (output / LOG).open("ab") as log:
         done = subprocess.run(

@@ -234,7 +234,7 @@ def _stored(demo: Demo, made: Sequence[AircraftChange]) -> dict[str, State]:
 
 
 def _check(store: str, prefix: str) -> None:
-    """Raises SettingsError for a store file that exists, and the same as open_storage() for one that cannot be used."""
+    """Raises SettingsError for a store file that exists, and what open_storage() raises for one that is not usable."""
     if not prefix and Path(store).exists():
         raise SettingsError(f"{store} exists, and may have events: name another file with --store")
     open_storage(store, prefix).close()

@@ -198,7 +198,7 @@ class Freeze:
         self._frozen: Kill | None = None
         self._is_awake = False
         self.has_thawed = False
-        """Whether a worker was frozen for that long, and goes on."""
+        """Whether a worker was frozen for this time, and has gone on."""
 
     @property
     def is_under_way(self) -> bool:

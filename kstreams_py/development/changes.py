@@ -30,7 +30,7 @@ Stamps = dict[Path, tuple[int, int, int]]
 
 
 class Changes:
-    """The files beside a graph, and in the directories below that hold such files.
+    """The files beside a graph, and in the directories below it that hold such files.
 
     An event only says that something may have changed; inodes, sizes and times tell which files have. Only these
     directories are watched, each by itself: a graph may be in a home directory, or beside a virtual environment with
@@ -99,7 +99,7 @@ class Changes:
         return found
 
     def _directories(self) -> Iterator[Path]:
-        """Yields the directory and those below that hold files of a graph, except hidden ones and virtual environments.
+        """Yields the directory, and those below it with files of a graph, except hidden ones and virtual environments.
 
         Each comes once, even if several links lead to it.
         """

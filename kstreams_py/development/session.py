@@ -36,7 +36,7 @@ class Changed:
 
 @dataclass(frozen=True)
 class Asked:
-    """A signal has asked the session to end. If it is a repeated one and `insists`, the workers are killed."""
+    """A signal has asked the session to end. A repeated signal that `insists` kills the workers."""
 
     insists: bool = True
 
@@ -62,7 +62,7 @@ class DevSession:
         """
         self._clock = clock
         self._slow_at = 0.0
-        """When a warning has to say that the code of the coming version is still being loaded."""
+        """When to warn that the code of the coming version is still being loaded."""
         self._start = start
         self._changes = changes
         self._what = what
@@ -127,7 +127,7 @@ class DevSession:
                 if not self._is_ending:
                     goes_on = self._running is not None and not self._is_draining
                     rest = "the workers before it go on" if goes_on else "nothing runs"
-                    what, *source = (error or "the new code ended").split("\n")  # below a syntax error is its line
+                    what, *source = (error or "the new code ended").split("\n")  # the line of a syntax error follows it
                     logger.error("%s", "\n".join([f"{what}; {rest}, and the next save tries again", *source]))
             case VersionEnded(version) if version is self._running:
                 self._follow_end(event)

@@ -3,7 +3,7 @@
 Each version has a process of its own, because a process cannot import changed code a second time. The process reports
 to `kstreams dev` in lines of JSON on the report pipe: `ready` with the topics that it has created, `positions` up to
 which it has shown outputs, and finally `error`, if it fails. A line on its standard input tells it to run, with the
-positions from which to show outputs. At the end of its standard input it drains, or ends if that line has not come yet.
+positions from which to show outputs. At the end of its standard input it drains, or ends if it was not told to run yet.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def written_topics(graph: Graph) -> list[str]:
 class Following:
     """Shows the records of a graph's outputs and dead letters, once they are committed.
 
-    It shows those after the ends that the topics had when it was created, or after the offsets given to `go_on`.
+    It begins at the ends that the topics had when it was created, or at the offsets given to `go_on`.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Following:
     def go_on(self, positions: Mapping[TopicPartition, int]) -> None:
         """Continues at these offsets, except in partitions that end before them.
 
-        Such partitions are those of a topic that was created again.
+        Such a partition belongs to a topic that was created again.
         """
         ends = self._ends()
         self.positions |= {tp: at for tp, at in positions.items() if at <= ends.get(tp, -1)}
@@ -111,7 +111,7 @@ class Following:
         return bool(ends)
 
     def _describe(self, topic: str, m: Message) -> list[str]:
-        """Returns the lines of a record: those of `kstreams dead-letters show` for a dead letter that can be read."""
+        """Returns the lines of a record; for a readable dead letter, as `kstreams dead-letters show` prints it."""
         lines = self._lines[topic]
         text = None if self._as_json else lines.show_letter(m)
         return [lines.show(m)] if text is None else text.split("\n")
@@ -144,7 +144,7 @@ class Following:
 
 
 SHOW_SECONDS: Final = 5.0
-"""Seconds after which it gives up showing the last outputs: a request without an answer takes request_timeout_ms."""
+"""Seconds that a version waits to show its last outputs: a request without an answer takes request_timeout_ms."""
 
 
 def run_version(target: str, workers: int, settings: Settings, partitions: int) -> None:
@@ -177,7 +177,7 @@ def run_version(target: str, workers: int, settings: Settings, partitions: int) 
 
 
 def _read_line() -> bytes:
-    """Reads a line of standard input. Ends this process if standard input ends before."""
+    """Reads a line of standard input. Ends this process if standard input ends first."""
     line = b""
     while not line.endswith(b"\n"):
         if not (data := os.read(sys.stdin.fileno(), READ_MAX)):

@@ -17,7 +17,7 @@ from kstreams_py.running.output import FINISH_SECONDS, WorkerOutput, Write
 from kstreams_py.running.pipe import REPORT_FD
 
 NO_BYTECODE: Final = {"PYTHONDONTWRITEBYTECODE": "1"}
-"""Python identifies source by its second and size, so after two quick saves the bytecode of the first could run."""
+"""Python identifies source by second and size: after two quick saves, it could run the bytecode of the first."""
 
 Position = tuple[str, int, int]
 """A topic, a partition and an offset."""
@@ -25,7 +25,7 @@ Position = tuple[str, int, int]
 
 @dataclass(frozen=True)
 class VersionReady:
-    """A version was checked, and waits for `go`; with the topics that it has created, and a warning or ""."""
+    """A version was checked, and waits for `go`; `created`: the topics that it has created; `warning`: "" for none."""
 
     version: Version
     created: Sequence[str]
@@ -62,7 +62,7 @@ class Version:
         """Starts the process.
 
         - `command`: its command line.
-        - `environment`: variables in addition to those of this process.
+        - `environment`: variables in addition to this process's own.
         - `report`: takes its reports.
         - `write`: takes the lines that it writes.
         """
@@ -112,7 +112,7 @@ class Version:
     def _await_end(self, listening: threading.Thread) -> None:
         status = self._process.wait()
         deadline = time.monotonic() + FINISH_SECONDS
-        # not without a limit: a process that the code has forked holds the pipes open
+        # with a limit: a process that the code has forked may hold the pipes open
         listening.join(FINISH_SECONDS)
         self._output.finish(deadline)
         with self._lock, suppress(BrokenPipeError):

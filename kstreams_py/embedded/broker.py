@@ -48,7 +48,7 @@ class EmbeddedKafka:
     - `brokers`: the number of brokers.
     - `data_dir`: the directory of the data; by default a temporary one.
     - `port`: the port of the first broker; by default, and for the other brokers, free ports.
-    - `settings`: Kafka's server properties, which override those of nodes.py.
+    - `settings`: Kafka's server properties, which override the ones in nodes.py.
     - `outlives`: if False, the cluster is killed when this process dies without `stop`.
 
     Raises MissingSoftware without Java or jars, SettingsError if an argument cannot be satisfied, BrokerUnavailable if
@@ -124,7 +124,7 @@ class EmbeddedKafka:
         for index, process in list(self._running.items()):
             _await_end(process, deadline)
             del self._running[index]
-            self._tell_guard()  # or it kills whatever has the process id by then
+            self._tell_guard()  # otherwise it would kill whatever has the process id by then
         if self._guard:
             self._guard.communicate()  # at the end of its input it deletes temporary data and ends
             self._guard = None
@@ -149,7 +149,7 @@ class EmbeddedKafka:
     def restart(self, *brokers: int) -> None:
         """Starts brokers again at the same time, with their ports and data; first shuts down those that run.
 
-        If so few brokers run that one more makes no quorum of controllers, a single one does not get ready: name
+        If so few brokers run that one more does not make a quorum of controllers, restarting a single one fails: name
         several.
         """
         for broker in brokers:
@@ -210,7 +210,7 @@ class EmbeddedKafka:
         mark_start(node.directory)
         command = [*self._java, *self._to_archive, log4j, "kafka.Kafka", str(node.directory / "server.properties")]
         null, both = subprocess.DEVNULL, subprocess.STDOUT
-        # a Ctrl-C between the two would leave a broker that nobody knows
+        # a Ctrl-C between start and assignment would leave a broker that nobody knows
         with _interrupt_deferred(), (node.directory / "console.log").open("wb") as console:
             process = subprocess.Popen(command, stdin=null, stdout=console, stderr=both, start_new_session=True)
             self._running[node.index] = process

@@ -24,7 +24,7 @@ def path_of(classpath: Sequence[Path], java: Path) -> Path:
 
 
 def can_write(java: Path) -> bool:
-    """Whether this Java has an archive of its own classes, which a program's extends; the Java of a wheel has none."""
+    """Whether this Java has an archive of its own classes, which a program's archive extends; a wheel's has none."""
     return (java.resolve().parent.parent / "lib" / "server" / "classes.jsa").exists()
 
 

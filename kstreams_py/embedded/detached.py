@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 class Status:
     """The state of the detached cluster.
 
-    - `brokers`, `alive`: the number of its brokers, and of those that run.
+    - `brokers`, `alive`: the number of its brokers, and how many of them run.
     - `full_disk`: the brokers that a full disk has ended, with the remedy; "" if there are none.
     """
 
@@ -57,7 +57,7 @@ def start(
 ) -> Status:
     """Starts the user's detached cluster unless it runs already; returns its state once it is ready.
 
-    Parameters and errors are those of EmbeddedKafka. Also raises SettingsError if a different cluster runs already.
+    Parameters and errors are as for EmbeddedKafka. Also raises SettingsError if a different cluster runs already.
     """
     before = status()
     if before and before.alive:
@@ -149,7 +149,7 @@ def _read_state() -> dict[str, Any] | None:
 
 
 def _alive(state: dict[str, Any]) -> list[int]:
-    """Process ids of brokers that run. Command lines are compared: the system may have reused a process id."""
+    """Returns the process ids of live brokers. Command lines are compared: the system may have reused a process id."""
     return [pid for pid in state["pids"] if f"{state['data_dir']}/broker-" in command_line(pid)]
 
 

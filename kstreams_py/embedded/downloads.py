@@ -80,7 +80,7 @@ def digest_of(path: Path) -> str:
 
 
 def repository() -> str:
-    """Returns the URL of the Maven repository. Raises MissingSoftware without jgo, and if it is no HTTP URL."""
+    """Returns the URL of the Maven repository. Raises MissingSoftware without jgo, and if it is not an HTTP URL."""
     if chosen := os.environ.get(REPOSITORY):
         if not chosen.startswith(("http://", "https://")):
             raise MissingSoftware(f"{REPOSITORY}={redact(chosen)} is not a URL that starts with https:// or http://")

@@ -194,7 +194,7 @@ def cached(wanted: tuple[Artifact, ...]) -> list[Path]:
     found = [directory / name for name in sorted(sums)]
     if not all(path.is_file() for path in found):
         return []
-    if found and directory not in _verified:  # once in each process: to read 60 MB takes 60 ms
+    if found and directory not in _verified:  # once in each process: reading 60 MB takes 60 ms
         if changed := [path.name for path in found if digest_of(path) != sums[path.name]]:
             logger.warning("%s in %s is not what was fetched: it is not used", ", ".join(changed), directory)
             return []

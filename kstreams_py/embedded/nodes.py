@@ -119,7 +119,7 @@ def free_ports(wanted: Sequence[int | None]) -> list[int]:
 
 
 def _claim(port: int) -> bool:
-    """Locks a port's byte of a file, until this process ends; False if another process has it."""
+    """Locks the byte of a port in a file, until this process ends; False if another process has it."""
     if (claims := _claims()) is None:
         return True
     try:

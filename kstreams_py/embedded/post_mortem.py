@@ -11,7 +11,7 @@ from typing import Final
 from kstreams_py.errors import SettingsError
 
 MIN_FREE_BYTES: Final = 256 << 20
-"""Free space that each broker needs to start: less is full within a minute of load (measured: 33 MB after 8 s)."""
+"""The free space that each broker needs to start: less fills up in a minute of load (measured: 33 MB after 8 s)."""
 
 FULL_BYTES: Final = 1 << 20
 """With less free space a disk counts as full: the broker could not even write the reason for its end to its log."""

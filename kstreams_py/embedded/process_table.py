@@ -23,7 +23,7 @@ def command_line(pid: int) -> str:
 
 
 def await_stopped(pid: int) -> None:
-    """Waits until a child that was sent SIGSTOP is stopped, or has ended: its threads stop after the call."""
+    """Waits until a child that was sent SIGSTOP has stopped or ended: the call that sends it returns before that."""
     if Path(PROC, "self").exists():
         os.waitid(os.P_PID, pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
         return

@@ -42,7 +42,7 @@ _UNREADABLE: Final = (SchemaResolutionError, EOFError, *_MISFIT)
 
 
 class Avro(Serde[Any]):
-    """Avro by a schema.
+    """Avro data with a schema.
 
     - `schema`: the path of an .avsc file, or the schema as parsed JSON.
     - `registry`: the registry to use instead of the worker's; None for the worker's.
@@ -50,8 +50,8 @@ class Avro(Serde[Any]):
     Records are dicts with exactly the schema's fields; fields with a default may be left out. Data is resolved from its
     writer's schema to this one: fields with defaults, aliases, promotions (Avro 1.11, "Schema Resolution").
 
-    Values are written unchanged or refused. They are nested at most 200 deep, and have at most 10,000 items that take
-    no bytes; decimals have at most 4,300 digits.
+    Values are written unchanged or refused. They may be nested at most 200 deep, and may have at most 10,000 items that
+    take no bytes; decimals may have at most 4,300 digits.
 
     The worker binds the serde to the subject of each topic. The first written value registers the schema; a reader
     registers nothing. Raises SchemaError for an invalid schema.
@@ -98,7 +98,10 @@ class Avro(Serde[Any]):
         return _Bound(self._writer(registry, subject), self._reader(writers), "null" in kinds)
 
     def serialize(self, value: Any, /) -> bytes | None:
-        """Serializes as the worker does, under the schema's full name. Raises SchemaError without a registry."""
+        """Serializes as the worker does; the subject is the schema's full name.
+
+        Raises SchemaError without a registry.
+        """
         return self._require_own().serialize(value)
 
     def deserialize(self, data: bytes, /) -> Any:
@@ -142,7 +145,7 @@ class Avro(Serde[Any]):
         return serialize
 
     def _look_closer(self, value: Any) -> None:
-        """Raises ValueError, with the field, if fastavro's validation (as slow as six writes) finds an error."""
+        """Raises EncodeError, with the field, if fastavro's validation (as slow as six writes) finds an error."""
         try:
             validate(value, self._validates)
         except ValidationError as error:
@@ -221,7 +224,7 @@ class Avro(Serde[Any]):
 
 
 class _Parts:
-    """A file that collects what is written in a list (measured: a BytesIO takes a twentieth of the time to encode)."""
+    """A file that collects what is written in a list (measured: a BytesIO takes a twentieth of the encoding time)."""
 
     __slots__ = ("write",)
 

@@ -41,7 +41,7 @@ class Bounds(NamedTuple):
 
     - `scan`: checks encoded values before they are decoded; None if no check is needed.
     - `depth`: whether the depth of values has to be checked before they are encoded.
-    - `empty_items`: whether encoded values have to be checked by `scan`.
+    - `empty_items`: whether values also have to be checked by `scan` once they are encoded.
     """
 
     scan: Scan | None
@@ -81,7 +81,7 @@ class _Facts:
             self._finite |= found
 
     def resolve(self, schema: Any) -> Any:
-        """Returns the type, also if it is given by name."""
+        """Returns the type itself, even if it is given by name."""
         return self.names.get(schema, schema) if isinstance(schema, str) else schema
 
     def inner(self, schema: Any) -> Sequence[Any]:
@@ -127,7 +127,7 @@ class _Facts:
         if kind not in ("record", "error"):
             return int(self.is_of(_EMPTY, schema))
         if schema["name"] not in self._empties:
-            # several names of one empty type can double their number at each level
+            # counted once for each type: several fields of one type can double the number at each level
             self._empties[schema["name"]] = sum(map(self.empties, self.inner(schema))) + int(not schema["fields"])
         return self._empties[schema["name"]]
 
@@ -221,7 +221,7 @@ class _Scanner:
         return skip
 
     def _skip_of_blocks(self, item: _Skip, empties: int) -> _Skip:
-        """Returns the function for an array or a map; `empties`: values in an item without bytes, otherwise 0."""
+        """Returns the function for an array or a map; `empties`: values in an item without bytes; 0 for other items."""
 
         def skip(data: bytes, at: int, depth: int) -> int:
             if depth >= DEPTH_MAX:
@@ -265,7 +265,7 @@ def _skip_bytes(data: bytes, at: int, _: int = 0) -> int:
 
 
 def _block(data: bytes, at: int) -> tuple[int, int, int]:
-    """Returns the number of items in a block, the offset after them (-1 if unknown), and that of the first one."""
+    """Returns the number of items in a block, the offset after them (-1 if unknown), and the first one's offset."""
     count, at = _varint(data, at)
     if count >= 0:
         return count, -1, at

@@ -30,7 +30,7 @@ def unreadable(reader: JsonSchema, writer: JsonSchema, *, any_value: bool = Fals
 
     - `any_value`: returns None also if it can read only some values: a branch of a union, a symbol.
 
-    The rules are those of "Schema Resolution" in the Avro 1.11 specification, applied to the schemas alone, as far as
+    The rules come from "Schema Resolution" in the Avro 1.11 specification, applied to the schemas alone, as far as
     fastavro follows them (names are compared without their namespace).
     """
     parsed_reader, readers = parse(reader, "the reader's schema")

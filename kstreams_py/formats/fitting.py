@@ -1,7 +1,7 @@
 """A quick check whether a value fits an Avro schema, for values that fastavro writes although they do not fit.
 
-fastavro writes 3.7 as the int 3, 2**40 as an int that others cannot read, "false" as true, "abc" as an array of three
-strings. Its own validation finds these errors but takes six times as long as the write.
+fastavro writes 3.7 as the int 3, 2**40 as an int that others cannot read, "false" as true, and "abc" as an array of
+three strings. Its own validation finds these errors but takes six times as long as the write.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Check = Callable[[Any], bool]
 _CODES: Final = {"int": "i", "long": "q", "float": "f", "double": "d"}
 _TYPES: Final = {"i": int, "q": int, "f": float, "d": float}
 _EXACT: Final = {"f": 1 << 24, "d": 1 << 53}
-"""Up to this number, every whole number has a float."""
+"""Up to this number, every whole number equals a float."""
 _LEAST: Final = 1e-38
 """Smaller floats of 32 bits may be zero."""
 _NOT_PACKED: Final = (struct.error, LookupError, TypeError, AttributeError, OverflowError)
@@ -111,10 +111,10 @@ def _record_check(record: dict[Any, Any], names: Names, known: dict[str, Check |
 
 
 def _usual_numbers(numbers: Mapping[str, str]) -> Check:
-    """Makes a check that the numbers of a record have the usual types, and ranges that fastavro does not check.
+    """Makes a check that the numbers of a record have the usual types, and lie in ranges that fastavro does not check.
 
-    `numbers`: the codes by field name. The check is compiled, as dataclasses' methods are (measured: a third of the
-    time of a check of a tuple's types, and no more than packing it).
+    `numbers`: the codes by field name. The check is compiled, as dataclasses' methods are (measured: it takes a
+    third of the time of a check of a tuple's types, and no longer than packing the tuple).
     """
     tests = {
         "i": "type(x := value[{}]) is int and -0x80000000 <= x <= 0x7fffffff",
@@ -123,5 +123,5 @@ def _usual_numbers(numbers: Mapping[str, str]) -> Check:
         "d": "type(value[{}]) is float",
     }
     found = " and ".join(tests[code].format(repr(name)) for name, code in numbers.items())
-    check: Check = eval(f"lambda value: {found or True}")  # it has only these texts and quoted names
+    check: Check = eval(f"lambda value: {found or True}")  # the text has only these tests and quoted names
     return check

@@ -1,6 +1,6 @@
 """Logical types that keep a value unchanged, or refuse it, in place of fastavro's own.
 
-fastavro writes 2**40 as a date and cuts what does not fit: a zone, microseconds, the time of a day. It rounds a decimal
+fastavro writes 2**40 as a date and cuts what does not fit: a zone, microseconds, a time of day. It rounds a decimal
 that has more digits than its type, and takes minutes for one of a megabyte. Custom logical types are its documented
 extension: https://fastavro.readthedocs.io/en/latest/logical_types.html
 """
@@ -24,16 +24,16 @@ from fastavro.write import LOGICAL_WRITERS
 from kstreams_py.formats.schemas import JsonSchema, Names, kind_of, name_of
 
 DIGITS_MAX: Final = 4_300
-"""The maximum number of digits of a decimal, Python's own limit: the time to read them grows with its square."""
+"""The most digits of a decimal, Python's own limit: the time to read them grows with the square of their number."""
 
 _LOGICAL: Final = ("logicalType", "precision", "scale")
-"""The key that makes a type a logical type."""
+"""The keys that make a type a logical type."""
 
 _SAME_ENCODING: Final = {"int": "long"}
-"""Types that a reader may have in place of the writer's."""
+"""By the writer's type, another type with the same encoding that a reader may have."""
 
 _OWN: Final = "ks-"
-"""Prefix of the logical types that fastavro gets: programs may have registered their own under other names."""
+"""Prefix of the logical types that fastavro gets: programs may have registered their own under names without it."""
 
 _Replace = Callable[[Any], Any]
 
@@ -194,7 +194,7 @@ def _write_number(value: Any, schema: Any) -> Any:
         return value if _is_exact(value, schema["type"]) else Misfit(value)
     if schema["type"] == "float" and isinstance(value, float):
         try:
-            packed = struct.pack("<f", value)  # unlike "f", which makes it an infinity
+            packed = struct.pack("<f", value)  # native "f" would make it an infinity
         except OverflowError:
             return Misfit(value)
         return value if any(packed[:3]) or packed[3] & 0x7F or not value else Misfit(value)  # else it would be 0
@@ -235,7 +235,7 @@ def _write_time(value: Any, unit: int) -> Any:
 
 
 def _write_timestamp(value: Any, unit: int, epoch: datetime) -> Any:
-    """Converts a datetime; `epoch`: has a zone if values have one."""
+    """Converts a datetime; `epoch`: has a zone if values must have one."""
     if not isinstance(value, datetime):
         return _whole(value, -(1 << 63), (1 << 63) - 1)
     cut = value.microsecond % unit or getattr(value, "nanosecond", 0)  # pandas.Timestamp is a datetime, too

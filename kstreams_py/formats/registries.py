@@ -38,7 +38,7 @@ _WRONG_PROXY: Final = (
 
 
 class SchemaRegistry:
-    """A schema registry over HTTP. The address may hold user and password; no message shows them."""
+    """A schema registry over HTTP. The address may have a user and a password; no message shows them."""
 
     def __init__(self, url: str, **settings: Any) -> None:
         """`settings`: confluent-kafka's own, such as `ssl.ca.location` or `bearer.auth.token`; numbers may be texts.
@@ -72,12 +72,12 @@ class SchemaRegistry:
                 "ssl.key.password: correct them"
             ) from None
         except (ValueError, TypeError) as error:
-            if "proxy" in str(error):  # with the URL of a proxy of the environment
+            if "proxy" in str(error):  # with a proxy's URL from the environment
                 raise SettingsError(f"schema registry at {self._url}: {_WRONG_PROXY}") from None
             raise SettingsError(f"schema registry at {self._url}: {error}") from None
         except ImportError as error:
             raise MissingSoftware(f"schema registry at {self._url}: {error}") from None
-        except Exception as error:  # of its HTTP library, with a part of the proxy's URL
+        except Exception as error:  # from its HTTP library, with a part of the proxy's URL
             if type(error).__name__ != "InvalidURL":
                 raise
             raise SettingsError(f"schema registry at {self._url}: {_WRONG_PROXY}") from None
@@ -105,7 +105,7 @@ class SchemaRegistry:
             ) from None
 
     def _referenced(self, references: Iterable[Any]) -> list[str]:
-        """Returns the texts of the referenced schemas, and of those that they reference."""
+        """Returns the texts of the referenced schemas, and of the schemas that these reference."""
         found, left = dict[tuple[str, int], str](), [*references]
         while left:
             each = left.pop()
@@ -158,7 +158,7 @@ def _completed(settings: Mapping[str, Any]) -> dict[str, Any]:
     if "bearer.auth.credentials.source" in found:
         found.setdefault("bearer.auth.logical.cluster", "")  # for Confluent's cloud; others ignore it
     if "ssl.key.location" in found:
-        found.setdefault("ssl.key.password", "")  # or OpenSSL asks for the password of an encrypted key at the terminal
+        found.setdefault("ssl.key.password", "")  # else OpenSSL asks for an encrypted key's password at the terminal
     return found
 
 
@@ -270,7 +270,7 @@ class FileRegistry:
 
 
 def _write_durably(path: Path, text: str) -> None:
-    """Writes a whole file or nothing, and to the disk: records that need the schema are committed next."""
+    """Writes a whole file or nothing, and syncs it to disk: records that need the schema are committed next."""
     if path.exists():
         return
     draft = path.with_name(f"{path.name}.new")

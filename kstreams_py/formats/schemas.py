@@ -21,7 +21,7 @@ Names = dict[str, dict[Any, Any]]
 
 
 _NESTED_MAX: Final = 300
-"""The depth of nested objects and lists in a schema: parsing recurses, and has no limit of its own."""
+"""The maximum depth of nested objects and lists in a schema: parsing recurses, and has no limit of its own."""
 
 _PRIMITIVES: Final = ("null", "boolean", "int", "long", "float", "double", "bytes", "string")
 _TYPES: Final = frozenset((*_PRIMITIVES, "record", "error", "enum", "fixed", "array", "map"))

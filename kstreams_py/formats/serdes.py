@@ -28,7 +28,7 @@ class Serde(Protocol[T]):
     def serialize(self, value: T, /) -> bytes | None:
         """Returns the bytes of a value.
 
-        Any exception fails only this record, except those of kstreams_py, which stop the worker.
+        Any exception, such as EncodeError, fails only this record; a KStreamsError stops the worker.
         """
 
     def deserialize(self, data: bytes, /) -> T:
@@ -116,7 +116,7 @@ class Json(Serde[Any]):
     """
 
     has_null: ClassVar[bool] = True
-    """Whether some bytes decode to None, which as a value stands for a tombstone."""
+    """Whether some bytes decode to None; a value that is None stands for a tombstone."""
 
     def serialize(self, value: Any, /) -> bytes:
         """Encodes a value. Raises EncodeError for a value without a JSON form."""

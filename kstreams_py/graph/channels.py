@@ -87,7 +87,7 @@ def check_task_options(what: str, options: Mapping[str, object]) -> None:
 
 
 def kind_of_task(inputs: Sequence[object], outputs: Sequence[object] | None, *, alts: bool, ordered: bool) -> TaskKind:
-    """Returns the kind of a task, from its declaration. Raises GraphError for a join, or for events."""
+    """Returns the kind of a task, from its declaration. Raises GraphError for a join, and for ordered events."""
     if ordered:
         raise GraphError(f"{inputs[0]} is a channel, which has no order of events: read a topic")
     if alts or len(inputs) == 1:
@@ -128,7 +128,7 @@ def describe_tasks(tasks: Iterable[JobTask]) -> list[str]:
 
 
 def check_source(what: str, source: object, max_pending: object, timeout: object) -> None:
-    """Raises GraphError for what is no source, and for limits that are no numbers above 0."""
+    """Raises GraphError if `source` is not a source, or if a limit is not a number above 0."""
     if max_pending is not None and not (isinstance(max_pending, int) and max_pending > 0):
         raise GraphError(f"{what}: max_pending={max_pending!r} is no number of inputs: give an int above 0")
     if timeout is not None and not (isinstance(timeout, int | float) and timeout > 0):
@@ -188,7 +188,7 @@ def _check_topic(what: str, topic: Topic, inputs: Sequence[Channel]) -> None:
 
 
 def check_tasks(graph: str, channels: Iterable[Channel], tasks: Sequence[JobTask]) -> None:
-    """Raises GraphError for channels without a reader or a writer, and for tasks in a circle."""
+    """Raises GraphError for channels without a reader or a writer, and for tasks that form a circle."""
     read = {channel for task in tasks for channel in task.inputs}
     written = {channel for task in tasks for channel in task.outputs}
     for channel in sorted(read - written, key=str):
@@ -229,7 +229,7 @@ def filled_channels(tasks: Iterable[JobTask]) -> list[Channel]:
 
 
 def topic_readers(tasks: Sequence[JobTask]) -> dict[Channel, list[JobTask]]:
-    """Returns the channels that topics fill, each with the tasks that read it: these are one group."""
+    """Returns the channels that topics fill, each with the tasks that read it, which form one consumer group."""
     filled = (channel for channel in filled_channels(tasks) if channel.topic is not None)
     return {channel: [task for task in tasks if channel in task.inputs] for channel in filled}
 

@@ -92,7 +92,7 @@ def check_join(by: str | None) -> None:
 
 
 def check_dead_letters(topic: Topic) -> None:
-    """Refuses a dead-letter topic whose value serde is not that of dead letters."""
+    """Refuses a dead-letter topic whose value serde is not the serde of dead letters."""
     if topic.value is not dead_letters():
         raise GraphError(
             f"topic {topic.name!r} takes dead letters, which have a schema of their own: declare it with "
@@ -147,7 +147,7 @@ def choose_journal(what: str, persistence: object, writes: Sequence[Topic]) -> J
 
 
 def check_clusters(processor: Processor, topics: Mapping[str, Topic]) -> None:
-    """Refuses topics on clusters that no transaction of this processor spans. `topics`: those of its graph."""
+    """Refuses topics on clusters that no transaction of this processor spans. `topics`: the topics of its graph."""
     what, cluster = f"processor {processor.id!r}", processor.cluster
     if foreign := next((topic for topic in processor.inputs if topic.cluster), None):
         raise GraphError(
@@ -207,7 +207,7 @@ def check_journal(processor: Processor) -> None:
 
 
 def check_calls(what: str, concurrency: object) -> int:
-    """Returns how many calls may run concurrently. Raises GraphError for what is no such number."""
+    """Returns how many calls may run concurrently. Raises GraphError for a value that is not such a number."""
     if not isinstance(concurrency, int) or isinstance(concurrency, bool) or not 1 <= concurrency <= CONCURRENCY_MAX:
         raise GraphError(f"{what}: concurrency is {concurrency!r}: give a number from 1 to {CONCURRENCY_MAX:,}")
     return concurrency
@@ -282,12 +282,12 @@ def name_processor(function: Callable[..., Any], options: Options, kind: str = "
             f"{kind} {name!r}: this name is not usable: give it an id= of 1 to 100 of a-z A-Z 0-9 _ - "
             "(a dot would run into the graph's name)"
         )
-    check_options(f"processor {name!r}", options, Options)
+    check_options(f"{kind} {name!r}", options, Options)
     return name
 
 
 def check_options(what: str, options: Mapping[str, object], known: type) -> None:
-    """Refuses options that do not exist. `known`: the TypedDict of those that do."""
+    """Refuses options that do not exist. `known`: the TypedDict of the options that exist."""
     names = known.__annotations__
     if unknown := sorted(options.keys() - names.keys()):
         close = did_you_mean(unknown[0], names) or f"choose from {', '.join(names)}"

@@ -24,16 +24,16 @@ HELD_MAX: Final = 10_000
 """The default limit of events of a task that wait for the events before them."""
 
 HELD_BYTES_MAX: Final = 64 << 20
-"""The default limit of the bytes of their keys and values."""
+"""The default limit of the bytes of the keys and values of these events."""
 
 
 class Start(StrEnum):
     """Which event may come first for an object without a state."""
 
     FROM_START = "from_start"
-    """The object's first event: one with a predecessor is held."""
+    """Only the object's first event. An event with a predecessor is held."""
     ACCEPT_FIRST = "accept_first"
-    """Any event: earlier events that come later are dropped as copies."""
+    """Any event. Its predecessors, if they arrive after it, are dropped as copies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,8 @@ class Ordered:
     """How a processor applies events.
 
     - `start`: which event of an object may be the first.
-    - `held_max`, `held_bytes_max`: how many events of a task may wait for the events before them, and their bytes.
+    - `held_max`, `held_bytes_max`: the limits of the number and the bytes of a task's events that wait for the events
+      before them.
     - `takes_state`: the function takes a state of its own.
     """
 
@@ -94,7 +95,7 @@ class KeyedStore(Protocol[StateKey, V]):
     @overload
     def get(self, key: StateKey, default: Default) -> V | Default: ...
     def get(self, key: StateKey, default: Any = None) -> Any:
-        """Returns the value of a key; `default` if it has none. Raises as the serdes do."""
+        """Returns the value of a key; `default` if it has none. Raises what the serdes raise."""
 
     def __contains__(self, key: StateKey) -> bool:
         """Returns whether the key has a value."""
@@ -102,19 +103,19 @@ class KeyedStore(Protocol[StateKey, V]):
     def put(self, key: StateKey, value: V) -> None:
         """Sets the value of a key.
 
-        Raises as the serdes do, and ValueError for a value or key that its serde turns into None.
+        Raises what the serdes raise, and ValueError for a value or key that its serde turns into None.
         """
 
     def delete(self, key: StateKey) -> None:
         """Deletes a key, if it is there."""
 
     def range(self, first: StateKey | None = None, last: StateKey | None = None) -> Iterator[tuple[StateKey, V]]:
-        """Yields the keys from `first` on and before `last`, with their values, in the order of the keys' bytes.
+        """Yields keys and values from `first` up to, but not including, `last`, in the order of the keys' bytes.
 
         - `first`: None for the least key.
         - `last`: None for no end.
 
-        Keys that are put meanwhile may be missing.
+        Keys that are put during the iteration may be missing.
         """
 
 
@@ -196,7 +197,7 @@ class Topic(Generic[K, V]):
 
     - `key`, `value`: the serdes of its records.
     - `partitions`, `replication`: how many it has; None accepts any number.
-    - `config`: the broker's settings of the topic.
+    - `config`: the topic's configuration on the broker.
     - `cluster`: the name, in the settings, of the cluster that has it; "" for the graph's own cluster.
     """
 
@@ -220,7 +221,8 @@ class Channel(Generic[V]):
     - `errors`: the dead-letter topic of the records of `topic`; None for none.
     - `group_by`: returns the group of a value, which can be hashed; None for no groups.
     - `max_pending`: how many inputs of its source may be under way; None for the default.
-    - `timeout`: seconds after which an input of which nothing is under way is read again; None for the default.
+    - `timeout`: seconds after which an input that is neither complete nor in any task is read again; None for the
+      default.
     """
 
     name: str
@@ -259,7 +261,7 @@ class Processor:
     - `cluster`: the cluster of its outputs and dead letters, as in Topic.
     - `target`: where the rows of a sink are stored; None for none.
     - `state`: the keyed store that the function takes as its last argument; None for none.
-    - `ordered`: how it applies events in their order; None for any records.
+    - `ordered`: how it applies events in their order; None if its inputs are ordinary records.
     """
 
     id: str
@@ -287,7 +289,7 @@ class Processor:
 
     @property
     def written(self) -> tuple[str, ...]:
-        """The names of its output topics, then that of its dead-letter topic."""
+        """The names of its output topics, then the name of its dead-letter topic."""
         outputs = tuple(topic.name for topic in self.outputs)
         return outputs if self.errors is None else (*outputs, self.errors)
 
@@ -366,8 +368,8 @@ class OptionsOfAll(Defaults, Generic[KeyOfState, ValueOfState], total=False):
     - `persistence` (Journal or str): "transaction" (the default), or "journal" or a Journal to record each delivery in
       its own topic before it happens.
     - `concurrency` (int): how many calls may run concurrently; 1 by default, also for an async function.
-    - `order` (Order or str): which of these calls wait for one another: those of a "partition" (the default), of a
-      "key", or "none".
+    - `order` (Order or str): which of these calls wait for one another: calls for the same "partition" (the default),
+      for the same "key", or "none".
     - `state` (State or None): a keyed store, which the function takes as its last argument, `state`; None by default.
     """
 
@@ -395,5 +397,5 @@ def dead_letters() -> Avro:
 
 
 def show_serde(serde: Serde) -> str:
-    """Returns the serde's own repr, otherwise the name of its class: the default repr has an address."""
+    """Returns the serde's own repr; the name of its class if it has only the default repr, which shows an address."""
     return repr(serde) if type(serde).__repr__ is not object.__repr__ else type(serde).__name__

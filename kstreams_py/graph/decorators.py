@@ -55,7 +55,8 @@ from kstreams_py.records import Step
 class Decorators(ABC):
     """The decorators that declare a processor, each with the options of processors.
 
-    No two overloads match the same topics: mypy would make the function Any where a value is Any, as with Json().
+    No two overloads match the same topics: if two did, mypy would type the function as Any wherever a value is Any, as
+    with Json().
     """
 
     @abstractmethod
@@ -248,7 +249,7 @@ class Decorators(ABC):
         **options: Unpack[OptionsOfAll],
     ) -> Callable[[Function], Function]: ...
     def alts(self, *topics: End, to: End | Several, **options: Unpack[Options]) -> Callable[[Function], Function]:
-        """Declares a processor that reads one record of an input that is ready, and writes the function's result."""
+        """Declares a processor that reads one record of any input that is ready, and writes the function's result."""
         return self._declare(topics, _listed(to), options, least=2, alts=True)
 
     def gather(
@@ -262,8 +263,8 @@ class Decorators(ABC):
     ) -> Callable[[Function], Function]:
         """Declares a task that takes the results of all branches of one segment, and writes the function's result.
 
-        The inputs are channels that come from the same channel, and each has at most one value of each segment there. A
-        branch that returned None has no value: then the function is not called.
+        The inputs are channels that come from one common channel. Each has at most one value for each segment of that
+        channel. The function is not called for a segment for which a branch returned None.
 
         Raises GraphError.
         """
@@ -309,7 +310,7 @@ class Decorators(ABC):
 
         - `start`: "from_start" holds an object's events until its first one has come; "accept_first" begins with any.
         - `held_max`, `held_bytes_max`: how many events of a partition may be held, and the bytes of their keys and
-          values. One more ends the worker.
+          values. An event beyond a limit ends the worker.
 
         Raises GraphError.
         """

@@ -12,10 +12,11 @@ guarantee         offsets are committed    lost     duplicated  producer        
 ================  =======================  =======  ==========  ===========================  ==========================
 
 `at_least_once` repeats the steps since the last commit after a crash, after an output that was refused or failed, and
-where partitions are revoked before their outputs are acknowledged.
+when partitions are revoked before their outputs are acknowledged.
 
-A step that is run again (retry.py) keeps its guarantee. `at_most_once` commits its offset before each attempt, and
-takes it back while the step waits: the function may be called again, but only after an attempt that wrote nothing.
+A step that is run again (retry.py) keeps its guarantee. `at_most_once` commits the step's offset before each attempt,
+and takes the offset back while the step waits: the function may be called again, but only after an attempt that wrote
+nothing.
 
 `Durability` is a separate choice: which failures an acknowledged write survives. Kafka's transactional and idempotent
 producers need acks=all. So `exactly_once` requires `committed`, and `at_most_once` excludes `leader`: without a
@@ -45,7 +46,7 @@ class Guarantee(StrEnum):
 
     @property
     def commits_first(self) -> bool:
-        """Whether offsets are committed before the functions run: their steps are not repeated."""
+        """Whether offsets are committed before the functions run, so that a crash repeats no step."""
         return RULES[self].commits_first
 
 
@@ -68,7 +69,7 @@ class Rules:
 
     - `refused`: durabilities that the guarantee excludes, each with the reason and the remedy.
     - `transactional`, `commits_first`: see Guarantee.
-    - `journals_choices`: the choices of an alts are saved in a topic of its own before the functions run.
+    - `journals_choices`: the choices of an alts are saved in the processor's own topic before the functions run.
     """
 
     refused: Mapping[Durability, str] = field(default_factory=dict)

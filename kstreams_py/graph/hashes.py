@@ -1,8 +1,7 @@
 """The delivery hash: 128 bits that depend on which records a step reads, not on their contents or Python's hash().
 
-The *place* of a step is `hash_prefix` of its (first) input and that record's offset. A step that reads one record has
-its place as its delivery hash; the hash of a join does not tell its place. A cut compares places with committed
-offsets.
+The *place* of a step is `hash_prefix` of its (first) input and that record's offset. The delivery hash of a step that
+reads one record is its place; the hash of a join does not tell its place. A cut compares places with committed offsets.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ def joined_hash(processor: str, records: Iterable[tuple[str, str, int, int]]) ->
 
 
 def snapshot_hash(processor: str, inputs: Iterable[tuple[str, str, int, int]]) -> bytes:
-    """Returns 16 bytes that name a task's snapshot: BLAKE2b of topic, topic id, partition and next offset of inputs."""
+    """Returns 16 bytes that name a task's snapshot: BLAKE2b of topic, topic id, partition and next offset of each."""
     parts = [part for each in sorted(inputs) for part in each]
     return blake2b(_canonical("journal", processor, *parts), digest_size=16).digest()
 

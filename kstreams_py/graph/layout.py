@@ -123,7 +123,7 @@ def lay_out(boxes: Mapping[str, Box], edges: Sequence[Edge], gap: float = COLUMN
 def _columns(boxes: Iterable[str], edges: Sequence[Edge]) -> dict[str, int]:
     """Returns the column of each box: to the right of all boxes that lead to it.
 
-    In a cycle, the box that was declared first, of those that can be reached, comes first.
+    In a cycle, the first-declared of the boxes that can be reached comes first.
     """
     before: dict[str, list[str]] = {node: [edge.source for edge in edges if edge.target == node] for node in boxes}
     column: dict[str, int] = {}
@@ -140,7 +140,7 @@ def _columns(boxes: Iterable[str], edges: Sequence[Edge]) -> dict[str, int]:
 
 
 def _chains(edges: Sequence[Edge], column: dict[str, int]) -> list[_Chain]:
-    """Returns the edges with a node in each column they pass, which it adds to `column`.
+    """Returns the edges, with a node in each column that they pass, and adds these nodes to `column`.
 
     Edges to the same dead-letter topic share one lane.
     """

@@ -1,6 +1,6 @@
 """What commands cannot do with a processor, and why: replay its dead letters, audit its outputs, cut its topics.
 
-A new kind of processor has its answer in each of these functions.
+A new kind of processor needs an answer in each of these functions.
 """
 
 from __future__ import annotations

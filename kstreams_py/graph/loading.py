@@ -30,7 +30,7 @@ EXTRAS: Final = {
 """The extra of this package that installs a module."""
 
 UNKNOWN: Final = "GRAPH"
-"""The target of a graph that no module has as a global, in commands that are shown."""
+"""Stands for the target in a command that is shown, if no module has the graph as a global."""
 
 _OR_START: Final = ", or start from the directory it is in"
 
@@ -126,7 +126,7 @@ def _only_graph(place: str, module: ModuleType) -> Graph:
 
 
 def _import_module(name: str) -> ModuleType:
-    """Imports a module; the current directory goes before installed packages."""
+    """Imports a module: from the current directory if it is there, else from installed packages first."""
     here, top = Path.cwd(), name.partition(".")[0]
     is_here = (here / top).exists() or (here / f"{top}.py").exists()
     # if the graph is elsewhere, no file in a directory that others may write to may replace a library

@@ -40,7 +40,7 @@ def member_of(group: str, slot: int) -> str:
 
 
 def recorder_id(member: str) -> str:
-    """Returns the transactional.id with which a worker, by its member, writes to its journal of deliveries."""
+    """Returns the transactional.id with which the worker of a member writes to its journal of deliveries."""
     return f"{member}.journal"
 
 
@@ -82,7 +82,7 @@ def changelog_topic(graph: str, store: str) -> str:
 def is_own_topic(graph: str, topic: str) -> bool:
     """Returns whether a processor or a state of this graph gives this name to a topic.
 
-    Ids and names of states have no dot, so a graph whose name begins with this one's gives no such name.
+    Processor ids and state names have no dot, so a graph whose name begins with this graph's name gives no such name.
     """
     own = rf"{re.escape(f'{RESERVED}ks.{graph}')}\.[a-zA-Z0-9_-]+\.(?:journal|delivered|changelog)"
     return re.fullmatch(own, topic) is not None

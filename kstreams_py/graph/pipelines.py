@@ -44,7 +44,7 @@ RUNS_SETTINGS: Final = {"cleanup.policy": "compact"}
 
 
 class Table(Protocol):
-    """The declaration of a table elsewhere. `str` of it names the table without credentials."""
+    """The declaration of a table elsewhere. Its `str` names the table without credentials."""
 
     @property
     def pipeline_modes(self) -> Collection[Mode]:
@@ -144,7 +144,7 @@ def choose_mode(what: str, mode: str, key: Sequence[str]) -> tuple[Mode, tuple[s
 
 
 def check_target(what: str, target: object, mode: Mode) -> Table | Topic:
-    """Returns the target of a pipeline. Raises GraphError if it is no target, or does not take the mode."""
+    """Returns the target of a pipeline. Raises GraphError if it is not a target, or does not take the mode."""
     if isinstance(target, type) or not (isinstance(target, Topic) or hasattr(target, "pipeline_modes")):
         raise GraphError(
             f"{what}: to={target!r} is no target of a pipeline: give ks.Parquet, ks.PostgreSQL, ks.Delta or a topic"
@@ -156,7 +156,7 @@ def check_target(what: str, target: object, mode: Mode) -> Table | Topic:
 
 
 def choose_checkpoint(what: str, streaming: bool | str, target: Table | Topic) -> str | None:
-    """Returns the directory of the checkpoint; None for a pipeline that is no stream. Raises GraphError."""
+    """Returns the directory of the checkpoint; None for a pipeline that is not a stream. Raises GraphError."""
     if streaming is True:
         if (directory := getattr(target, "checkpoint", None)) is None:
             raise GraphError(

@@ -18,7 +18,7 @@ _NEVER: Final = (Stop, MemoryError, FunctionExited, UserMistake, DecodeError)
 """Errors after which another attempt cannot succeed, or must not be made."""
 
 _DOUBLINGS_MAX: Final = 60
-"""2 to this power exceeds any longest wait; much larger powers are not floats."""
+"""2 to this power exceeds every possible longest wait; much larger powers do not fit into a float."""
 
 
 class Then(StrEnum):
@@ -33,7 +33,8 @@ class Then(StrEnum):
 class Retry:
     """Repeats a step whose function (or serde) raised, while the partition of its records waits.
 
-    - `on`: exception classes, one or several. `stop_on` takes precedence, and Stop is never repeated.
+    - `on`: exception classes, one or several. `stop_on` takes precedence, and a step that raised Stop is never
+      repeated.
     - `attempts`: the number of calls of the function, including the first one; 2 or more.
     - `backoff`: the shortest and the longest wait between two attempts, as "200ms..30s", in ms, s, m or h. Each wait is
       twice as long as the one before, less a random part of up to half.
@@ -67,7 +68,7 @@ class Retry:
             object.__setattr__(self, name, value)
 
     def covers(self, error: BaseException) -> bool:
-        """Returns whether another attempt may succeed: it cannot for mistakes in the program or wrong bytes."""
+        """Returns whether another attempt may succeed: it cannot after a mistake in the program or with wrong bytes."""
         return isinstance(error, self.classes) and not isinstance(error, _NEVER)
 
     def is_last(self, attempts: int) -> bool:
@@ -75,7 +76,7 @@ class Retry:
         return attempts >= self.attempts and self.then is not Then.PAUSE
 
     def wait(self, failures: int, chance: float) -> float:
-        """Seconds until the next attempt, after `failures` attempts (1 or more); `chance` is between 0 and 1."""
+        """Returns the seconds until the next attempt, after 1 or more `failures`; `chance` is between 0 and 1."""
         most = min(self.longest, self.shortest * 2.0 ** min(failures, _DOUBLINGS_MAX))
         least = max(self.shortest, most / 2)
         return least + (most - least) * chance

@@ -1,6 +1,7 @@
 """What a type checker knows of a processor's function: the arguments that it gets, and the results that it may return.
 
-A decorator of Graph has the type Declare, which takes only functions that fit; at run time it takes any.
+A decorator of Graph has the type Declare, which takes only functions that fit; at run time a decorator takes any
+function.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ SK = TypeVar("SK", default=Any)
 SV = TypeVar("SV", default=Any)
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-# of each input of a join or an alts; Never where there is none, or only a name: a function may take it as anything
+# key and value of each input of a join or an alts; Never if the input is missing, or is given by its name: the function
+# may then declare any type for it
 K1 = TypeVar("K1", default=Never)
 V1 = TypeVar("V1", default=Never)
 K2 = TypeVar("K2", default=Never)
@@ -42,7 +44,7 @@ class Gives(Protocol[ValueGiven_co]):
 
 
 class TopicOf(Protocol[KeyGiven_co, ValueGiven_co]):
-    """A topic, by what it has: topics of different types in one list are topics of what any of them has."""
+    """A topic, by what its serdes return: a list of topics of different types counts as topics of their common type."""
 
     @property
     def key(self) -> Gives[KeyGiven_co]: ...
@@ -51,7 +53,7 @@ class TopicOf(Protocol[KeyGiven_co, ValueGiven_co]):
 
 
 class ByTopic(Protocol[ValueGiven_co]):
-    """A mapping of topic to value. The key of a Mapping is invariant: it would refuse a dict of Topic[str, str]."""
+    """A mapping of topic to value. A Mapping, invariant in its key, would refuse a dict of Topic[str, str]."""
 
     def items(self) -> Iterable[tuple[Topic | Channel | str, ValueGiven_co]]: ...
 
@@ -65,7 +67,7 @@ ForSeveral: TypeAlias = ByTopic[ForOne[ToValue, ToKey]] | None
 TableRow: TypeAlias = tuple[Any, ...] | Mapping[str, Any]
 
 Result: TypeAlias = One | Iterator[One] | Awaitable[One] | AsyncIterator[One]
-"""What a function returns, yields, or does so as a coroutine function. An Iterable is no result: text is one, too."""
+"""What a call returns: a result, an iterator of results, or the asynchronous form. An Iterable would include text."""
 
 Results: TypeAlias = Sequence[One | BaseException] | None
 Batch: TypeAlias = Results[One] | Awaitable[Results[One]]
@@ -88,7 +90,7 @@ Values = TypeVarTuple("Values")
 class FunctionOf(Protocol[Parameters, Returned_co, Expected_co, *Values]):
     """A function that has these parameters and returns `Returned`, and that takes `Values` and returns `Expected`.
 
-    To be of both types is to fit an overload of both: a decorator checks the second, and returns the first.
+    A function fits if it matches both overloads. A decorator checks the second, and returns a function of the first.
     """
 
     @overload
@@ -106,7 +108,7 @@ Store_contra = TypeVar("Store_contra", contravariant=True)
 
 
 class Declare(Protocol[Result_contra, Step_contra, Store_contra, *Values]):
-    """Declares a function of these values, and returns it unchanged. It may take the step, the state, or both."""
+    """Declares a function of these values, and returns it unchanged. The function may take step, state, or both."""
 
     @overload
     def __call__(self, function: FunctionOf[P, T, Result_contra, *Values], /) -> Callable[P, T]: ...

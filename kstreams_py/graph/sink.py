@@ -1,8 +1,8 @@
 """The protocol of a sink: a table elsewhere that stores rows, each once.
 
 There are two kinds of evidence that a row is stored. With `HASH` the delivery hash of a row's step is stored beside the
-row; rows that come again are left unchanged. With `OFFSETS` the next offsets of the inputs are stored beside the rows.
-A worker continues from these, and the group's committed offsets only follow them.
+row; if a row comes again, the stored row stays. With `OFFSETS` the next offsets of the inputs are stored beside the
+rows. A worker continues from these, and the group's committed offsets only follow them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Row(NamedTuple):
     """A row of the table.
 
     - `delivery_hash`: 16 bytes, unique to the row, and the same at every attempt. The first row of a step has the
-      step's hash, which its dead letter would have; others have a BLAKE2b hash of that and the number of the row.
+      step's hash, as its dead letter would; each other row has a BLAKE2b hash of the step's hash and the row's number.
     - `values`: one for each column of the sink.
     """
 
@@ -45,14 +45,14 @@ class SinkConnection(Protocol):
     """
 
     def positions(self, partitions: Collection[TopicPartition]) -> Positions:
-        """Reads the next offsets that the target has of these partitions; partitions without one are left out."""
+        """Reads the next offsets of these partitions that the target stores; partitions without one are left out."""
 
     def write(self, rows: Sequence[Row], positions: Positions, expected: Positions) -> int:
         """Stores rows, and with `OFFSETS` the positions, in one transaction; returns how many rows are new.
 
         - `positions`: the next offsets after the rows' steps. Ignored with `HASH`.
-        - `expected`: the offsets that the writer expects to be stored for the same partitions, without those that have
-          none.
+        - `expected`: the offsets that the writer expects to be stored for the same partitions, without partitions that
+          have none.
 
         Raises StaleWriter if the stored offsets differ from `expected`, and RowRefused if the target will never take
         one of the rows. Nothing is stored then.
@@ -65,7 +65,7 @@ class SinkConnection(Protocol):
 class Sink(Protocol):
     """The declaration of a target, in the module of a graph. It is immutable, picklable, and makes no connection.
 
-    `str` and `repr` of it name the target without credentials.
+    Its `str` and `repr` name the target without credentials.
     """
 
     @property
@@ -85,11 +85,11 @@ class Sink(Protocol):
 
 @runtime_checkable
 class RowRules(Protocol):
-    """What a Sink may have as well: it knows without its target which rows that refuses. TestDriver asks it."""
+    """An optional part of a Sink: it tells, without the target, which rows the target refuses. TestDriver uses it."""
 
     def check(self, rows: Sequence[Row]) -> None:
         """Raises RowRefused, as `SinkConnection.write` does, for the first row that the table refuses.
 
-        The table is the one that the sink creates. What only an existing table has is not known: other types,
+        The table is the one that the sink creates. What an existing table has instead is not known: other types,
         constraints, triggers.
         """

@@ -13,7 +13,7 @@ class Claim(NamedTuple):
 
     - `key`: its key in the source, a number or bytes. No two inputs of a source ever have the same key.
     - `value`: the value for functions.
-    - `attempts`: how often it was under way when its worker died, or was given back as failed.
+    - `attempts`: how often its worker died while it was under way, or it was given back as failed.
     - `token`: what the source needs to acknowledge it.
     - `taken_over`: whether another worker had it under way when that worker's lease ended.
     - `headers`: what the source carries beside it, such as the context of a trace.
@@ -41,9 +41,9 @@ class SourceConnection(Protocol):
 
     @property
     def identity(self) -> str:
-        """Distinguishes this medium from others that had its name, such as a file that was created again.
+        """Distinguishes the source from others that had its name, such as a file that was deleted and created again.
 
-        Their inputs may have the same keys. Empty if nothing distinguishes them.
+        The inputs of such sources may have the same keys. Empty if nothing distinguishes them.
         """
 
     @property
@@ -60,12 +60,12 @@ class SourceConnection(Protocol):
 
     @property
     def refused(self) -> int:
-        """How many inputs `read` has refused: inputs that were deleted, or were under way at too many deaths."""
+        """How many inputs `read` has refused: they were deleted, or their workers died too often."""
 
     def read(self, limit: int, *, alone: bool) -> Sequence[Claim]:
-        """Claims up to `limit` inputs, which may be 0; returns none if there are none now.
+        """Claims up to `limit` inputs (0 is allowed); returns none if there are none now.
 
-        Inputs that were under way at several deaths of workers are suspects: they are claimed by themselves, in ever
+        Inputs that were under way when several workers died are suspects: they are claimed apart from others, in ever
         smaller groups, to find the one that ends its workers.
 
         - `alone`: nothing is under way in this worker, so that suspects may be claimed.
@@ -84,14 +84,14 @@ class SourceConnection(Protocol):
         """Renews the claims. Another thread may call it while the first one is in another method."""
 
     def close(self) -> None:
-        """Closes the connection. Other connections take over claims that were not given back, after their lease."""
+        """Closes the connection. After its lease, other connections take over the claims that it did not give back."""
 
 
 @runtime_checkable
 class WakingConnection(Protocol):
     """A SourceConnection that learns of inputs immediately, and whose `read` costs nothing.
 
-    A job then does not wait for its next look.
+    A job then need not wait until it looks for inputs again.
     """
 
     def wake_by(self, wake: Callable[[], None]) -> None:
@@ -102,7 +102,7 @@ class RefusedInput(NamedTuple):
     """An input that was refused.
 
     - `key`: its key, as text.
-    - `deaths`: how often it was under way when its worker died, or when it was given back as failed.
+    - `deaths`: how often its worker died while it was under way, or it was given back as failed.
     """
 
     key: str
@@ -116,7 +116,7 @@ class SourceStatus(NamedTuple):
     - `free`: given back; the next worker reads them.
     - `claimed`: under way.
     - `abandoned`: under way when the lease of their worker ended; the next worker reads them.
-    - `suspects`: the free and abandoned ones that were under way at several deaths: they are read by themselves.
+    - `suspects`: the free and abandoned inputs whose workers died several times: they are read apart from others.
     - `refused`: not to be read again.
     - `shown`: some of the refused inputs, those with the highest keys first.
     """
@@ -132,7 +132,7 @@ class SourceStatus(NamedTuple):
 class Source(Protocol):
     """The declaration of a source, in the module of a graph. It is immutable, picklable, and makes no connection.
 
-    `str` and `repr` of it name the source without credentials.
+    Its `str` and `repr` name the source without credentials.
     """
 
     def open(self, reader: str) -> SourceConnection:

@@ -132,12 +132,12 @@ class Graph(Decorators, Generic[GraphKey, GraphValue]):
         """The topic that marks dead letters as replayed or discarded: processing/dead_letters/marks.py."""
         self._topics: dict[str, Topic] = {}
         self._dead_letters: dict[str, Topic | str] = {}
-        """The dead-letter topics by name; only its cluster until a topic is declared or asked for."""
+        """The dead-letter topics by name; until a topic is declared or asked for, only the name of its cluster."""
         self._processors: dict[str, Processor] = {}
         self.channels: dict[str, Channel] = {}
-        """All channels by name, with those that a source fills."""
+        """All channels by name, including those that a source fills."""
         self._read: dict[str, Channel] = {}
-        """By topic that tasks read, the channel that it fills."""
+        """The channel that each topic read by tasks fills, by the topic's name."""
         self._tasks: dict[str, JobTask] = {}
         self.pipelines: tuple[Pipeline, ...] = ()
         """All pipelines, in the order of their declaration."""
@@ -185,11 +185,11 @@ class Graph(Decorators, Generic[GraphKey, GraphValue]):
     ) -> Topic:
         """Declares a topic. A second declaration with the same settings returns the same Topic. Raises GraphError.
 
-        - `key`, `value`: serdes; None for those of the graph, or for those of dead letters.
+        - `key`, `value`: serdes; None for the graph's serdes, or in a dead-letter topic for those of dead letters.
         - `partitions`: None for any number. A missing topic is then created with as many partitions as the topics that
           are read together with it, or else the inputs of its writers; with 4 if none of these exists.
         - `replication`: of a topic that is created; None for the broker's default.
-        - `config`: the broker's settings of the topic.
+        - `config`: the topic's configuration on the broker.
         - `cluster`: the name of another cluster in the settings (`clusters`), which a processor with a journal may
           write to. Processors read only from the graph's own cluster.
 
@@ -228,12 +228,12 @@ class Graph(Decorators, Generic[GraphKey, GraphValue]):
     def source(
         self, name: str, source: Source, *, max_pending: int | None = None, timeout: float | None = None
     ) -> Channel:
-        """Declares a channel that is filled from a source. Its tasks get an input again until all is done with it.
+        """Declares a channel that a source fills. The tasks get an input again until everything made from it is done.
 
         - `source`: such as `sources.SQLite(...)`.
-        - `max_pending`: how many of its inputs may be under way in a worker: 10,000 by default. While these wait, it is
-          not read.
-        - `timeout`: seconds after which an input is read again of which nothing is under way any more: 60 by default.
+        - `max_pending`: how many of its inputs may be under way in a worker: 10,000 by default. At this limit, the
+          source is not read.
+        - `timeout`: seconds after which an input is read again if it is neither complete nor in a task: 60 by default.
 
         Raises GraphError.
         """
@@ -243,8 +243,8 @@ class Graph(Decorators, Generic[GraphKey, GraphValue]):
     def channel(self, name: str, *, group_by: Callable[[Any], Hashable] | None = None) -> Channel:
         """Declares a channel, which carries values between tasks in memory. Raises GraphError.
 
-        - `group_by`: returns the group of a value. Calls that overlap in a task run one after another within a group,
-          in the order of its values; a value that is read again after a death, or tried again, comes later.
+        - `group_by`: returns the group of a value. In a task whose calls overlap, the calls for one group run one after
+          another, in the order of the values; a value that is read again after a death, or tried again, comes later.
         """
         if group_by is not None and not callable(group_by):
             raise GraphError(f"channel {name!r}: group_by={group_by!r} is no function: give one of a value")
@@ -401,7 +401,7 @@ class Graph(Decorators, Generic[GraphKey, GraphValue]):
             )
         if found.name not in self._read:
             errors = self._resolve_errors(what, self._options["errors"])
-            # a failure of a dead letter would come back, and fail again
+            # a dead letter that fails would come back to this topic, and fail again
             errors = None if errors == found.name else errors
             self._reserve_for_dead_letters(errors, "")
             self._read[found.name] = Channel(found.name, topic=found, errors=errors)
@@ -409,7 +409,7 @@ class Graph(Decorators, Generic[GraphKey, GraphValue]):
 
     @property
     def uses_topics(self) -> bool:
-        """Whether it needs a Kafka cluster: it may also have channels alone."""
+        """Whether the graph needs a Kafka cluster: it may have only channels."""
         return bool(self._processors or self._read) or any(task.topics for task in self.tasks)
 
     @property
@@ -537,8 +537,8 @@ class Graph(Decorators, Generic[GraphKey, GraphValue]):
     def partitions_like(self, name: str, counts: Mapping[str, int], default: int = DEFAULT_PARTITIONS) -> int:
         """Returns the number of partitions for a new topic that declares none.
 
-        It is the number of the topics that are read together with it, otherwise of the inputs of their writers,
-        otherwise `default`.
+        It is the number of partitions of the topics that are read together with it; otherwise of the inputs of their
+        writers; otherwise `default`.
 
         - `counts`: the number of partitions of existing topics, by name.
         """

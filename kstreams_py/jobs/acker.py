@@ -1,7 +1,7 @@
 """The acker: finds out when everything that was made from an input is done, with one number for each input.
 
-Each copy of a segment has a random pattern. A task that is done with a copy acknowledges it with the XOR of its pattern
-and the patterns of the copies that it made from it. So each pattern occurs twice, once when it is made and once when
+Each copy of a segment has a random pattern. A task that is done with a copy acknowledges it with the XOR of the copy's
+pattern and the patterns of the copies made from it. So each pattern occurs twice, once when it is made and once when
 it is done, and the XOR of all acknowledgements of an input is zero when no copy is under way. (Apache Storm,
 "Guaranteeing message processing"; a false zero has a probability of 2**-64.)
 
@@ -28,7 +28,7 @@ class Acker:
 
     def __init__(self) -> None:
         self._young: dict[SegmentId, int] = {}
-        """By open input, the XOR of the patterns that were seen once; never 0."""
+        """For each open input, the XOR of the patterns that were seen once; never 0."""
         self._old: dict[SegmentId, int] = {}
         self._early: dict[SegmentId, int] = {}
         """The XOR of the acknowledgements that came for inputs that are not open."""

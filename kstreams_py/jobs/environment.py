@@ -77,7 +77,7 @@ class JobEnvironment:
 
 
 def job_environment(graph: Graph, slot: int, environment: Environment) -> JobEnvironment:
-    """Returns the environment of a graph's job in a slot: its topics are those of a cluster."""
+    """Returns the environment of a graph's job in a slot, which reads and writes topics of a cluster."""
 
     def open_input(channel: Channel, reader: str) -> SourceConnection:
         if channel.topic is None:

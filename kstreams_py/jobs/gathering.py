@@ -35,7 +35,7 @@ class Gathering:
     def __init__(self, branches: int) -> None:
         self._branches = branches
         self._waiting: dict[SegmentId, dict[Path, dict[int, Held]]] = {}
-        """By input, and by the path of the common segment, the segments that have come, by branch."""
+        """The segments that have come, by input, by the path of the common segment, and by branch."""
         self._count = 0
         """The number of these segments; other threads read it."""
 

@@ -1,6 +1,6 @@
 """The three kinds of ids of a job. They have distinct types and never stand for one another.
 
-- SegmentId: one life of one input of a source, 128 random bits. An input that is read again gets another.
+- SegmentId: one reading of one input of a source, 128 random bits. An input that is read again gets another id.
 - Pattern: one copy of a segment, sent to one task, 64 random bits.
 - Origin: 16 bytes that stay the same however often an input is read. An effect that is stored beside its origin is
   recognized when it is repeated, as long as functions are deterministic.
@@ -18,7 +18,7 @@ Pattern = NewType("Pattern", int)
 Origin = NewType("Origin", bytes)
 
 Given = NewType("Given", bytes)
-"""Identifies an input, each time that it is read: 8 bytes of its source, and its key there (`identify`)."""
+"""Identifies an input, the same each time that it is read: 8 bytes for its source, and its key there (`identify`)."""
 
 NUMBER: Final = b"\0"
 """The byte between the source and a key that is a number of 8 bytes."""
@@ -41,7 +41,7 @@ ROOT: Final = Path(b"")
 """The path of an input."""
 
 NAME_BYTES: Final = 8
-"""Bytes of a processor in a path."""
+"""How many bytes stand for a processor in a path, or for a source."""
 
 FIRST: Final = (0).to_bytes(4, "big")
 """The number of the first result of a step, in the bytes of a path."""
@@ -65,8 +65,8 @@ def new_patterns(entropy: Entropy, count: int) -> list[Pattern]:
 def name_source(source: str, identity: str) -> bytes:
     """Returns the bytes that stand for a source in its inputs.
 
-    - `source`: its name, with that of the graph.
-    - `identity`: distinguishes its medium from others: see SourceConnection.
+    - `source`: its name, with the graph's name.
+    - `identity`: distinguishes it from others that had its name: see SourceConnection.
     """
     return blake2b(f"{source}\0{identity}".encode(), digest_size=NAME_BYTES, person=b"ks-source").digest()
 

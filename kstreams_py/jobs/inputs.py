@@ -48,8 +48,8 @@ UNDER_WAY_FIRST: Final = 500
 """How many inputs may be under way before the speed of the tasks is known."""
 
 UNDER_WAY_SECONDS: Final = 1.0
-"""Seconds that the inputs under way should take. With more of them, other workers would find none left, and more would
-be read again after a death.
+"""Seconds that the inputs under way should take. With more inputs under way, other workers would find none left, and
+more inputs would be read again after a death.
 """
 
 MEASURED_SECONDS: Final = 0.1
@@ -98,7 +98,7 @@ class SourceInputs:
     ) -> None:
         """Makes no request.
 
-        - `name`: the name of the source, with that of the graph.
+        - `name`: the name of the source, with the graph's name.
         - `limits`: the bounds of the limit on inputs under way; the lower one gives each call of the tasks an input.
         - `timeout`: the seconds after which an input that is neither complete nor under way is read again.
         - `letters`: writes the dead letters of refused inputs that are records of a topic; None for other sources.
@@ -123,7 +123,7 @@ class SourceInputs:
         """The first failure of each input with a segment that failed."""
         self._done: list[Claim] = []
         self._refused: list[tuple[Claim, FailedTask]] = []
-        """The complete inputs that the source was not told of yet."""
+        """The complete inputs, done and refused, that the source has not been told of yet."""
         self._given_up: dict[bool, list[Claim]] = {True: [], False: []}
         """The inputs to give back to the source: under True those that count as an attempt, under False the others."""
         self.asked_at = float("-inf")
@@ -140,8 +140,8 @@ class SourceInputs:
     def read(self, now: float, paused: int = 0) -> Segments:
         """Claims inputs, up to the limit of those under way; returns them as segments without patterns.
 
-        - `paused`: how many of those under way, at most, only wait until a function is called again. They take no time,
-          so they do not count towards the limit.
+        - `paused`: at most how many of the inputs under way only wait until a function is called again. These take no
+          time, so they do not count towards the limit.
 
         Raises SourceUnavailable.
         """
@@ -184,7 +184,7 @@ class SourceInputs:
         return read.without(bad.keys())
 
     def records(self, channel: str, segments: Iterable[SegmentId]) -> dict[SegmentId, Message]:
-        """Returns the record of each input, or what stands for it. `channel`: the name of the channel that it fills."""
+        """Returns the record of each input, or what stands for it. `channel`: the name of the channel they fill."""
         found = ((segment, self.pending.claim(segment)) for segment in segments)
         return {
             segment: claim.token.record if isinstance(claim.token, TopicToken) else stand_for(channel, claim.headers)
@@ -274,7 +274,7 @@ class SourceInputs:
         ]
 
     def expire(self, now: float, under_way: Callable[[], Mapping[SegmentId, str]]) -> list[SegmentId]:
-        """Takes and returns the overdue inputs that are in no task, for `return_expired`. Extends the others.
+        """Takes and returns the overdue inputs that are in no task, for `return_expired`. Gives the others more time.
 
         - `under_way`: returns the inputs that have a segment in a task, each with the task.
         """
@@ -307,7 +307,7 @@ class SourceInputs:
         if not (self.connection.waits_alone and self.pending):
             return []
         given_up = [*self.pending.segments]
-        if any(claim.attempts >= SUSPECTED for claim in self.pending.claims):  # they are the suspects, and alone
+        if any(claim.attempts >= SUSPECTED for claim in self.pending.claims):  # these are the suspects, claimed alone
             return []
         if not {*paused()}.issuperset(given_up):
             return []

@@ -40,7 +40,7 @@ ACKER_FACTOR: Final = 3
 """An entry of the acker lives for at least this many times the timeout of an input."""
 
 LEASE_MAX: Final = 3_600.0
-"""The maximum seconds of a lease for `_keep`: some sources keep their claims for ever."""
+"""The longest lease, in seconds, that `_keep` assumes: some sources keep their claims for ever."""
 
 IDLE: Final = (0.0005, 0.05)
 """The shortest and the longest seconds between two looks for inputs; each wait is twice the one before."""
@@ -75,7 +75,7 @@ class Outages:
 
     @contextmanager
     def of(self, name: str) -> Iterator[None]:
-        """Notes that a source or target is away if the block says so and it may come back. Other errors are raised."""
+        """Notes an outage that the block raises, if the source or target may come back. Raises all other errors."""
         try:
             yield
         except (SourceUnavailable, SinkAway) as error:
@@ -173,7 +173,7 @@ class Job:
     def is_death(self, error: Exception) -> bool:
         """Returns whether an error that ends the job counts as a death of the inputs under way.
 
-        If one of them caused it, the limit on deaths must end that one. A mistake in the program, a system that is
+        If an input caused it, the limit on deaths must end that input. A mistake in the program, a system that is
         away, or an error at which the graph stops the job is the fault of no input: if it counted, healthy inputs would
         be refused after a long outage.
         """
@@ -373,7 +373,7 @@ class Job:
         return tuple(task.id for task in self.tasks if task.has(segment))
 
     def measures(self) -> dict[str, float]:
-        """Returns the counts of inputs by source, and of acknowledgements, as `Counters.measures`."""
+        """Returns the counts of inputs by source, and of acknowledgements, in the form of `Counters.measures`."""
         found: dict[str, float] = {}
         for channel, inputs in self._inputs.items():
             found |= inputs.counts.measures(channel.name)

@@ -98,7 +98,7 @@ class PendingInputs(Generic[ClaimT]):
         return [found[0] for segment in segments if (found := self._inputs.pop(segment, None)) is not None]
 
     def extend(self, segments: Iterable[SegmentId], now: float) -> None:
-        """Starts the timeout of inputs that make progress again."""
+        """Restarts the timeout of inputs that make progress."""
         for segment in segments:
             if (found := self._inputs.pop(segment, None)) is not None:
                 self._inputs[segment] = found[0], Times(found[1].since, now + self._timeout)

@@ -36,10 +36,10 @@ CALLED_FIRST: Final = 100
 """The maximum in the first turn, before the speed of the function is known."""
 
 WAITING_MAX: Final = 100_000
-"""A task has no turn while more segments than these wait in a channel that it writes: one input may become many."""
+"""A task has no turn while more segments than this wait in a channel that it writes to: one input may become many."""
 
 TURN_SECONDS: Final = 0.1
-"""Seconds that a turn of a task may take: a stop waits for it, and rows are stored in one write."""
+"""Seconds that a turn of a task may take: a stop waits for its end, and its rows are stored in one write."""
 
 
 QUEUED_MAX: Final = 10_000
@@ -168,7 +168,7 @@ class TaskRunner:
     def turn(self, now: float) -> Turned:
         """Runs the next segments. `now`: by the clock of the environment.
 
-        Raises SinkAway: the next turn stores the same results again.
+        Raises SinkAway; the next turn then stores the same results again.
         """
         if self._task.outputs and self._readers.waiting(self._task.outputs) > WAITING_MAX:
             return Turned()
@@ -209,7 +209,7 @@ class TaskRunner:
         return Turned([segments.ids[i] for i in done], [made.patterns[i] for i in done], failed, stop)
 
     def _end(self, segments: Segments) -> None:
-        """Forgets segments that are not called again."""
+        """Forgets segments for which the function is not called again."""
 
     def _count_time(self, steps: int, seconds: float) -> None:
         """Counts the time of the calls for some segments."""
@@ -263,7 +263,7 @@ class TaskRunner:
         return done, results
 
     def _span(self, one: Segments, traces: TaskTraces) -> AbstractContextManager[Note]:
-        """Makes the span of a call with a segment the current one."""
+        """Makes the span of a segment's call the current span."""
         (origin,), (pattern,) = self._origins(one), one.patterns
         return traces.call(one.ids[0], one.paths[0], origin, self.attempts.failed(pattern) + 1)
 
@@ -389,7 +389,7 @@ class OverlappingTaskRunner(TaskRunner):
         return taken
 
     def _group(self, group_by: Callable[[Any], Hashable], segments: Segments) -> None:
-        """Notes the groups of segments. An exception of `group_by` counts as one of the segment's call."""
+        """Notes the groups of segments. An exception from `group_by` counts as an exception of the segment's call."""
         for pattern, value in zip(segments.patterns, segments.values, strict=True):
             try:
                 group = group_by(value)
@@ -412,7 +412,7 @@ class OverlappingTaskRunner(TaskRunner):
         return done, results
 
     def _end(self, segments: Segments) -> None:
-        """Forgets segments that are not called again."""
+        """Forgets segments for which the function is not called again."""
         for pattern in segments.patterns if self._groups else ():
             self._groups.pop(pattern, None)
 

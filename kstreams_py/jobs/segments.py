@@ -15,7 +15,7 @@ class Segments:
 
     - `ids`: the ids of their inputs.
     - `patterns`: the patterns of the copies for this reader.
-    - `given`: identify their inputs, each time that these are read.
+    - `given`: identify their inputs, the same each time that these are read.
     - `paths`: how the segments were made from their inputs.
     """
 

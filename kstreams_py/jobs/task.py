@@ -98,7 +98,7 @@ class Function:
         return self._ended + len(self._results)
 
     def results(self, values: Sequence[Any], origins: Iterator[Origin], until: float = float("inf")) -> list[Any]:
-        """Returns the result for each value, or FailedCall; for the first values if there is no time for all of them.
+        """Returns the result, or FailedCall, for each value; only for the first ones if there is no time for all.
 
         - `origins`: the origin of each value's step.
         - `until`: the clock time after which no call is begun, except for the first one.
@@ -179,7 +179,7 @@ class Sending:
         self._name = name_in_path(task.id)
         self._ends = {each.name: each for each in task.written}
         self._addressed: Addressed | None = None
-        """Where the results go whose records are not all written yet; None if there are none."""
+        """The destinations of results whose records are not all written yet; None if there are none."""
 
     def send(self, segments: Segments, results: Sequence[Any]) -> Made:
         """Sends the results for segments.
@@ -322,7 +322,7 @@ class Storing:
     def store(self, segments: Segments, results: Sequence[Any]) -> Made:
         """Stores the rows of the results for segments, in one write.
 
-        Raises SinkAway while the target is away, and SinkUnavailable; the target may have stored the rows.
+        Raises SinkAway while the target is away, and SinkUnavailable; the target may have stored the rows even so.
         """
         failed = list[tuple[int, BaseException]]()
         if not self._generator and self._rows.are_rows(results):
@@ -346,7 +346,7 @@ class Storing:
             try:
                 self._write(rows[start:end])
             except RowRefused as error:
-                # the rows before and after it are written separately: writing all again at each refusal may take hours
+                # rows before and after the step are written apart: writing all again at each refusal may take hours
                 refused = owners[start + error.index]
                 failed.append((refused, error))
                 left += [(bisect_right(owners, refused, start, end), end), (start, bisect_left(owners, refused, start))]

@@ -10,13 +10,13 @@ from typing import Final
 from kstreams_py.sources.suspects import SUSPECTED
 
 Deaths = tuple[tuple[int, int], ...]
-"""Pairs of an offset and the deaths of the records before it, from the offset of the last pair on; ascending."""
+"""Ascending pairs of an offset and the deaths of the records before it, back to the previous pair's offset."""
 
 ORDINARY: Final = range(SUSPECTED)
 """The deaths of records that are read beside others."""
 
 PAIRS_MAX: Final = 50
-"""How many pairs are kept. The deaths of what comes after them are forgotten: at worst, more deaths follow."""
+"""How many pairs are kept. The deaths of records after them are forgotten: at worst, more deaths follow."""
 
 
 def deaths_of(deaths: Deaths, offset: int) -> int:
@@ -25,9 +25,9 @@ def deaths_of(deaths: Deaths, offset: int) -> int:
 
 
 def add_death(deaths: Deaths, start: int, stop: int, counts: Collection[int]) -> Deaths:
-    """Adds a death to the records from `start` to before `stop`.
+    """Adds a death to the records from `start` up to, but not including, `stop`.
 
-    - `counts`: only to those that had so many.
+    - `counts`: only records with one of these numbers of deaths get another.
     """
     ends = sorted({start, max(start, stop), *(end for end, _ in deaths)})
     found = list[tuple[int, int]]()

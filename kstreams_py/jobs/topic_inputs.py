@@ -37,56 +37,56 @@ COMMIT_SECONDS: Final = 0.1
 """Seconds between two commits of offsets: records that are read again after a crash are recognized by their origin."""
 
 AHEAD_LEAST: Final = 10
-"""Records that may be read, at least, before another commit says that a death counts for them, too."""
+"""The least number of records, beyond those that were read, for which a commit says that the next death counts."""
 
 AHEAD_FACTOR: Final = 4
-"""More of them are those read since the last commit, times this."""
+"""The number is this many times the records read since the last commit, if that is more."""
 
 
 class PartitionProgress:
-    """The records of a partition that were read and are not done: it is passed up to the first that is not done.
+    """The records of a partition that were read and are not done. The offset of the first of them is committed.
 
-    The text beside the committed offset has the deaths of records, as they are if this worker dies now.
+    The text beside the committed offset has the deaths of records, as they will be if this worker dies now.
     """
 
     def __init__(self, start: int, note: str = "", deaths: Deaths = ()) -> None:
         """`note`: the text beside the committed offset, which is `start`."""
         self.next = self._next_before = start
-        """The next offset to read; that at the last commit."""
+        """The next offset to read, now and at the last commit."""
         self.committed, self.note = start, note
         self.reached = start
         """The offset before which all records were done at the last commit; another thread may read it."""
         self.deaths = deaths
-        """The deaths of records, without the next one."""
+        """The deaths of records so far, without the next one that may come."""
         self.until = self.marked = 0
-        """Before which offset the next death counts for ordinary records; what the last commit said of that."""
+        """The offset before which the next death counts for ordinary records, and the one in the last commit."""
         self.suspects: tuple[int, int, int] | None = None
         """The suspects under way: the first offset, the one after the last, and their deaths."""
         self._read = deque[int]()
         self._done = set[int]()
 
     def read(self, offset: int) -> None:
-        """Notes that a record was read; they are read in order."""
+        """Notes that a record was read. Records are read in order."""
         self._read.append(offset)
         self.next = offset + 1
 
     def end(self, offset: int) -> None:
-        """Notes that a record is done; in any order."""
+        """Notes that a record is done. Records may end in any order."""
         self._done.add(offset)
 
     def position(self, end: int) -> int:
-        """Returns the offset before which all records are done. `end`: before it, all records were read."""
+        """Returns the offset before which all records are done. `end`: all records before it were read."""
         while self._read and self._read[0] in self._done:
             self._done.remove(self._read.popleft())
         return self._read[0] if self._read else max(self.next, end)
 
     def look_ahead(self) -> None:
-        """Lets the next death count for what is read, and as many more records as will be before the next commit."""
+        """Lets the next death count for the records read, and for those expected to be read before the next commit."""
         self.until = self.next + max(AHEAD_LEAST, AHEAD_FACTOR * (self.next - self._next_before))
         self._next_before = self.next
 
     def note_at(self, position: int, *, lives: bool) -> str:
-        """Returns the text to commit beside a position. `lives`: nothing dies here; others go on from there."""
+        """Returns the text to commit beside a position. `lives`: this worker does not die; others go on from there."""
         deaths = self.deaths = pass_by(self.deaths, position)
         if not lives and self.until > position:
             deaths = add_death(deaths, position, self.until, ORDINARY)
@@ -182,7 +182,7 @@ class TopicConnection:
             return self._hand_out(limit, alone=alone) if limit else []
 
     def _fetch(self, limit: int) -> None:
-        """Fetches records, until so many wait."""
+        """Fetches records, so that up to `limit` wait."""
         try:
             records = self._consumer.consume(max(limit - len(self._waiting), 1), 0.0)
             self._follow()
@@ -193,7 +193,7 @@ class TopicConnection:
             raise
 
     def _hand_out(self, limit: int, *, alone: bool) -> list[Claim]:
-        """Returns the claims of records that wait, suspects by themselves. Raises, and lets all wait on."""
+        """Returns claims of waiting records, those of suspects separately. If this raises, all records still wait."""
         waiting = self._waiting
         if not any(each.deaths for each in self._partitions.values()):
             chosen, self.waits_alone = [*islice(waiting, limit)], False
@@ -288,7 +288,7 @@ class TopicConnection:
         return Claim(_key_of(token), value, token.attempts, token)
 
     def _is_held(self, token: TopicToken) -> bool:
-        """Returns whether the partition of a record was not lost since it was read."""
+        """Returns whether this worker has held the partition of a record ever since it was read."""
         progress, record, _ = token
         return self._partitions.get(TopicPartition(record.topic(), record.partition())) is progress
 
@@ -314,7 +314,7 @@ class TopicConnection:
         """Returns the progress of a partition that is assigned, from its committed offset and the text beside it."""
         left = self._lost.pop(tp, None)
         if left is not None and (left.committed, left.note) == (start, note):
-            return PartitionProgress(start, note, left.deaths)  # it is this worker's own: nothing has died
+            return PartitionProgress(start, note, left.deaths)  # this worker committed it: nothing has died
         return PartitionProgress(start, note, read_deaths(note))
 
     def _revoked(self) -> None:
@@ -329,7 +329,7 @@ class TopicConnection:
             self._commit_if_possible(lives=False)
 
     def _commit_if_possible(self, *, lives: bool) -> None:
-        """Commits progress. An outage need not stop this: records that are read again are recognized."""
+        """Commits progress. An outage may delay the commit: records that are read again are recognized."""
         try:
             self._commit(lives=lives)
         except (Retriable, Abortable) as error:
@@ -341,7 +341,7 @@ class TopicConnection:
             self._failure = error
 
     def _commit(self, *, lives: bool) -> None:
-        """Commits what is done, and the deaths as they are if this worker dies now; if it `lives`, as they are."""
+        """Commits what is done, and the deaths as they will be if this worker dies now; with `lives`, as they are."""
         self._committed_at = self._clock()
         ends, are_alone = self._consumer.ends, any(each.suspects for each in self._partitions.values())
         moved, notes = dict[TopicPartition, int](), dict[TopicPartition, str]()
@@ -360,7 +360,7 @@ class TopicConnection:
 
     @contextmanager
     def _asking(self) -> Iterator[None]:
-        """Raises SourceUnavailable where the broker does not answer in the block."""
+        """Raises SourceUnavailable if the broker does not answer a request in the block."""
         try:
             yield
         except (Retriable, Abortable) as error:

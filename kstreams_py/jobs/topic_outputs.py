@@ -149,12 +149,13 @@ class TopicLetters:
         """The records whose dead letters are being written, and the dead letters that are not acknowledged."""
         self._outputs: list[Output] = []
         self._is_least = False
-        """Whether these dead letters are the least ones, in place of those that the topic refused."""
+        """Whether these are the smallest possible dead letters, in place of those that the topic refused."""
 
     def write(self, failed: Sequence[FailedRecord]) -> int:
         """Writes the dead letters of records. Returns how many records have one now: the first ones of the sequence.
 
-        Raises SinkAway while the broker does not answer, and the error of a least dead letter that the topic refuses.
+        Raises SinkAway while the broker does not answer, and the error of a smallest dead letter if the topic refuses
+        even that.
         """
         if not self._batch:
             self._batch, self._is_least = [*failed], False

@@ -1,4 +1,4 @@
-"""The traces of segments: a span for each call of a task, and what its results carry on of it."""
+"""The traces of segments: a span for each call of a task, and the context that the results of the call carry on."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from kstreams_py.steps.tracing import Note, Tracing, put_in_trace
 class Traces:
     """The trace contexts of the inputs under way in a job; only a job that is traced has them.
 
-    Beside the segments: these are as they are without tracing.
+    They are kept beside the segments, which are the same without tracing.
     """
 
     def __init__(self) -> None:
         self._read: dict[SegmentId, Message] = {}
         """The record of each input, or what stands for it, with the headers that it came with."""
         self._made: dict[SegmentId, dict[Path, Headers]] = {}
-        """By input, and by the path of the step with its task: the context of its span."""
+        """The context of each step's span, by input and by the path of the step with its task."""
         self._gathered: dict[SegmentId, dict[Path, Sequence[Path]]] = {}
-        """By input, and by the path of the step with its task: the paths of the segments that a gather has paired."""
+        """The paths of the segments that a gather has paired, by input and by the path of the step with its task."""
         self._failed: dict[SegmentId, Headers] = {}
 
     def begin(self, inputs: Mapping[SegmentId, Message]) -> None:
@@ -57,7 +57,7 @@ class Traces:
         return self._failed.get(segment) or (made[-1] if made else ())
 
     def inputs(self, channels: str, segment: SegmentId, path: Path, step: Path) -> Inputs:
-        """Returns what stands for the segments that a step reads. `channels`: their names."""
+        """Returns what stands for the segments that a step reads. `channels`: the names of their channels."""
         found = list[Message]()
         for each in self._gathered.get(segment, {}).get(step, (path,)):
             made_by = Path(each[: -len(FIRST)])
@@ -87,7 +87,7 @@ class TaskTraces:
 
     @contextmanager
     def call(self, segment: SegmentId, path: Path, origin: Origin, attempt: int) -> Iterator[Note]:
-        """Makes the span of a call the current one; gives a function that notes its results, or its error."""
+        """Makes the span of a call the current span; yields a function that notes the call's results, or its error."""
         step = Path(path + self._name)
         inputs = self._traces.inputs(self._channels, segment, path, step)
         with self._tracing.call(inputs, origin, attempt) as note:
@@ -102,11 +102,11 @@ class TaskTraces:
             yield note_end
 
     def gather(self, segment: SegmentId, common: Path, paths: Sequence[Path]) -> None:
-        """Takes the paths of the segments that the next step with this path has."""
+        """Takes the paths of the segments that the next step with this path reads."""
         self._traces.gather(segment, Path(common + self._name), paths)
 
     def put(self, records: list[Output], segment: SegmentId, path: Path) -> list[Output]:
-        """Returns the records of the results of a step with its context."""
+        """Returns the records of a step's results, with the context of the step in their headers."""
         with self._tracing.resume(self._traces.context(segment, Path(path + self._name))):
             return put_in_trace(records, [], self._tracing)
 

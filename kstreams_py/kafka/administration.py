@@ -1,4 +1,4 @@
-"""Requests that confluent-kafka cannot make: static members, listed and removed; the transactions open on a partition.
+"""Requests that confluent-kafka cannot make: list and remove static members, find the open transactions of a partition.
 
 kafka-python makes them. The first request imports it: that takes 0.3 s, and a worker that starts does not need it.
 """
@@ -57,7 +57,7 @@ def import_kafka() -> None:
 class Requests:
     """Makes requests with kafka-python.
 
-    Each raises BrokerUnavailable if no broker answers in time or one refuses it, Fatal for other errors.
+    Each request raises BrokerUnavailable if no broker answers in time or one refuses it, and Fatal for other errors.
     """
 
     def __init__(self, settings: Settings, limit: float | None = None) -> None:
@@ -154,10 +154,10 @@ class GroupAdmin(Requests):
         return self.describe([group])[group].members
 
     def remove(self, group: str, members: Mapping[str, str]) -> dict[str, bool]:
-        """Removes static members (group.instance.id to member id), and returns whether each was there.
+        """Removes static members (member ids by group.instance.id), and returns whether each was there.
 
-        The coordinator removes a member only if its member id is the one that holds the instance id now. With an empty
-        member id, it removes any member that holds the instance id.
+        The coordinator removes a member only if the member id holds the instance id now. With an empty member id, it
+        removes any member that holds the instance id.
         """
 
         def ask(client: Any) -> dict[str, bool]:
@@ -178,7 +178,7 @@ class GroupAdmin(Requests):
         return self.ask(f"removing members of group {group!r}", "READ on the group", ask) if members else {}
 
     def delete(self, group: str) -> None:
-        """Deletes a group with its committed offsets; one that does not exist is deleted already.
+        """Deletes a group with its committed offsets; a group that does not exist counts as deleted.
 
         Raises UserMistake if it has members.
         """
@@ -189,7 +189,7 @@ class GroupAdmin(Requests):
             answer = client.delete_groups([group])[group]
             if answer == errors.NonEmptyGroupError.__name__:
                 raise UserMistake(f"group {group!r} has members: stop these workers: nothing was changed")
-            if answer not in ("OK", errors.GroupIdNotFoundError.__name__):  # kafka-python answers with their names
+            if answer not in ("OK", errors.GroupIdNotFoundError.__name__):  # kafka-python answers with names of errors
                 raise getattr(errors, answer, errors.UnknownError)(group)
 
         self.ask(f"deleting group {group!r}", "DELETE on the group", ask)
@@ -250,9 +250,9 @@ class GroupAdmin(Requests):
 def _fetch_offsets(
     client: Any, group: str, partitions: Collection[TopicPartition], *, stable: bool
 ) -> tuple[Positions, tuple[TopicPartition, ...]]:
-    """Returns the committed offsets of a group, and with `stable` the partitions whose offset is pending.
+    """Returns the committed offsets of a group, and the partitions whose offset is pending in a transaction.
 
-    With `stable`, the offsets are without these partitions.
+    With `stable`, the offsets lack these partitions; without it, no partition counts as pending.
 
     confluent-kafka 2.16 is not used: its list_consumer_group_offsets ends the process (SIGSEGV) if the coordinator
     answers with an error, which it passes to a consumer that an admin client does not have.
@@ -400,7 +400,7 @@ def _coordinated(client: Any, producer_ids: Collection[int]) -> dict[int, Coordi
 
 
 def describe_transactions(client: Any, coordinator: int, ids: Collection[str]) -> tuple[Coordinated, ...]:
-    """Returns the newest transactions of transactional ids according to this broker, without unknown ids."""
+    """Returns the newest transaction of each transactional id according to this broker, without ids unknown to it."""
     from kafka import errors  # noqa: PLC0415
     from kafka.protocol.admin.transactions import DescribeTransactionsRequest  # noqa: PLC0415
 

@@ -28,8 +28,8 @@ END_SECONDS: Final = 2.0
 def new_client(client: Callable[..., C], settings: Mapping[str, Any], log: ClientLog) -> C:
     """Makes a client.
 
-    Raises SettingsError, without the value, for a setting that librdkafka refuses, and Retriable if `oauth_cb` returns
-    no token.
+    Raises SettingsError, which does not show the value, for a setting that librdkafka refuses, and Retriable if
+    `oauth_cb` returns no token.
     """
     if (tokens := settings.get("oauth_cb")) is not None:
         log.tokens = tokens
@@ -54,7 +54,7 @@ class ClientCall:
         self._outcome = SimpleQueue[ck.KafkaError | None]()
 
     def make(self) -> None:
-        """Makes the call; for the thread."""
+        """Makes the call, in the thread of a Caller."""
         assert self._call is not None
         error = None
         try:
@@ -74,9 +74,9 @@ class ClientCall:
 
 
 class Caller:
-    """A thread for calls of a client that may exceed their limits; it is left behind if one does not return.
+    """A thread for calls of a client that may exceed their limits; it is left behind if a call does not return.
 
-    It is kept for all calls: to start a thread for each took longer than some requests.
+    It serves all calls: starting a thread for each took longer than some requests.
     """
 
     def __init__(self) -> None:
@@ -102,7 +102,7 @@ def _make_calls(calls: SimpleQueue[ClientCall | None]) -> None:
 def end(clients: list[Any]) -> None:
     """Ends the clients of a list, which must hold the only references to them, and empties it.
 
-    librdkafka ends a client with its last reference, and may wait forever for one of its threads (measured with 2.16: 1
+    A client ends with its last reference, and may wait forever for one of librdkafka's threads (measured with 2.16: 1
     in 250 plain consumers whose requests for offsets were all cut off). After END_SECONDS such a client is left behind.
     """
     if not clients:
@@ -115,10 +115,11 @@ def end(clients: list[Any]) -> None:
 
 
 class LazyClient(Generic[C]):
-    """A client that its first use makes, and that its owner ends.
+    """A client that is made at its first use, and that its owner ends.
 
-    A client that is dropped without `end` ends in its own thread, with a ResourceWarning: in the thread that happens to
-    collect the garbage it might never end (see `end`). A client that remains is closed when the process exits.
+    A client that is dropped without `end` ends in its own thread, with a ResourceWarning: it might never end (see
+    `end`), which would block the thread that happens to collect the garbage. A client that remains is closed when the
+    process exits.
     """
 
     _all: Final[WeakSet[LazyClient[Any]]] = WeakSet()
@@ -143,7 +144,7 @@ class LazyClient(Generic[C]):
         return client
 
     def close(self) -> None:
-        """Ends the client for good: a thread that still asks for it would make a client that nobody ends."""
+        """Ends the client for good: otherwise a thread that still asks for it would make one that nobody ends."""
         self._is_closed = True
         self.end()
 
@@ -158,7 +159,7 @@ class LazyClient(Generic[C]):
 
     @classmethod
     def close_all(cls) -> None:
-        """Closes every client, before the exit: later no thread starts, and a start waits forever (Python 3.11)."""
+        """Closes every client before the exit: during it, starting a thread waits forever (Python 3.11)."""
         for client in list(cls._all):
             client.close()
 

@@ -42,10 +42,10 @@ ASSIGNMENT_SECONDS: Final = 3.0
 """Seconds that a join waits for its group's assignments: a cluster without groups first creates a topic for them."""
 
 LOOK_UP_SECONDS: Final = 10.0
-"""Limit, in seconds, of the request for the transactions of a partition; nobody asks for its end meanwhile."""
+"""Limit, in seconds, of the request for the transactions of a partition; a worker notices no stop meanwhile."""
 
 OPEN_SECONDS: Final = 1.0
-"""Seconds that a transaction has to be open before its coordinator is asked whether it will end it."""
+"""Seconds that a transaction has to be open before its coordinator is asked about it."""
 
 LEAVE_SECONDS: Final = 4.0
 """Seconds in which a stopping worker tries to leave its group; its supervisor waits for drain_timeout_ms plus 5 s."""
@@ -80,8 +80,8 @@ class KafkaCluster(_Reading):
         """Makes no client yet.
 
         - `name`: the name of another cluster, for errors; "" for the cluster of the inputs.
-        - `patient`: a request for offsets of partitions may take `request_timeout_ms`, as any other request. Otherwise
-          it may take ENDS_SECONDS (reader.py), as a worker stops within `drain_timeout_ms`.
+        - `patient`: a request for offsets of partitions may take `request_timeout_ms`, like any other request.
+          Otherwise it may take ENDS_SECONDS (reader.py), because a worker has to stop within `drain_timeout_ms`.
         """
         if settings.leave_on_stop:
             connection(settings)  # raises now, not at the stop, for settings with which no worker can leave its group
@@ -146,7 +146,7 @@ class KafkaCluster(_Reading):
         warn_if_untested()
         return KafkaConsumer(
             {
-                # measured: the client's default back-off of 1 s throttles a reader sevenfold
+                # measured: the client's default backoff of 1 s slows a reader sevenfold
                 "fetch.queue.backoff.ms": 5,
                 # a fetch from idle partitions delays the records of partitions that were assigned or resumed after it
                 # was sent; measured: the fetches of 20 idle consumers take 0.7 % of a core with 500 ms, 1.8 % with 100
@@ -161,7 +161,7 @@ class KafkaCluster(_Reading):
                 # five minutes: with auto.create.topics.enable their requests would create the deleted topic again
                 "topic.metadata.refresh.interval.ms": 10_000,
                 # members learn of a rebalance by a heartbeat; measured when a static member left: with heartbeats every
-                # 3 s, its partitions moved after 2.9 s, with 1 s after 0.9
+                # 3 s, its partitions moved after 2.9 s; with heartbeats every second, after 0.9 s
                 "heartbeat.interval.ms": min(1_000, self._settings.session_timeout_ms // 3),
                 **self._of_consumers(),
                 # measured: if the coordinator has moved, a commit outside of transactions is sent to the old one every
@@ -183,10 +183,10 @@ class KafkaCluster(_Reading):
         return TransactionAdmin(self._settings, self._limit).last_of_batch(partition, first)
 
     def _forget_old_assignment(self, group: str, instance_id: str, topics: Collection[str]) -> None:
-        """Removes the static member that a new one would replace, if the group's assignments are of other topics.
+        """Removes the static member that a new one replaces, unless assignments have exactly the topics' partitions.
 
         A static member that returns gets its old assignment without a rebalance (KIP-345). librdkafka as the group's
-        leader does not compare it with the topics: partitions added meanwhile would be assigned to no member.
+        leader does not compare assignments with the topics: partitions added meanwhile would be assigned to no member.
         """
         described = self._describe(group, ASSIGNMENT_SECONDS)
         members = described.members
@@ -258,7 +258,7 @@ class KafkaCluster(_Reading):
         return {tp: each[0] for tp, each in mine.items() if each and each[0].hangs}
 
     def _suspects(self, partitions: Collection[TopicPartition], group: str) -> set[TopicPartition]:
-        """Returns the partitions on which a transaction stays open, of these and the one with the group's offsets."""
+        """Returns the partitions, of these and the one with the group's offsets, on which a transaction stays open."""
         suspects = self._unstable(partitions)
         with contextlib.suppress(NotAuthorized):  # a group's offsets can be used without the right to see their topic
             if group and (count := self._count_keepers()):
@@ -266,7 +266,7 @@ class KafkaCluster(_Reading):
         return suspects
 
     def _unstable(self, partitions: Collection[TopicPartition]) -> set[TopicPartition]:
-        """Returns the partitions whose open transactions are still open after OPEN_SECONDS: usual ones end before.
+        """Returns the partitions on which transactions stay open for OPEN_SECONDS: usually, they end sooner.
 
         Measured under load: asking the coordinators instead took a starting worker 10 s.
         """
@@ -302,7 +302,7 @@ class KafkaCluster(_Reading):
             "enable.auto.offset.store": False,
             "auto.offset.reset": "error",
             "enable.partition.eof": True,
-            # also for the reader, which joins no group: librdkafka refuses a max.poll.interval.ms below it
+            # also for the reader, which joins no group: librdkafka refuses a max.poll.interval.ms below this
             "session.timeout.ms": self._settings.session_timeout_ms,
         }
 
@@ -319,9 +319,9 @@ class KafkaCluster(_Reading):
             "acks": mode.acks,
             "enable.idempotence": mode.idempotent,
             # librdkafka #4953: if a batch is refused because the one before it was, an idempotent producer begins a new
-            # epoch. In it, batches of other partitions that were written and wait to be sent again are written twice. A
-            # broker accepts any sequence number from a producer that is new to a partition: if the first batch fails
-            # and a second in flight is accepted, librdkafka reports both as written (measured: the first is lost).
+            # epoch, and writes twice the batches of other partitions that were written but not acknowledged. A broker
+            # accepts any sequence number from a producer that is new to a partition: if the first batch fails and a
+            # second in flight is accepted, librdkafka reports both as written (measured: the first is lost).
             "max.in.flight": 1,
         }
         if mode.transactional:

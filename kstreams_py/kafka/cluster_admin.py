@@ -55,7 +55,7 @@ class ClusterAdmin(Requests):
         return self.ask("describing the cluster", "DESCRIBE on the topics", ask)
 
     def logs(self, partitions: Mapping[TopicPartition, Collection[int]], read: Collection[str] = ()) -> Logs:
-        """Returns the logs of the partitions that have a leader.
+        """Returns the logs of partitions, each of which must have a leader.
 
         - `partitions`: for each, the times to look up, in milliseconds since 1970.
         - `read`: topics whose sizes are requested as well.
@@ -75,7 +75,7 @@ class ClusterAdmin(Requests):
         return self.ask("reading the ends of partitions", "DESCRIBE on the topics", ask) if partitions else {}
 
     def positions(self, groups: Collection[str]) -> GroupPositions:
-        """Returns the committed offsets of groups, including those that a transaction is about to replace."""
+        """Returns the committed offsets of groups, including offsets that a transaction is about to replace."""
 
         def ask(client: Any) -> GroupPositions:
             found = client.list_group_offsets(dict.fromkeys(groups))
@@ -88,7 +88,7 @@ class ClusterAdmin(Requests):
 
 
 def _answers(address: tuple[str, int]) -> bool:
-    """Whether a connection can be made: kafka-python retries a broker that is down for its whole limit."""
+    """Whether a connection can be made: if a broker is down, kafka-python spends its whole limit on retries."""
     try:
         with socket.create_connection(address, CONNECT_SECONDS):
             return True

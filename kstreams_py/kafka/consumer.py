@@ -143,7 +143,7 @@ class KafkaConsumer:
     # (measured: it ends the thread past `except BaseException`).
 
     def _join(self) -> None:
-        try:  # a new client never sees partitions that were added before, whether its process is new or not
+        try:  # a new client never notices partitions that were added before, whether its process is new or not
             self._prepare(self.group, self.instance_id, self._topics)
         except (ClientError, SettingsError, Unavailable) as error:
             if isinstance(error, NotAuthorized):
@@ -167,7 +167,7 @@ class KafkaConsumer:
     def _assign_none(self, client: ck.Consumer, partitions: list[ck.TopicPartition]) -> None:
         self._membership.member, self._membership.joining = client.memberid(), False
         try:
-            client.assign([])  # or it fetches from its own offsets until the caller has read the committed ones
+            client.assign([])  # else it fetches from its own offsets until the caller has read the committed ones
         except ck.KafkaException:
             self._lose()
             return
@@ -185,8 +185,8 @@ class KafkaConsumer:
         self._revoked()
 
     def _leave_after_loss(self, client: ck.Consumer, _: list[ck.TopicPartition]) -> None:
-        # librdkafka joins again as soon as this returns, without its member id: a process that was frozen would take
-        # the membership back from its replacement
+        # as soon as this returns, librdkafka would join again without its member id: a process that was frozen would
+        # take the membership back from its replacement
         with suppress(ck.KafkaException):  # a client that is fenced by now refuses, and never joins again
             client.unsubscribe()
         self._lose()
@@ -202,8 +202,8 @@ class KafkaConsumer:
         self._skipped.clear()
         self._silence.start_offsets = dict(positions)
         self._consumer.assign(partitions_of(positions))
-        # a pause survives assignments, even if another member had the partition in between (librdkafka #5113; 2.16
-        # measured)
+        # a pause survives assignments, even if another member had the partition in between (librdkafka #5113;
+        # measured with 2.16)
         self.pause(())
 
     def consume(self, limit: int, timeout: float) -> Sequence[Message]:
@@ -248,7 +248,7 @@ class KafkaConsumer:
     def _drop_fetched(self) -> Sequence[Message]:
         """Returns nothing in place of records that were fetched before a rebalance.
 
-        They are of revoked partitions, or are read again: so nothing has been read up to an end that came with them.
+        Their partitions were revoked, or they are read again: an end that came with them is not reached.
         """
         self.ends.clear()
         return []
@@ -344,9 +344,9 @@ class KafkaConsumer:
         return self._membership.ask(self._consumer.memberid())
 
     def _classify(self, error: ck.KafkaError, doing: str, topics: Collection[str] = ()) -> Exception:
-        """Maps an error as classify() does, but a fenced member is only Abortable, as `consume` asks the group first.
+        """Maps an error as classify() does, but a fenced member is only Abortable: `consume` asks the group first.
 
-        A consumer's only fatal error is that it is fenced; librdkafka reports the reason only in its text and its log.
+        A consumer's only fatal error is that it is fenced; only the error's text and librdkafka's log have the reason.
         """
         if error.fatal() or error.code() in FENCED | {E._FATAL} or MEMBERSHIP_LOST in error.str() or self._log.fenced:
             self._lose()
@@ -362,7 +362,7 @@ class KafkaConsumer:
         return None
 
     def _join_again(self) -> bool:
-        """Joins again once no other member can hold the membership, else returns False. Raises Replaced."""
+        """Joins again if no other member can hold the membership; otherwise returns False. Raises Replaced."""
         try:
             owner, holder = self._membership.ask_before_joining_again(self._consumer.memberid(), time.monotonic())
         except (ClientError, Unavailable) as error:
@@ -403,6 +403,6 @@ class KafkaConsumer:
             self._paused = wanted
 
     def close(self) -> None:
-        # the client's own close() makes callbacks, and deadlocks during a rebalance; this does neither (see
+        # the client's own close() calls callbacks, and deadlocks during a rebalance; this does neither (see
         # test_close_during_a_rebalance_returns_and_calls_no_callback)
         end([self.__dict__.pop("_consumer")])

@@ -16,16 +16,16 @@ LOOK_SECONDS: Final = 1.5
 """Seconds without an answer after which the reason is looked for."""
 
 CONNECT_SECONDS: Final = 0.8
-"""Seconds within which all addresses are connected to; the look-up of a name may take longer."""
+"""Seconds for the connections to all addresses together; looking up a name may take longer."""
 
 SOON_SECONDS: Final = 3.0
-"""Seconds within which the log has the reason; a request with a limit up to this one reports its failure by itself."""
+"""Seconds within which the log has the reason; a request with a limit up to this one reports its failure itself."""
 
 SETTING: Final = "--bootstrap-servers / KSTREAMS_BOOTSTRAP_SERVERS"
 OPTIONS: Final = "[kafka] or in KSTREAMS_KAFKA__*"
 
 TAKEN: Final = "it takes connections, and answers no request yet"
-"""The reason of an address that something listens at: a broker that is frozen or overloaded, or no broker."""
+"""The reason for an address where something listens: a broker that is frozen or overloaded, or another program."""
 
 PORT: Final = 9092
 """The port of an address without one, as in librdkafka."""
@@ -34,17 +34,17 @@ _answered: Final = set[str]()
 """The addresses at which a broker has answered a request of this process; a later outage is logged elsewhere."""
 
 _said: Final = dict[str, object]()
-"""The addresses of which the log has the reason; an attempt that follows does not repeat it."""
+"""The addresses for which the log has the reason; later attempts do not repeat it."""
 
 
 @contextmanager
 def contacting(address: str, limit: float) -> Iterator[None]:
-    """Waits in its block for the answer to a request, and logs once why no broker has answered this process yet.
+    """Surrounds the wait for an answer; logs once why no broker has answered this process yet.
 
     - `address`: the addresses of the brokers, as in bootstrap_servers.
     - `limit`: seconds that the request may take.
 
-    The block raises nothing if a broker answers.
+    A block that raises counts as a request without an answer.
     """
     if address in _answered or limit <= SOON_SECONDS:
         yield

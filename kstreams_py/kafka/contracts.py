@@ -1,8 +1,8 @@
 """The protocols of a cluster, its consumers and its producers.
 
-Implementations: cluster.py on a real cluster, testing/ in memory. Every call ends within a limit of the settings. It
-raises the ClientError that names what its caller must do. If a person has to act, it raises UserMistake, Unavailable,
-Replaced or InputLost.
+Implementations: cluster.py on a real cluster, testing/ in memory. Every call ends within a limit from the settings. A
+call that fails raises the ClientError that names what its caller must do. If a person has to act, it raises
+UserMistake, Unavailable, Replaced or InputLost.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ class Consumer(Protocol):
     ends: Positions
     """The end offset of each partition whose records `consume` has returned completely."""
     highs: Positions
-    """The high watermark of each partition in `ends`, at most some seconds old; where it is above the last stable
+    """The high watermark of each partition in `ends`, at most a few seconds old; where it is above the last stable
     offset, transactions are open. The mapping is replaced as a whole: another thread may read it.
     """
 
     @property
     def tainted(self) -> bool:
-        """Whether a commit outside of transactions may still arrive: commit what is processed, then `rejoin`."""
+        """Whether a commit outside of transactions may still arrive; if so, commit what is processed, then `rejoin`."""
 
     def subscribe(
         self,
@@ -57,8 +57,8 @@ class Consumer(Protocol):
     def consume(self, limit: int, timeout: float) -> Sequence[Message]:
         """Waits up to `timeout` seconds for a first record, then returns fetched records, `limit` at most.
 
-        The length of a record is that of its value. Returns nothing if a callback was called: every partition then
-        starts at the next `assign`. Raises Replaced if another member holds this membership, and InputLost if the
+        len() of a record is the length of its value. Returns nothing if it called a callback: the next `assign` then
+        sets where every partition starts. Raises Replaced if another member holds this membership, and InputLost if the
         records at the next offset were deleted.
         """
 
@@ -84,7 +84,7 @@ class Consumer(Protocol):
     def membership(self) -> Membership:
         """Asks the group who holds the membership of this consumer (its group.instance.id).
 
-        A commit outside of transactions would show it as well, but it may arrive late and set the group back.
+        A commit outside of transactions would show it as well, but could arrive late and set the group back.
         """
 
     def pause(self, partitions: Collection[TopicPartition]) -> None:
@@ -122,9 +122,9 @@ class Producer(Protocol):
 
     @property
     def lost(self) -> Mapping[str, int]:
-        """How many records it has given up, by topic ("" if that is not known); they may be written or not.
+        """How many records it has given up, by topic ("" if that is not known); some of them may be written.
 
-        Records in the `outputs` of an error are not among them; after `drop`, all others without acknowledgement are.
+        Records in the `outputs` of an error do not count; after `drop`, all others without acknowledgement do.
         Only a producer that does not write a record again needs to count them.
         """
 
@@ -167,7 +167,7 @@ Report = Callable[[Any, Message], None]
 Output = tuple[str, bytes | None, bytes | None, int, Report | None, None, int, Headers | None]
 """A record to write, in the order of the client's arguments: a tuple, because one is made for each record.
 
-The fields are those below; between the report and the timestamp is its alias, which is None.
+The constants below are the indexes of its fields. At index 5 is an alias of the report, which is None.
 """
 
 TOPIC: Final = 0
@@ -200,7 +200,7 @@ class TopicInfo:
 
     @property
     def is_compacted(self) -> bool:
-        """Whether records other than its oldest are deleted."""
+        """Whether it is compacted: any of its records may be deleted, not only the oldest."""
         return "compact" in self.settings.get("cleanup.policy", "")
 
 
@@ -235,7 +235,7 @@ class Cluster(Partitions, Protocol):
     """A Kafka cluster."""
 
     def named(self, name: str) -> Cluster:
-        """Returns another cluster by its name in the settings; this one for "". Raises SettingsError without one."""
+        """Returns a cluster by its name in the settings; this one for "". Raises SettingsError for an unknown name."""
 
     def consumer(
         self, group: str, instance_id: str, *, commits: bool = False, joins: bool = False, pauses: bool = False
@@ -262,10 +262,10 @@ class Cluster(Partitions, Protocol):
         """Creates topics, and waits for them: each is (name, partitions, replication (-1: the broker's), settings)."""
 
     def delete_topics(self, names: Collection[str]) -> None:
-        """Deletes topics, and waits until they are gone. Leaves out names that do not exist.
+        """Deletes topics, and waits until they are gone. Ignores names that do not exist.
 
         Kafka deletes the committed offsets of their partitions, too, in every group. Raises TopicError if the brokers
-        do not delete topics; those before it may be gone.
+        do not delete topics; some topics may be deleted by then.
         """
 
     def leave(self, consumer: Consumer) -> bool:

@@ -35,8 +35,8 @@ class ClusterDescription:
 
     - `hidden`: topics on which this user lacks DESCRIBE.
     - `silent`: brokers to which no connection can be made, with their addresses. They count neither as leaders nor as
-      replicas in sync: without a quorum of controllers, other brokers describe them as they were.
-    - `release`: Kafka's release, such as "4.1", as far as the requests that a broker knows show it.
+      replicas in sync: without a quorum of controllers, other brokers still describe them as they were.
+    - `release`: Kafka's release, such as "4.1", as far as the requests that a broker supports show it.
     """
 
     brokers: Mapping[int, Settings]
@@ -51,7 +51,7 @@ class LogInfo:
     """The log of a partition.
 
     - `start`, `stable`: its first offset and its last stable offset.
-    - `since`: for each requested time, the offset of the first record from then on; `stable` if there is none.
+    - `since`: for each requested time, the offset of the first record at or after it; `stable` if there is none.
     - `size`: bytes of one replica; None if this user may not see it.
     """
 

@@ -1,4 +1,4 @@
-"""Maps librdkafka's error codes to the exceptions of errors.py, and watches its log for what they omit."""
+"""Maps librdkafka's error codes to the exceptions of errors.py, and watches its log for what the codes omit."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ FENCED: Final = {
     E.INVALID_PRODUCER_EPOCH,
 }
 _UNKNOWN_PRODUCER: Final = {E.INVALID_PRODUCER_ID_MAPPING, E.UNKNOWN_PRODUCER_ID, E._STATE, E.INVALID_TXN_STATE}
-"""The broker has forgotten this producer (idle beyond transactional.id.expiration.ms), or the client its state."""
+"""The broker has forgotten a producer idle beyond transactional.id.expiration.ms, or a call does not fit its state."""
 
 _MUST_ABORT: Final = {E.ILLEGAL_GENERATION, E.UNKNOWN_MEMBER_ID, E.REBALANCE_IN_PROGRESS, E.TRANSACTION_ABORTABLE}
 """The group has rebalanced, or the broker asks for an abort."""
 
 CONNECTION: Final = {E._TRANSPORT, E._RESOLVE, E._SSL, E._AUTHENTICATION}
-"""Errors of a connection to a broker, whose text has its address."""
+"""Errors of a connection to a broker; their texts have the broker's address."""
 
 UNREACHABLE: Final = {E._TRANSPORT, E._ALL_BROKERS_DOWN, E._RESOLVE, E._TIMED_OUT}
 _TRANSIENT: Final = {
@@ -99,7 +99,7 @@ MEMBERSHIP_LOST: Final = "fenced by other consumer"
 _NOT_ADDED: Final = re.compile(
     rf'Failed to add partition "(.+)" \[\d+\] to transaction: {ck.KafkaError(E.TOPIC_AUTHORIZATION_FAILED).str()}'
 )
-"""librdkafka's text for a missing right to a topic of a transaction: the error that it reports has no topic."""
+"""librdkafka's text for a missing right to a topic of a transaction: the error that it reports names no topic."""
 
 TOO_LARGE: Final = {E.MSG_SIZE_TOO_LARGE, E.INVALID_MSG_SIZE, E.RECORD_LIST_TOO_LARGE}
 
@@ -110,14 +110,14 @@ REFUSED: Final = TOO_LARGE | {
     E.UNSUPPORTED_FOR_MESSAGE_FORMAT,
     E._INVALID_DIFFERENT_RECORD,
 }
-"""Errors that each attempt at the same batch gets; the last is reported for the other records of a refused batch."""
+"""Errors that every attempt at a batch gets; the last code is reported for the other records of a refused batch."""
 
 
 NO_TOKEN: Final = "Failed to acquire SASL OAUTHBEARER token"
 """The beginning of librdkafka's text for tokens that it does not get; the error has the code of refused credentials."""
 
 WITHOUT_TOKEN_SECONDS: Final = 30.0
-"""Seconds after a failure to get a token within which a refusal counts as its consequence.
+"""Seconds for which, after a failure to get a token, a refusal counts as the failure's consequence.
 
 A client tries to get a token every 10 s, and signs in with the previous one until that has expired.
 """
@@ -128,7 +128,7 @@ _TOO_SOON: Final = "not valid in current SASL state"
 _REFUSED_CLIENT: Final = re.compile(
     r"\b(invalid_client|invalid_grant|invalid_scope|unauthorized_client|unsupported_grant_type|access_denied)\b"
 )
-"""Answers of a token endpoint to a client that it rejects (RFC 6749, 5.2); librdkafka does not report the status."""
+"""Error codes with which a token endpoint rejects a client (RFC 6749, 5.2); librdkafka does not report the status."""
 
 
 def has_no_token(error: ck.KafkaError) -> bool:
@@ -137,7 +137,7 @@ def has_no_token(error: ck.KafkaError) -> bool:
 
 
 def refuses_credentials(error: ck.KafkaError) -> bool:
-    """Whether somebody refuses the credentials. Missing tokens are an outage: callers wait for them."""
+    """Whether a broker or token endpoint refuses the credentials. A missing token is an outage: callers wait for it."""
     if has_no_token(error):
         return bool(_REFUSED_CLIENT.search(error.str()))
     return error.code() in UNAUTHENTICATED and _TOO_SOON not in error.str()
@@ -184,7 +184,7 @@ def may_be_written(error: ck.KafkaError) -> bool:
 def classify(error: ck.KafkaError, doing: str) -> KStreamsError:
     """Maps an error of librdkafka to a ClientError, NotAuthorized or SettingsError; `doing` describes the failed call.
 
-    Refused records are not among these errors: their delivery reports have them, see record_refused().
+    It does not map the errors of refused records, which delivery reports have: see record_refused().
     """
     text = f"{doing}: {error.str()} ({error.name()})"
     if error.code() in RIGHTS:
@@ -255,7 +255,7 @@ class ClientLog(logging.Handler):
             self.error = error
 
     def refuses(self, error: ck.KafkaError) -> bool:
-        """Whether somebody refuses the credentials, and not only a token that was not renewed in time."""
+        """Whether the credentials are refused, and not only a token that was not renewed in time."""
         failed_at = max(self._without_token_at, self.tokens.failed_at if self.tokens else self._without_token_at)
         is_without = time.monotonic() - failed_at < WITHOUT_TOKEN_SECONDS
         return refuses_credentials(error) and (has_no_token(error) or not is_without)

@@ -1,4 +1,4 @@
-"""Recognizes and names records of others in the framework's own topics."""
+"""Recognizes records of other programs in the framework's own topics, and names them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def who_wrote(topic: str) -> str:
 
 
 def is_deletion(m: Message) -> bool:
-    """Whether a record is a tombstone, as is written to delete a record of others."""
+    """Whether a record is a tombstone, such as one that deletes a record of another program."""
     try:
         return m.value() is None
     except DecodeError:
@@ -48,5 +48,5 @@ def parse_json(data: bytes | str) -> Any:
 
 
 def is_offset(value: object) -> TypeGuard[int]:
-    """Whether a value of JSON can be an offset, or a number of partitions: True is not 1."""
+    """Whether a JSON value can be an offset or a number of partitions; True does not count as 1."""
     return type(value) is int and 0 <= value < 2**63

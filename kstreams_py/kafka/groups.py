@@ -23,7 +23,7 @@ class Member:
 
     @property
     def name(self) -> str:
-        """The instance, or what else tells a person who it is."""
+        """The instance; the client id if it has none."""
         return self.instance or self.client_id
 
     def __str__(self) -> str:
@@ -138,7 +138,7 @@ def _unsure(find: str) -> str:
 
 
 def positions_partition(group: str, partitions: int) -> int:
-    """Returns the partition of POSITIONS_TOPIC that keeps a group: |hash| modulo `partitions`; Java's String.hashCode.
+    """Returns the partition of POSITIONS_TOPIC that keeps a group: |Java's String.hashCode| modulo `partitions`.
 
     As in Kafka's Utils.abs, the smallest integer counts as 0.
     """

@@ -2,7 +2,7 @@
 
 A coordinator may count a transaction as ended although its marker is missing in a partition (docs/exactly-once.md, 14).
 There the transaction stays open until the next marker of the same producer id ends it. If that marker is a commit,
-aborted outputs become visible, and they are also made again. So nothing is written before a person has ended the
+aborted outputs become visible, although they are written again. So nothing is written before a person has ended the
 transaction as its coordinator did.
 """
 
@@ -33,7 +33,10 @@ class Leftovers:
     group: str
 
     def require_none(self) -> None:
-        """Raises Retriable while such a transaction is open, or without an answer. To be called after the start."""
+        """Raises Retriable while such a transaction is open, or without an answer.
+
+        Call it once the producer has started.
+        """
         found = self.cluster.hanging(self.transactional_id, self.partitions, self.group)
         if not found:
             return

@@ -1,7 +1,7 @@
 """Batches of a partition as they are stored, with markers, and the records that brokers keep in their own topics.
 
-The formats are those of Kafka's group coordinator (OffsetCommitKey.json, OffsetCommitValue.json) and transaction
-coordinator (TransactionLogKey.json, TransactionLogValue.json).
+Kafka's group coordinator (OffsetCommitKey.json, OffsetCommitValue.json) and transaction coordinator
+(TransactionLogKey.json, TransactionLogValue.json) define the formats.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ OFFSET_COMMIT_KEYS: Final = (0, 1)
 """Versions of the keys of committed offsets; other versions belong to groups and their members."""
 
 FLEXIBLE: Final = 1
-"""The version of TransactionLogValue from which lengths are varints."""
+"""The first version of TransactionLogValue whose lengths are varints."""
 
 PREPARE_COMMIT: Final = 2
 PREPARE_ABORT: Final = 3
-"""Statuses of TransactionLogValue in which the end of the transaction is decided."""
+"""Statuses of TransactionLogValue that decide the outcome of the transaction."""
 
 
 class Batch(NamedTuple):
@@ -44,7 +44,7 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """The batches of a partition from an offset on; `is_complete`: they reach its end."""
+    """The batches of a partition from an offset on; `is_complete`: whether they reach the partition's end."""
 
     batches: tuple[Batch, ...]
     is_complete: bool
@@ -61,7 +61,7 @@ class Prepared:
 
 
 def committed_offsets(batches: Iterable[Batch]) -> dict[str, dict[TopicPartition, int]]:
-    """Returns the offsets that records of __consumer_offsets commit, by group: the last one of each partition."""
+    """Returns, by group, the last offset that records of __consumer_offsets commit for each partition."""
     found: dict[str, dict[TopicPartition, int]] = {}
     for key, value in (record for batch in batches for record in batch.records):
         if key is None or value is None:
@@ -91,7 +91,7 @@ def _prepared(value: bytes) -> Prepared | None:
     fields = _Fields(value)
     fields.is_flexible = fields.take(">h") >= FLEXIBLE
     producer_id = fields.take(">q")
-    fields.skip(6)  # the epoch, the time-out
+    fields.skip(6)  # the epoch, the timeout
     status = fields.take(">b")
     if status not in (PREPARE_COMMIT, PREPARE_ABORT):
         return None
@@ -120,7 +120,7 @@ class _Fields:
         self._at += count
 
     def length(self, size: int) -> int:
-        """Returns a length, in `size` bytes unless the format is flexible; 0 for null."""
+        """Returns a length, which takes `size` bytes unless the format is flexible; 0 for null."""
         return max(0, self.varint() - 1 if self.is_flexible else self.take({2: ">h", 4: ">i"}[size]))
 
     def text(self) -> str:

@@ -34,9 +34,9 @@ class Membership(NamedTuple):
 class Holder(NamedTuple):
     """The member that holds a static membership.
 
-    - `client`, `host`: as the group describes them. A member that replaced another one within its session has those of
-      the replaced member (measured).
-    - `stable`: the group is not in a rebalance: a member without heartbeats leaves within its session.
+    - `client`, `host`: as the group describes them. A member that replaced another one within its session keeps the
+      replaced member's client and host (measured).
+    - `stable`: the group is not in a rebalance, so a member without heartbeats leaves within its session.
     - `coordinator`: id of the broker that coordinates the group; a new coordinator begins all sessions again.
     """
 
@@ -50,11 +50,11 @@ class Holder(NamedTuple):
 class StaticMembership:
     """The static membership of one consumer: its member id, and who holds the membership.
 
-    The group names members, not processes, and an unknown holder may be this consumer itself. A join that is sent again
+    The group names members, not processes: an unknown holder may be this consumer itself. A join that is sent again
     because its connection broke takes the membership from its first copy. A client whose session has timed out forgets
-    its member id and continues its heartbeats; a coordinator that still knows the member takes the empty id for another
+    its member id, but still sends heartbeats; a coordinator that still knows the member takes the empty id for another
     member's (librdkafka #3437). So while a join has led to no assignment, such a holder is another member only if it
-    stays in a stable group: to stay there takes heartbeats.
+    stays in a stable group: staying there takes heartbeats.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class StaticMembership:
         return self._judge(self._holder(self.group, self.instance_id), member)
 
     def ask_before_joining_again(self, member: str, now: float) -> Membership:
-        """Asks as `ask` does, after the membership was lost; to be called until it is sure. `now` is in seconds."""
+        """Asks as `ask` does, after the membership was lost; call it until the answer is sure. `now` is in seconds."""
         stays, self._stays = self._stays, None
         holder = self._holder(self.group, self.instance_id)
         found = self._judge(holder, member)

@@ -24,7 +24,7 @@ def ensure_topics(cluster: Cluster, wanted: Mapping[str, tuple[int, Mapping[str,
 
 
 def check_own_topics(cluster: Cluster, wanted: Mapping[str, tuple[int, Mapping[str, str]]]) -> dict[str, TopicInfo]:
-    """Returns those of the framework's own topics that exist. Raises TopicError for settings that differ."""
+    """Returns the wanted topics that exist. Raises TopicError for settings that differ."""
     existing = cluster.topics(list(wanted))
     for name, info in existing.items():
         check_settings(info, wanted[name][1])

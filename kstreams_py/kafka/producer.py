@@ -66,7 +66,7 @@ PURGED_SECONDS: Final = 0.2
 
 CHUNK_RECORDS: Final = 1_000
 CHUNK_BYTES: Final = 500_000
-"""Limits for a producer without idempotence: it has no more than one batch of a partition in flight."""
+"""Limits of what a producer without idempotence queues at once: no more than one batch of a partition is in flight."""
 
 CONNECT_SECONDS: Final = 1.0
 """Seconds that a new producer waits for its first connection, before it continues without one."""
@@ -241,7 +241,7 @@ class KafkaProducer:
                 )
             if is_missing(found):
                 return no_such_topic(output[TOPIC])
-        if error.code() in MISSING | {E.TOPIC_EXCEPTION}:  # as in `_take_failure`: the error may be in a report instead
+        if error.code() in MISSING | {E.TOPIC_EXCEPTION}:  # as in `_take_failure`: a report may have the error instead
             return Abortable(f"writing to {output[TOPIC]}: {error.str()} ({error.name()})")
         return classify(error, f"writing to topic {output[TOPIC]!r}")
 
@@ -416,7 +416,7 @@ class KafkaProducer:
     def _classify(
         self, error: ck.KafkaError, doing: str, *, group: str = "", topics: Collection[str] = ()
     ) -> KStreamsError:
-        """Returns the exception for a failed call; `topics`: the call's own, by default those that were written."""
+        """Returns the exception for a failed call; `topics`: the call's own, by default the topics written to."""
         # once a topic is refused, each later call gets that error, even one that adds the offsets of other topics
         named = self._log.refused or topics or self._written
         return classify(error, name_object(doing, error, topics=named, group=group, transactional_id=self._id))
@@ -430,9 +430,9 @@ class KafkaProducer:
         group: str = "",
         topics: Collection[str] = (),
     ) -> None:
-        """Makes a call of the transactional API in another thread, as not every call keeps its limit.
+        """Makes a call of the transactional API in another thread, because not every call keeps its limit.
 
-        When it adds offsets, librdkafka may wait forever for a coordinator that no event announces.
+        A call that adds offsets may wait forever for a coordinator: no event announces a new one to librdkafka.
         """
         limit = self._limit if limit is None else limit
         if self._caller is None:

@@ -27,7 +27,7 @@ UNKNOWN: Final = {E._UNKNOWN_PARTITION, E.UNKNOWN_TOPIC_OR_PART}
 
 
 class Reader:
-    """A consumer that joins no group; the first call makes it. Its methods are those of contracts.Cluster."""
+    """A consumer that joins no group; the first call makes it. See contracts.Cluster for its methods."""
 
     def __init__(
         self,
@@ -116,8 +116,8 @@ class Reader:
             why, exist = self._look_for_leaders(topics)
             is_known |= exist
             if time.monotonic() > deadline:
-                # a client may ask the frozen broker for the leaders, too: an answer of another broker shows that they
-                # are up
+                # the client may ask a frozen broker for the leaders, too: if another broker has answered meanwhile,
+                # brokers are up
                 if is_known and failure.code() in UNREACHABLE | {E._UNKNOWN_PARTITION}:
                     raise Retriable(f"a partition of {', '.join(map(repr, sorted(topics)))} has no leader that answers")
                 # while no broker answers, the client calls each partition unknown
@@ -170,11 +170,11 @@ class Reader:
                         reached = offset + 1
                     elif error.code() == E._PARTITION_EOF:
                         reached = max(reached, offset)  # a new leader's high watermark may be behind for a moment
-                    elif error.code() == E._BAD_COMPRESSION and offset >= reached:  # or it had asked for it again
+                    elif error.code() == E._BAD_COMPRESSION and offset >= reached:  # else it is fetched again
                         skipped.append(skip_batch(self.client, m, self._last_of_batch))
                         reached = skipped[-1].offset() + 1
                     elif error.code() == E.GROUP_AUTHORIZATION_FAILED:
-                        continue  # the client looks for the coordinator of a group, and it never joins one
+                        continue  # the client looks for its group's coordinator, although it never joins
                     elif isinstance(failure := classify(error, f"reading topic {partition.topic!r}"), NotAuthorized):
                         raise failure  # not Retriable: the caller would retry forever
                 if len(found) + len(skipped) == wanted or reached >= stable:

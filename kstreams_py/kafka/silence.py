@@ -35,7 +35,7 @@ class Silence:
         self._group = group
         self._limit = min(limit, ENDS_SECONDS)
         self._is_away = False
-        """Whether the log has said that brokers are away, and not yet that they answer; kept over a new client."""
+        """Whether the log has said that brokers are away, and not yet that they answer; no new client resets it."""
         self.joining()
 
     def joining(self) -> None:

@@ -1,4 +1,4 @@
-"""The limits of topics for a record and for a batch, in bytes and otherwise; the bytes that were fetched."""
+"""The limits of topics for records and batches, in bytes and otherwise; the bytes of fetched records."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import Any, Final
 from kstreams_py.kafka.contracts import TopicInfo
 
 BATCH_OVERHEAD: Final = 200
-"""The maximum number of bytes of a batch that are Kafka's own."""
+"""The most bytes that Kafka's format adds to the records of a batch."""
 
 CLIENT_BYTES: Final = 1_000_000
 """The client's limit for a record, unless message.max.bytes sets another."""
 
 
 def batch_bytes(topics: Iterable[TopicInfo]) -> int | None:
-    """Returns the bytes that a batch may have so that each of the topics takes it; None if none has a limit."""
+    """Returns the bytes that a batch may have so that each of the topics takes it; None if no topic has a limit."""
     limits = [int(limit) for info in topics if (limit := info.settings.get("max.message.bytes"))]
     return max(1, min(limits) - BATCH_OVERHEAD) if limits else None
 
 
 TIME_MARGIN_MS: Final = 60_000
-"""Milliseconds that a timestamp must keep from its limits: the record waits, and clocks differ."""
+"""Milliseconds by which a timestamp must stay within its limits: the record waits, and clocks differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class RecordLimits:
     after_ms: int | None = None
 
     def takes_time(self, timestamp: int, now: float) -> bool:
-        """Whether a timestamp (milliseconds since 1970) is within the limits at a clock time in seconds."""
+        """Whether a timestamp (milliseconds since 1970) is within the limits at the time `now` (seconds since 1970)."""
         ahead = timestamp - int(now * 1000)
         is_early = self.before_ms is not None and -ahead > self.before_ms - TIME_MARGIN_MS
         return not is_early and (self.after_ms is None or ahead <= self.after_ms - TIME_MARGIN_MS)
@@ -65,5 +65,5 @@ def record_limits(topic: TopicInfo | None, client_settings: Mapping[str, Any]) -
 
 
 def fetched_bytes(records: Sequence[Any]) -> int:
-    """Returns the bytes of the values of records: the length of a client's record is that of its value."""
+    """Returns the bytes of the values of records: len() of a client's record is the length of its value."""
     return sum(map(len, records))

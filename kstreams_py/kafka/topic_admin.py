@@ -30,14 +30,14 @@ from kstreams_py.records import TopicPartition
 logger = logging.getLogger(__name__)
 
 FIRST_SECONDS: Final = 5.0
-"""Seconds that the first of several brokers has to describe topics: a frozen one keeps its connections open."""
+"""Seconds after which a second broker is asked to describe topics: a frozen one keeps its connections open."""
 
 SET_HERE: Final = (ck_admin.ConfigSource.DYNAMIC_TOPIC_CONFIG, ck_admin.ConfigSource.DYNAMIC_TOPIC_CONFIG.value)
-"""The source of a setting that is set for the topic; the client gives the member or its number."""
+"""The source of a setting that is set for the topic; the client returns the enum's member or its number."""
 
 
 class TopicAdmin:
-    """An admin client; the first call makes it. Its methods are those of contracts.Cluster."""
+    """An admin client; the first call makes it. See contracts.Cluster for its methods."""
 
     def __init__(self, configuration: Mapping[str, Any], limit: float, log: ClientLog, name: str = "") -> None:
         """Makes no client yet.
@@ -84,7 +84,7 @@ class TopicAdmin:
         return {resource.name: future for resource, future in configs.items()}
 
     def _ask(self, request: Callable[[float], Mapping[str, Any]]) -> dict[str, Any]:
-        """Makes a request, which gets its limit; asks a second broker if the first is frozen. Returns as _known()."""
+        """Calls `request` with a limit; asks a second broker if the first is frozen. Returns what _known() does."""
         first = min(FIRST_SECONDS, self._limit / 2)
         with contacting(self._address, self._limit):
             try:
@@ -169,7 +169,7 @@ class TopicAdmin:
 
     def offsets_retention_minutes(self) -> int | None:
         try:
-            # with one topic: the answer with all topics may be large
+            # names one topic: the answer for all topics may be large
             brokers = self.client.list_topics(POSITIONS_TOPIC, self._limit).brokers
             resource = ck_admin.ConfigResource(ck_admin.ResourceType.BROKER, str(min(brokers)))
             (described,) = self.client.describe_configs([resource], request_timeout=self._limit).values()
@@ -185,17 +185,17 @@ class TopicAdmin:
             raise self.explain(error.args[0], topics=topics) from None
 
     def _wait(self, future: Any, limit: float) -> Any:
-        """Returns the result of a request with this limit. Raises Retriable without one, and KafkaException."""
+        """Returns the result of a request with this limit. Raises Retriable if there is none, and KafkaException."""
         try:
             return future.result(limit + 1)  # the request's own limit is shorter, and gives a reason
         except TimeoutError:
-            # the requests of a client that another thread has ended meanwhile are never answered (measured)
+            # if another thread has ended the client meanwhile, its requests are never answered (measured)
             raise Retriable(f"no answer from {self._address} within {limit:g} s") from None
 
     def explain(self, error: ck.KafkaError, *, topics: Collection[str] = (), group: str = "") -> Exception:
         """Returns the exception for a failed call, with the remedy."""
         if error.code() in STALE:
-            self._client.end()  # the client asks the leaders that it knows, and does not look for new ones after this
+            self._client.end()  # after this error, the client keeps asking the leaders that it knows
             return classify(error, "asking a broker that no longer leads")
         self.client.poll(0)
         cause = self._log.error
@@ -208,7 +208,7 @@ class TopicAdmin:
         # _DESTROY_BROKER: the broker that was asked is no longer in the metadata, so it is down
         if error.code() in UNREACHABLE | {E._DESTROY, E._DESTROY_BROKER} or has_no_token(error):
             if error.code() != E._DESTROY:  # else another thread has ended the client meanwhile
-                self._client.end()  # it asks a controller that is down for minutes, until it reads the metadata again
+                self._client.end()  # for minutes it asks a controller that is down, until it reads the metadata again
             newest = f"; newest error of a connection: {self._log.connection}" if self._log.connection else ""
             return BrokerUnavailable(f"{self._cluster}{no_answer(self._address, self._setting, self._options)}{newest}")
         return classify(error, name_object(f"asking the broker at {self._address}", error, topics=topics, group=group))

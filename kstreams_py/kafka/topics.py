@@ -21,7 +21,7 @@ def describe_topic(client: ck.Producer | ck.Consumer, topic: str, limit: float) 
 
 
 def is_missing(found: Any) -> bool:
-    """Whether the metadata (`found`) shows that the topic does not exist; a client may use a deleted one for long."""
+    """Whether the metadata (`found`) shows that the topic does not exist; a client may go on using a deleted one."""
     return found is not None and found.error is not None and found.error.code() == E.UNKNOWN_TOPIC_OR_PART
 
 

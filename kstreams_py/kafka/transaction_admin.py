@@ -73,7 +73,7 @@ class TransactionAdmin(Requests):
 
         try:
             transactional_id.encode()
-        except UnicodeEncodeError:  # no id is that; kafka-python would answer nothing
+        except UnicodeEncodeError:  # no such id exists; kafka-python would give no answer
             return None
         return self.ask(
             f"describing the transaction of {transactional_id!r}",
@@ -82,12 +82,12 @@ class TransactionAdmin(Requests):
         )
 
     def partitions(self, topics: Collection[str] | None = None) -> dict[str, int]:
-        """Returns the number of partitions of each of these topics that exists; None: of all that this user may see."""
+        """Returns the partition count of each of these topics that exists; for None, of all that this user may see."""
 
         def ask(client: Any) -> dict[str, int]:
             from kafka import errors  # noqa: PLC0415
 
-            # a name that is not UTF-8 would count as a broker that answers nothing
+            # for a name that UTF-8 cannot encode, kafka-python would report a broker that gives no answer
             names = None if topics is None else sorted(filter(str.isascii, topics))
             found = {}
             for topic in client._manager.run(client._get_cluster_metadata, names)["topics"]:
@@ -118,7 +118,7 @@ class TransactionAdmin(Requests):
         return Retriable(str(error))
 
     def max_timeout(self) -> float | None:
-        """Returns the longest transaction time-out that the brokers accept, in seconds; None if it is not shown."""
+        """Returns the longest transaction timeout that the brokers accept, in seconds; None if it is not shown."""
 
         def ask(client: Any) -> float | None:
             from kafka.admin import ConfigResource, ConfigResourceType  # noqa: PLC0415
@@ -141,7 +141,7 @@ class TransactionAdmin(Requests):
         return self._read(partition, start, lambda batch: bool(batch.producer_id == producer_id))
 
     def decisions(self, transactional_id: str) -> tuple[tuple[Prepared, ...], bool]:
-        """Returns the coordinator's decisions about an id's transactions, in order, and whether its log was read whole.
+        """Returns the coordinator's decisions about an id's transactions, in order, and whether the log was read whole.
 
         Compaction deletes older decisions.
         """
@@ -205,7 +205,7 @@ class TransactionAdmin(Requests):
                         topics=[
                             marker.WritableTxnMarkerTopic(name=partition.topic, partition_indexes=[partition.partition])
                         ],
-                        # the leader refuses an epoch below that of the last marker (TRANSACTION_COORDINATOR_FENCED)
+                        # the leader refuses an epoch below the last marker's (TRANSACTION_COORDINATOR_FENCED)
                         coordinator_epoch=transaction.coordinator_epoch,
                     )
                 ]

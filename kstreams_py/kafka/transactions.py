@@ -42,9 +42,9 @@ class Coordinated:
     """The newest transaction of a transactional id, as its coordinator describes it.
 
     - `coordinator`: the number of that broker.
-    - `timeout`: in seconds, after which the coordinator aborts it.
-    - `started_at`: in seconds since 1970; None if there was none since the producer started.
-    - `partitions`: the partitions on which it will end it; none once it counts the transaction as complete.
+    - `timeout`: seconds after which the coordinator aborts it.
+    - `started_at`: in seconds since 1970; None if there was no transaction since the producer started.
+    - `partitions`: the partitions on which the coordinator will end it; none once the coordinator calls it complete.
     """
 
     transactional_id: str
@@ -57,9 +57,9 @@ class Coordinated:
     partitions: frozenset[TopicPartition]
 
     def will_end(self, partition: TopicPartition, epoch: int) -> bool:
-        """Whether the coordinator will end the open transaction of a producer of this epoch on a partition.
+        """Whether the coordinator will end the transaction that a producer of this epoch has open on a partition.
 
-        A coordinator that prepares an end may have raised the epoch already.
+        A coordinator that prepares to end a transaction may have raised the epoch already.
         """
         return partition in self.partitions and (self.state != ONGOING or self.epoch == epoch)
 
@@ -105,7 +105,7 @@ class OpenTransaction:
         return self.producer_id, self.epoch, self.start
 
     def age(self, now: float) -> float:
-        """Returns the seconds since it began, or since its last record if that is unknown; `now`: since 1970."""
+        """Returns the seconds since it began, or since its last record if its start is unknown; `now`: since 1970."""
         return max(0.0, now - (self.written_at if self.started_at is None else self.started_at))
 
     def describe(self, now: float) -> str:
@@ -166,7 +166,7 @@ def match(
     """Returns the open transactions of a partition, in order of their producer ids; `known` is by producer id.
 
     The coordinators were asked between two reads of the partition's writers (`before`, `after`): a transaction that
-    ends in between is complete for its coordinator, and does not hang.
+    ends in between is complete for its coordinator, but missing from `after`: it does not hang.
     """
     still = {(each.producer_id, each.epoch, each.start) for each in after}
     found = sorted((w for w in before if (w.producer_id, w.epoch, w.start) in still), key=lambda w: w.producer_id)

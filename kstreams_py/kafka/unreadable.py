@@ -20,8 +20,8 @@ LastOfBatch = Callable[[TopicPartition, int], int]
 def skip_batch(client: ck.Consumer, m: Any, last_of_batch: LastOfBatch) -> Unreadable:
     """Returns a record in place of a batch that cannot be decompressed, and moves the client past the batch.
 
-    `m`: the event of the batch. librdkafka refuses a batch larger than receive.message.max.bytes, and requests it again
-    forever.
+    `m`: the client's error event for the batch. librdkafka refuses a batch larger than receive.message.max.bytes, and
+    requests it again forever.
     """
     partition, first = TopicPartition(m.topic(), m.partition()), m.offset()
     last = last_of_batch(partition, first)
@@ -32,9 +32,9 @@ def skip_batch(client: ck.Consumer, m: Any, last_of_batch: LastOfBatch) -> Unrea
 def replace_unreadable(messages: list[Any], value_bytes_max: int | None = None) -> list[Any]:
     """Returns the records, with an Unreadable in place of each that cannot be read.
 
-    It must see each record before anything else asks for headers. If a name is not UTF-8, the first call of
-    `Message.headers()` raises, and the next one returns a name that is not an object, at which the process dies
-    (SIGSEGV; confluent-kafka 2.16). So the headers are replaced after the first call.
+    This function must see each record before anything else asks for headers. If a name is not UTF-8, the first call of
+    `Message.headers()` raises. The next one returns a name that is not a Python object, and the process dies (SIGSEGV;
+    confluent-kafka 2.16). So the headers are replaced after the first call.
     """
     rest = iter(messages)
     while True:
@@ -46,7 +46,7 @@ def replace_unreadable(messages: list[Any], value_bytes_max: int | None = None) 
             messages[at] = with_bad_headers(messages[at], error.__cause__ or error)
         else:
             break
-    # the sum first: it costs less than a comparison of each record, and is hardly ever larger
+    # the sum first: it costs less than a comparison of each record, and hardly ever exceeds the limit
     if value_bytes_max is not None and sum(map(len, messages)) > value_bytes_max:
         return [too_large(m, value_bytes_max) if len(m) > value_bytes_max else m for m in messages]
     return messages

@@ -1,6 +1,6 @@
 """The rights of a graph by role: exactly what the users of its processes and tools need from Kafka.
 
-READ, WRITE, DELETE and ALTER imply DESCRIBE (Kafka's `StandardAuthorizer`), so DESCRIBE is left out beside them. An
+READ, WRITE, DELETE and ALTER imply DESCRIBE (Kafka's `StandardAuthorizer`), so DESCRIBE is not listed with them. An
 idempotent producer needs no right of its own since Kafka 2.8 (KIP-679).
 """
 
@@ -35,7 +35,7 @@ class Role(StrEnum):
 
 
 class Resource(StrEnum):
-    """The kind of resource that a right is for, named as the option of `kafka-acls`."""
+    """The kind of resource that a right is for, named like the option of `kafka-acls`."""
 
     CLUSTER = "cluster"
     GROUP = "group"
@@ -91,7 +91,7 @@ class Right:
 
 
 class _Rights:
-    """Collects rights; `slots` are the numbers of the workers' slots, None for all there may be."""
+    """Collects rights; `slots` are the numbers of the workers' slots, None for any slot."""
 
     def __init__(self, graph: Graph, slots: Collection[int] | None) -> None:
         self._graph = graph
@@ -115,7 +115,7 @@ class _Rights:
     def ids_of_workers(self, processor: Processor, *operations: Operation) -> None:
         """Adds rights on the transactional ids of a processor's workers, which end with the numbers of their slots.
 
-        Outputs may be on another cluster; the journal, whose producer has an id of its own, is on that of the graph.
+        Outputs may be on another cluster; the journal, whose producer has its own id, is on the graph's cluster.
         """
         if not processor.guarantee.is_transactional:
             return
@@ -153,8 +153,8 @@ def _collect_worker(graph: Graph, found: _Rights) -> None:
     """Collects the rights that `kstreams run` needs.
 
     Exactly once needs READ on outputs: without it a worker could not detect hanging transactions there, and its next
-    commit would make their records visible (docs/exactly-once.md). With a journal, a start reads outputs back. The page
-    of a run counts the dead letters that wait.
+    commit would make their records visible (docs/exactly-once.md). With a journal, a worker reads outputs back when it
+    starts. The page of `kstreams run` counts the dead letters that wait.
     """
     if not graph.uses_topics:
         return
@@ -206,7 +206,7 @@ def _collect_operator(graph: Graph, found: _Rights) -> None:
 
 
 def _add_replay(graph: Graph, processor: Processor, found: _Rights) -> None:
-    """Adds the rights to write what a replay of dead letters and a decision of `kstreams order` write."""
+    """Adds the rights that a replay of dead letters and a decision of `kstreams order` need."""
     found.own(graph.replayed, READ, WRITE, CREATE)
     found.add(Resource.TRANSACTIONAL_ID, replay_id(graph.name), WRITE)
     if processor.ordered is not None:
@@ -229,8 +229,8 @@ def _collect_reader(graph: Graph, found: _Rights) -> None:
 def _collect_pipeline(graph: Graph, found: _Rights) -> None:
     """Collects the rights that `kstreams pipeline` and its Spark need.
 
-    A run reads up to a cut, at which no writer's offset is pending. Spark's consumers name random groups, and need no
-    right to them: they join no group and commit no offset.
+    A run reads up to a cut, at which no writer's offset is pending. Spark's consumers use random group names, and
+    need no right to these groups: they join no group and commit no offset.
     """
     for pipeline in graph.pipelines:
         read = {topic.name for topic in pipeline.inputs}

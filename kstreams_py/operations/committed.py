@@ -25,7 +25,7 @@ def find_all_topics(graph: Graph, cluster: Cluster, names: Collection[str] | Non
 
 
 class CommittedReader:
-    """Reads committed offsets as a client of the groups that never joins them."""
+    """Reads the committed offsets of groups, as a client that never joins them."""
 
     def __init__(self, graph: Graph, environment: Environment) -> None:
         """Makes no request."""

@@ -3,12 +3,12 @@
 An object is stopped at an event that contradicts its order, or waits for an event that has not arrived. A decision
 (ordering/decisions.py) is a record in the topic of the events. A worker of the consuming group carries it out while it
 runs, in the transaction that commits the record's offset. Once the group has read the decision, no more events of the
-object become dead letters. Those that have become dead letters are sent again, each in one transaction with the mark
-that `dead-letters list` counts as replayed. Decisions carry these events, so other groups skip them. An accepted event
-that is a dead letter is sent in the same way.
+object become dead letters. Those that have become dead letters are sent again, each in the same transaction as the
+mark that `dead-letters list` counts as replayed. Decisions carry these events, so other groups skip them. An accepted
+event that is a dead letter is sent in the same way.
 
-After a crash, run the command again. A decision that was carried out names an older state of the object, and changes
-nothing. A dead letter is either sent and marked, or not sent.
+After a crash, run the command again. A decision that was already carried out names an older state of the object, and
+changes nothing. A dead letter is either sent and marked, or not sent.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Decided(NamedTuple):
     """The result of a decision that the group has read.
 
     - `is_done`: the object goes on, or waits for another event. If False, nothing changed or another fault stopped it.
-    - `sent`: how many of its events were sent again, including an accepted one.
+    - `sent`: how many of the object's events were sent again, including an accepted one.
     """
 
     is_done: bool
@@ -143,7 +143,7 @@ def find_objects(graph: Graph, processor: Processor, environment: Environment) -
 
 
 class Operator:
-    """Writes decisions on one object of a processor, and sends the events again that it has missed."""
+    """Writes decisions on one object of a processor, and sends again the events that the object has missed."""
 
     def __init__(self, graph: Graph, processor: Processor, environment: Environment, name: str) -> None:
         """Reads the committed state. Raises UserMistake for an object without events, and the same as find_objects."""
@@ -161,7 +161,7 @@ class Operator:
         return self._processor.errors is not None
 
     def missed(self, accepted: int = 0) -> list[Missed]:
-        """Returns the events that would be sent again if this event is accepted; 0 accepts none.
+        """Returns the events that would be sent again if event `accepted` were accepted; 0 accepts none.
 
         Raises BrokerUnavailable if a transaction hides dead letters.
         """
@@ -190,7 +190,7 @@ class Operator:
     def catch_up(self, seconds: float) -> bool:
         """Waits until the group has read all records that the partition has now, then reads the object again.
 
-        Returns False after `seconds`: its workers do not run, or an open transaction hides records.
+        Returns False after `seconds`: the group's workers do not run, or an open transaction hides records.
         """
         cluster, deadline = self._environment.cluster, self._environment.clock() + seconds
         high = cluster.ends([self._input], committed=False)[self._input]
@@ -205,10 +205,10 @@ class Operator:
         return True
 
     def decide(self, verb: Verb, event: int, seconds: float) -> Decided | None:
-        """Writes a decision, waits until the group has read it, and sends the events again that the object has missed.
+        """Writes a decision, waits until the group has read it, and sends again the events that the object has missed.
 
         - `event`: the accepted event; 0 to resume.
-        - `seconds`: the longest wait for the group. Returns None after it: decide again once its workers run.
+        - `seconds`: the longest wait for the group. Returns None after it: decide again once the group's workers run.
 
         Raises Replaced if a replay of dead letters or another decision begins meanwhile, and the same as `missed`.
         """

@@ -14,7 +14,7 @@ PAGE: Final = 200
 """Records in the first page; a record may have a megabyte."""
 
 PAGE_BYTES: Final = 1_000_000
-"""A page doubles if the one before has fewer bytes than this."""
+"""The limit of a page doubles after a page of fewer bytes than this."""
 
 PAGE_MAX: Final = 6_400
 """The maximum number of records in a page."""

@@ -1,4 +1,4 @@
-"""The sources of a graph, as their claims show them: what is under way, what was refused; read refused inputs again."""
+"""The sources of a graph as their claims show them: inputs under way, and refused inputs, which can be read again."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def sources_of(graph: Graph) -> dict[str, Channel]:
 
 
 def inspect_sources(graph: Graph, limit: int) -> dict[str, SourceFact]:
-    """Returns how the inputs of each source stand. `limit`: the most refused inputs of each that are shown."""
+    """Returns the status of the inputs of each source. `limit`: the maximum number of refused inputs shown of each."""
     return {name: _inspect(graph, channel, limit) for name, channel in sources_of(graph).items()}
 
 
@@ -56,7 +56,7 @@ class RefusedInputs:
         self.name, self._source, self._reader = name, source, reader_of(graph.name, name)
 
     def inspect(self, limit: int) -> SourceStatus:
-        """Returns how the inputs stand, with up to `limit` refused ones. Raises SourceUnavailable and SettingsError."""
+        """Returns the inputs' status, with up to `limit` refused ones. Raises SourceUnavailable and SettingsError."""
         return self._source.inspect(self._reader, limit)
 
     def retry(self, keys: Collection[str] | None) -> int:
@@ -74,7 +74,7 @@ def show_counts(status: SourceStatus) -> str:
 
 
 def as_fields(name: str, fact: SourceFact) -> dict[str, Any]:
-    """Returns a source as fields for JSON; its counts are None if it could not be looked at."""
+    """Returns a source as fields for JSON; its counts are None if it could not be inspected."""
     status = fact.status
     counts = ("claimed", "abandoned", "free", "suspects", "refused")
     return {

@@ -1,7 +1,7 @@
-"""Deletes topics of a graph: those that the framework made and the graph no longer needs, or those that are named.
+"""Deletes topics of a graph: those that the framework created and the graph no longer needs, or those that are named.
 
-The topic of beginnings says which processors and states there were. Nothing else is looked for: the name of another
-graph may begin with the name of this one, and its topics are not this graph's.
+The topic of beginnings says which processors and states there were. Topics are not searched for by prefix:
+another graph's name may begin with the name of this one.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from kstreams_py.steps.environment import Environment
 class DeletableTopic:
     """A topic that a deletion would delete.
 
-    - `cluster`: its name in the settings; "" for the cluster of the graph.
+    - `cluster`: the cluster's name in the settings; "" for the cluster of the graph.
     - `processors`: the ids of the processors whose groups must have no members.
-    - `follows`: what follows from its deletion, each a sentence without its full stop.
+    - `follows`: what follows from its deletion, each a sentence without a full stop.
     - `partitions`: how many it has.
-    - `records`: the maximum number of records that it has: markers and aborted records have offsets, too.
+    - `records`: at most how many records it has: markers and aborted records have offsets, too.
     """
 
     name: str
@@ -64,7 +64,7 @@ class TopicDeletion:
             # whoever may write to the topic of beginnings must not choose what is deleted
             if is_own_topic(graph.name, journal_topic(graph.name, processor))
         }
-        """The changelogs that each processor has begun; processors that are no longer declared are among them."""
+        """The changelogs that each processor has begun, including processors that are no longer declared."""
 
     def plan_unused(self) -> list[DeletableTopic]:
         """Returns the framework's topics of processors, states and pipelines that the graph no longer declares."""
@@ -124,7 +124,7 @@ class TopicDeletion:
             check_no_members(groups, self._name, {group_of(self._graph.name, each) for each in self._declared})
 
     def delete(self, topics: Collection[DeletableTopic]) -> None:
-        """Deletes the topics. Raises as `check_members`: a worker may have started since they were shown."""
+        """Deletes the topics. Raises the same as `check_members`: a worker may have started since they were shown."""
         self.check_members(topics)
         for place in sorted({each.cluster for each in topics}):
             self._cluster.named(place).delete_topics([each.name for each in topics if each.cluster == place])
@@ -141,7 +141,7 @@ class TopicDeletion:
         return {name for name in found if name is not None}
 
     def _own(self, processor: str) -> Iterator[DeletableTopic]:
-        """Yields the topics that a processor may have, or have had."""
+        """Yields the topics that a processor may have now, or may have had."""
         declared = self._declared.get(processor)
         used = set[str]() if declared is None else self._used([declared])
         again = f"if {processor} is declared with it again, "
@@ -170,7 +170,7 @@ class TopicDeletion:
             yield f"delete the directory {directory} in state_directory on each machine, too"
 
     def _runs(self) -> Iterator[DeletableTopic]:
-        """Yields the topics with the runs of pipelines into topics of the graph, if it no longer declares these."""
+        """Yields the topics with the runs of pipelines that wrote to topics of the graph and are no longer declared."""
         owners = {each.owner for each in self._graph.pipelines}
         written = {str(each.target) for each in self._graph.pipelines}
         asked = {runs_topic(name): name for name in self._graph.topics if name not in written}
@@ -228,7 +228,7 @@ def _sized(topic: DeletableTopic, info: TopicInfo, cluster: Cluster) -> Deletabl
 
 
 def _owner_of(value: bytes | None) -> str:
-    """Returns the owner that a record of the runs of a pipeline names; "" if it names none."""
+    """Returns the owner that a record of a pipeline's runs names; "" if it names none."""
     try:
         content = None if value is None else parse_json(value)
     except ValueError:

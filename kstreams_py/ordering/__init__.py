@@ -12,7 +12,7 @@ sqlite     adapter  a store in an SQLite file
 redis      adapter  a store in Redis
 front_end  acts     changes an object and queues its events in one atomic step
 worker     acts     takes queued events, and sends each object's events in a fixed order
-sending    acts     sends events to one topic, whose key is the object, and keeps each object in one partition
+sending    acts     sends events to one topic, with the object as the key, and keeps each object in one partition
 status     rule     the status of a store, for operators
 """
 

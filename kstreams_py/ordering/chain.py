@@ -1,16 +1,16 @@
 """The consumer's rule: each event of an object is applied once, after the one before it.
 
 An event is applied if its predecessor is the newest applied event of its object. It is dropped if it is a copy of an
-applied event, and held if its predecessor has not come yet. Anything else is a fault: it stops the object, and each
+applied event, and held if its predecessor has not arrived. Anything else is a fault: it stops the object, and each
 later event of the object is a fault too, until an operator resumes the object. Other objects go on.
 
 An operator may also accept that events are lost. Then an event that is held, or that the decision carries, is applied
 without its predecessor. Late copies of the events that it replaces are dropped like others. Until the next event is
-applied, any event whose id lies between theirs is dropped, too.
+applied, any event whose id is at most the newest replaced id is dropped, too.
 
 For the newest applied event of an object and for held events, predecessor and value tell a copy from another event with
 the same id. Of older events, only the range of their ids is known: up to the predecessor of the newest event. An event
-between that and the newest one is a fault. The values of older copies are not compared.
+with an id between that and the newest one is a fault. The values of older copies are not compared.
 
 Source: spec of event ordering, EO-50 to EO-59; D-EO-02: the first event has no predecessor, ids begin at 1.
 """
@@ -47,7 +47,7 @@ _DIGEST_BYTES: Final = 8
 
 
 def digest_of(value: bytes | None) -> bytes:
-    """Returns 8 bytes that tell the value of an event from others; no bytes for None."""
+    """Returns 8 bytes that distinguish the value of an event from others; no bytes for None."""
     return b"" if value is None else blake2b(value, digest_size=_DIGEST_BYTES).digest()
 
 
@@ -84,7 +84,7 @@ class Reason(StrEnum):
     FORKED = "forked"
     """It has the same predecessor as another event."""
     BACKWARDS = "backwards"
-    """Its id is below the newest one, and it is no copy: no event with this id was applied."""
+    """Its id is below the newest one, and it is not a copy: no event with this id was applied."""
     ALTERED = "altered"
     """Another event has the same id, but another predecessor or value."""
     STOPPED = "stopped"
@@ -187,8 +187,8 @@ class EventChains:
     The caller stores each event that is held, removes each event that is released or refused, and calls `load` after a
     start or an abort.
 
-    - `states`: the state of each object. It is written with each applied event; if the caller undoes the effects of an
-      event, it undoes this too.
+    - `states`: the state of each object, written with each applied event. A caller that undoes the effects of an event
+      undoes this write, too.
     - `clock`: seconds, on a time scale that a restart does not change.
     """
 
@@ -214,8 +214,8 @@ class EventChains:
 
         - `name`: the name of the object.
         - `number`, `prev`: the ids of the event and its predecessor; `prev` is None for the first event.
-        - `value`: tells the event from others with the same id.
-        - `record`, `position`: see Held.
+        - `value`: distinguishes the event from others with the same id.
+        - `record`, `position`: see HeldEvent.
         """
         states = self._states
         state = states.get(name)
@@ -228,7 +228,7 @@ class EventChains:
         return self._judge(name, number, prev, value, record, position)
 
     def load(self, held: Iterable[HeldEvent]) -> None:
-        """Replaces the held events by those that the caller has stored."""
+        """Replaces the held events with the ones that the caller has stored."""
         self._waiting.clear()
         self.held_events = self.held_bytes = 0
         for event in held:
@@ -323,7 +323,7 @@ class EventChains:
         return Offered(OfferKind.HOLD, held=event)
 
     def _release(self, name: bytes, newest: int) -> Offered:
-        """Applies held events of an object whose newest event has just been applied; a fork among them stops it."""
+        """Releases the held events that follow the event just applied; a fork among them stops the object."""
         waiting = self._waiting.get(name)
         if waiting is None:
             return APPLY

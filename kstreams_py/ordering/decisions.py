@@ -1,10 +1,10 @@
 """An operator's decision on an object that is stopped, or whose events wait: a record of the events' topic.
 
-The consumer reads it between the object's events, and carries it out in the transaction that commits its offset, so it
-is carried out once. The header CONTROL_HEADER names the consumer group that it is for; other groups ignore it.
+The consumer reads it between the object's events, and carries it out in the transaction that commits its offset: the
+decision is carried out once. The header CONTROL_HEADER names the consumer group that it is for; other groups ignore it.
 
-If the group has refused the event, the record carries it: its value, its timestamp and its headers. The headers of its
-place in the order are in CONTROL_HEADER instead, so other groups do not judge the event a second time.
+If the group has refused the event that a decision names, the record carries it: its value, its timestamp and its
+headers. Its place in the order is in CONTROL_HEADER instead, so other groups do not judge the event a second time.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class Verb(StrEnum):
     RESUME = "resume"
     """Let the object go on: apply the event that follows the newest one."""
     ACCEPT = "accept"
-    """Apply an event without its predecessor: the events between the newest one and it are lost."""
+    """Apply an event without its predecessor: the events between the newest one and this one are lost."""
     OFFER = "offer"
-    """Judge again, as if it came now, an event that was refused while the object was stopped."""
+    """Judge an event again, as if it arrived now: it was refused while the object was stopped."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,7 @@ class Change:
     """The new state of an object and the events of the change, which a front end stores in one atomic step.
 
     - `data`: the object's new state; None leaves the state unchanged.
-    - `events`: the main event, then those of sub-objects.
+    - `events`: the main event, then the events of sub-objects.
 
     Raises SettingsError for an empty name of the object, and for events that do not begin with the main event.
     """
@@ -113,7 +113,7 @@ KINDS: Final = {True: b"main", False: b"sub"}
 
 
 def headers_of(ordered: OrderedEvent) -> list[tuple[str, bytes]]:
-    """Returns the headers of an event's record: decimal numbers, without a predecessor for an object's first event."""
+    """Returns the headers of an event's record. Ids are decimal; an object's first event has no predecessor header."""
     found = [
         (ID_HEADER, b"%d" % ordered.id),
         (UUID_HEADER, ordered.event.uuid.hex().encode()),
@@ -123,9 +123,9 @@ def headers_of(ordered: OrderedEvent) -> list[tuple[str, bytes]]:
 
 
 def place_of(headers: Headers) -> tuple[int, int | None]:
-    """Reads the ids of an event and its predecessor from a record's headers. They may be impossible together.
+    """Reads the ids of an event and its predecessor from a record's headers. Does not compare them.
 
-    Raises DecodeError for a record without an id, and for an id that is no number of 63 bits.
+    Raises DecodeError for a record without an id, and for an id that is not a number of 63 bits.
     """
     number = prev = None
     try:

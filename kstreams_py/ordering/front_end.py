@@ -34,7 +34,7 @@ def open_storage(store: str | Path, prefix: str = "") -> Storage:
             raise SettingsError("a prefix is for the keys of a store in Redis: name another file instead")
         return SQLiteStorage(store)
     if scheme not in SCHEMES:
-        shown = scheme if scheme.isalnum() else "a URL with another beginning than redis"  # it may have a password
+        shown = scheme if scheme.isalnum() else "a URL with another beginning than redis"  # the URL may have a password
         raise SettingsError(f"{shown}:// is not a store of events: name redis://host:port/0, or the path of a file")
     return RedisStorage(str(store), prefix)
 
@@ -68,7 +68,7 @@ class Ordering:
         - `data`: the new state; None leaves the state unchanged.
         - `event`: the main event.
         - `sub_events`: the events of its sub-objects, which follow the main event.
-        - `uuid`: identifies the change: a call with the uuid of an earlier one within a day stores nothing again.
+        - `uuid`: identifies the change: a call with the uuid of an earlier call within a day stores nothing.
 
         Returns whether the change is new. Raises SettingsError for an empty `name`, and StoreUnavailable if it is not
         known whether the change is stored: call again with the same `uuid`.

@@ -25,7 +25,7 @@ _VALUE: Final = b"\n"
 """Separates the fields of a held event, which are JSON, from the event's value."""
 
 _HELD_END: Final = RESERVED + b"held/"
-"""The first key after those of held events."""
+"""The first key after the keys of held events."""
 
 _STOP: Final = RESERVED + b"stop."
 """Prefix of the key of a stop; its object follows."""

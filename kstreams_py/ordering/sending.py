@@ -1,4 +1,4 @@
-"""Sends ordered events to one topic, whose key is the object, and keeps each object in one partition."""
+"""Sends ordered events to one topic, with the object as the key, and keeps each object in one partition."""
 
 from __future__ import annotations
 

@@ -212,7 +212,7 @@ class SQLiteStorage:
             raise StoreUnavailable(text, may_return=code_of(error) in MAY_RETURN) from error
 
     def _prepare(self) -> None:
-        """Creates the tables if there are none; otherwise waits for no writer."""
+        """Creates the tables if there are none; otherwise does not wait for a writer."""
         connection = self._connection
         if self._has_tables():
             return
@@ -225,9 +225,9 @@ class SQLiteStorage:
                 connection.execute(statement)
 
     def _has_tables(self) -> bool:
-        """Returns whether the file has the tables. Raises SettingsError if it has those of another program."""
+        """Returns whether the file has the tables. Raises SettingsError if another program or version wrote it."""
         execute = self._connection.execute
-        # read first: the values that are read next were written in one transaction with the tables
+        # read the tables first: the next two values were written in one transaction with them
         (tables,) = execute("SELECT count(*) FROM sqlite_master").fetchone()
         if not tables:
             return False

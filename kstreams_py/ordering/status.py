@@ -9,7 +9,7 @@ from typing import Any, Final
 from kstreams_py.ordering.storage import ObjectStatus, WorkerStatus
 
 SILENT_SECONDS: Final = 30.0
-"""A worker without a sign of life for this many seconds may be dead; one that waits for tokens gives one a second."""
+"""A worker that gives no sign of life for this many seconds may be dead. A waiting worker gives one each second."""
 
 
 @dataclass(frozen=True, slots=True)

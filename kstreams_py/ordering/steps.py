@@ -1,9 +1,9 @@
 """The atomic steps of a worker on a store, and their sequence.
 
 A *lane* is what the algorithm's description calls a worker: it holds one object at a time. A process has several lanes,
-so that one request can carry the steps of all. The names of the description (A2 to A9) are in brackets.
+so that one request can carry the steps of all lanes. The description's names (A2 to A9) are in brackets.
 
-- At a start, `Find` looks for the object that the lane held when its process ended, and goes on as after `Take`.
+- At a start, `Find` looks for the object that the lane held when its process ended; the lane goes on as after `Take`.
 - `Take` [A2] moves the oldest token to the lane; `Own` [A3] takes the object unless another lane has it.
 - `Resume`, only after `Find`, reads the events that the lane had taken.
 - `Pop` [A4 to A6] takes the object's oldest events and gives them ids, or releases the object if there are none.
@@ -40,7 +40,7 @@ class Take:
 
 @dataclass(frozen=True, slots=True)
 class Own:
-    """Makes the lane the owner of the object, unless it has one. Answer: whether the lane is the owner."""
+    """Makes the lane the owner of the object, unless the object has one. Answer: whether the lane is the owner."""
 
     lane: str
     object: str
@@ -95,9 +95,9 @@ class Return:
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """Moves the oldest token whose object has events and no owner to the lane's slot, and up to `limit` events.
+    """Moves the oldest token whose object has events and no owner to the lane's slot, with up to `limit` events.
 
-    Older tokens are dropped. Answer: Begun, or None if there is no such token among the oldest TOKENS_MAX.
+    Older tokens are dropped. Answer: BegunObject, or None if there is no such token among the oldest TOKENS_MAX.
     """
 
     lane: str
@@ -203,7 +203,7 @@ class Lane:
         return replace(self, step=Complete(self.name, self.object, self.work.newest_id))
 
     def _take(self) -> Take | Begin:
-        """Returns `Begin`, or with a batch of 1 `Take`: then the steps are those of the description."""
+        """Returns `Begin`; with a batch of 1, `Take`: then the steps are exactly the description's."""
         return Take(self.name) if self.limit == 1 else Begin(self.name, self.limit)
 
     def _pop(self) -> Pop:

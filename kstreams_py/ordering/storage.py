@@ -16,10 +16,10 @@ REMEMBERED_SECONDS: Final = 86_400
 
 @dataclass(frozen=True, slots=True)
 class Incarnation:
-    """One registration of a process under the name of a worker. Newer ones of the name have larger numbers.
+    """One registration of a process under the name of a worker. Later ones have larger numbers.
 
-    - `process`: names the process; all its registrations have the same name.
-    - `lanes`: how many lanes may hold something: its own, or those of the process before it if these were more.
+    - `process`: identifies the process; the same in all its registrations.
+    - `lanes`: how many lanes may hold something: its own, or its predecessor's if that had more.
     """
 
     worker: str
@@ -62,7 +62,7 @@ class ObjectStatus:
 
 
 class Storage(Protocol):
-    """A store of queued events. One thread uses it.
+    """A store of queued events. Only one thread at a time may use it.
 
     Each change and each step is atomic, and durable when its call returns. Every call raises StoreUnavailable if the
     store does not answer, and SettingsError if it cannot be used. A step without an answer may have been carried out,
@@ -72,7 +72,7 @@ class Storage(Protocol):
     def enqueue(self, changes: Sequence[Change]) -> list[bool]:
         """Stores each change in one atomic step: state, events, and one token.
 
-        Returns for each whether it is new. A change with the uuid of an earlier one was stored by an earlier attempt,
+        Returns whether each change is new. A change with the uuid of an earlier one was stored by an earlier attempt,
         and is not stored again.
         """
 
@@ -82,13 +82,13 @@ class Storage(Protocol):
     def register(self, worker: str, lanes: int, process: str, *, again: bool = False) -> Incarnation:
         """Registers a process under the name of a worker. From now on, steps of older incarnations are refused.
 
-        - `process`: names the process; the same at each attempt.
+        - `process`: identifies the process; the same at each attempt.
         - `again`: the process has registered before. Then this raises Replaced if another process has registered
           since, and InputLost if the store has forgotten the worker.
         """
 
     def retire(self, incarnation: Incarnation, lanes: int) -> None:
-        """Notes that the lanes from this number on hold nothing and are no longer used. Raises as `run` does."""
+        """Notes that the lanes from this number on hold nothing and are no longer used. Raises the same as `run`."""
 
     def run(self, incarnation: Incarnation, steps: Sequence[Step]) -> list[Answer]:
         """Runs steps in this order; each is atomic by itself.

@@ -43,11 +43,11 @@ class Sender(Protocol):
 class OrderingWorker:
     """One process under the name of a worker. It begins with the work that its predecessor has left unfinished.
 
-    A step without an answer may have been carried out or not. Then the worker waits for the store, registers again,
+    A step without an answer may or may not have been carried out. The worker then waits for the store, registers again,
     and asks what it holds.
 
     - `name`: the name of the worker, by which the work that it holds is found after a crash. Two processes must not
-      have the same name at a time: the older one ends with Replaced.
+      have the same name at the same time: the older one ends with Replaced.
     - `lanes`: how many objects are worked on concurrently.
     - `batch`: how many events of an object are taken, sent and completed in one step each. With 1, the steps are those
       of the algorithm's description.
@@ -78,7 +78,7 @@ class OrderingWorker:
         """The number of tokens that were found in the last turn."""
 
     def start(self) -> None:
-        """Registers, and takes up the work held under the name. Steps from before that arrive late are refused."""
+        """Registers, and takes up the work held under the name. Late steps of earlier registrations are refused."""
         is_known = self._incarnation is not None
         incarnation = self._storage.register(self._name, self._count, self._process, again=is_known)
         self._incarnation = incarnation
@@ -165,7 +165,7 @@ class OrderingWorker:
             self._lanes[index] = self._lanes[index].after(answers[at])
 
     def _choose(self) -> Iterator[tuple[int, Lane]]:
-        """Yields the lanes that hold an object, and idle lanes: twice as many as found a token in the last turn."""
+        """Yields the lanes that hold an object, and idle lanes: at least one, up to twice the tokens last found."""
         idle = max(1, 2 * self._found)
         for index, lane in enumerate(self._lanes):
             if not lane.is_idle:

@@ -6,11 +6,11 @@ together with the offset at which it began. A partition that has a record and no
 
 Without transactions the offset and the record cannot be committed together. So the offset is first written to a record
 of its own, then it is committed, then the partition is recorded as begun, and only then its steps are run. If a start
-dies between these and its offsets expire, the next start begins at that offset again, unless `auto_offset_reset` has
-changed.
+dies between these steps and its offsets expire, the next start begins at that offset again, unless `auto_offset_reset`
+has changed.
 
-A processor with a state also records the state, with the id of the changelog: a state that was begun and is missing is
-lost, and does not silently begin again.
+A processor with a state also records that the state is begun, with the id of the changelog: a state that was begun and
+is missing counts as lost, and does not silently begin again.
 """
 
 from __future__ import annotations
@@ -40,24 +40,25 @@ START: Final = "start"
 """The field of a record that names an offset."""
 
 POLICY: Final = "policy"
-"""The field of the `auto_offset_reset` under which that offset was chosen."""
+"""The field with the `auto_offset_reset` under which that offset was chosen."""
 
 SPLIT_KEYS: Final = "a key that has records in two gets a state in each"
-"""What follows for a state from partitions that were added to an input."""
+"""What it means for a state that partitions were added to an input."""
 
 _AS_NAMED: Final = " as an earlier start had named"
 
 _NAMES_START: Final = " start"
-"""Follows the processor in the key of a record that names an offset; no processor's id contains it.
+"""Follows the processor's id in the key of a record that names an offset; no processor's id contains it.
 
-So the record replaces no record of a beginning. It has the form of the others: a release that does not know this kind
-of record takes it for one of a processor that it does not run.
+So the record never replaces the record of a beginning. It has the same form as the other records: a release that does
+not know this kind of record takes it for a record of a processor that it does not run.
 """
 
 _HAS_STATE: Final = " state"
-"""Follows the processor in the key of a record that its state is begun; the key has the changelog, not an input.
+"""Follows the processor's id in the key of a record which says that its state is begun.
 
-It is committed with the first record of positions in the changelog. `kstreams recover reset` deletes it.
+The key names the changelog, not an input. The record is committed with the first record of positions in the changelog.
+`kstreams recover reset` deletes it.
 """
 
 
@@ -91,7 +92,7 @@ class Beginning:
         self._topic = graph.beginnings
         self._inputs = inputs
         self._begun: dict[BegunPartition, int] | None = None
-        """How many partitions the topic had when each was begun; None until the records are read."""
+        """By begun partition, how many partitions its topic had then; None until the records are read."""
         self._starts: dict[BegunPartition, int] = {}
         """The offsets at which partitions were about to begin, recorded under the current `auto_offset_reset`."""
         self._recorded: set[TopicPartition] = set()
@@ -116,11 +117,11 @@ class Beginning:
             stores.warn_of_empty()
 
     def states_begun(self, changelog: str) -> dict[int, str]:
-        """Returns the partitions whose state was begun, and the id of the changelog in which it was."""
+        """Returns the partitions whose state was begun, each with the id of the changelog in which it was begun."""
         return {each.partition: each.topic_id for each in states_begun(self.read(), self._processor, changelog)}
 
     def _states(self, partitions: Collection[TopicPartition], committer: Committer) -> list[BegunPartition]:
-        """Returns the keys of the records that the state of these partitions is begun."""
+        """Returns the keys of the records which say that the state of these partitions is begun."""
         if (stores := committer.stores) is None:
             return []
         name, numbers = self._processor + _HAS_STATE, sorted({tp.partition for tp in partitions})
@@ -140,14 +141,14 @@ class Beginning:
         partitions = undeclared(self.read(), self._declared).get(other, [])
         try:
             found = self._cluster.group_offsets(group_of(self._graph, other), partitions).committed
-        except KStreamsError:  # who may read the groups of the graph need not have the right to this one
+        except KStreamsError:  # a client with rights to the graph's groups may have none to this one
             found = {}
         return options_of(found)
 
     def other_names(self) -> list[str]:
-        """Returns the processors of which this one may be the new name.
+        """Returns the processors whose new name this one may be.
 
-        They are no longer declared, had the same inputs, and had a state only if this one has; this one is new.
+        They are no longer declared, had the same inputs, and had a state exactly if this one has; this one is new.
         """
         read = topics_read(self.read())
         mine = {(topic, info.topic_id) for topic, info in self._inputs.items()}
@@ -159,7 +160,7 @@ class Beginning:
 
     @property
     def growth(self) -> str:
-        """What follows for a state if inputs have got more partitions since the processor began; "" if none has."""
+        """What it means for the state that inputs have gained partitions since the processor began; "" if none has."""
         had: dict[str, int] = {}
         for each, count in self.read().items():
             info = self._inputs.get(each.topic)
@@ -203,7 +204,7 @@ class Beginning:
     def record_missing(self, partitions: Collection[TopicPartition], committer: Committer) -> None:
         """Records the beginning of partitions that have a committed offset and no record, once in a process.
 
-        Call it before a step of them is run: otherwise the step would be run again once the offsets have expired.
+        Call it before a step of these partitions is run: otherwise it would be run again once the offsets have expired.
         """
         if not self._recorded.issuperset(partitions):
             begun = self.read()
@@ -231,14 +232,14 @@ class Beginning:
         self._begun |= counts
 
     def read(self) -> dict[BegunPartition, int]:
-        """Returns what is recorded, read once in a process. Call it before the committed offsets are read.
+        """Returns what is recorded; reads it once in a process. Call it before the committed offsets are read.
 
-        Offsets are committed before a beginning is recorded. In the other order of reading, a beginning that another
-        worker makes between the two reads looks like one whose offset has expired.
+        Offsets are committed before a beginning is recorded. If they were read first, a beginning that another worker
+        makes between the two reads would look like one whose offset has expired.
         """
         if self._begun is None:
             self._begun, starts = read_begun(self._cluster, self._topic)
-            # leave out those under another policy: the user now wants another start
+            # leave out starts under another policy: the user now wants another start
             self._starts |= {each: at for each, (at, policy) in starts.items() if policy == self._policy}
         return self._begun
 
@@ -260,12 +261,12 @@ def options_of(positions: Positions) -> list[str]:
 
 
 def begun_record(topic: str, begun: BegunPartition, partitions: int) -> Output:
-    """Returns the record that a partition is begun; `partitions` is how many its topic has."""
+    """Returns the record which says that a partition is begun; `partitions` is how many its topic has."""
     return _record(topic, begun, {"partitions": partitions})
 
 
 def states_begun(begun: Collection[BegunPartition], processor: str, changelog: str) -> list[BegunPartition]:
-    """Returns what is recorded of the state of a processor; a partition may have several changelogs."""
+    """Returns what is recorded about the state of a processor; a partition may have several changelogs."""
     return [each for each in begun if each[:2] == (processor + _HAS_STATE, changelog)]
 
 
@@ -296,14 +297,14 @@ def changelogs_begun(begun: Collection[BegunPartition]) -> dict[str, set[str]]:
 
 
 def forgotten_state(topic: str, begun: BegunPartition) -> Output:
-    """Returns the tombstone of a record that a state is begun."""
+    """Returns the tombstone of the record which says that a state is begun."""
     return (topic, None, json.dumps(begun).encode(), 0, None, None, 0, None)
 
 
 def forgotten_processor(cluster: Cluster, topic: str, processor: str) -> list[Output]:
-    """Returns the tombstones of all that a topic of beginnings has of a processor.
+    """Returns the tombstones of all records that a topic of beginnings has about a processor.
 
-    Those of its inputs come last: if not all tombstones are written, the processor is still found by its inputs.
+    The tombstones for its inputs come last: if not all are written, the processor is still found by its inputs.
     """
     begun, starts = read_begun(cluster, topic)
     keys: list[Sequence[object]] = [

@@ -47,7 +47,7 @@ class Pace:
         self.fetch = max(self._least, min(wanted, self.fetch * 4, self.FETCH_MAX))
 
     def waited(self, steps: int, seconds: float) -> None:
-        """Same as `ran`, for steps with overlapping calls; `steps` is 0 if none of them is done yet."""
+        """Does the same as `ran` for steps with overlapping calls; `steps` is 0 if none of them is done yet."""
         self._waited += seconds
         if steps:
             self.ran(steps, self._waited)
@@ -55,12 +55,12 @@ class Pace:
 
 
 class Search:
-    """Finds the step that makes a transaction fail, by halving the number of steps of the next one."""
+    """Finds the step that makes a transaction fail, by halving the number of steps of the next transaction."""
 
     def __init__(self) -> None:
         self.limit = sys.maxsize
         self._whole = 0
-        """How many steps the transaction had that failed first."""
+        """How many steps the first failed transaction had."""
 
     @property
     def searching(self) -> bool:
@@ -85,7 +85,7 @@ logger = logging.getLogger(__name__)
 
 
 class Intakes:
-    """Runs the steps of one worker, an intake at a time. It knows no group: the worker says what it holds."""
+    """Runs the steps of one worker, one intake at a time. It does not know the group: the worker handles rebalances."""
 
     def __init__(
         self, context: Context, tasks: Tasks, runner: Runner, committer: Committer, owed: Owed, stopping: Event
@@ -131,7 +131,7 @@ class Intakes:
     # Between two rewinds.
 
     def run_ready(self) -> None:
-        """Runs the steps that are ready, and those of one wait that is over."""
+        """Runs the steps that are ready, and the steps of one wait that is over."""
         if self._waits is not None:
             if self._owed.waiting():
                 self._owed.give_held_back()  # only the next `consume` shows whether this commit may come late
@@ -144,8 +144,8 @@ class Intakes:
             if failed:  # commit the steps before the one that waits
                 self.commit()
                 self._owed.give_held_back()
-            # return, so that the client hears the group: failing calls may be slow in each partition, and the next
-            # commit of offsets must not overtake one that may reach the broker late
+            # return, so that the client hears from the group: failing calls may be slow in each partition, and the
+            # next commit of offsets must not overtake one that may reach the broker late
             if (failed and not intake.repeated) or (self._committer.commits_each_intake and self._tasks.rest is None):
                 return
             if self._runner.overlaps and self._tasks.rest is not None:  # their calls are under way
@@ -187,7 +187,7 @@ class Intakes:
         self._tasks.clear()
 
     def keep_saved(self, positions: Positions) -> None:
-        """Forgets the intake that was taken, unless its offsets are committed at most once: no other worker runs it.
+        """Forgets the intake that was taken, unless it is committed under at_most_once: no other worker runs it.
 
         Under the other guarantees, committed offsets mean that another worker has delivered it.
         """
@@ -238,7 +238,7 @@ class Intakes:
             raise failure
 
     def _run_past_failures(self) -> ClientError | None:
-        """Runs the intake that was taken. Under at_most_once, returns an error: the outputs stay in the committer."""
+        """Runs the intake that was taken. Under at_most_once, returns an error: the committer keeps the outputs."""
         try:
             self._run_taken()
         except ClientError as error:

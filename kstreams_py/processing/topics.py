@@ -1,4 +1,4 @@
-"""The topics of a graph: creates missing ones, rejects those that differ, and follows inputs that grow."""
+"""The topics of a graph: creates missing ones, rejects ones that differ, and follows inputs that grow."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ BEGINNINGS_SETTINGS: Mapping[str, str] = {"cleanup.policy": "compact"}
 def create_topics(graph: Graph, cluster: Cluster, partitions: int = DEFAULT_PARTITIONS) -> list[str]:
     """Creates the graph's missing topics, and returns their names.
 
-    The number of partitions is the declared one, or that of Graph.partitions_like(), with `partitions` as the default.
+    The number of partitions is declared, or comes from Graph.partitions_like(), with `partitions` as the default.
     """
     counts = {info.name: info.partitions for info in find_topics(graph, cluster).values()}
     missing = [name for name in graph.topics if name not in counts]
@@ -53,10 +53,10 @@ def find_topics(graph: Graph, cluster: Cluster, names: Collection[str] | None = 
 
 
 class DescribedTopic(NamedTuple):
-    """A topic of a graph beside the topic on its cluster.
+    """A topic as a graph declares it, and as its cluster has it.
 
     - `found`: as its cluster describes it; None if it does not exist.
-    - `readers`, `writers`: the ids of processors and pipelines; a dead-letter topic is written by those that name it.
+    - `readers`, `writers`: the ids of processors and pipelines; processors write the dead-letter topic that they name.
     """
 
     declared: Topic
@@ -89,7 +89,7 @@ def ask_clusters(
     partitions: Collection[TopicPartition],
     ask: Callable[[Cluster, Collection[TopicPartition]], Positions],
 ) -> Positions:
-    """Asks each cluster about its partitions of topics of the graph; returns the answers together."""
+    """Asks each cluster about those partitions that it has; returns the combined answers."""
     by_place: dict[str, list[TopicPartition]] = {}
     for tp in partitions:
         by_place.setdefault(graph.topics[tp.topic].cluster, []).append(tp)
@@ -173,7 +173,7 @@ def _own_topics(
 ) -> dict[str, dict[str, tuple[int, Mapping[str, str]]]]:
     """Returns the partitions and settings of the framework's own topics for these processors, by cluster and by name.
 
-    Raises TopicError if a changelog has another number of partitions than its inputs.
+    Raises TopicError if a changelog and its inputs differ in their number of partitions.
     """
     wanted: dict[str, dict[str, tuple[int, Mapping[str, str]]]] = {"": {}}
     for processor in processors:
@@ -193,7 +193,7 @@ def _own_topics(
 
 
 def _check_growth(graph: Graph, processor: Processor, changelog: str, partitions: int, cluster: Cluster) -> None:
-    """Raises TopicError if the inputs of a processor and its changelog differ in their number of partitions."""
+    """Raises TopicError if a processor's inputs and its changelog differ in their number of partitions."""
     found = cluster.topics([changelog]).get(changelog)
     if found is not None and found.partitions != partitions:
         commands = commands_of(graph, processor)
@@ -210,7 +210,7 @@ class Growth:
     """Checks a processor's inputs again when they have grown, and grows its journal with them."""
 
     def __init__(self, graph: Graph, processor: Processor, cluster: Cluster, topics: Mapping[str, TopicInfo]) -> None:
-        """Raises GraphError if inputs that are read in step differ in partitions."""
+        """Raises GraphError if inputs that are read in step differ in their number of partitions."""
         self._graph = graph
         self._processor = processor
         self._cluster = cluster
@@ -222,7 +222,7 @@ class Growth:
     def check(self, partitions: Collection[TopicPartition]) -> None:
         """Checks the inputs again if one of `partitions` is new, and grows the journal with them.
 
-        Raises GraphError if inputs that are read in step now differ in partitions, and TopicError.
+        Raises TopicError, and GraphError if inputs that are read in step now differ in their number of partitions.
         """
         if any(tp.partition >= self._counts[tp.topic] for tp in partitions):
             found = self._cluster.topics([topic.name for topic in self._processor.inputs])

@@ -43,10 +43,10 @@ from kstreams_py.steps.environment import Environment
 logger = logging.getLogger(__name__)
 
 DRAIN_SHARE: Final = 0.5
-"""The share of drain_timeout_ms that the last commit may take; the clients end in the rest."""
+"""The share of drain_timeout_ms that the last commit may take; the rest is for closing the clients."""
 
 IDLE_WAIT: Final = 0.25
-"""Seconds that an idle worker waits for a record before it looks whether it should stop."""
+"""Seconds that an idle worker waits for a record before it checks whether to stop."""
 
 
 def open_worker(graph: Graph, processor: Processor, slot: int, environment: Environment, stopping: Event) -> Worker:
@@ -58,7 +58,7 @@ class Worker:
     """One processor in one slot: its membership in the group, its producer, its tasks.
 
     `run` returns when `stopping` is set or the function raised Stop. It raises the error that ends the worker: an
-    exception of the function whose class is in `stop_on`, UserMistake, Unavailable, Replaced, InputLost, DrainTimeout
+    exception of the function, of a class in `stop_on`, or UserMistake, Unavailable, Replaced, InputLost, DrainTimeout
     or Fatal.
     """
 
@@ -73,7 +73,7 @@ class Worker:
     ) -> None:
         """Makes no request. `topics` has the processor's topics that exist, see open_worker().
 
-        Raises GraphError if inputs that are read in step differ in partitions.
+        Raises GraphError if inputs that are read in step differ in their number of partitions.
         """
         name, guarantee = group_of(graph.name, processor.id), committer_of(processor)
         instance_id = member_of(name, slot)
@@ -177,12 +177,12 @@ class Worker:
         self.committer.start()
 
     def run_turn(self) -> None:
-        """Runs one turn; on a client error recovers, and rewinds before the next."""
+        """Runs one turn; after a client error, recovers and rewinds before the next turn."""
         self.turned_at = self._environment.clock()
         try:
             self.turn()
             if self._must_rewind and self._assigned is not None:
-                # after `consume`: the client must hear the group even if offsets can be neither read nor committed
+                # after `consume`: the client must hear from the group even if offsets can be neither read nor committed
                 self.committer.attempts.ask(self.rewind)
         except ClientError as error:
             self._recover(error)
@@ -200,7 +200,7 @@ class Worker:
 
         1. Under at_most_once, join again if a commit of offsets may come late, and wait for the assignment.
         2. Finish the steps that no other worker would run, commit, and give back the steps that were not run.
-        3. On an error, at_most_once tries again until the deadline; the others leave the steps to the next worker.
+        3. On an error, at_most_once tries again until the deadline; others leave the steps to the next worker.
         4. Raise a refusal that no dead letter replaces, then the exception of the function.
 
         Raises DrainTimeout if steps or outputs that no other worker would repeat could not be finished in time.
@@ -233,7 +233,7 @@ class Worker:
             raise self.intakes.interrupt
 
     def _finish_steps(self, deadline: float) -> None:
-        """Runs the saved steps; if calls overlap, finishes those under way."""
+        """Runs the saved steps; if calls overlap, finishes the calls under way."""
         if self.runner.overlaps:
             self._finish_calls(deadline)
         else:
@@ -269,12 +269,12 @@ class Worker:
 
     @property
     def _is_unfinished(self) -> bool:
-        """Whether offsets are committed, or may be, whose steps were not run or whose outputs were not acknowledged."""
+        """Whether offsets that are or may be committed cover steps not run, or outputs not acknowledged."""
         committer = self.committer
         return committer.must_repeat_commit or committer.busy or self.tasks.owes or bool(self.ledger.unprocessed)
 
     def close(self) -> None:
-        """Ends runner, producer and consumer without a commit. Under at_most_once, waits for outputs on their way."""
+        """Ends runner, producer and consumer without a commit. Under at_most_once, waits for outputs in flight."""
         self.runner.close()
         self.committer.end()
         self.consumer.close()
@@ -283,7 +283,7 @@ class Worker:
         """Runs one turn, in this order.
 
         1. Raise a refusal that no dead letter replaces, once all other outputs are written.
-        2. Fetch records. The client hears the group here, so partitions may have been revoked.
+        2. Fetch records. The client hears from the group here, so partitions may have been revoked.
         3. Check the commit: an open transaction is aborted if its partitions were revoked.
         4. Repeat a commit that got no answer. If it may reach the broker late, join again: the broker then refuses it.
         5. Run the steps that are ready, and write their outputs. Commit between intakes when a commit is due.
@@ -326,18 +326,18 @@ class Worker:
         self.consumer.pause(self.tasks.paused)
 
     def _start_at(self, positions: Positions, owed: Debts) -> Positions:
-        """Returns the offsets to start at: the committed ones, or those before steps that no other worker would run."""
+        """Returns the committed offsets, or earlier ones for steps that no other worker would run."""
         back = self._owed.starts(positions, owed)
         self.intakes.read_again(back)
         return positions | back
 
     def rewind(self) -> None:
-        """Goes back to the committed offsets; an alts also to the choices that were saved and not delivered.
+        """Goes back to the committed offsets; an alts also goes back to its saved choices that are not delivered.
 
         1. Leave out partitions of topics that are no longer read: a static member gets its old assignment first.
-        2. Require that no transaction of this worker's ids hangs: its next commit would make those records visible.
-        3. Run the rest of an intake whose offsets are committed: no other worker would run it. If a function has
-           stopped the worker meanwhile, end here.
+        2. Require that no transaction of this worker's ids hangs: the next commit would make its records visible.
+        3. Run the rest of an intake whose offsets are committed: no other worker would run it. If a function
+           stops the worker meanwhile, return here.
         4. Check inputs that have grown, and read the committed offsets. A target that stores offsets decides instead.
         5. Find where partitions without a committed offset begin, and record that.
         6. Recover the deliveries that a journal records, and the choices.
@@ -348,7 +348,7 @@ class Worker:
         if stale := assigned - partitions:
             # a static member gets its old assignment first, which may have topics that this deployment does not read
             logger.info("%s: not read any more: %s", self.processor.id, ", ".join(sorted(map(str, stale))))
-        for left in self.committer.leftovers:  # first, as the functions would be called again
+        for left in self.committer.leftovers:  # first, before `run_rest` calls a function
             left.require_none()
         self.intakes.run_rest()
         if (
@@ -371,7 +371,7 @@ class Worker:
         for reason in self.tasks.assign(starts, choices):
             logger.warning("%s: %s", self.processor.id, reason)
         self.runner.assigned()
-        self.ledger.commit(positions)  # deliveries to another cluster may be ahead of them: the next commit moves them
+        self.ledger.commit(positions)  # the next commit moves them: deliveries to another cluster may be ahead
         self.intakes.assigned()
         if positions:  # without positions nothing is fetched, and a fenced client refuses the call
             self.consumer.assign(dict(sorted(starts.items())))  # the same order in every process
@@ -379,7 +379,7 @@ class Worker:
         self.committer.attempts.answered()
 
     def _rejoin(self, owed: Debts) -> None:
-        """Joins with a new member id: the broker then refuses late requests of the old one. No transaction is open."""
+        """Joins with a new member id: the broker then refuses late requests of the old id. No transaction is open."""
         logger.warning(
             "%s: a commit of offsets may reach the broker late: joining again", self.processor.id,
             extra=repeated(f"commits of offsets of processor {self.processor.id} that may come late"),
@@ -388,7 +388,7 @@ class Worker:
         self._owed.over_rejoin = owed
         self.consumer.rejoin()
 
-    # The consumer's callbacks only record, except for the work that must be done before partitions are revoked.
+    # The consumer's callbacks only note what happened, except for work that must precede the revocation of partitions.
 
     def _on_assigned(self, partitions: set[TopicPartition]) -> None:
         self._rebalances.append(partitions)
@@ -430,7 +430,7 @@ class Worker:
         """Acts on a lost membership: another worker may already run later steps.
 
         Under at_most_once, committed steps that were not run are run if the partitions come back before another worker
-        has run later ones, and calls that are under way count as done.
+        has run later ones. Calls that are under way count as done.
         """
         if self.committer.must_finish:
             self.runner.finish()

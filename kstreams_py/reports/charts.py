@@ -50,7 +50,7 @@ _STYLE: Final[Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A screen: its name in the style sheet, the width of a chart in inches, and the most bins of time."""
+    """A screen: its name in the style sheet, the width of a chart in inches, and the maximum number of time bins."""
 
     name: str
     inches: float

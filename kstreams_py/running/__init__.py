@@ -6,8 +6,8 @@ reports      rule     the reports of a worker on its processors, and their sums 
 status       rule     the status of a run: its slots at one moment, and the state of each worker
 health       rule     decides whether a run is alive and ready
 watch        acts     detects loops and processes that stand still; warns, and has them replaced
-hidden       acts     finds inputs whose newest records are hidden by open transactions, and who holds these open
-waiting      acts     counts the dead letters that wait while a graph runs
+hidden       acts     finds inputs whose newest records are hidden by open transactions, and who holds them open
+waiting      acts     counts waiting dead letters while a graph runs
 places       acts     names the function and the line where a thread or a call stands still
 jobs         acts     the tasks of a graph in one slot: a job in a thread, and its reports
 slot         acts     one worker process: a loop for each processor, drained together

@@ -97,7 +97,7 @@ class HiddenRecords:
     def ask(self, now: float) -> None:
         """Asks for the open transactions of one hidden partition, if a request is due. This may take long.
 
-        It chooses the partition that was asked for least recently, then the one that has been hidden longest.
+        Chooses the partition that was asked about least recently, then the one that has been hidden longest.
         """
         held, never = self._held, -math.inf
         if now - max(self._asked_at.values(), default=never) < PAUSE_SECONDS:

@@ -22,7 +22,7 @@ from kstreams_py.steps import calls
 
 
 class StillPlace(NamedTuple):
-    """For how long something stands still, and where; "" before its place is looked at."""
+    """How long something has stood still, and where: "" until PLACE_AFTER seconds have passed."""
 
     seconds: float = 0.0
     place: str = ""
@@ -44,9 +44,9 @@ class JobLoop:
         self._of_calls = {task.id: Stillness() for task in self._job.tasks}
 
     def reports(self, state: WorkerState | None) -> list[Report]:
-        """Returns a report of each task. `state`: that of the slot; None if each task has its own.
+        """Returns a report of each task. `state`: the state of the slot; None if each task has its own.
 
-        What concerns the whole job is in the report of the first task. Their lag is without that of topics.
+        The report of the first task has what concerns the whole job. The lags do not count records of topics.
         """
         tasks = self._job.tasks
         turning = self._job.turning or tasks[0]
@@ -56,7 +56,7 @@ class JobLoop:
         return [replace(reports[0], measures=measures, sources=sources), *reports[1:]]
 
     def readings(self) -> list[Reading]:
-        """Returns what the tasks read of topics; those that read none are left out."""
+        """Returns what the tasks read from topics; tasks that read no topic are left out."""
         read = [(task.id, self._job.topics_of(task).values()) for task in self._job.tasks]
         return [
             Reading(
@@ -87,13 +87,13 @@ class JobLoop:
 
     def _lag(self, task: TaskRunner) -> int:
         """Returns how many values wait for a task, without records of topics."""
-        if self._job.is_closed:  # all that waited has been given back
+        if self._job.is_closed:  # everything that waited has been given back
             return 0
         topics = self._job.topics_of(task)
         return task.waiting_of([each for each in task.inputs if each not in topics]) if topics else task.waiting
 
     def _away(self, task: TaskRunner) -> tuple[WorkerState | None, str]:
-        """Returns the state of a task whose target, or one of whose sources, is away, and why."""
+        """Returns the state of a task, and why, if its target or one of its sources is away; otherwise None."""
         outages = self._job.outages.away.copy()
         if why := outages.get(task.id):
             return WorkerState.SINK_AWAY, why
@@ -101,14 +101,14 @@ class JobLoop:
         return (WorkerState.SOURCE_AWAY, why) if why else (None, "")
 
     def _waiting(self, task: TaskRunner) -> tuple[WorkerState | None, str]:
-        """Returns the state of a task that waits for another system, or for the next attempt, and why."""
+        """Returns the state of a task, and why, if it waits for another system or for its next attempt."""
         away, why = self._away(task)
         if away is None and (why := task.attempts.why):
             return WorkerState.RETRYING, why
         return away, why
 
     def _look_at_thread(self, turning: TaskRunner) -> StillPlace:
-        """Returns for how long the job's thread stands still. `turning`: the task whose turn it is.
+        """Returns how long the job's thread has stood still. `turning`: the task whose turn it is.
 
         The time for which it waits for another system does not count: a restart would not help.
         """
@@ -120,7 +120,7 @@ class JobLoop:
         return _look(self._of_thread, mark, partial(calls.frame_of, self.thread.ident))
 
     def _look_at_calls(self, task: TaskRunner) -> StillPlace:
-        """Returns for how long the oldest call beside the job's thread is under way."""
+        """Returns how long the oldest call outside the job's thread has been under way."""
         if not self.thread.is_alive() or (oldest := task.oldest) is None:
             self._of_calls[task.id] = Stillness()
             return StillPlace()

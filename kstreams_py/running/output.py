@@ -29,7 +29,7 @@ OUTPUT_FDS: Final = "KSTREAMS_OUTPUT_FDS"
 """The environment variable with the file descriptors that a worker needs to go on without its supervisor."""
 
 STOPPED_SECONDS: Final = 3.0
-"""Seconds for which a pipe is full and the supervisor reads nothing before the worker empties the pipe itself."""
+"""A worker empties a full pipe itself once its supervisor has read nothing for this many seconds."""
 
 LOOK_SECONDS: Final = 0.5
 """Seconds between two checks of a worker's pipes while its supervisor reads."""
@@ -41,7 +41,7 @@ READ_MAX: Final = 1 << 16
 """The maximum size of one read in bytes: the capacity of a pipe."""
 
 FINISH_SECONDS: Final = 5.0
-"""Seconds after which output is given up if a child process of a worker still holds it open."""
+"""Seconds to wait for the end of output that a child process of a worker still holds open."""
 
 STDOUT: Final = 1
 STDERR: Final = 2
@@ -150,7 +150,7 @@ def _copy(fd: int) -> int:
 
 
 def keep_output() -> None:
-    """Makes a worker process write whole lines to its supervisor, and go on without it if it is stopped or ends.
+    """Makes a worker write whole lines to its supervisor, and go on alone if the supervisor is stopped or ends.
 
     Does nothing in a process that no supervisor has started.
     """
@@ -169,7 +169,7 @@ def keep_output() -> None:
 
 
 class Detour:
-    """Carries a worker's output past its supervisor while that is stopped, and after it has ended."""
+    """Carries a worker's output past its supervisor while the supervisor is stopped, and after it has ended."""
 
     def __init__(self, reading: Sequence[int], originals: Sequence[int], mark: int, report_fd: int) -> None:
         """Takes file descriptors.

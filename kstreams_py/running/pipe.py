@@ -1,8 +1,8 @@
 """The pipe from a worker to its supervisor: lines of JSON, written without waiting.
 
-Each report is a line with the fields of bounded size. Fields of unbounded size follow in their own lines, and only if
-they have changed: measures, texts (TEXTS), what is under way of each source, and the lags of as many partitions as fit
-into a line. If the pipe does not take a line, it is written with a later report.
+Each report is a line with the fields of bounded size. Fields of unbounded size follow in lines of their own, as many in
+each as fit, and only if they have changed: measures, texts (TEXTS), the pending inputs of each source, and the lags of
+partitions. If the pipe does not take such a line, its fields are written with a later report.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ def report_writer() -> Callable[[Sequence[Report]], None] | None:
 
 
 def report_drained(*, are_inputs_done: bool = False) -> None:
-    """Reports to the supervisor that this worker has drained, so that its end counts as the requested one.
+    """Reports to the supervisor that this worker has drained.
 
-    `are_inputs_done`: it has ended because the sources of its graph have no input left.
+    - `are_inputs_done`: the worker has ended because the sources of its graph have no input left.
 
     Waits while the pipe is full: without this line, status 0 means that a function has ended the process.
     """
@@ -92,7 +92,7 @@ Item = tuple[Any, ...]
 
 
 class _Writer:
-    """Writes the reports of one worker process; remembers what the supervisor has of each processor."""
+    """Writes the reports of one worker process; remembers what the supervisor has received for each processor."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -100,7 +100,7 @@ class _Writer:
         """Whether the pipe took only a part of the last line."""
         self._sent: dict[str, dict[Item, Any]] = {}
         self._generations: dict[str, int] = {}
-        """How often each processor has lost partitions: the supervisor then discards older items."""
+        """How often each processor has lost items, such as lags: the supervisor then discards older items."""
 
     def write(self, reports: Sequence[Report]) -> None:
         """Writes all bounded lines first: a supervisor must hear of every loop, even if nothing else fits."""
@@ -169,7 +169,7 @@ class PipeReader:
         self.has_drained = False
         """Whether the worker has reported that it has drained."""
         self.are_inputs_done = False
-        """Whether it has done so because its sources have no input left."""
+        """Whether the worker has drained because its sources have no input left."""
         self._items: dict[str, tuple[int, dict[Item, Any]]] = {}
         """The newest items of each processor, and their generation."""
 
@@ -194,7 +194,7 @@ class PipeReader:
         return [error or self._whole(name) for name, error in found.items() if error or name in self._heads]
 
     def forget(self) -> None:
-        """Discards the newest reports, because they are old; items are kept."""
+        """Discards the newest reports, which are out of date; items are kept."""
         self._heads = {}
 
     def _read(self, fields: dict[str, Any]) -> None:

@@ -23,14 +23,14 @@ class Report:
     - `measures`: renewals by reason, and histograms (Counters.measures), since the worker started.
     - `lags`: the records still to be read of each partition that it holds; None if unknown.
     - `failure`: the newest failed step, as text; "" for none.
-    - `why`: the reason of the state; "" if the state has none.
+    - `why`: the reason for the state; "" if the state has none.
     - `hidden_seconds`: seconds for which open transactions have hidden the newest records of an input; 0 for none.
     - `hidden`: the hidden inputs and the producers of these transactions, as text; "" for none.
     - `hidden_partitions`: the number of its partitions with hidden records.
     - `events`: None unless the processor applies events. `held`: how many events wait; `stopped`: how many objects are
       stopped; `held_seconds`: the age of the event that has waited longest; `held_limit`: the age that is reported.
     - `is_task`: whether it is a task, which reads channels.
-    - `sources`: what is under way of each source, by name; those that are shown with this task.
+    - `sources`: by name, the pending inputs of the sources that are shown with this task.
     """
 
     processor: str
@@ -70,7 +70,7 @@ class Report:
         }
 
     def as_past(self) -> Report:
-        """Returns this report as that of a process that has ended: its counts stay."""
+        """Returns this report as one from a process that has ended: the counts stay."""
         sources = dict.fromkeys(self.sources, PendingFigures())
         return replace(
             self, still_seconds=0.0, place="", open_seconds=None, why="", hidden_seconds=0.0, hidden="", sources=sources
@@ -86,10 +86,10 @@ class Report:
 
 
 class Reading(NamedTuple):
-    """What a processor or a task reads of topics.
+    """What a processor or a task reads from topics.
 
     - `name`: its id.
-    - `positions`: the next offset of each partition that it holds; of a task, the one before which all is done.
+    - `positions`: the next offset of each partition that it holds; for a task, the offset before which all is done.
     - `highs`: see Consumer.
     """
 
@@ -99,7 +99,7 @@ class Reading(NamedTuple):
 
 
 def source_key(source: str) -> str:
-    """Returns what stands for a source where processors and tasks have their ids."""
+    """Returns the key of a source in mappings by the ids of processors and tasks."""
     return f"source {source}"
 
 

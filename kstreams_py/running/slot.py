@@ -121,7 +121,7 @@ class _Loop:
 
 
 class Slot:
-    """A graph in one process: each processor in a thread with its own consumer and producer, all tasks in one more."""
+    """A graph in one process: each processor in a thread with its own consumer and producer, all tasks in another."""
 
     def __init__(self, graph: Graph, slot: int, environment: Environment) -> None:
         self._graph = graph
@@ -137,7 +137,7 @@ class Slot:
         self._lags: dict[str, dict[TopicPartition, int]] = {}
         """The lags of each processor's partitions; a processor is missing if they are unknown."""
         self._brokers_away = dict[str, str]()
-        """For each cluster of which no broker answers, by name: why the newest request to it failed."""
+        """By name of a cluster whose brokers do not answer: why the newest request to it failed."""
         self._hidden = HiddenRecords(environment.cluster)
         self._held = HeldEvents(environment.settings.held_timeout_ms / 1000, target=environment.target)
 
@@ -152,12 +152,12 @@ class Slot:
         create: bool = False,
         partitions: int = DEFAULT_PARTITIONS,
     ) -> None:
-        """Checks the graph, its topics and what its processors find, then runs until `stop` or the end of a loop.
+        """Checks the graph, its topics and its processors' starts, then runs until `stop` or the end of a loop.
 
         - `report`: called with the reports of all processors and tasks every REPORT_INTERVAL seconds. An exception of
           `report` ends the loops and is raised here.
         - `create`: create missing topics first.
-        - `partitions`: the number of partitions of new topics, if nothing else decides.
+        - `partitions`: the number of partitions of new topics, if nothing else decides it.
 
         Raises the first failure of any loop, or DrainTimeout if a loop does not end within drain_timeout_ms.
         """
@@ -184,7 +184,7 @@ class Slot:
             self._drain(loops, lambda _: None)
             raise
         late = self._drain(loops, report)
-        if not late:  # also of a loop that failed: what it gave back counts
+        if not late:  # a loop that failed is reported, too: what it gave back counts
             report(self._reports(loops))
         if self._failures:
             raise self._failures[0]
@@ -205,7 +205,7 @@ class Slot:
         return loops
 
     def _watch_cluster(self, loops: Sequence[_Loop | JobLoop]) -> None:
-        """Starts the threads that make requests beside those of the workers, if something reads topics."""
+        """Starts the threads that make requests besides the workers, if the graph reads topics."""
         if not self._graph.groups:
             return
         threading.Thread(target=self._keep_lags, args=(loops,), name="lag", daemon=True).start()
@@ -215,7 +215,7 @@ class Slot:
             threading.Thread(target=self._keep_looking, args=(cluster, topic), name=cluster, daemon=True).start()
 
     def _drain(self, loops: Sequence[_Loop | JobLoop], report: Callable[[Sequence[Report]], None]) -> list[str]:
-        """Tells the loops to end, and waits up to drain_timeout_ms; returns the ids of those that did not."""
+        """Tells the loops to end, and waits up to drain_timeout_ms; returns the ids of the loops that did not end."""
         self._stopping.set()
         deadline = time.monotonic() + self._environment.settings.drain_timeout_ms / 1000
         for loop in loops:
@@ -237,7 +237,7 @@ class Slot:
         self._run_loop("job", lambda: job.run(self._stopping.is_set), goes_on)
 
     def _run_loop(self, name: str, run: Callable[[], None], goes_on: Callable[[], bool] = lambda: False) -> None:
-        """Runs a loop. Its end stops the others, unless `goes_on` says otherwise after one without an error."""
+        """Runs a loop. Its end stops the others, unless it ends without an error and `goes_on` returns True."""
         returned, stops = False, True
         try:
             logs.set_context(graph=self._graph.name, processor=name, slot=self._slot)
@@ -262,7 +262,7 @@ class Slot:
                 self._stopping.set()
 
     def _leave(self, workers: Sequence[Worker]) -> None:
-        """Leaves the groups, so that their partitions move immediately. Every worker has closed its consumer before."""
+        """Leaves the groups, so that their partitions move immediately. Each worker has closed its consumer by then."""
         for i, worker in enumerate(workers):
             try:
                 left = self._cluster.leave(worker.consumer)
@@ -316,7 +316,7 @@ class Slot:
     def _with_inputs(self, report: Report, partitions: Collection[TopicPartition]) -> Report:
         """Returns a report with the lags and the hidden records of the partitions that its processor or task holds."""
         known = self._lags.get(report.processor)
-        # right after an assignment, the ends of some partitions are still unknown: that is no lag of 0
+        # right after an assignment, the ends of some partitions are still unknown: their lag is not 0
         of_each = {tp: (known or {}).get(tp) for tp in partitions}
         complete = known is not None and None not in of_each.values()
         hidden = self._hidden.of(partitions)

@@ -35,7 +35,7 @@ def run(
 
     One slot runs in this process; several run in a process each. For several, the graph must be a global of an
     importable module, or of the main script, which must call this under `if __name__ == "__main__":`.
-    Raises KStreamsError, or a function's exception of a class in `stop_on`.
+    Raises KStreamsError, or a function's exception if its class is in `stop_on`.
     """
     if threading.current_thread() is not threading.main_thread():
         raise SettingsError("ks.run takes signals, and Python lets only the main thread do that: call ks.start here")
@@ -52,8 +52,8 @@ def start(
 ) -> Running:
     """Starts a graph beside the program; returns once its topics are checked and its workers are starting.
 
-    The parameters are those of `run`: one slot runs in threads of this process, several in a process each. It installs
-    no signal handler and may be called from any thread. Raises KStreamsError if the graph cannot start.
+    Takes the same parameters as `run`: one slot runs in threads of this process, several in a process each. Installs no
+    signal handler; any thread may call this. Raises KStreamsError if the graph cannot start.
     """
     return Running(_open(graph, workers, slots, settings, create=create_topics, background=True))
 
@@ -61,8 +61,8 @@ def start(
 class Running:
     """A graph that `start` has started: it runs until `stop`, a function's Stop or a failure.
 
-    As a context manager, it stops at the end of the block, waits for the workers, and raises the failure that stopped
-    them before. If the block itself raises, that exception is raised, and a failure of the workers is logged.
+    As a context manager, it stops the graph at the end of the block, waits for the workers, and raises the failure that
+    ended them, if any. If the block itself raises, that exception is raised, and a failure of the workers is logged.
     If the program ends without `stop`, workers in its own threads end as in a crash; worker processes drain.
     A child of `os.fork` has no workers: there, the methods only log that.
     """
@@ -106,7 +106,7 @@ class Running:
     def wait(self, timeout: float | None = None) -> bool:
         """Waits until the workers have ended. Returns False if they still run after `timeout` seconds (None: no limit).
 
-        Raises the same as `run`: KStreamsError, or a function's exception of a class in `stop_on`.
+        Raises the same as `run`: KStreamsError, or a function's exception if its class is in `stop_on`.
         """
         if self._is_elsewhere():
             return True
@@ -142,7 +142,7 @@ def _open(
     create: bool,
     background: bool,
 ) -> Run:
-    """Builds the run of these slots. Raises SettingsError if `slots` or `workers` are not valid."""
+    """Builds the run of these slots. Raises SettingsError if `graph`, `slots` or `workers` is not valid."""
     if not isinstance(graph, Graph):
         raise SettingsError(f"{graph!r} is no Graph: import it from its module, or run `kstreams run {graph}`")
     settings = settings or Settings()

@@ -170,7 +170,7 @@ class SupervisedSlot:
     def has_drained(self, status: int) -> bool:
         """Returns whether a process that was asked to stop has drained; if not, its steps will run again.
 
-        One that has not reported had begun nothing: its source was away, for example.
+        A process that has not reported has begun nothing: its source was away, for example.
         """
         if not self._report_count:
             return True

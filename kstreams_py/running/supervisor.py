@@ -61,7 +61,7 @@ class Supervisor:
     - `command`: returns the command line of a slot's worker.
     - `slots`: the numbers of the slots.
     - `drain_seconds`: the time after `stop` at which workers that have not drained are killed.
-    - `environment`: variables in addition to those of this process.
+    - `environment`: variables in addition to this process's own.
     - `standby`: a command that imports everything, then reads a slot number from standard input. A process on standby
       replaces a dead worker without the time that Python takes to start. None for no standby.
     - `stuck_timeout_ms`: a worker that stands still for this long is replaced; with None, a warning is logged.
@@ -345,6 +345,6 @@ class Supervisor:
 
 
 def run_both(slots: Collection[int]) -> str:
-    """Returns the remedy for a run whose slots another one has taken: as many slots behind its own."""
+    """Returns the remedy for a run whose slots another run has taken: the same number of slots, after its own."""
     first, last = max(slots) + 1, max(slots) + len(slots)
     return f"to run both, start one of them with --slots {first if first == last else f'{first}-{last}'}"

@@ -1,4 +1,4 @@
-"""Counts the dead letters that wait while a graph runs, in a thread of its own."""
+"""Counts waiting dead letters while a graph runs, in a thread of its own."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ END_SECONDS: Final = 1.0
 
 
 class WaitingLetters:
-    """The newest count of the dead letters of a graph that wait. It is delayed by LONG_PAUSE, or while many are new."""
+    """The newest count of a graph's waiting dead letters, up to LONG_PAUSE seconds late, later if many are new."""
 
     def __init__(self, graph: Graph, environment: Environment) -> None:
         """Makes no request."""

@@ -18,7 +18,7 @@ REPORTS_LATE: Final = 5.0
 """Seconds added to stuck_timeout_ms for a process without reports: on a busy machine reports are late."""
 
 LOOK_MAX: Final = 2.0
-"""The longest time that counts between two looks, in seconds: in a longer pause, the watcher was stopped itself."""
+"""The longest time that counts between two looks, in seconds: in a longer pause, the watcher itself was stopped."""
 
 
 class Stillness:

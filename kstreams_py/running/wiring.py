@@ -54,7 +54,7 @@ SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
 class StoppedEarly(KeyboardInterrupt):
-    """A SIGTERM came before the loops of a slot, or the workers of a run, were started: nothing is to be drained.
+    """A SIGTERM came before a slot's loops, or a run's workers, were started: there is nothing to drain.
 
     As a KeyboardInterrupt, it ends a wait for a broker, or the import of a graph, immediately.
     """
@@ -81,7 +81,7 @@ class SlotRun:
     """A run of one slot in this process. It reports to the supervisor that started it, or else to the terminal.
 
     - `create`: create missing topics first.
-    - `partitions`: the number of partitions of new topics, if nothing else decides.
+    - `partitions`: the number of partitions of new topics, if nothing else decides it.
     - `background`: the run is part of a program: it has no supervisor and logs its progress.
     """
 
@@ -108,7 +108,7 @@ class SlotRun:
         self._background = background
         self._graph = graph
         self._provider: object = None
-        """The tracer provider of the run, from its start on."""
+        """The run's tracer provider, once the run has started."""
 
     def stop(self) -> None:
         """Lets every loop commit what it has processed, then end."""
@@ -117,7 +117,7 @@ class SlotRun:
     def own_process(self) -> None:
         """Drains on SIGTERM and Ctrl-C; a Ctrl-C after that ends the process. Collects garbage less often.
 
-        Before the loops start, `end_early`.
+        Before the loops start, a signal ends the run: see `end_early`.
         """
         gc.freeze()
         gc.set_threshold(GARBAGE_THRESHOLD, 20, 20)
@@ -204,7 +204,7 @@ class SupervisedRun:
 
     - `target`: the graph's name, as for `kstreams run`.
     - `create`: create missing topics first.
-    - `partitions`: the number of partitions of new topics, if nothing else decides.
+    - `partitions`: the number of partitions of new topics, if nothing else decides it.
     - `background`: the run is part of a program: it logs its progress.
     """
 
@@ -232,7 +232,7 @@ class SupervisedRun:
         self._supervisor.stop()
 
     def own_process(self) -> None:
-        """Drains on a first SIGTERM or Ctrl-C, kills the workers on a second. Before they start, `end_early`."""
+        """Drains on a first SIGTERM or Ctrl-C, kills the workers on a second. Before they start, see `end_early`."""
 
         def ask(signum: int, _: object) -> None:
             if not self._started:
@@ -246,7 +246,7 @@ class SupervisedRun:
             signal.signal(signum, ask)
 
     def run(self, on_start: Callable[[], None], /) -> None:
-        """Runs the workers. Raises UserMistake for the graph or its topics before they start, WorkersFailed later."""
+        """Runs the workers. Before they start, raises UserMistake for the graph or its topics; later, WorkersFailed."""
         check_tracing(self._settings)
         graph = load(self._target)
         graph.validate()
@@ -286,7 +286,7 @@ class SupervisedRun:
 
 
 def note_dropping(graph: Graph) -> None:
-    """Logs which processors have no dead-letter topic; once for a run, as each of its slots would say the same."""
+    """Logs which processors have no dead-letter topic: once per run, because each slot would log the same."""
     if names := [each.id for each in graph.processors if each.errors is None]:
         logger.info(
             "without a dead-letter topic: %s: a record for which a function raises is dropped with a warning: "
@@ -295,7 +295,7 @@ def note_dropping(graph: Graph) -> None:
 
 
 def note_totals(graph: Graph, reports: Sequence[Report], *, are_inputs_done: bool) -> None:
-    """Logs what a run without topics has done, by its last reports."""
+    """Logs what a run without topics has done, from its last reports."""
     if graph.uses_topics or not reports:
         return
     names = {
@@ -316,7 +316,7 @@ def open_progress(*, background: bool) -> Progress:
 
 @contextmanager
 def observing(graph: Graph, settings: Settings) -> Iterator[Observe | None]:
-    """Serves the endpoints of a run inside the block; yields a function that takes its status, None without `http`.
+    """Serves a run's endpoints inside the block; yields a function that takes the run's status, or None without `http`.
 
     Raises SettingsError if the address cannot be bound, MissingSoftware without prometheus-client.
     """
@@ -362,7 +362,7 @@ def check_tracing(settings: Settings) -> None:
 
 @contextmanager
 def exporting(graph: Graph, settings: Settings, *, background: bool = False) -> Iterator[object]:
-    """Exports the spans of a traced run inside the block; yields their tracer provider, None if it is not traced.
+    """Exports a run's spans inside the block; yields their tracer provider, or None if the run is not traced.
 
     - `background`: the run is part of a program, whose tracer provider is left alone.
 
@@ -412,7 +412,7 @@ def worker_command(target: str) -> Callable[[int], list[str]]:
 
 
 def standby_command(target: str) -> list[str]:
-    """Returns the command line of a standby process, which becomes a worker when it reads its slot."""
+    """Returns the command line of a standby process, which becomes a worker when it reads its slot number."""
     return [sys.executable, "-P", "-m", "kstreams_py", "standby", target]
 
 

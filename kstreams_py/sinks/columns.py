@@ -17,7 +17,7 @@ from kstreams_py.records import Positions
 HASH_COLUMN: Final = "delivery_hash"
 
 _HALF: Final = re.compile("[\ud800-\udfff]")
-"""A half of a surrogate pair alone: in Python's text, a whole pair is one character."""
+"""A lone half of a surrogate pair: in Python's text, a whole pair is one character."""
 
 Columns = Sequence[str] | Mapping[str, type]
 """Names, or the Python type of each name: `{"carrier": str, "month": int}`."""
@@ -94,7 +94,7 @@ class TakenValues(NamedTuple):
     - `infinity`: whether it stores infinity.
     - `aware`: True if a time must have a time zone, False if it must have none; None for other types.
     - `converted`: the texts that it turns into numbers; None for none.
-    - `bits`: of the integers that it stores, with their sign; None for any number.
+    - `bits`: the bits of the integers that it stores, including the sign; None for any number.
     - `nul`: whether it stores text with NUL.
     """
 
@@ -176,7 +176,7 @@ def check_expected(target: str, stored: Positions, expected: Positions) -> None:
 def first_refused(rows: Sequence[Row], accepts: Callable[[Sequence[Row]], bool]) -> int | None:
     """Returns the index of the first row that a target refuses; None if it now refuses none.
 
-    `accepts`: whether the target takes the given first rows. A target that refuses some first rows also refuses more.
+    `accepts`: whether the target takes the given first rows. If it refuses the first n rows, it also refuses n + 1.
     """
     index = bisect_left(range(len(rows)), True, key=lambda last: not accepts(rows[: last + 1]))
     return index if index < len(rows) else None

@@ -19,13 +19,13 @@ from kstreams_py.errors import SinkUnavailable
 from kstreams_py.sinks.manifest import Manifest, decode_manifest, encode_manifest
 
 DATA: Final = "_data"
-"""The directory of the files: Spark ignores names with this beginning when it reads the directory above."""
+"""The directory of the files: Spark ignores names that begin with `_` when it reads the directory above."""
 
 CHECKPOINT: Final = "_checkpoint"
 LOCK: Final = "_lock"
 MANIFEST: Final = "_manifest.json"
 PUBLISHED: Final = "_published"
-"""An empty file that exists while something is published: otherwise a directory without its manifest looks new."""
+"""An empty file that exists while something is published: without it, a directory whose manifest is lost looks new."""
 
 LOCK_SECONDS: Final = 5.0
 """Seconds that a writer waits for other writers that publish."""
@@ -125,7 +125,7 @@ class Directory:
         _sync(self.path)
 
     def sweep(self, manifest: Manifest | None) -> None:
-        """Removes old files that the manifest does not have: replaced, or of dead writers. Needs the lock."""
+        """Removes old files that the manifest does not have, replaced or left by dead writers. Needs the lock."""
         published = {file.name for file in manifest.files} if manifest is not None else set()
         for path in [*self.data.glob("*"), *self.data.glob("*/*")]:
             old = path.stat().st_mtime < time.time() - KEPT_SECONDS if path.exists() else False
@@ -143,7 +143,7 @@ class Directory:
 
 
 def digest_end(path: Path) -> str:
-    """Returns the digest of a Parquet file's length and end; "" if there is no such file.
+    """Returns the digest of a Parquet file's length and end; "" if the file is not a Parquet file.
 
     The end is the footer, or 64 KiB if that is more.
     """

@@ -88,8 +88,8 @@ def decode_manifest(content: bytes) -> Manifest:
 def choose_merged(files: Sequence[DataFile]) -> tuple[DataFile, ...]:
     """Returns the files to be merged into one: those of the first size with enough files; none if no size has.
 
-    This keeps the number of a table's files small: for each power of MERGED_AT_ONCE, fewer than that number, besides
-    the large ones.
+    This keeps the number of a table's files small: for each power of MERGED_AT_ONCE, there are fewer than
+    MERGED_AT_ONCE files, besides the large ones.
     """
     sizes: dict[int, list[DataFile]] = {}
     for file in files:

@@ -111,8 +111,8 @@ class PostgreSQL:
     a time zone. If the table exists, columns with a default or a generated value may be left out. A value that a column
     would round or cut is refused. `write` returns after a synchronous commit.
 
-    - `url`: `postgresql://user:password@host:port/database`, with any parameter of libpq. It must not be a pooler's in
-      transaction mode.
+    - `url`: `postgresql://user:password@host:port/database`, with any parameter of libpq. It must not be the URL of
+      a pooler in transaction mode.
     - `table`: its name, with its schema if that is not on the search path: `"schema.table"`.
     - `columns`: names, or a mapping of name to Python type. None for a pipeline, whose rows have their own columns.
     - `evidence`: "hash" stores `delivery_hash` (bytea) as the primary key; "offsets" stores only the columns, and the
@@ -147,7 +147,7 @@ class PostgreSQL:
         return f"{self.name}: table {self.table}"
 
     def check(self, rows: Sequence[Row]) -> None:
-        """See RowRules. Of columns without types, it knows only that none takes NUL in text."""
+        """See RowRules. About columns without types, it knows only that none takes NUL in text."""
         check_rows(rows, self.columns, [_TAKEN[_TYPES[kind]][0] if kind else UNKNOWN for kind in self.types])
 
     def open(self, consumer: str) -> PostgreSQLConnection:

@@ -83,7 +83,7 @@ def check_names(what: str, names: Sequence[str]) -> None:
 
 
 def check_values(column: Column, values: Sequence[Any]) -> None:
-    """Raises RowRefused for the first value that PostgreSQL would change, where it decides itself."""
+    """Raises RowRefused for the first value that PostgreSQL would change, in a column of a type that is not known."""
     kinds = set(map(type, values)) - {type(None)}
     if kinds <= {str} and column.base != "jsonb":
         return

@@ -44,7 +44,7 @@ _MAY_RETURN: Final = ("08", "40", "53200", "53300", "55P03", "57P", "57014", "25
 """Beginnings of transient SQLSTATEs: connections, serialization, memory, locks, a server that stops or is a standby."""
 
 _LASTING: Final = ("authentication failed", "does not exist", "no pg_hba.conf entry", "no password supplied")
-"""Texts in errors of connections that another attempt does not open either: libpq does not pass on their SQLSTATE."""
+"""Texts in errors of connections that another attempt would not open either: libpq does not pass on the SQLSTATE."""
 
 _NOT_CONNECTED: Final = ("connection failed", "connection timeout", "failed to resolve host")
 """Beginnings of errors of connections that cannot be opened."""
@@ -66,10 +66,10 @@ class Database:
         self._url = url
 
     def connect(self, settings: Mapping[str, str] = SETTINGS, **options: Any) -> psycopg.Connection[Any]:
-        """Opens a session that commits each statement. Raises psycopg.Error, and SettingsError for another URL.
+        """Opens a session that commits each statement. Raises psycopg.Error, and SettingsError for a wrong URL.
 
-        - `settings`: those of the session.
-        - `options`: those of psycopg.
+        - `settings`: the settings of the session.
+        - `options`: the options of psycopg.
         """
         try:
             parameters = _CONNECTION | self.psycopg.conninfo.conninfo_to_dict(self._url)
@@ -108,14 +108,14 @@ class Database:
 
 
 def name_database(url: str) -> str:
-    """Returns a URL without user, password and parameters. Raises SettingsError if it is none of PostgreSQL."""
+    """Returns a URL without user, password and parameters. Raises SettingsError if it is not a PostgreSQL URL."""
     form = "postgresql://user:password@host:port/database"
     _, bare = split_user(url, "PostgreSQL", form, ("postgresql", "postgres"))
     return re.sub(r"[?#].*", "", bare.replace("postgres:", "postgresql:", 1), flags=re.DOTALL)
 
 
 def check_table_name(table: str) -> None:
-    """Raises SettingsError for the name of a table, with or without its schema, that PostgreSQL does not have."""
+    """Raises SettingsError for the name of a table, with or without its schema, that PostgreSQL does not allow."""
     check_names("the name of a table or schema", table.split(".", 1))
 
 
@@ -131,7 +131,7 @@ def find_table(connection: psycopg.Connection[Any], table: str) -> int | None:
 
 
 def commit_to_disk(connection: psycopg.Connection[Any]) -> None:
-    """Lets each commit of the session wait until it is on the disk at least, whatever the server is set to."""
+    """Makes each commit of the session wait at least until it is on the disk, whatever the server's setting."""
     [(level,)] = connection.execute("SHOW synchronous_commit").fetchall()
     if level == "off":
         connection.execute("SET synchronous_commit = on")

@@ -26,7 +26,7 @@ _SECONDS: Final = {"socket_connect_timeout": 5.0, "socket_timeout": 10.0}
 
 
 def name_server(url: str) -> str:
-    """Returns the URL without user, password and query. Raises SettingsError, without them, if it is not Redis's."""
+    """Returns the URL without user, password and query. Raises SettingsError, without these, for other URLs."""
     bare = split_user(url, "Redis", "redis://user:password@host:port/0", ("redis", "rediss", "unix"))[1]
     return re.sub(r"[?#].*", "", bare, flags=re.DOTALL)
 
@@ -82,7 +82,7 @@ for i, key in ipairs(KEYS) do
 end
 return new
 """
-"""A script is one transaction, in the append-only file too, and takes a fifth of the client's time of MULTI/EXEC."""
+"""A script is one transaction, in the append-only file too, and costs the client a fifth of the time of MULTI/EXEC."""
 
 
 @dataclass(frozen=True, init=False)
@@ -93,7 +93,7 @@ class Redis:
     nothing. Values are None, str, bool, int, and float other than NaN and infinity. Whether a server that dies loses
     the last rows depends on its `appendonly` and `appendfsync`; a warning names them if it may lose rows.
 
-    - `url`: `redis://user:password@host:port/0`, `rediss://` or `unix://`. It must not be a Redis Cluster's.
+    - `url`: `redis://user:password@host:port/0`, `rediss://` or `unix://`. It must not be a Redis Cluster.
     - `key`: the beginning of the keys. `KEY:columns` has the names of the columns.
     - `columns`: names, or a mapping of name to Python type.
 
@@ -119,7 +119,7 @@ class Redis:
         return f"{self.name}: keys {self.key}:*"
 
     def encode(self, rows: Sequence[Row], row_bytes: int = _BULK_BYTES) -> list[bytes]:
-        """Returns the rows as they are stored. Raises RowRefused. `row_bytes`: how many bytes of one are taken."""
+        """Returns the rows as they are stored. Raises RowRefused. `row_bytes`: the most bytes of a row."""
         check_rows(
             rows,
             self.columns,
@@ -146,7 +146,7 @@ class Redis:
         return encoded
 
     def check(self, rows: Sequence[Row]) -> None:
-        """See RowRules. A server takes rows of 512 MB, unless its proto-max-bulk-len is another one."""
+        """See RowRules. A server takes rows of up to 512 MB, unless its proto-max-bulk-len differs."""
         self.encode(rows)
 
     def open(self, consumer: str) -> RedisConnection:  # noqa: ARG002 offsets are not stored

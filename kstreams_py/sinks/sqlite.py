@@ -106,7 +106,7 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
 
 
 def describe_error(path: Path, error: sqlite3.Error) -> str:
-    """Returns a message with the file and the remedy. Who waits for a file that is locked goes on by itself."""
+    """Returns a message with the file and the remedy. A caller that waits for a locked file goes on by itself."""
     remedy = _REMEDIES.get(code_of(error), "check its disk")
     return f"{path}: {error}: {remedy}{'' if code_of(error) in MAY_RETURN else ', then start again'}"
 

@@ -45,10 +45,10 @@ CREATE TABLE IF NOT EXISTS {OWNERS} (owner INTEGER PRIMARY KEY AUTOINCREMENT, le
     lease_until REAL NOT NULL, process TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS {_IDENTITY} (id TEXT NOT NULL);
 """
-"""The indexes have the few claims that are not done: without them, a search for these would read all claims."""
+"""The indexes have only the few claims that are not done: without them, a search for such claims would read all."""
 
 DEAD: Final = "(lease_until < ? OR lease_until > ? + lease)"
-"""An owner whose lease is over, or began before the machine was restarted: no lease ends later than that."""
+"""Selects owners whose lease is over, or began before the machine restarted: no valid lease ends that late."""
 
 _CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
@@ -56,7 +56,7 @@ _CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 def read_clock() -> float:
     """Returns the seconds since the start of this machine, including its sleep; the same in all processes.
 
-    If the time of day were used, a jump of it would end leases that are held, or keep those of dead workers.
+    With the time of day, a jump of the clock would end leases that are held, or keep the leases of dead workers.
     """
     return time.clock_gettime(_CLOCK)
 
@@ -72,7 +72,7 @@ class ClaimedInputs(ABC):
     """The inputs to claim. Each has a key, which never changes."""
 
     forgets_done: bool = False
-    """Whether the claims of done inputs are deleted, as `find` knows without them which inputs it has returned."""
+    """Whether the claims of done inputs are deleted, because `find` knows without them which inputs it has returned."""
 
     are_complete: bool = False
     """Whether the last `find` ended a pass over all inputs that found none, and no more will come."""
@@ -90,13 +90,13 @@ class ClaimedInputs(ABC):
         """Returns the values of inputs by their keys, without inputs that were deleted."""
 
     def take(self, _: sqlite3.Connection, found: Sequence[tuple[Any, Any]]) -> Sequence[tuple[Any, Any]]:
-        """Called in the transaction that claims the inputs of `find`; returns those that may be claimed."""
+        """Returns the inputs of `find` that may be claimed. Called in the transaction that claims them."""
         return found
 
     def load(self, _: sqlite3.Connection, found: Sequence[tuple[Any, Any]]) -> Sequence[tuple[Any, Any]]:
-        """Called after the claim, with the inputs of `find` or `values`; returns them with the values for functions.
+        """Returns the inputs of `find` or `values` with the values for functions. Called after the claim.
 
-        It may take long, as other workers do not wait for it.
+        The call may take long, as other workers do not wait for it.
         """
         return found
 
@@ -336,7 +336,7 @@ def create_tables(
 ) -> None:
     """Creates the tables of a claims file that are missing, in a transaction.
 
-    - `columns`: by table. Raises SettingsError if a table has others.
+    - `columns`: the columns of each table. Raises SettingsError if a table has others.
     """
     for statement in filter(str.strip, statements.split(";")):
         connection.execute(statement)

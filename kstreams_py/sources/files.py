@@ -80,7 +80,7 @@ class Files:
     are read again, as other inputs. `kstreams sources list` names refused records by file and line.
 
     - `paths`: paths or patterns with *, ? and **, relative to where the job runs. Files that end with `.gz` are
-      decompressed, by each worker from the beginning. Put them and Parquet files there by renaming them.
+      decompressed, by each worker from the beginning. Move them, and Parquet files, into place by renaming them.
     - `format`: "csv", "jsonl" or "parquet". Parquet needs pyarrow: `pip install 'kstreams_py[parquet]'`.
     - `claims`: the path of the SQLite file, on a local disk. It is created.
     - `ends`: nothing more is added: the job ends when all records are done. Without it, a line is read once it has its
@@ -343,7 +343,7 @@ class _FileRecords(ClaimedInputs):
             f"INSERT INTO {_FILES} SELECT ?1, 1 + coalesce(max(file), 0), CAST(?2 AS TEXT), 0, 0, 0, NULL, 0"
             f" FROM {_FILES} WHERE reader = ?1 ON CONFLICT (reader, path) DO NOTHING"
         )
-        # a number that is lost in a crash of the machine would be given to another file, whose keys targets have seen
+        # if a crash of the machine lost a number, another file would get it, and with it keys that targets have seen
         connection.execute("PRAGMA synchronous = FULL")
         try:
             with transaction(connection):
@@ -493,6 +493,6 @@ def _signature(path: str) -> tuple[int, ...] | None:
 
 
 def _print(fd: int, size: int) -> bytes:
-    """Returns a hash of both ends of the first bytes of a file."""
+    """Returns a hash of the beginning and the end of the first `size` bytes of a file."""
     length = min(PRINT_BYTES, size)
     return blake2b(os.pread(fd, length, 0) + os.pread(fd, length, size - length), digest_size=16).digest()

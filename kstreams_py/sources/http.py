@@ -24,13 +24,13 @@ class HTTP(RequestRules):
     - 200: everything is stored.
     - 422: the input was refused, with the reason; or its key was sent with another body before.
     - 503: too many requests wait, or the worker stops: send it again.
-    - 504: the input was not done before the deadline. It goes on.
+    - 504: the input was not done before the deadline. Its processing goes on.
     - 400, 401, 403, 404, 405, 413, 415, 421: the request is not an input, for the reason in the answer.
 
     Nobody but the client keeps a request until it is answered: a client that gets 503, 504 or no answer sends it again.
-    With the header `Idempotency-Key` it is the same input: it gets the answer of the first request, or waits for it,
-    and a target that stores by hash has its rows once even if a worker was killed. Without the header, each request is
-    another input. A key identifies an input of the source for ever, so clients should use a UUID.
+    A request with the same header `Idempotency-Key` is the same input: it gets the answer of the first one, or waits
+    for it, and a target that stores by hash has its rows once even if a worker was killed. Without the header, each
+    request is another input. A key identifies an input of the source for ever, so clients should use a UUID.
 
     - `port`: 0 for any free one, which the log names.
     - `host`: the name or address to listen on. Any but the loopback needs a `token`.
@@ -40,7 +40,7 @@ class HTTP(RequestRules):
     - `request`: functions get an HTTPRequest, with the body, the headers, and the query of the URL.
     - `body_max`: the most bytes of a body.
     - `max_pending`: how many requests may be under way.
-    - `deadline`: seconds after the end of a request after which it is answered with 504.
+    - `deadline`: seconds from the end of a request until it is answered with 504.
     - `show_reasons`: whether an answer of 422 has the text of the exception. The log always has it.
 
     Raises SettingsError for invalid options.

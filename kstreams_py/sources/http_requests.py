@@ -36,7 +36,7 @@ class Reply(NamedTuple):
     """The answer to a client.
 
     - `code`: the status code.
-    - `status`: what became of its input, in a word or two.
+    - `status`: what became of the input, in a word or two.
     - `reason`: why.
     - `headers`: names and values, in addition to those of every answer.
     """
@@ -150,7 +150,7 @@ class RequestRules:
 
 
 def carried_headers(headers: Mapping[str, str]) -> Headers:
-    """Returns what a trace may need of the headers of a request: none that says who has sent it."""
+    """Returns the headers of a request that a trace may need: none of them says who sent the request."""
     named = ((name.lower(), text.encode()) for name, text in headers.items())
     return [(name, value) for name, value in named if name not in ("authorization", "cookie")]
 
@@ -197,7 +197,7 @@ class RequestInputs(Generic[WaiterT]):
         return len(self._under_way) >= self._most
 
     def hold(self, size: int) -> bool:
-        """Counts received bytes. Returns False, and counts none, if they are too many."""
+        """Counts received bytes. Returns False, and counts none, if there would be too many."""
         if self.held + size > self._bytes_most:
             return False
         self.held += size
@@ -212,7 +212,7 @@ class RequestInputs(Generic[WaiterT]):
         return None
 
     def add(self, key: str | None, hashed: bytes, size: int) -> RequestInput[WaiterT]:
-        """Adds an input with a body of so many bytes."""
+        """Adds an input with a body of `size` bytes."""
         made = RequestInput[WaiterT](key, hashed, size)
         self.held += size
         self._under_way.add(made)

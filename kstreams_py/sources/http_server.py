@@ -61,7 +61,7 @@ BUFFER_MAX: Final = 1 << 20
 """The most bytes that a connection buffers."""
 
 SPARE_CONNECTIONS: Final = 64
-"""Connections in addition to those of waiting requests. One more closes the oldest without a whole request."""
+"""Connections beyond those of waiting requests. One connection more closes the oldest without a whole request."""
 
 END_SECONDS: Final = 5.0
 """The most seconds to wait for the end of the server's thread, and of its connections."""
@@ -82,7 +82,7 @@ def open_requests(
     """Begins to take requests.
 
     - `name`: the source's name in messages.
-    - `reader`: the name of the source in its graph, with that of the graph.
+    - `reader`: the name of the source in its graph, with the graph's name.
     - `address`: host and port.
     - `files`: the certificate and its key, if the server uses TLS.
 
@@ -113,7 +113,7 @@ class RequestsConnection:
         self._path.wake = wake
 
     def read(self, limit: int, *, alone: bool) -> list[Claim]:  # noqa: ARG002, of the protocol
-        """See SourceConnection. The first call lets clients in: the job has opened all its sources then."""
+        """See SourceConnection. The first call lets clients in: by then, the job has opened all its sources."""
         if not self._is_begun:
             _server.begin(self._listener)
             self._is_begun = True
@@ -216,7 +216,7 @@ class _Exchange(HTTPMessageDelegate):
         self._held = 0
         """The bytes of the body that the path has counted."""
         self._reply: Reply | None = None
-        """The answer, if it is known before the end of the request: the rest of it is dropped."""
+        """The answer, if it is known before the end of the request: the rest of the request is then dropped."""
         self._input: RequestInput[_Exchange] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._is_whole = self._is_over = False
@@ -269,7 +269,7 @@ class _Exchange(HTTPMessageDelegate):
         self._connection.set_close_callback(self.on_connection_close)
 
     def on_connection_close(self) -> None:
-        """Forgets the request: its client is gone. An input goes on."""
+        """Forgets the request: its client is gone. The processing of its input goes on."""
         self._is_over = True
         self._forget()
 
@@ -424,11 +424,11 @@ class _Server:
         self._call(listener.begin())
 
     def close(self, path: _Path, listener: _Listener) -> None:
-        """Ends a path, and the connections of its port if that has no other path. Takes END_SECONDS at most."""
+        """Ends a path, and the connections of its port if the port has no other path. Takes END_SECONDS at most."""
 
         async def close() -> None:
             path.close()
-            await asyncio.sleep(0)  # the answers
+            await asyncio.sleep(0)  # lets the answers be sent
             if not listener.is_used:
                 await listener.end()
 

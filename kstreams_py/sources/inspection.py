@@ -36,7 +36,7 @@ def find_keys(_: sqlite3.Connection) -> Callable[[Any], str]:
 def inspect_claims(path: Path, reader: str, limit: int, find_names: FindNames = find_keys) -> SourceStatus:
     """See InspectedSource.inspect.
 
-    - `reader`: as the claims have it.
+    - `reader`: the reader's name in the claims.
     - `find_names`: returns the function that shows a key.
     """
     with _opened(path) as connection:
@@ -68,7 +68,7 @@ def count_claims(counts: Iterable[tuple[int, bool, int, int]]) -> SourceStatus:
 def retry_claims(
     source: object, path: Path, reader: str, keys: Collection[str] | None, find_names: FindNames = find_keys
 ) -> int:
-    """See InspectedSource.retry. `source`: its name in errors. For the others see `inspect_claims`."""
+    """See InspectedSource.retry. `source`: its name in errors. For other parameters see `inspect_claims`."""
     with _opened(path) as connection:
         if not check_tables(connection, path):
             check_refused(source, (), keys)

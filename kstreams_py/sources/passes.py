@@ -46,7 +46,7 @@ class Passes:
         self._after: Any = None
         """The last key that was looked at in the current pass; None if there is no pass."""
         self._end: Any = None
-        """The last key of the table, as far as it was looked at; None if it is not known."""
+        """The last key of the table when its end was last looked at; None if it is not known."""
         self._has_found = False
         """Whether the current pass has found rows."""
         self._was_beyond = False

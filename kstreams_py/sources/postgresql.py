@@ -64,8 +64,8 @@ class PostgreSQL:
     A row that was acknowledged is never read again, whatever changes in it. The claims of all workers and graphs are in
     the table `kstreams_claims` of the same schema, which is created.
 
-    - `url`: `postgresql://user:password@host:port/database`, with any parameter of libpq. It must not be a pooler's in
-      transaction mode.
+    - `url`: `postgresql://user:password@host:port/database`, with any parameter of libpq. It must not be the URL of
+      a pooler in transaction mode.
     - `table`: its name, with its schema if that is not on the search path: `"schema.table"`. It may be partitioned.
     - `key`: a column that identifies a row for ever: the primary key, or NOT NULL and UNIQUE. A key that is used again
       after its row was deleted is not read. A table that is created again is refused until it is known whether its rows
@@ -138,8 +138,8 @@ class TableConnection:
         self._held: dict[str, int] = {}
         """The batch of each claim that was returned and has not ended, by key."""
         self._is_doubtful = False
-        """Whether this worker may have other claims: a connection ended during a read, or with the server, which may
-        have lost commits."""
+        """Whether this worker may have claims that it does not know of: a connection ended during a read, or the server
+        ended, and may have lost commits."""
         self._taken = set[str]()
         """The keys of claims that the last read took over from workers whose leases ended."""
         self.waits_alone = False
@@ -324,7 +324,7 @@ class TableConnection:
 
     def _open(self) -> psycopg.Connection[Any]:
         source, owner = self._source, (self._owner, self.lease)
-        # prepared statements would keep plans for other limits, and for the columns of that time
+        # prepared statements would keep plans for other limits, and for earlier columns
         connection = self._database.connect(_SETTINGS, prepare_threshold=None, client_encoding="utf8")
         try:
             _refuse_changes(connection)

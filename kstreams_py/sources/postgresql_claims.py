@@ -39,7 +39,7 @@ CREATE TABLE IF NOT EXISTS {schema}.kstreams_claim_owners (
 CREATE TABLE IF NOT EXISTS {schema}.kstreams_source_id (reader text COLLATE "C" PRIMARY KEY, id text NOT NULL,
     table_oid oid NOT NULL)
 """
-"""The order of the collation "C" never changes; that of others may, with the libraries of the server.
+"""The order of the collation "C" never changes; the order of others may, with the libraries of the server.
 
 The index has the few claims that are not done: without it, a search for them would read all claims.
 """
@@ -124,7 +124,7 @@ class ClaimTables:
         """Returns an id that distinguishes this table from others that had its name.
 
         Raises SettingsError if rows of another table with this name were claimed. Their keys may be the same: then it
-        would be wrong to skip the rows of a new table, and as wrong to read all rows of a restored one again.
+        would be wrong to skip the rows of a new table, and just as wrong to read all rows of a restored one again.
         """
         asked = f"SELECT id, table_oid FROM {self._identity} WHERE reader = %(reader)s"
         given = self._parameters() | {"id": uuid.uuid4().hex, "oid": self._table.oid}
@@ -171,7 +171,7 @@ class ClaimTables:
         return bool(oid == self._table.oid)
 
     def delete_dead(self) -> None:
-        """Deletes dead owners, so that their claims have none. An owner that was only frozen begins a new lease."""
+        """Deletes dead owners, so that their claims have no owner. An owner that was only frozen begins a new lease."""
         dead = f"SELECT owner FROM {self._owners} WHERE {DEAD} FOR UPDATE SKIP LOCKED"
         self._connection.execute(f"DELETE FROM {self._owners} WHERE owner IN ({dead})", ())
 

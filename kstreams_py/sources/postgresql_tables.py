@@ -100,7 +100,7 @@ def describe_table(
 
 
 def show(text: str) -> str:
-    """Returns a quoted name for a message or a parameter; in a statement with parameters, each % is doubled."""
+    """Returns a quoted name for a message or a parameter, in which % is not doubled as it is in a statement."""
     return text.replace("%%", "%")
 
 

@@ -90,7 +90,7 @@ class OpenRecords(ABC):
         self._ahead: list[FileRecord] = []
         """The records that were read from the position of the last `take` on."""
         self._from = self._to = rows
-        """The rows before the position of the last `take`, and those before the next record."""
+        """The number of rows before the position of the last `take`, and before the next record."""
         self._records: Iterator[FileRecord] = iter(())
 
     def reaches(self, rows: int) -> bool:
@@ -235,7 +235,7 @@ class TextRecords(OpenRecords):
         self._records = self._read(start)
 
     def size_at(self, offset: int) -> int:
-        """See OpenRecords. Of a compressed file, one more buffer is known, or all of it if the end mattered."""
+        """See OpenRecords. For a compressed file, one buffer more is known; for any file, all if its end mattered."""
         if self._is_damaged:
             return os.fstat(self.file.fileno()).st_size
         return offset if self.can_seek and not self.is_final else self.file.tell()
@@ -262,7 +262,7 @@ class TextRecords(OpenRecords):
                 return
             self.is_final = self._is_damaged = True
             reason = f"it cannot be decompressed from here on: {error}"
-            # the position is after what was read, so that a reader up to there finds the error again
+            # the position is after what was read, so that another reader up to this position finds the error again
             yield FileRecord(rows + 1, rows + 1, self._lines.offset + 1, _bad_input(reason))
 
     def _begin(self) -> FileRecord | None:
@@ -320,7 +320,7 @@ class JsonRecords(TextRecords):
 class CsvRecords(TextRecords):
     """The rows of a CSV file, by the names in its first row. Empty lines are skipped.
 
-    Where a quoted field breaks the rules of CSV, or has no end, the line in which its row began is refused alone.
+    If a quoted field breaks the rules of CSV, or has no end, only the line in which its row began is refused.
     """
 
     def __init__(self, path: str, start: FilePosition, end: int | None, delimiter: str, *, is_complete: bool) -> None:
@@ -336,7 +336,7 @@ class CsvRecords(TextRecords):
         names = self._fields(header.data)
         if isinstance(names, BadInput):
             self._names = _bad_input(f"the header of its file cannot be read: {names.error}")
-            return header  # lines that end otherwise may be in it, and no row follows
+            return header  # with other line ends, the header may have the rows in it: then no row follows
         if (double := _first_double(names)) is not None:
             self._names = _bad_input(f"the header of its file names {double!r} twice")
         else:
@@ -500,9 +500,9 @@ class ParquetRecords(OpenRecords):
 
 
 def _in_microseconds(schema: pa.Schema) -> pa.Schema:
-    """Returns a schema with microseconds for nanoseconds, which Python's times cut.
+    """Returns a schema with microseconds instead of nanoseconds, which Python's times cannot hold.
 
-    Whether those of a datetime stay would depend on pandas: pyarrow uses its types if it is installed.
+    Otherwise a timestamp would keep its nanoseconds only if pandas is installed, whose types pyarrow then uses.
     """
     import pyarrow as pa  # noqa: PLC0415 an extra
 
@@ -529,7 +529,7 @@ def _in_microseconds(schema: pa.Schema) -> pa.Schema:
 
 
 def _raise_outage(error: Exception) -> None:
-    """Raises an error of the disk. For unreadable data, pyarrow raises the same class of errors, without a number."""
+    """Raises an error of the disk. For unreadable data, pyarrow raises the same class of error, without an errno."""
     if isinstance(error, OSError) and error.errno is not None:
         raise error
 

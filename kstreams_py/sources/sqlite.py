@@ -111,7 +111,7 @@ class _TableRows(ClaimedInputs):
     ) -> tuple[list[tuple[Any, ...]], Any, bool]:
         """Looks at the next rows after a key.
 
-        Returns up to `limit` that nobody has claimed, the last key that was looked at, and whether it is the last one.
+        Returns up to `limit` that nobody has claimed, the last key looked at, and whether it is the table's last.
         """
         key = quoted(self._source.key)
         since, began = ("", ()) if after is None else (f"WHERE {key} > ?", (after,))

@@ -10,7 +10,7 @@ from kstreams_py.errors import SettingsError
 KeyT = TypeVar("KeyT", bound=Hashable)
 
 DEATHS_MAX: Final = 5
-"""An input that was under way at this many deaths of its worker is not read again; at the last ones it was alone."""
+"""An input under way at this many deaths of its worker is not read again; at the last of them, it was alone."""
 
 GROUPS: Final = {2: 1_000, 3: 30, 4: 1}
 """How many suspects are read together, by the number of deaths at which they were under way.
@@ -69,7 +69,7 @@ def choose(deaths: Mapping[KeyT, int], limit: int, *, alone: bool) -> Choice[Key
 def check_refused(source: object, refused: Collection[str], keys: Collection[str] | None) -> None:
     """Raises SettingsError for keys of inputs that are not refused.
 
-    - `refused`: the keys of those that are.
+    - `refused`: the keys of the inputs that are refused.
     - `keys`: None for all of them.
     """
     if missing := [key for key in keys or () if key not in refused]:

@@ -15,7 +15,7 @@ encoding        adapter  rows as keys and values, the counterpart of decoding
 views           adapter  view() and stream(): committed records as columns; view_errors(): what they drop
 catalog         adapter  create_views(): the topics of a graph as tables of Spark SQL
 json_columns    adapter  json_columns(): JSON values as columns, by a given or sampled schema
-pipelines/               tables that a function makes of committed topics
+pipelines/               tables that a function makes from committed topics
 archiving       adapter  writes the archive of Spark's classes by running pipelines once
 """
 

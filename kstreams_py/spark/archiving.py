@@ -47,7 +47,7 @@ def archive_classes() -> None:
         options = [*class_archive.to_write(written), "-XX:TieredStopAtLevel=1"]  # only the fast compiler
         environment = {**os.environ, OF_DRIVER: " ".join(options)}
         try:
-            # its output ends with that of the JVM, which outlives the process
+            # its output ends only with the JVM, which outlives the process
             done = subprocess.run(
                 [sys.executable, "-P", "-m", _PROGRAM],
                 cwd=directory, env=environment, capture_output=True, text=True, timeout=ARCHIVE_SECONDS, check=False,
@@ -60,7 +60,7 @@ def archive_classes() -> None:
 
 
 def declare(directory: Path) -> Graph:
-    """Returns a graph of pipelines for which Spark does different work."""
+    """Returns a graph of pipelines that make Spark do different kinds of work."""
     from pyspark.sql import functions as sf  # noqa: PLC0415
 
     graph = Graph("archiving")

@@ -35,12 +35,12 @@ def create_views(
 
     - `registry`, `settings`: as in view().
 
-    The database is `kstreams` in a session of session(), otherwise that of Spark's setting
+    The database is `kstreams` in a session of session(), otherwise the one in Spark's setting
     spark.sql.globalTempDatabase: ``spark.sql("select * from kstreams.`flights.departed`")``. Each query reads the
     records that are committed when it begins; records that do not decode are in ``kstreams.`flights.departed_errors```.
     The views exist until the application ends; a second call replaces them.
 
-    A topic that does not exist, or that Spark cannot decode, is left out with a warning; so are topics of other
+    A topic that does not exist, or that Spark cannot decode, is left out with a warning; so are topics on other
     clusters. Raises SettingsError, MissingSoftware and BrokerUnavailable as view() does.
     """
     settings = settings or Settings.load()

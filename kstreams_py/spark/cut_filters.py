@@ -26,7 +26,7 @@ def is_inside(cut: Cut, topic: str) -> Column:
     known = sf.create_map(*(sf.lit(part) for pair in limits.items() for part in pair))
 
     def is_before(place: Column) -> Column:
-        """Whether the step at this place is inside; null if the place is no writer's."""
+        """Whether the step at this place is inside; null if the place belongs to no writer."""
         return sf.substring(place, 9, 8) < sf.try_element_at(known, sf.substring(place, 1, 8))
 
     # the hash first: a processor of an older release passes on the place of the step before its own

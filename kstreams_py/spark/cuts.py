@@ -1,9 +1,9 @@
 """A cut: which records of several topics are inside, so that each transaction is inside on all topics or on none.
 
-A record is inside the cut if it is below `settled` of its partition. From there to `end`, it is inside if the step that
-made it is before the offset that its processor had committed. A pipeline that writes a topic commits the numbers of its
-runs as offsets. Records without such a writer are inside if they are below `end`. docs/cuts.md explains why this keeps
-each transaction whole, and why a record inside a cut is inside each later one.
+A record is inside the cut if it is below `settled` of its partition. Between `settled` and `end`, it is inside if the
+step that made it is before the offset that its processor had committed. A pipeline that writes a topic commits the
+numbers of its runs as offsets. Records without such a writer are inside if they are below `end`. docs/cuts.md explains
+why this keeps each transaction whole, and why a record inside a cut is inside each later one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Span:
     """The part of a partition that a cut covers, in offsets.
 
     - `start`: the first offset that the partition had.
-    - `settled`: all committed records below it are inside; a read of records that are new since the cut begins here.
+    - `settled`: all committed records below it are inside; a read of newer records begins here.
     - `end`: no record from here on is inside.
     """
 
@@ -40,7 +40,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class CutTopic:
-    """A topic of a cut: the broker's id of it ("" for none), and its partitions in order."""
+    """A topic of a cut: the broker's id for it ("" for none), and its partitions in order."""
 
     topic_id: str
     partitions: tuple[Span, ...]
@@ -70,7 +70,7 @@ class Cut:
 
     - `graph`: the name of the graph.
     - `topics`: the topics by name.
-    - `writers`: the processors whose records are judged by their steps.
+    - `writers`: the processors and pipelines whose records are judged by their steps.
     - `made`: seconds since 1970; records that were visible then are inside. None in a cut of an older release.
     """
 
@@ -128,7 +128,7 @@ class Cut:
         return tuple(Span(begin, each.settled, each.end) for begin, each in zip(begins, spans, strict=True))
 
     def count(self, name: str, after: Cut | None) -> int:
-        """Returns the number of offsets to read of a topic. Raises as spans() does."""
+        """Returns the number of offsets to read from a topic. Raises as spans() does."""
         return sum(max(span.end - span.start, 0) for span in self.spans(name, after))
 
     def encode(self) -> str:
@@ -137,7 +137,7 @@ class Cut:
 
     @classmethod
     def decode(cls, text: str, name: str) -> Cut:
-        """Reads a cut from its text. Raises UserMistake for another text; `name`: the file's, for the message."""
+        """Reads a cut from its text. Raises UserMistake for any other text. `name`: the file's, for the message."""
         try:
             content = json.loads(text)
             if not isinstance(content, dict) or content.get("format") != FORMAT:
@@ -218,8 +218,8 @@ def _all_writers(graph: Graph) -> list[CommittingWriter]:
 def choose_writers(graph: Graph, names: Sequence[str]) -> list[CommittingWriter]:
     """Returns the writers whose records in these topics are judged by their steps.
 
-    A reader of an output comes before its writer. Processors with a weaker guarantee write without transactions: only
-    the ends decide about their records. Raises UserMistake for a processor whose records do not show their
+    A reader of an output comes before its writer. Processors with a weaker guarantee write without transactions: for
+    their records, only the ends decide. Raises UserMistake for a processor whose records do not show their
     transactions.
     """
     writers = [

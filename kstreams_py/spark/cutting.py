@@ -1,8 +1,8 @@
 """Makes a cut: asks the cluster in an order that keeps each transaction whole.
 
 1. The last stable offset of each partition (`settled`): transactions with records below it are decided.
-2. The committed offsets of the writers: readers of an output before its writers. Offsets that are pending when a group
-   is asked are awaited, so that a transaction that is decided on an output is also decided in the group.
+2. The committed offsets of the writers: readers of an output before its writers. If offsets of a group are pending, the
+   cut waits for them, so that a transaction that is decided on an output is also decided in the group.
 3. The high watermark of each partition: the records of all transactions whose offsets were read are below it. It is the
    `end`, once the last stable offset has reached it.
 
@@ -37,7 +37,7 @@ from kstreams_py.spark.cuts import (
 )
 
 GRACE_SECONDS: Final = 15.0
-"""A coordinator looks for transactions that have timed out every 10 s."""
+"""Every 10 s, a coordinator looks for transactions that have timed out."""
 
 POLL_SECONDS: Final = 0.02
 
@@ -49,7 +49,7 @@ def cut(
 
     - `topics`: their names; None for all that are on the graph's own cluster.
     - `settings`: Settings.load() by default.
-    - `timeout`: seconds to wait for open transactions. None for `transaction_timeout_ms` and 15 s more, after which the
+    - `timeout`: seconds to wait for open transactions. None for `transaction_timeout_ms` plus 15 s: by then, the
       broker has ended all that do not hang.
 
     Takes about as long as a transaction. Raises UserMistake for a topic that the graph does not have, for a processor
@@ -79,7 +79,7 @@ class Cutting:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """Makes no request. The arguments that are not listed are those of `cut`.
+        """Makes no request. For the other arguments, see `cut`.
 
         - `limit`: in seconds.
         - `options`: the options of a printed command that name the cluster, see place_options().
@@ -90,7 +90,7 @@ class Cutting:
         self._writers = choose_writers(graph, self._names)
 
     def make(self) -> Cut:
-        """Makes the cut; starts again if a topic changes meanwhile, or if a retriable request fails."""
+        """Makes the cut; starts again if a topic changes meanwhile, or if a request fails with Retriable."""
         deadline = self._clock() + self._limit
         while True:
             try:
@@ -154,8 +154,8 @@ class Cutting:
     def _read_decided(self, group: str, partitions: Sequence[TopicPartition], deadline: float) -> Positions:
         """Returns the committed offsets of a group, once all offsets that were pending at first are decided.
 
-        An offset that stays pending counts as decided once the committed one has changed: then other transactions hold
-        it, and there is no need to wait for them.
+        An offset that stays pending counts as decided once the committed offset has changed: it then belongs to other
+        transactions, and the cut need not wait for them.
         """
         first = self._cluster.group_offsets(group, partitions)
         found, left = first, first.pending

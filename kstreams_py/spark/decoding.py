@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 _END: Final = "ks_end"
-"""A field after all others, for a number that is appended to each value: the field has it if the value ends there.
+"""A field after all others. A number is appended to each value: the field has it only if the value ends there.
 
 from_avro returns a record of nulls for bytes that it cannot decode, and ignores bytes after a value.
 """
@@ -40,7 +40,7 @@ _END_BYTES: Final = bytes((_END_NUMBER << 1 >> 7 * n) & 0x7F | 0x80 for n in ran
 """The number as Avro writes it; it has 62 bits."""
 
 _WRAPPED: Final = "ks_value"
-"""The field with a value that is no record: a record of one field has the same bytes (Avro's specification)."""
+"""The field for a value that is not a record: a record of one field has the same bytes (Avro's specification)."""
 
 
 class Decoded(NamedTuple):
@@ -57,7 +57,7 @@ class Decoded(NamedTuple):
 
 
 class _Case(NamedTuple):
-    """A case of records: their value, or the reason why they have none."""
+    """The records that meet a condition: their value, or the reason why they have none."""
 
     condition: Column
     value: Column | None
@@ -199,7 +199,7 @@ def _is_record(schema: Any) -> bool:
 def _ended(schema: Any, *, wrapped: bool) -> str:
     """Returns the text of a schema whose records end with the field _END.
 
-    The records are the schema's own, or with `wrapped` records around its values.
+    The records are the schema's own, or, if `wrapped`, records around its values.
     """
     whole = _wrap(schema) if wrapped else schema
     return json.dumps({**whole, "fields": [*whole["fields"], {"name": _END, "type": "long"}]})
@@ -226,12 +226,12 @@ def _unsafe(schema: Any) -> str:
 
 
 def _wrap(schema: Any) -> Any:
-    """Returns the schema of a record of one field, with a value of this schema."""
+    """Returns the schema of a record with one field, which holds a value of this schema."""
     return {"type": "record", "name": "KsWrapped", "fields": [{"name": _WRAPPED, "type": schema}]}
 
 
 def _avro_cases(raw: Column, topic: Topic, part: str, registry: Registry | None) -> tuple[list[_Case], Column]:
-    """Returns a case for each schema id of Avro in the wire format, and why other records do not decode."""
+    """Returns a case for each schema id in the Avro wire format, and why other records do not decode."""
     serde: Avro = getattr(topic, part)
     reader = json.loads(serde.schema)
     head, body = sf.substring(raw, 1, 5), sf.concat(sf.expr(f"substring({part}, 6)"), sf.lit(_END_BYTES))
@@ -269,7 +269,7 @@ def _decoded(body: Column, reader: Any, text: str, source: str) -> tuple[Column 
 
 
 def _writers(serde: Avro, registry: Registry | None, subject: str) -> dict[int, str]:
-    """Returns the schemas of a topic's writers by id, including the reader's own by its id in a file registry."""
+    """Returns the schemas of a topic's writers by id, and the reader's own by the id that a file registry gives it."""
     found = {content_id(serde.schema): serde.schema}
     if registry is not None:
         for schema_id in followed_ids(registry, subject, serde.name):

@@ -96,7 +96,7 @@ class Encoder:
         return content.cast("binary")
 
     def _to_avro(self, rows: DataFrame, serde: Avro, part: str, kinds: Mapping[str, str]) -> Column:
-        """Returns a record of the columns, or the only column, in the wire format; null where that is null."""
+        """Returns a record of the columns, or the only column, in the wire format; null where that column is null."""
         is_record = record_fields(serde) is not None
         reader = rows.sparkSession.range(0).select(from_avro(sf.lit(b""), serde.schema).alias(VALUE))
         taken = dict(reader.select(f"{VALUE}.*").dtypes) if is_record else dict.fromkeys(kinds, reader.dtypes[0][1])
@@ -115,7 +115,7 @@ class Encoder:
 
 
 def record_fields(serde: Serde) -> list[str] | None:
-    """Returns the names of the fields of an Avro record; None for another serde."""
+    """Returns the names of the fields of an Avro record; None for any other value."""
     if not isinstance(serde, Avro):
         return None
     schema = json.loads(serde.schema)

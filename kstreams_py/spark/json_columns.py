@@ -64,7 +64,7 @@ def sampled_schema(df: DataFrame, records: int = SAMPLED) -> StructType:
     values = [row["value"] for row in df.where(sf.col("value").isNotNull()).select("value").limit(records).collect()]
     if not values:
         raise SchemaError("there is no record to sample: give json_columns() a schema")
-    # from an array of the values Spark infers one schema for all; unlike its reader, also in Spark Connect
+    # Spark infers one schema from an array of all values; unlike its JSON reader, this works in Spark Connect
     inferred = sf.schema_of_json(sf.lit(f"[{','.join(values)}]"))
     try:
         (row,) = df.sparkSession.range(1).select(inferred).collect()

@@ -1,6 +1,6 @@
 """The parts of PySpark that have no public API: its private attributes, and the classes of Spark behind them.
 
-If another release of PySpark lacks one, there is one message for it.
+If another release of PySpark lacks one of them, MissingSoftware names it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TESTED: Final = "4.0"
 
 
 def require(spark: SparkSession) -> None:
-    """Looks for what a run of a pipeline uses. Raises MissingSoftware if PySpark, or a session of Connect, lacks it.
+    """Looks for what a run of a pipeline uses. Raises MissingSoftware if PySpark, or a Spark Connect session, lacks it.
 
     What a batch of a stream uses exists only in a batch, and is not checked.
     """
@@ -47,7 +47,7 @@ def silence(spark: SparkSession, logger: str) -> None:
 
 
 def explain(rows: DataFrame) -> str:
-    """Returns Spark's formatted plan, as `rows.explain()` prints it: redirecting that would affect other threads."""
+    """Returns Spark's formatted plan, as `rows.explain()` prints it: redirecting output would affect other threads."""
     with _needed("SparkContext._jvm", "DataFrame._jdf", "queryExecution", "PythonSQLUtils.explainString"):
         java: Any = rows.sparkSession.sparkContext._jvm
         return str(java.PythonSQLUtils.explainString(rows._jdf.queryExecution(), "formatted"))
@@ -71,7 +71,7 @@ def start_observation(name: str, spark: SparkSession, parent: DataFrame) -> Any:
 
 
 def observed_by_batch(query: StreamingQuery, names: Sequence[str]) -> Mapping[str, Any]:
-    """Returns the observations, by name, of the batch that a stream stores now: its progress has them only later."""
+    """Returns the observations, by name, of the batch that a stream is storing: its progress has them only later."""
     with _needed("StreamingQuery._jsq", "streamingQuery", "lastExecution", "observedMetrics"):
         observed = query._jsq.streamingQuery().lastExecution().observedMetrics()
         return {name: observed.get(name).get() for name in names if observed.contains(name)}

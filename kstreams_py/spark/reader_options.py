@@ -2,11 +2,11 @@
 
 The choices follow measurements on Spark 4.0.0 (its Kafka client is 3.9.0) with Kafka 4.3.1:
 
-- `kafkaConsumer.pollTimeoutMs` is twice `request_timeout_ms`, 30 s: a request that a hanging broker does not answer can
-  be repeated to its successor. Spark's default is 120 s. Only two cases wait that long, and then fail the query: a
-  broker that does not answer, and a range that ends after the last stable offset. A limit of 1 ms failed every query,
-  one of 10 ms none. Ranges without visible records (markers, aborted records) do not wait: `poll` returns as soon as
-  its position moves. (Clients up to that of Spark 3.3 wait at each end without visible records: KAFKA-12980.)
+- `kafkaConsumer.pollTimeoutMs` is twice `request_timeout_ms`, by default 30 s: a request that a hanging broker does not
+  answer can be sent again to its successor. Spark's default is 120 s. Only two cases wait that long, and then fail the
+  query: a broker that does not answer, and a range that ends after the last stable offset. With a limit of 1 ms every
+  query failed, with 10 ms none. Ranges without visible records (markers, aborted records) do not wait: `poll` returns
+  as soon as its position moves. (Up to Spark 3.3, clients wait at each end without visible records: KAFKA-12980.)
 - `fetch.max.wait.ms` is 50. After each poll Spark asks for the partition's ends, and that request waits for the next
   fetch: half a second per partition and batch with the default of 500. With 50, a batch of 400,000 records in four
   partitions took 2 to 3.5 s instead of 4 to 6 s (on two busy cores).
@@ -73,7 +73,7 @@ def options(
     streaming: bool = False,
     max_offsets_per_trigger: int | None = None,
 ) -> ReaderOptions:
-    """Returns the options that `view` (with `streaming`, `stream`) gives to Spark's reader of the format `kafka`.
+    """Returns the options that `view` (or `stream`, with `streaming`) gives to Spark's reader of the format `kafka`.
 
     - `settings`: Settings.load() by default.
     - `start`: 'earliest' by default.
@@ -113,7 +113,7 @@ def options(
 
 
 def assigned(found: ReaderOptions, topic_name: str, partitions: Collection[int]) -> ReaderOptions:
-    """Returns the options for only these partitions: Spark refuses offsets if a topic has more partitions by now."""
+    """Returns the options for only these partitions: Spark refuses offsets if a topic has got more partitions."""
     others = {name: value for name, value in found.items() if name != "subscribe"}
     return ReaderOptions({**others, "assign": json.dumps({topic_name: sorted(partitions)})})
 

@@ -43,23 +43,23 @@ logger = logging.getLogger(__name__)
 JARS: Final = "spark.jars"
 PACKAGES: Final = "spark.jars.packages"
 OF_DRIVER: Final = "SPARK_SUBMIT_OPTS"
-"""The environment variable with options of the driver's JVM; they apply in addition to the configuration's."""
+"""The environment variable with options for the driver's JVM, in addition to those in the configuration."""
 
 _PAGES: Final = {
     "spark.ui.enabled": "false",
-    # even without its pages, Spark keeps their data: by default of 1,000 queries, 0.07 MB for each run
+    # even without its pages, Spark keeps their data: by default for 1,000 queries, 0.07 MB per run
     "spark.ui.retainedJobs": "50",
     "spark.ui.retainedStages": "50",
     "spark.ui.retainedTasks": "1000",
     "spark.sql.ui.retainedExecutions": "20",
-    # it also formats each plan for them, by default in full: a tenth of the CPU time of short runs
+    # Spark also formats each plan for them, by default in full: a tenth of the CPU time of short runs
     "spark.sql.ui.explainMode": "simple",
 }
 """Spark's configuration for its web pages."""
 
 _IVY: Final = {"spark.jars.ivy": str(cache_directory() / "ivy")}
 LISTENERS: Final = "spark.sql.queryExecutionListeners"
-"""The configuration of a user's listeners. Spark's own listener logs the error of each plan, which is raised too."""
+"""The configuration of a user's listeners. Spark's own listener logs the error of each plan, which is also raised."""
 
 _SET_HOME: Final = "set SPARK_HOME to the directory of a Spark, or unset it"
 _INSTALL_AGAIN: Final = "run pip install --force-reinstall pyspark"
@@ -76,15 +76,15 @@ def session(
     """Returns a SparkSession that can read Kafka and Avro; the running one if there is one.
 
     - `jars`: the Kafka and Avro jars of the installed Spark, as `embedded.jars.spark_jars()` returns them. By default
-      the jars that `kstreams jars` has cached, with the archived classes; if there are none, Spark fetches them into
-      the cache.
+      the jars that `kstreams jars` has cached; if there are none, Spark fetches them into the cache.
     - `java`: used if JAVA_HOME is not set. By default the one on PATH, otherwise found by `embedded.java.find_java`.
-    - `quiet`: hide what Spark prints while it starts, unless it fails, and then all but errors. Not for a driver that
-      spark-submit has started.
-    - `conf`: further configuration, as in `session(**{"spark.driver.memory": "4g"})`, or that of `delta_conf()`.
+    - `quiet`: hide what Spark prints while it starts, unless the start fails; after the start, hide all but errors. Not
+      for a driver that spark-submit has started.
+    - `conf`: further configuration, as in `session(**{"spark.driver.memory": "4g"})`, or the result of `delta_conf()`.
 
     Runs in two local threads if neither `conf` nor spark-submit sets a master. Raises MissingSoftware without PySpark,
-    without a Java on which it runs, or with a Spark for another Scala.
+    without a Java on which Spark runs, or with a Spark for another Scala. If `kstreams jars` has archived Spark's
+    classes, the session uses the archive.
     """
     require_pyspark()
     _check_scala()
@@ -97,7 +97,7 @@ def session(
         here = "127.0.0.1"
         ours |= {"spark.master": "local[2]", "spark.driver.host": here, "spark.driver.bindAddress": here}
     if (ours | conf).get("spark.master", "").startswith("local"):
-        # Spark would run Python functions by the python3 on PATH, which may lack installed packages
+        # Spark would run Python functions with the python3 on PATH, which may lack installed packages
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     for name in (JARS, PACKAGES):
         if name in conf and name in ours:
@@ -124,7 +124,7 @@ def session(
 
 
 def exec_spark_submit(arguments: Sequence[str]) -> NoReturn:
-    """Replaces this process by spark-submit, from SPARK_HOME or else from the installed PySpark.
+    """Replaces this process with spark-submit, from SPARK_HOME or else from the installed PySpark.
 
     Its driver runs in this Python if PYSPARK_DRIVER_PYTHON is not set. Raises MissingSoftware without PySpark, without
     spark-submit, without a Java, or with a Spark for another Scala.
@@ -179,7 +179,7 @@ def delta_conf() -> dict[str, str]:
 
 
 def _defaults() -> dict[str, str]:
-    """Returns the configuration of each session."""
+    """Returns the configuration that each session gets."""
     return {
         **_PAGES,
         "spark.ui.showConsoleProgress": str(_is_watched()).lower(),
@@ -197,7 +197,7 @@ def _defaults() -> dict[str, str]:
 
 
 def _hide_log() -> dict[str, str]:
-    """Hides the logs of PySpark; returns the configuration that hides that of Spark's Java process."""
+    """Hides PySpark's logs; returns the configuration that hides the log of Spark's Java process."""
     logging.getLogger("py4j").setLevel(logging.WARNING)  # it logs each connection that ends
     if PySparkLogger is not None:  # they log each error of a plan, which is raised as well, with its Java stack
         for name in ("DataFrameQueryContextLogger", "SQLQueryContextLogger"):
@@ -228,7 +228,7 @@ def _is_submitted() -> bool:
 
 
 def _check_scala() -> None:
-    """Raises MissingSoftware if the Spark in SPARK_HOME is for another Scala than the Kafka and Avro jars."""
+    """Raises MissingSoftware if the Spark in SPARK_HOME is for a different Scala than the Kafka and Avro jars."""
     directory = _spark_jars()
     for jar in directory.glob("scala-library-*.jar"):
         found = jar.stem.removeprefix("scala-library-")
@@ -256,7 +256,7 @@ def _map_classes() -> None:
 
 
 def _choose_java(java: Path | None) -> None:
-    """Sets JAVA_HOME for this Java, or for one that is found, unless Spark finds a Java by itself."""
+    """Sets JAVA_HOME, unless it is set, to this Java, or to one that is found if there is none on PATH."""
     if java is None and not os.environ.get("JAVA_HOME") and shutil.which("java") is None:
         with contextlib.suppress(MissingSoftware):  # `_check_java` raises it with the remedy for Spark
             java = find_java(for_spark=True)

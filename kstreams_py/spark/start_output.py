@@ -13,12 +13,12 @@ from weakref import finalize
 STDERR: Final = 2
 
 LINES: Final = 30
-"""The last lines that are shown of a start that fails."""
+"""The number of last lines that are shown if a start fails."""
 
 KEPT_BYTES: Final = 64 * 1024
 
 MARK: Final = b"\0started\0"
-"""Written to the pipe after a start: what comes before is of the start, though it may be read later."""
+"""Written to the pipe after a start: everything before it comes from the start, even if it is read later."""
 
 LAST_SECONDS: Final = 2.0
 """Seconds to wait for the last lines of a process that ends."""
@@ -47,7 +47,7 @@ def hidden_start() -> Iterator[None]:
 class _Relay:
     """Reads a pipe that takes the place of standard error, in a thread that ends with the last process that writes.
 
-    - `shown`: the standard error itself, as another descriptor. It is closed with this object.
+    - `shown`: another descriptor of the standard error itself, which is closed with this object.
     """
 
     def __init__(self, shown: int) -> None:

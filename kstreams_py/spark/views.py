@@ -52,8 +52,8 @@ def view(
     - `registry`: has the writers' Avro schemas under `<topic>-value`; None if all records have the topic's schema.
     - `settings`: Settings.load() by default.
     - `start`, `end`: see Bound; 'earliest' and 'latest' by default. With a Cut as `end`, the view has the records
-      inside it; with an earlier Cut as `start`, without those inside that one. Each record is then in exactly one of
-      such views.
+      inside it; with an earlier Cut as `start`, without the records inside that one. In a series of such views, each
+      record is in exactly one.
     - `flatten`: makes a column for each field of an Avro record; otherwise there is one column `value`.
     - `malformed`: with "drop", the view leaves out records that do not decode; view_errors() has them.
     - `inspect`: see Inspect; for example to count records by Spark's `observe`.
@@ -84,7 +84,7 @@ def view_errors(
 ) -> DataFrame:
     """Returns the committed records of a topic that do not decode, which `view` with malformed="drop" leaves out.
 
-    Parameters and errors are those of `view`. The columns are `error` (the reason with its remedy), `key` and `value`
+    Parameters and errors are as in `view`. The columns are `error` (the reason with its remedy), `key` and `value`
     as they were written, `partition`, `offset`, `timestamp` and `headers`.
     """
     check_serdes(topic)
@@ -103,7 +103,7 @@ def stream(
     malformed: str = FAIL,
     inspect: Inspect | None = None,
 ) -> DataFrame:
-    """Returns what `view` does as a stream: from its checkpoint, or without one from `start` ('earliest' by default).
+    """Returns a stream of what `view` returns: from its checkpoint, or without one from `start` (default: 'earliest').
 
     A batch ends at the last stable offset or after `max_offsets_per_trigger` offsets (None for no limit), markers and
     aborted records included; it can be empty. A query does not know schemas that are registered after its start.

@@ -25,7 +25,7 @@ READ_AT_ONCE: Final = 10_000
 
 
 class Commands(NamedTuple):
-    """The commands that messages about a state name; those of a known graph name it and the processor, too.
+    """The commands in messages about a state; for a known graph, they name the graph and the processor, too.
 
     - `reset`: moves the positions of the processor.
     - `delete`: deletes the changelog.
@@ -38,21 +38,21 @@ class Commands(NamedTuple):
 
     @property
     def make_again(self) -> str:
-        """How to make a state again whose changelog is empty."""
+        """How to make a state again if its changelog is empty."""
         return f"set the group to the start (`{self.reset} --to-beginning`), so that the state is made again"
 
     def start_over(self, topic: str) -> str:
-        """Returns how to continue without a changelog that lacks its workers' records, or has others as well."""
+        """Returns how to continue without a changelog that lacks its workers' records, or has other records as well."""
         return f"stop all workers, delete {topic!r} (`{self.delete}`), and {self.make_again}"
 
 
 def unreadable_value(changelog: TopicPartition, why: object, commands: Commands) -> str:
-    """Returns what to do about an unreadable newest value of a key of the framework's own; `why` names the key."""
+    """Returns what to do if the newest value of a key of the framework is unreadable; `why` names the key."""
     return f"{changelog}: {why}: {who_wrote(changelog.topic)}: {commands.start_over(changelog.topic)}"
 
 
 class Changelog(NamedTuple):
-    """A changelog; `topic_id`: the broker's id of it, "" while it is not known."""
+    """A changelog; `topic_id`: the broker's id of the topic, "" while that is not known."""
 
     topic: str
     topic_id: str

@@ -33,7 +33,7 @@ POSITIONS_KEY: Final = RESERVED + b"positions"
 
 CHECKPOINT_SECONDS: Final = 43_200
 """Seconds after which a store that was read from a changelog is too old to continue from: half of the time for which
-Kafka keeps tombstones (changelog.CHANGELOG_SETTINGS). It would miss a deletion that compaction has removed."""
+Kafka keeps tombstones (changelog.CHANGELOG_SETTINGS). An older store would miss a deletion that compaction removed."""
 
 CHANGES_BYTES: Final = 4 << 20
 """Bytes of changes that may wait for their commit; one step may have more."""
@@ -88,9 +88,9 @@ class TaskStore(KeyedStore[K, V]):
         self._before: list[tuple[bytes, Any]] = []
         """The entries of `_changes` that the current step has replaced, oldest first."""
         self.size = 0
-        """Uncommitted bytes, including those of keys that were put again."""
+        """The bytes of all uncommitted writes, including writes that were replaced or undone."""
         self.rollbacks = 0
-        """How often changes were dropped: anything derived from them is no longer valid then."""
+        """How often changes were dropped, which makes anything derived from them invalid."""
 
     # For functions.
 
@@ -231,7 +231,7 @@ def _name(item: tuple[Any, Any]) -> str:
 
 
 class MemoryBase:
-    """A dict; its keys are sorted when a range is read, and then only those that are new."""
+    """A dict; its keys are sorted when a range is read, and only if some of them are new."""
 
     __slots__ = ("_new", "_sorted", "_values", "foreign", "noted")
 

@@ -30,7 +30,7 @@ def bind_state(graph: Graph, processor: Processor, registry: Registry) -> tuple[
 
 
 def commands_of(graph: Graph, processor: Processor, bootstrap_servers: str | None = None) -> Commands:
-    """Returns the commands that messages about a processor's state name; with `find` only for an address."""
+    """Returns the commands for messages about a processor's state; `find` names its changelog only with an address."""
     found = Commands()
     if bootstrap_servers is not None:
         changelog = changelog_of(graph.name, processor) or ""

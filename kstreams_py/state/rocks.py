@@ -3,7 +3,7 @@
 Changes are collected in memory, so that a key that changes often is written once: the database takes 2 us for a read,
 and as long for a write. Changes that were not written when the process ended are in the changelog, after the note.
 
-A directory belongs to one slot. A frozen process of the slot holds its lock; the next process takes another directory
+A directory belongs to one slot. A frozen process of the slot holds the lock; the next process takes another directory
 beside it. The contents of a directory are committed up to the offset in its note. The changelog after that offset is
 read again, and has the newest value of each key. A directory without a new note for CHECKPOINT_SECONDS is removed.
 """
@@ -56,7 +56,7 @@ class RocksBase:
     """A database in a directory of its own."""
 
     def __init__(self, directory: Path, changelog_id: str) -> None:
-        """Opens or creates the database; one beside it, with a number in its name, while another process uses it.
+        """Opens or creates the database; if another process uses it, one beside it, with a number in its name.
 
         - `changelog_id`: the id of the changelog; the state of another changelog is kept until `clear`, see `foreign`.
 
@@ -106,7 +106,7 @@ class RocksBase:
             self._write()
 
     def note(self, offset: int) -> None:
-        # together with the changes: a crash of the process or the machine cannot keep the note alone
+        # together with the changes: a crash of the process or the machine cannot leave the note without them
         note = {"changelog": self._changelog_id, "offset": offset, "time": time.time()}
         self._write(json.dumps(note).encode())
         self.noted = offset

@@ -55,11 +55,11 @@ LOOK_SECONDS: Final = 30.0
 """Seconds between two requests for the end of a changelog, from which the next restore of its store begins."""
 
 MISSING_SECONDS: Final = 30.0
-"""Seconds for which brokers may not know a changelog: a new topic reaches brokers one by one."""
+"""Seconds for which a changelog may be unknown to brokers: a new topic reaches brokers one by one."""
 
 
 def lost_changelog(name: str, changelog: Changelog, before: str, offsets: Positions, commands: Commands) -> InputLost:
-    """Returns the error of a state that was begun, and whose changelog has no records.
+    """Returns the error for a state that was begun, but whose changelog has no records.
 
     - `name`: names the processor and its state.
     - `changelog`: has an empty id if the topic does not exist.
@@ -84,7 +84,7 @@ def name_offsets(offsets: Positions) -> str:
 
 
 def begin_empty(commands: Commands, topic: str, group: Positions) -> str:
-    """Returns how a state begins empty where its group is. `topic`: the changelog."""
+    """Returns how to let a state begin empty at its group's offsets. `topic`: the changelog."""
     where = "where it is" if group else "where it shall go on"
     here = name_offsets(group) or "--to-beginning"
     return (
@@ -120,15 +120,15 @@ class Stores:
         self._cluster, self._open_store, self._clock = cluster, open_store, clock
         self._show_commands = show_commands
         self._behind_since: float | None = None
-        """Clock time since which a restore waits for a transaction, or of the last warning about it."""
+        """The clock time at which a restore began to wait for a transaction, or last warned about it."""
         self._missing_since: float | None = None
-        """Clock time since which no broker knows the changelog."""
+        """The clock time since which no broker knows the changelog."""
         self._positions: dict[int, dict[str, Position]] = {}
         """The positions that each store belongs to."""
         self._named: dict[int, str] = {}
-        """The id of the changelog to which each store was written."""
+        """The id of the changelog that each store belongs to."""
         self._read_to: dict[int, int] = {}
-        """The offset of its changelog from which a store needs records, at the latest."""
+        """The offset before which each store has all records of its changelog."""
         self._known_at: dict[int, float] = {}
         """When each store was last known to have all of its changelog, or was opened, in seconds since 1970."""
         self._goals: dict[int, int] = {}
@@ -143,7 +143,7 @@ class Stores:
         """Stores whose changelog has no record of positions."""
         self._looked_at = clock()
         self._ends: Positions = {}
-        """The ends that `look` has found: the next commit shows that no other worker had the tasks by then."""
+        """The ends that `look` has found: if the next commit succeeds, no other worker had the tasks until then."""
 
     @property
     def size(self) -> int:
@@ -305,7 +305,7 @@ class Stores:
             try:
                 self._decode(number)
             except ValueError:
-                # too old; a fault in it is found again in the changelog, from which it was read
+                # the store counts as too old; the fault is found again in the changelog, from which the value was read
                 self._known_at[number], self._named[number], self._positions[number] = 0.0, "", {}
 
     def _apply(self, number: int, records: Sequence[Message]) -> None:
@@ -386,7 +386,7 @@ class Stores:
     # The first record of positions.
 
     def check_begun(self, begun: Mapping[int, str]) -> None:
-        """Raises InputLost if a state was begun and the changelog that had it is lost; to be called after `restore`.
+        """Raises InputLost if a state was begun and the changelog that had it is lost. Call it after `restore`.
 
         - `begun`: by partition number, the id of the changelog in which the state was begun, if it was.
         """

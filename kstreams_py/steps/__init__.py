@@ -2,7 +2,7 @@
 
 In reading order:
 
-plan          rule     the input of the functions, an intake of steps, and their result, a plan of outputs
+plan          rule     the input of the functions (an intake of steps) and their result (a plan of outputs)
 rows          rule     makes rows of the results of a step, for a sink's target
 outputs       rule     makes records of the results of a step
 dead_letters  rule     makes a record of a step that failed

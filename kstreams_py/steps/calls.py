@@ -20,7 +20,7 @@ from kstreams_py.graph.declarations import Processor
 
 
 class Called(Protocol):
-    """A processor or a task, by what calls need of it: see Processor."""
+    """What calls need of a processor or a task; see Processor."""
 
     @property
     def id(self) -> str: ...
@@ -37,7 +37,7 @@ class Called(Protocol):
 class Chains:
     """Tickets of calls, by chain: each chain runs one call at a time, in the order in which they were added.
 
-    `limit` is how many calls run concurrently, of all chains.
+    `limit` is how many calls run concurrently, in all chains together.
     """
 
     def __init__(self, limit: int) -> None:
@@ -45,7 +45,7 @@ class Chains:
         self._waiting: dict[Hashable, deque[int]] = {}
         """By chain with a call that runs or may start, the tickets behind that call."""
         self._first = deque[tuple[int, Hashable]]()
-        """Tickets that may start, each with its chain, in the order in which they became the first of it."""
+        """Tickets that may start, each with its chain, in the order in which they became first in it."""
         self._running: dict[int, Hashable] = {}
 
     def add(self, ticket: int, chain: Hashable) -> None:
@@ -144,7 +144,7 @@ class Calls(Protocol):
 
 
 OpenCalls = Callable[[Processor, Callable[[int, Any], Any]], Calls]
-"""Opens the calls of a processor's function; the second argument makes a result of ticket and returned value."""
+"""Opens the calls of a processor's function; the second argument makes a result from ticket and returned value."""
 
 
 class _Calls(ABC):

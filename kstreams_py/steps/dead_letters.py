@@ -26,14 +26,14 @@ _KEPT: Final = 1_000
 message."""
 
 _CALLERS: Final = re.compile(r"(kstreams_py(?!\.demo)|typer|concurrent\.futures)\b")
-"""The modules whose calls lead to a user's function; those of the demos are users."""
+"""The modules whose calls lead to a user's function; the demos count as the user's."""
 
 _ATTEMPTS: Final = 24
 """How many encodings are tried to cut a dead letter to a size that fits."""
 
 
 def format_error(error: BaseException) -> str:
-    """The message of an exception in valid UTF-8, up to 4,000 characters, even if its `__str__` raises."""
+    """Returns the message of an exception in valid UTF-8, up to 4,000 characters, even if its `__str__` raises."""
     try:
         return _utf8(str(error))[:_MESSAGE_LIMIT]
     except Exception:
@@ -84,7 +84,7 @@ class Failure:
 class DeadLetters:
     """Makes the dead letters of one processor.
 
-    - `processor`: its name with that of its graph.
+    - `processor`: its full name, `graph.processor`.
     - `topic`: the topic of the dead letters.
     - `encode`: serializes their values.
     - `clock`: returns the seconds since 1970, to which timestamps are compared.
@@ -180,7 +180,7 @@ def record_size(output: Output) -> int:
 def _fitting(
     content: Content, key: bytes | None, record: Callable[[Content, bytes | None], Output], limit: int
 ) -> Output:
-    """Returns the record with as much content as fits. The serde may be any, so only encoding shows the size."""
+    """Returns the record with as much content as fits. Any serde is possible, so only encoding shows the size."""
     slack, best = limit // 200, None
     kept = _cuttable(content)
     fits, spare = -1, 0
@@ -194,7 +194,7 @@ def _fitting(
             too_much, excess = kept, -left
         if too_much - fits <= 1 or 0 <= left <= slack:
             break
-        # until one fits, cut as many bytes as there are too many; then interpolate, as sizes are nearly linear; and
+        # until one fits, cut the bytes in excess; then interpolate, as sizes are nearly linear; and
         # halve at every third attempt, which finds a size whatever the serde does
         if best is None:
             kept -= excess

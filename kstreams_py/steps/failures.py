@@ -49,7 +49,7 @@ class Retries:
         """How many attempts failed, by the records that the step reads."""
 
     def attempts(self, steps: Sequence[Any]) -> int:
-        """Returns the number of the attempt at steps run together; for a batch, that of the step tried least often."""
+        """Returns the number of the attempt at steps run together; in a batch, the step tried least often decides."""
         return 1 + min(self._failed.get(read_by(step), 0) for step in steps)
 
     def failed(self, steps: Sequence[Any], attempts: int) -> None:
@@ -57,7 +57,7 @@ class Retries:
         self._failed |= dict.fromkeys(map(read_by, steps), attempts)
 
     def committed(self, positions: Positions) -> None:
-        """Forgets the steps before these next offsets, and those of partitions that are no longer held."""
+        """Forgets the steps before these next offsets, and the steps of partitions that are no longer held."""
         if self._failed:
             self._failed = {
                 read: attempts
@@ -67,12 +67,12 @@ class Retries:
 
 
 def exit_error(what: str, error: BaseException, remedy: str) -> FunctionExited:
-    """Returns the error that stops the worker instead of one that would end the process, maybe as a success.
+    """Returns the error that stops the worker instead of one that would end the process, perhaps with status 0.
 
     - `what`: what the error has ended.
     - `remedy`: what an exception of another class is for.
 
-    Raises a KeyboardInterrupt again, with a note: it may be a Ctrl-C if a test runs the worker; the slot knows.
+    Raises a KeyboardInterrupt again, with a note: it may be a Ctrl-C if a test runs the worker; the slot can tell.
     """
     text = f"{what}: raise kstreams_py.Stop to stop the worker, or an exception of another class {remedy}"
     if isinstance(error, KeyboardInterrupt):
@@ -93,7 +93,7 @@ class Failures:
         describe: Callable[[Inputs, BaseException, int], Failure],
         refusal: Callable[[Inputs], Refusal | None],
     ) -> None:
-        """Makes the failures of one processor.
+        """Handles the failures of one processor.
 
         - `dead_letters`: makes the dead letters; None if the processor declares none.
         - `describe`: returns the failure of the step that reads these records, at an attempt with this number.
@@ -133,7 +133,7 @@ class Failures:
         elif isinstance(error, self._stops) or (
             isinstance(error, KStreamsError) and not isinstance(error, DecodeError)
         ):
-            if not isinstance(error, KStreamsError):  # of the user's: its traceback is printed
+            if not isinstance(error, KStreamsError):  # the user's own: its traceback is printed
                 error.add_note(self._reading(inputs, error))
             plan.interrupt = error
             plan.tried = Intake([inputs]).positions() if tried and not isinstance(error, Stop) else {}
@@ -161,7 +161,7 @@ class Failures:
         plan.failures.append(failure)
 
     def unreplaceable(self, mistake: RecordRefused, inputs: Inputs) -> RecordRefused:
-        """Returns the mistake that ends the worker as no dead letter replaces a refused output of these records."""
+        """Returns the mistake that ends the worker: no dead letter replaces a refused output of these records."""
         text = (
             f"{self._processor.id}: reading {self._describe(inputs, mistake, 1).read}: {mistake}; or declare a topic "
             "for dead letters (`errors=`), and the record becomes one: without it, its worker ends"
@@ -169,7 +169,7 @@ class Failures:
         return RowRefused(text, mistake.index) if isinstance(mistake, RowRefused) else type(mistake)(text)
 
     def _unwritable(self, error: EncodeError) -> EncodeError:
-        """Returns the error of a value that has no form in its topic, with the function and the topic."""
+        """Returns the error for a value that cannot be encoded for its topic, with the function and the topic."""
         topics = ", ".join(topic.name for topic in self._processor.outputs)
         named = EncodeError(f"{show_function(self._processor.function)} returned a value for {topics}: {error}")
         return named.with_traceback(error.__traceback__)

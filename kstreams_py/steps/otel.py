@@ -1,4 +1,4 @@
-"""Spans of steps and commits, by OpenTelemetry, with the attributes of its conventions for messaging."""
+"""Spans of steps and commits, by OpenTelemetry, with the attributes of its messaging conventions."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _CARRIER: Final = _Carrier()
 
 
 class WorkerTracing:
-    """The spans of one worker (Tracing): of a processor of the graph of this name, or of a task, in one slot.
+    """The spans of one worker (see Tracing): a processor or a task of the graph with this name, in one slot.
 
     - `provider`: the tracer provider for the spans; None for the program's own.
     """
@@ -73,7 +73,7 @@ class WorkerTracing:
         }
         self._attributes = {**_member(self._group, slot), **self._own}
         self._ran: list[SpanContext] = []
-        """The spans of steps that are not committed, LINKS_MAX at most; those that are not sampled only if all are."""
+        """The spans of uncommitted steps: LINKS_MAX sampled ones at most; the first one if none is sampled."""
         self._lock = threading.Lock()
         """Guards `_ran`: overlapping calls run in threads of their own."""
 
@@ -81,9 +81,9 @@ class WorkerTracing:
     def steps(self, steps: Sequence[Inputs], delivery_hash: bytes) -> Iterator[Callable[[Plan], None]]:
         """Makes a span the current one, see Tracing.
 
-        The span of a step continues the trace of its input; of a join that of the first input that has one, with links
-        to the others. The span of a batch continues the trace of its records if they have one in common; otherwise it
-        begins one, with links to theirs.
+        The span of a step continues the trace of its input; in a join, the trace of the first input that has one, with
+        links to the others. The span of a batch continues the trace of its records if they share one; otherwise it
+        begins a trace, with links to theirs.
         """
         lead = steps[0][0]
         attributes: dict[str, str | int | list[str]] = {**self._attributes, **_processing(lead)}
@@ -100,7 +100,7 @@ class WorkerTracing:
 
     @contextmanager
     def call(self, inputs: Inputs, delivery_hash: bytes, attempt: int) -> Iterator[Note]:
-        """Makes a span of the call of a task the current one, see Tracing. It continues a trace as that of a step."""
+        """Makes a span for a task's call the current one, see Tracing. It continues a trace as a step's span does."""
         lead = inputs[0]
         attributes: dict[str, str | int | list[str]] = {**self._own, **_processing(lead)}
         attributes["kstreams.delivery_hash"] = delivery_hash.hex()
@@ -147,9 +147,9 @@ class WorkerTracing:
 
     @contextmanager
     def commit(self, steps: int, records: int) -> Iterator[None]:
-        """Makes a span of a commit, with links to the steps; it is not sampled if none of them is.
+        """Makes a span for a commit, with links to the steps; it is not sampled if none of them is.
 
-        It is in the trace of its steps if they have one in common.
+        It is in the trace of its steps if they share one.
         """
         attributes = {
             **self._attributes,
@@ -202,18 +202,18 @@ class WorkerTracing:
         return lead, origins[1:]
 
     def _origin_of_batch(self, steps: Sequence[Inputs]) -> tuple[Context, list[SpanContext]]:
-        every = [readable_headers(m) for m in chain.from_iterable(steps)]
-        found = _distinct(self._extract(headers) for headers in every if headers)
-        if all(every):
+        every = [self._extract(readable_headers(m)) for m in chain.from_iterable(steps)]
+        found = _distinct(every)
+        if all(_span_in(context).is_valid for context in every):
             return _beginning(found)
         # a record without a trace may begin one, whatever the others have
         return Context(), [each for each in found if each.trace_flags.sampled]
 
 
 def _beginning(origins: Sequence[SpanContext]) -> tuple[Context, list[SpanContext]]:
-    """The parent and the links of a span that follows several: those that are sampled; it is not, if none of them is.
+    """Returns the parent and the links of a span that follows several: the sampled ones, or the first if none is.
 
-    If they are of one trace, the first is the parent; otherwise there is none.
+    If all are of one trace, or none is sampled, the first is the parent; otherwise there is no parent.
     """
     sampled = [each for each in origins if each.trace_flags.sampled]
     if sampled and any(each.trace_id != sampled[0].trace_id for each in origins):

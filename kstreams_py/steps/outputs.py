@@ -1,4 +1,4 @@
-"""Makes outputs, the records for the result of a step."""
+"""Makes the outputs of a step: the records for its result."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _VALUE: Final = itemgetter(1)
 
 OUTPUTS_MAX: Final = 10_000
 OUTPUT_BYTES: Final = 16 << 20
-"""How many outputs, or bytes of their values, are written before the next step of an intake is run."""
+"""At this many outputs, or bytes of their values, the outputs are written before the next step of an intake is run."""
 
 
 class Outputs:
     """Makes the outputs of one processor's steps; for a sink with a target, its rows (rows.py).
 
-    `emit` makes one output of one record and its result, for results that are plain values. It is None for processors
+    `emit` makes one output from one record and its result, if the result is a plain value. It is None for processors
     that do not have exactly one output topic.
     """
 
@@ -88,7 +88,7 @@ class Outputs:
         return named.items()
 
     def _output(self, topic: str, value: Any, inputs: Inputs, digest: bytes) -> Output:
-        """Returns one output: with key, headers and timestamp of the (first) input, unless an `Out` sets them."""
+        """Returns one output: key and headers of the first input, the newest timestamp, unless an `Out` sets them."""
         lead = inputs[0]
         out = value if isinstance(value, Out) else Out(value)
         data = None if out.value is None else self._encode[topic](out.value)
@@ -151,7 +151,7 @@ def encoder(serde: Serde, registry: Registry, subject: str) -> Callable[[Any], b
 def decoder(serde: Serde) -> Callable[[bytes], Any] | None:
     """Returns the function that decodes bytes; None if decoding changes nothing, so that the loops need no call.
 
-    It refuses bytes that decode to None, if the serde says that they exist: passed on, they would be a tombstone.
+    It refuses bytes that decode to None, if the serde says that such exist: passed on, None would be a tombstone.
     """
     deserialize = serde.deserialize
     if getattr(serde, "identity", False):
@@ -187,7 +187,7 @@ def delivery_hash_of(output: Output) -> bytes | None:
 
 
 def is_same(one: Output, other: Output) -> bool:
-    """Returns whether two outputs are the same record; a client that returns one has set partition and timestamp."""
+    """Returns whether two outputs are the same record; a client sets partition and timestamp in one that it returns."""
     at, other_at = one[TIMESTAMP], other[TIMESTAMP]
     return (
         one[:3] == other[:3]
@@ -197,12 +197,12 @@ def is_same(one: Output, other: Output) -> bool:
 
 
 def _carry(headers: Headers) -> list[tuple[str, bytes | None]]:
-    """Returns the input's headers for the output, without those of the step that wrote the input."""
+    """Returns the input's headers for the output, without the headers that describe the step that wrote the input."""
     return [header for header in headers if header[0] not in OWN_HEADERS]
 
 
 def checked_headers(headers: Any) -> Headers:
-    """Returns the headers that a function set. Raises TypeError or ValueError if they are no names with bytes."""
+    """Returns the headers that a function set. Raises TypeError or ValueError for other than names with bytes."""
     if isinstance(headers, Mapping):
         raise TypeError("headers are a dict: give pairs of a name and bytes, such as [('trace', b'1')]")
     pairs = [(name, value) for name, value in headers]
@@ -218,7 +218,7 @@ def checked_headers(headers: Any) -> Headers:
 def check_header_name(name: str) -> None:
     """Raises ValueError for a name that the client does not write whole.
 
-    It cuts the name at a zero character, and a name that is no UTF-8 ends the process (SIGSEGV; confluent-kafka 2.16).
+    It cuts a name at a zero character; a name that is not valid UTF-8 ends the process (SIGSEGV; confluent-kafka 2.16).
     """
     try:
         name.encode()
@@ -229,7 +229,7 @@ def check_header_name(name: str) -> None:
 
 
 def _past(kind: int, timestamp: int) -> int:
-    """Returns an output's timestamp: 0 (the current time) if its input has none, or the input's from before 1970.
+    """Returns an output's timestamp: 0 (the current time) if its input has none, the input's own if it is before 1970.
 
     Raises ValueError for the timestamp 0, for which librdkafka writes the current time (rd_kafka_msg_new0).
     """

@@ -1,4 +1,4 @@
-"""The input of a worker's functions, an intake of steps, and their result, a plan of outputs."""
+"""The input of a worker's functions (an intake of steps) and their result (a plan of outputs)."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Intake:
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """Steps to be run again together after a wait: a single step, or a whole batch; `attempts` of them failed."""
+    """Steps to be run again together after a wait: one step, or a whole batch; `attempts` is how often they failed."""
 
     steps: Sequence[Any]
     error: BaseException
@@ -112,7 +112,7 @@ def read_by(step: Any) -> tuple[tuple[str, int, int], ...]:
 
 
 def partition_of(step: Any) -> int:
-    """Returns the partition number of a step, which all its records have."""
+    """Returns the partition number of a step, which all its records share."""
     number: int = (step[0] if isinstance(step, tuple) else step).partition()
     return number
 

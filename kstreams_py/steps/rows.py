@@ -40,7 +40,7 @@ class Rows:
     """Makes the rows of one processor's steps."""
 
     def __init__(self, processor: str, columns: Sequence[str]) -> None:
-        """`processor` is its id, `columns` are those of its target."""
+        """`processor` is the processor's id; `columns` are the columns of its target."""
         self._processor = processor
         self._columns = tuple(columns)
 

@@ -17,7 +17,7 @@ ROWS_FIRST: Final = 1_000
 """Rows in the first write, before the speed of the target is known."""
 
 WRITE_SECONDS: Final = 1.0
-"""Seconds that a write may take: the client does not hear the group meanwhile, and a stop waits for it."""
+"""Seconds that a write may take: the client does not hear from the group meanwhile, and a stop waits for the write."""
 
 T = TypeVar("T")
 
@@ -25,7 +25,7 @@ T = TypeVar("T")
 class Target:
     """Holds the rows of one worker until its commit, then stores them. It connects at its first use.
 
-    No transaction is open while it writes: however long that takes, the broker does not abort it.
+    No transaction is open while it writes: however long a write takes, the broker aborts nothing.
 
     Raises, as ClientErrors: SinkAway while the target is away, Abortable if another writer has moved the offsets in it,
     Refused if it never takes one of the rows. Raises SinkUnavailable if the target does not come back by itself,
@@ -42,7 +42,7 @@ class Target:
     ) -> None:
         """Makes no request.
 
-        - `consumer`: the name of the processor with that of its graph, which owns the stored offsets.
+        - `consumer`: the processor's full name, `graph.processor`, which owns the stored offsets.
         - `topic_ids`: the ids of its input topics.
         - `open_sink`: connects to the target of a sink, for a consumer.
         - `clock`: returns seconds that never decrease.
@@ -112,7 +112,7 @@ class Target:
         self.rows_max = max(1, min(wanted, self.rows_max * 4, ROWS_MAX))
 
     def _named(self, tp: TopicPartition) -> TopicPartition:
-        """Returns the partition with the id in its topic's name: the target keeps the offsets of deleted topics."""
+        """Returns the partition with the id added to its topic's name: a target keeps offsets of deleted topics."""
         topic_id = self._topic_ids.get(tp.topic)
         return TopicPartition(f"{tp.topic}@{topic_id}", tp.partition) if topic_id else tp
 
@@ -122,7 +122,7 @@ class Target:
                 self._connection = self._open(self._sink, self._consumer)
             return call(self._connection)
         except StaleWriter as error:
-            # also raised after a write without an answer, which has stored other offsets than those expected
+            # also raised after an unanswered write that did store: the target then has newer offsets than expected
             raise Abortable(f"{self._sink}: {error}") from error
         except RowRefused as error:
             raise Refused(error) from error

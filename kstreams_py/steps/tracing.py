@@ -23,23 +23,23 @@ Note = Callable[[int, BaseException | None], None]
 
 
 class Tracing(Protocol):
-    """The spans of one worker, or one task. Its thread uses it; those of overlapping calls, for a span and headers."""
+    """The spans of one worker or one task. Its thread uses this; overlapping calls use `steps` and `headers`."""
 
     @property
     def fields(self) -> Collection[str]:
         """The headers that carry a trace context, such as traceparent."""
 
     def steps(self, steps: Sequence[Inputs], delivery_hash: bytes) -> AbstractContextManager[Callable[[Plan], None]]:
-        """Makes a span the current one, and ends it with the block; gives a function that notes the plan of the steps.
+        """Makes a span the current one, and ends it with the block; yields a function that notes the plan of the steps.
 
         - `steps`: the steps that run together: one step, or those of a batch.
         - `delivery_hash`: the hash of a single step; b"" for several.
         """
 
     def call(self, inputs: Inputs, delivery_hash: bytes, attempt: int) -> AbstractContextManager[Note]:
-        """Makes a span of the call of a task the current one, and ends it with the block; gives what notes its end.
+        """Makes a span for a task's call the current one, and ends it with the block; yields what notes its end.
 
-        - `inputs`: records, or what stands for segments of channels, with their trace contexts; such have no offset.
+        - `inputs`: records, or stand-ins for segments of channels, with their trace contexts; stand-ins have no offset.
         - `attempt`: how often the function was called with them, with this call.
         """
 
@@ -50,7 +50,7 @@ class Tracing(Protocol):
         """Makes the trace context of these headers the current one."""
 
     def commit(self, steps: int, records: int) -> AbstractContextManager[None]:
-        """Makes a span of a commit of so many steps and outputs; an exception of the block is its error."""
+        """Makes a span for a commit of so many steps and outputs; an exception in the block is its error."""
 
     def forget(self) -> None:
         """Forgets the steps since the last commit: they are committed, or will be run again."""
@@ -61,7 +61,7 @@ OpenTracing = Callable[[str, Processor | JobTask, int], Tracing]
 
 
 def traced(run: Run, tracing: Tracing, processor: Processor, delivery_hash: Callable[[Inputs], bytes]) -> Run:
-    """Returns `run` with a span around each step or batch; it ends once the outputs are many, as `run` does."""
+    """Returns `run` with a span around each step or batch; like `run`, it stops once the outputs are many."""
 
     def run_together(steps: Sequence[Any], plan: Plan) -> None:
         read: Sequence[Inputs] = steps if processor.joins else [(m,) for m in steps]
@@ -100,7 +100,7 @@ def _in_trace(
 ) -> Output:
     """Returns the output with the trace context in place of the one that it carries from an input.
 
-    A context that the function has set itself, such as that of a span of its own, stays.
+    A context that the function has set itself, for example from its own span, stays.
     """
     if output[TOPIC] == ROWS:
         return output

@@ -80,7 +80,7 @@ class Contents:
         self._holding(name).append(name, raw[1], raw[0], headers, timestamp, partition)
 
     def source(self, channel: Channel | str) -> MemorySource:
-        """Returns the source in memory that takes the place of the one which fills a channel.
+        """Returns the source in memory that takes the place of the source of a channel.
 
         `add` adds inputs to it, `left` are those that are not done, `refused` are those that failed, with the reasons.
         """
@@ -114,7 +114,7 @@ class Contents:
     def committed(self, processor: str) -> Positions:
         """Returns the committed offsets of a processor, by its id; partitions without one are left out.
 
-        Those of tasks that read a topic are under the name of the topic.
+        The offsets of tasks that read a topic are under the topic's name.
         """
         if (group := group_of(self._graph.name, processor)) in self._graph.groups:
             return self.cluster.groups[group]

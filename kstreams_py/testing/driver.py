@@ -9,7 +9,7 @@ The workers are the real ones (processing/worker.py), on a MemoryCluster and a c
 
 A *process* here is a slot: all processors of the graph, which die together in a crash and start again at `restart`.
 
-A graph of channels runs as well, on sources in memory, without the media of its own::
+A graph of channels runs as well, on sources in memory in place of its own::
 
     driver.source("rows").add({"id": 1, "item": "tea"})
     driver.run()
@@ -187,7 +187,7 @@ class TestDriver(Contents):
         return frozenset([*waiting, *self._jobs.retrying()])
 
     def expire(self) -> None:
-        """Moves the clock past the time-out of inputs: the next turn reads again what is lost on its way.
+        """Moves the clock past the time-out of inputs: the next turn reads again what was lost on its way.
 
         An input that still waits in a task, for an attempt or for its target, is not lost.
         """
@@ -213,7 +213,7 @@ class TestDriver(Contents):
     def crash(
         self, at: CrashPoint | str | None = None, *, nth: int = 1, applied: bool = True, cluster: str = ""
     ) -> None:
-        """Runs until a process makes the nth request of a name from now on, and kills it there, as SIGKILL does.
+        """Runs until a process makes the nth request of a name from now on; kills the process there, as SIGKILL does.
 
         - `at`: a crash point, or the name of a request, "" for any; None to kill all processes now.
         - `nth`: which of the requests with this name.

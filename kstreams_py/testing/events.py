@@ -162,5 +162,5 @@ def _sender(sender: str) -> str:
 
 
 def show(data: bytes | None) -> str:
-    """Formats bytes for a sentence: as text where possible, the first 60."""
+    """Formats the first 60 bytes for a sentence, as text where possible."""
     return "None" if data is None else repr(data[:60])[1:] + ("..." if len(data) > 60 else "")

@@ -167,7 +167,7 @@ class History:
         self.read_out(reader, topic, ends, isolation)
 
     def positions(self, group: str, positions: Positions) -> None:
-        """Records the committed offsets of a group. Let one observer ask for them, or they seem to go back."""
+        """Records the committed offsets of a group. Let a single observer ask for them, or they may seem to go back."""
         self._add(Committed, [(group, tp.topic, tp.partition, position) for tp, position in positions.items()])
 
     def fault(self, what: str) -> None:

@@ -1,7 +1,7 @@
 """A Kafka broker in memory: partitions with markers, transactions with epochs, groups with memberships.
 
 It reads no clock and never waits: time is an argument, and every request is answered immediately. Its clients are in
-memory_clients.py, the faults in faults.py. It behaves as Apache Kafka with a client that speaks EndTxn v1:
+memory_clients.py, the faults in request_faults.py. It behaves as Apache Kafka does with a client that speaks EndTxn v1:
 
 - A transaction opens with its first partition or group, and ends with one marker in each of its partitions. The markers
   may follow the answer to the commit with a delay.
@@ -10,7 +10,7 @@ memory_clients.py, the faults in faults.py. It behaves as Apache Kafka with a cl
 - A group rebalances in two phases: all members join again, or their sessions time out; then a new generation is
   assigned.
 - A static membership outlives its process: the member that takes it gets its partitions without a rebalance.
-- They are the old partitions, whatever the new member subscribes to and however its topics have grown. Only the next
+- These are the old partitions, whatever the new member subscribes to and however its topics have grown. Only the next
   rebalance assigns others, and none comes by itself (seen on Kafka 4.3.1 with librdkafka 2.16).
 """
 
@@ -86,7 +86,7 @@ class Partition:
     def first(self, since: int | None) -> int:
         """Returns the first offset; with `since`, the offset of the first record with this timestamp or a later one.
 
-        If there is no such record, it is the end.
+        If there is no such record, returns the last stable offset.
         """
         if since is None:
             return self.start
@@ -316,7 +316,7 @@ class MemoryGroup:
                     member.partitions |= {TopicPartition(topic, number) for number in numbers}
 
     def check(self, membership: GroupMetadata) -> None:
-        """Raises Replaced if another member holds the membership, Abortable if this one is of an old generation.
+        """Raises Replaced if another member holds the membership, Abortable if this member is of an old generation.
 
         A group without members takes the offsets of a client that has never joined.
         """
@@ -354,7 +354,7 @@ class MemoryGroup:
         return True
 
     def keep(self, now: float) -> None:
-        """Starts all sessions again, as a coordinator does after it was unavailable."""
+        """Restarts all sessions, as a coordinator does after it was unavailable."""
         for member in self.static_members.values():
             member.heard = now
 

@@ -47,7 +47,7 @@ class Network:
         self.clock = clock
         self.linger = linger
         self.queue_records = 100_000
-        """Records that a producer keeps while no broker answers."""
+        """The most records that a producer keeps while no broker answers."""
         self.value_bytes_max: int | None = None  # of records that consumers read
         self.chance = chance
         self.requests: list[str] = []
@@ -341,7 +341,7 @@ class MemoryProducer:
         self._sequences.clear()
 
     def _enlist(self, partition: TopicPartition | None) -> None:
-        """Adds a partition (None: offsets) to the transaction, unless it is part of it already."""
+        """Adds a partition (None: offsets) to the transaction, unless the transaction has it already."""
         if self._id is None or partition in self._enlisted:
             return
         self._ending_needed = True

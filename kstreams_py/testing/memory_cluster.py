@@ -116,7 +116,7 @@ class Faults:
         self._network.broker.markers.release(partition)
 
     def skip_markers(self, *partitions: TopicPartition) -> None:
-        """From now on, writes no markers to these partitions: transactions hang there. POSITIONS: see hold_markers."""
+        """Writes no markers to these partitions from now on: transactions hang there. POSITIONS: see hold_markers."""
         self._network.pass_time()
         self._network.broker.markers.skipped = set(partitions)
 

@@ -25,11 +25,11 @@ from kstreams_py.testing.memory_cluster import MemoryCluster
 from kstreams_py.testing.memory_source import MemoryConnection, MemorySource, Request
 
 CALL: Final = "call"
-"""The name of the request that calls a task's function; of calls that overlap, the end of one."""
+"""The name of the request that calls a task's function; for calls that overlap, the end of a call is the request."""
 
 
 class LossyAcker(Acker):
-    """An acker that loses acknowledgements. `losses`: how many are lost next, in its only item."""
+    """An acker that loses acknowledgements. `losses`: how many to lose next, in a list of one item."""
 
     def __init__(self, losses: list[int]) -> None:
         super().__init__()

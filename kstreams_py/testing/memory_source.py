@@ -43,7 +43,7 @@ class Kept:
 
     - `owner`: the number of the connection that has claimed it last.
     - `reason`: why it was refused.
-    - `taken_over`: whether another connection had it under way when its lease ended.
+    - `taken_over`: whether another connection had it under way when that connection's lease ended.
     """
 
     state: str
@@ -59,7 +59,7 @@ class Kept:
 
 
 class MemorySource:
-    """Inputs in memory, by key. Connections share them and their claims, as those of a database do.
+    """Inputs in memory, by key. Connections share them and their claims, as connections to a database do.
 
     MemoryCluster.source() makes one whose requests have the faults of the cluster: "claim", "ack", "refuse" and
     "give_back".
@@ -86,7 +86,7 @@ class MemorySource:
         """By reader and key."""
         self.owners = count()
         self.seen: dict[int, float] = {}
-        """By connection, when it was heard of last."""
+        """When each connection was last heard from."""
 
     def __str__(self) -> str:
         return "memory"
@@ -147,7 +147,7 @@ class MemoryConnection:
         self.lease = source.lease
         self._owner = next(source.owners)
         self._held = set[Any]()
-        """The keys that this connection has returned and that have no end: others of its claims had no answer."""
+        """The keys that this connection has returned and that have not ended; its other claims had no answer."""
         self.identity = ""
         self.refused = 0
         self.waits_alone = False
@@ -210,7 +210,7 @@ class MemoryConnection:
         """See SourceConnection."""
 
     def end_lease(self) -> None:
-        """Ends the lease at once, as if its time had passed: the claims are those of a dead worker."""
+        """Ends the lease at once, as if its time had passed: the claims then belong to a dead worker."""
         self._source.seen[self._owner] = float("-inf")
 
     def _request(self, name: str, action: Callable[[], Any]) -> Any:

@@ -1,4 +1,4 @@
-"""MemoryTarget: a sink's target in memory. Its requests fail as the requests to the cluster do (faults.py)."""
+"""MemoryTarget: a sink's target in memory. Its requests fail as requests to the cluster do (request_faults.py)."""
 
 from __future__ import annotations
 
@@ -113,4 +113,4 @@ class _Connection:
         return new
 
     def close(self) -> None:
-        """There is nothing to close."""
+        """Does nothing: there is nothing to close."""

@@ -202,6 +202,16 @@ PLACES: Final = [
             "key that Java does not read": ({**TLS, **CERTIFICATE, "ssl.key.location": "{rsa.key}"}, REFUSED),
             "no verification": ({**TLS, "enable.ssl.certificate.verification": "false"}, REFUSED),
             "revoked certificates": ({**TLS, "ssl.crl.location": "{ca.pem}"}, REFUSED),
+            "ciphers": ({**TLS, "ssl.cipher.suites": "ECDHE-RSA-AES256-GCM-SHA384"}, REFUSED),
+            "curves": ({**TLS, "ssl.curves.list": "X25519"}, REFUSED),
+            "tokens of a service account": (
+                {**OAUTH, **OIDC, "sasl.oauthbearer.metadata.authentication.type": "azure_imds"},
+                REFUSED,
+            ),
+            "tokens for an assertion": (
+                {**OAUTH, **OIDC, "sasl.oauthbearer.grant.type": "urn:ietf:params:oauth:grant-type:jwt-bearer"},
+                REFUSED,
+            ),
             "ticket": ({"security.protocol": "SASL_SSL"}, REFUSED),
             "password without a protocol": (USER, REFUSED),
         },

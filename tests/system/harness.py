@@ -74,6 +74,9 @@ def watermarks(consumer: ck.Consumer, partition: ck.TopicPartition) -> tuple[int
             time.sleep(0.02)
 
 
+UNANSWERED: Final = (ck.KafkaError._TIMED_OUT, ck.KafkaError._TRANSPORT)
+
+
 def metadata(client: Any, *topic: str) -> Any:
     """The cluster metadata, with one topic or all; asks again when no broker answers in time.
 
@@ -84,8 +87,7 @@ def metadata(client: Any, *topic: str) -> Any:
         try:
             return client.list_topics(*topic, timeout=5)
         except ck.KafkaException as error:
-            unanswered = (ck.KafkaError._TIMED_OUT, ck.KafkaError._TRANSPORT)
-            if error.args[0].code() not in unanswered or time.monotonic() > deadline:
+            if error.args[0].code() not in UNANSWERED or time.monotonic() > deadline:
                 raise
 
 
@@ -115,7 +117,7 @@ class Cluster:
 
     def create(self, *names: str, partitions: int = 1, replication: int = 1, config: Config = NONE) -> None:
         # a client that has heard of no controller waits for one until its request times out, whatever comes meanwhile
-        wait_until(lambda: metadata(self.admin, names[0]).controller_id >= 0, "the controller is known")
+        wait_until(lambda: self._metadata(names[0]).controller_id >= 0, "the controller is known")
         left = [*names]
 
         def are_created() -> bool:
@@ -141,7 +143,21 @@ class Cluster:
 
     def _has(self, name: str) -> bool:
         """Whether there is a topic; the metadata of all topics would be those of the tests before, too."""
-        return metadata(self.admin, name).topics[name].error is None
+        return self._metadata(name).topics[name].error is None
+
+    def _metadata(self, topic: str) -> Any:
+        """The metadata of a topic; asks through a new client when no broker answers in time.
+
+        A client that has heard of no brokers, as from one that is fenced, may ask none again (librdkafka #5301).
+        """
+        deadline = time.monotonic() + WAIT
+        while True:
+            try:
+                return self.admin.list_topics(topic, timeout=5)
+            except ck.KafkaException as error:
+                if error.args[0].code() not in UNANSWERED or time.monotonic() > deadline:
+                    raise
+                self.admin = AdminClient({"bootstrap.servers": self.bootstrap_servers})
 
     def write(
         self,
@@ -211,7 +227,7 @@ class Cluster:
         found: list[int] = []
 
         def known() -> bool:
-            found[:] = metadata(self.admin, topic).topics[topic].partitions
+            found[:] = self._metadata(topic).topics[topic].partitions
             return bool(found)
 
         wait_until(known, f"{topic} is known")

@@ -55,6 +55,7 @@ class Fate(StrEnum):
     LOST = "lost"
     DOUBLED = "doubled"
     REFUSED = "refused"
+    EMPTIED = "emptied"
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +134,8 @@ class Rule:
 class Proxy:
     """Forwards all frames between its own port and the broker's, except where a rule applies.
 
-    Bytes are never changed, and a connection keeps its order, as in TCP: frames behind a held frame wait, and a frame
-    is lost together with its connection. A held request reaches the broker even if its client has disconnected
+    Only `hide_brokers` changes bytes, and a connection keeps its order, as in TCP: frames behind a held frame wait, and
+    a frame is lost together with its connection. A held request reaches the broker even if its client has disconnected
     meanwhile: that makes it a late request.
     """
 
@@ -198,6 +199,10 @@ class Proxy:
     def refuse(self, *, client: str | None = None, nth: int = 1) -> Rule:
         """Answers one Produce request (of one partition) with NOT_LEADER_OR_FOLLOWER; the broker never gets it."""
         return self._add(Rule(Fate.REFUSED, "Produce", "request", client, nth, 1, None))
+
+    def hide_brokers(self, *, client: str | None = None, times: int | None = None) -> Rule:
+        """Takes the brokers out of Metadata responses (`times=None`: all until the rule is lifted)."""
+        return self._add(Rule(Fate.EMPTIED, "Metadata", "response", client, 1, times, None))
 
     def cut(self) -> None:
         """Closes all connections, and each new one until `mend` or `lift`."""
@@ -340,6 +345,8 @@ class _Connection:
                     self._deaf = True
                 if rule and rule.fate is Fate.HELD:
                     rule.wait()
+                if rule and rule.fate is Fate.EMPTIED:
+                    body = _hide_brokers(frame)
                 if wanted and not self._deaf:
                     with contextlib.suppress(OSError):  # the client has disconnected; the answers are still recorded
                         self._answer(body)
@@ -375,6 +382,18 @@ def _build_not_leader(request: Frame) -> bytes:
     answer = struct.pack(">ihqqq", partition, 6, -1, -1, -1) + b"\x01\x00\x00"  # no record errors, message, tags
     topics = b"\x02" + bytes([len(name) + 1]) + name + b"\x02" + answer + b"\x00"
     return struct.pack(">i", request.correlation) + b"\x00" + topics + struct.pack(">i", 0) + b"\x00"
+
+
+def _hide_brokers(response: Frame) -> bytes:
+    """Returns a Metadata response, flexible versions 9 to 13, without its brokers."""
+    assert 9 <= response.version <= 13, response.version
+    body, start = response.body, 9  # correlation id, tags, throttle time
+    at = start + 1
+    for _ in range(body[start] - 1):
+        at += 4  # id
+        at += body[at] + 4  # host, port
+        at += max(1, body[at]) + 1  # rack, tags
+    return body[:start] + b"\x01" + body[at:]
 
 
 def _read(end: socket.socket) -> bytes | None:

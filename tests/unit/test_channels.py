@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -75,6 +75,10 @@ REFUSED: dict[str, tuple[str, Declare]] = {
     "a batch": (
         "task 'f' reads or writes a channel: a task takes one value at a time: leave batch= out",
         lambda graph, rows: graph.sink(rows, batch=True, id="f")(lambda values: values),
+    ),
+    "an option that there is not": (
+        "task 'f' has no option 'retries': did you mean retry?",
+        lambda graph, rows: graph.sink(rows, **cast(Any, {"retries": 3}), id="f")(lambda v: v),
     ),
     "an order of events": (
         "rows is a channel, which has no order of events: read a topic",

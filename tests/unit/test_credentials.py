@@ -126,6 +126,12 @@ def test_kafka_python_gets_the_same_sign_in(ways: dict[str, dict[str, str]]) -> 
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("written", ["none", "None"])
+def test_java_checks_no_host_name_if_librdkafka_does_not(ways: dict[str, dict[str, str]], written: str) -> None:
+    kafka = ways["mTLS from files"] | {"ssl.endpoint.identification.algorithm": written}
+    assert of_java(kafka)["ssl.endpoint.identification.algorithm"] == ""
+
+
 def test_private_key_from_a_text_is_in_no_file_afterwards(
     ways: dict[str, dict[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -196,6 +202,15 @@ def test_java_gets_the_same_sign_in(ways: dict[str, dict[str, str]], certificate
                 "sasl.oauthbearer.grant.type": "urn:ietf:params:oauth:grant-type:jwt-bearer",
             },
             "sasl.oauthbearer.grant.type=urn:ietf:params:oauth:grant-type:jwt-bearer",
+        ),
+        (
+            {
+                "security.protocol": "sasl_plaintext",
+                "sasl.mechanism": "OAUTHBEARER",
+                "sasl.oauthbearer.method": "oidc",
+                "sasl.oauthbearer.metadata.authentication.type": "azure_imds",
+            },
+            "sasl.oauthbearer.metadata.authentication.type",
         ),
         (
             {

@@ -657,12 +657,12 @@ def test_trace_that_is_not_sampled_stays_so_and_its_context_is_carried_on(option
 
 def test_batch_with_a_record_of_a_sampled_trace_or_none_is_sampled_and_links_those(spans: Spans) -> None:
     unsampled, sampled = traceparent(sampled=False), traceparent(OTHER, SECOND)
-    for headers in ([sampled], []):
+    for headers in ([sampled], [], [("team", b"one")]):
         graph = new_graph()
         graph.map("a", to="x", id="p", batch=True)(lambda values: values)
         run(graph, ("a", "1", [unsampled]), ("a", "2", headers))
-    assert [(parent_of(span), links_of(span)) for span in spans.steps] == [(None, [(OTHER, SECOND)]), (None, [])]
-    assert len(spans.commits) == 2
+    assert [(parent_of(span), links_of(span)) for span in spans.steps] == [(None, [(OTHER, SECOND)]), *[(None, [])] * 2]
+    assert len(spans.commits) == 3
 
 
 def test_commit_of_steps_of_which_one_is_sampled_follows_that_one(spans: Spans) -> None:

@@ -1,4 +1,4 @@
-"""The settings of Java's client, which Spark uses, from librdkafka's."""
+"""Translates librdkafka's settings for Java's client, which Spark uses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NAMES: Final = {
         for name in (
             "client.dns.lookup", "client.rack", "connections.max.idle.ms", "metadata.max.age.ms",
             "reconnect.backoff.max.ms", "reconnect.backoff.ms", "retry.backoff.max.ms", "retry.backoff.ms",
-            "socket.connection.setup.timeout.ms", "ssl.cipher.suites", "ssl.endpoint.identification.algorithm",
+            "socket.connection.setup.timeout.ms", "ssl.endpoint.identification.algorithm",
             "ssl.key.password", "ssl.keystore.location", "ssl.keystore.password",
         )
     },
@@ -28,7 +28,10 @@ _NAMES: Final = {
     "ssl.key.location": "ssl.keystore.key",
     "ssl.key.pem": "ssl.keystore.key",
 }  # fmt: skip
-"""The settings for connections, from librdkafka's names to Java's. Other settings are not translated."""
+"""Java's names of the settings for connections, by librdkafka's. Settings neither here nor for SASL are left out."""
+
+_ONLY_OPENSSL: Final = ("ssl.crl.location", "ssl.cipher.suites", "ssl.curves.list", "ssl.sigalgs.list")
+"""Settings that make a connection safer and that Java has under other names, or not at all."""
 
 _LOGIN_MODULES: Final = {
     "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
@@ -40,7 +43,7 @@ _LOGIN_MODULES: Final = {
 
 OIDC_HANDLER: Final = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginCallbackHandler"
 AWS_HANDLER: Final = "software.amazon.msk.auth.iam.IAMClientCallbackHandler"
-"""It is in the jar software.amazon.msk:aws-msk-iam-auth, which the Spark session needs."""
+"""This class is in the jar software.amazon.msk:aws-msk-iam-auth, which the Spark session needs."""
 
 _ONLY_PKCS8: Final = re.compile(r"-----BEGIN (RSA|EC|DSA) PRIVATE KEY-----")
 
@@ -48,7 +51,7 @@ _ONLY_PKCS8: Final = re.compile(r"-----BEGIN (RSA|EC|DSA) PRIVATE KEY-----")
 def of_java(kafka: Mapping[str, str]) -> dict[str, str]:
     """Returns the settings of Java's client.
 
-    Raises SettingsError for a setting without a counterpart, and for files that cannot be used.
+    Raises SettingsError for a mechanism or certificate check without a counterpart, and for files that cannot be used.
     """
     sign_in = SignIn(kafka)
     found = {_NAMES[name]: _value(name, value) for name, value in kafka.items() if name in _NAMES and value}
@@ -59,8 +62,8 @@ def of_java(kafka: Mapping[str, str]) -> dict[str, str]:
             "enable.ssl.certificate.verification = false: Java's client, which Spark uses, verifies each certificate: "
             "set ssl.ca.location or ssl.ca.pem"
         )
-    if sign_in.get("ssl.crl.location"):
-        raise SettingsError("ssl.crl.location has no counterpart in Java's client, which Spark uses: remove it")
+    for name in filter(sign_in.get, _ONLY_OPENSSL):
+        raise SettingsError(f"{name} has no counterpart in Java's client, which Spark uses: remove it")
     if found.keys() & {"ssl.truststore.location", "ssl.truststore.certificates"}:
         found["ssl.truststore.type"] = "PEM"
     if "ssl.keystore.certificate.chain" in found:
@@ -83,7 +86,11 @@ def _sasl(sign_in: SignIn) -> dict[str, str]:
     found = {"sasl.mechanism": mechanism}
     if mechanism == "AWS_MSK_IAM":
         found["sasl.client.callback.handler.class"] = AWS_HANDLER
-    elif sign_in.is_oidc and sign_in.get(f"{OAUTH}grant.type", "client_credentials") == "client_credentials":
+    elif sign_in.is_oidc:
+        if other := sign_in.other_grant:
+            raise SettingsError(
+                f"{other} has no counterpart in Java's client, which Spark uses: give Spark a user of its own"
+            )
         found["sasl.login.callback.handler.class"] = OIDC_HANDLER
         found["sasl.oauthbearer.token.endpoint.url"] = sign_in.get(f"{OAUTH}token.endpoint.url")
         options = {"clientId": sign_in.get(f"{OAUTH}client.id"), "clientSecret": sign_in.get(f"{OAUTH}client.secret")}
@@ -108,7 +115,7 @@ def _sasl(sign_in: SignIn) -> dict[str, str]:
 
 
 def _authorities_of_endpoint(sign_in: SignIn) -> dict[str, str]:
-    """Returns the JAAS options for the authorities that have signed the certificate of the token endpoint."""
+    """Returns the JAAS options with the authorities to trust for the certificate of the token endpoint."""
     place = sign_in.get("https.ca.location")
     pem = _read("https.ca.location", place) if place and place != "probe" else sign_in.get("https.ca.pem")
     return {"ssl.truststore.type": "PEM", "ssl.truststore.certificates": pem} if pem else {}
@@ -116,7 +123,7 @@ def _authorities_of_endpoint(sign_in: SignIn) -> dict[str, str]:
 
 def _value(name: str, value: str) -> str:
     if name == "ssl.endpoint.identification.algorithm":
-        return "" if value == "none" else value
+        return "" if value.lower() == "none" else value
     if name in ("ssl.certificate.location", "ssl.key.location"):
         return _read(name, value)
     return value
@@ -131,6 +138,6 @@ def _read(name: str, place: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Returns a text as a JAAS string, with line breaks escaped: such a string ends with its line."""
+    """Returns a text as a JAAS string, with line breaks escaped: a JAAS string cannot span lines."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\r", "\\r")
     return f'"{escaped}"'

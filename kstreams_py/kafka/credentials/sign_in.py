@@ -35,7 +35,7 @@ _KNOWN: Final = re.compile(
     r"|ssl\.(ca|certificate|key)\.(location|pem)|ssl\.(key\.password|crl\.location|cipher\.suites)"
     r"|ssl\.endpoint\.identification\.algorithm|https\.ca\.(location|pem)"
     r"|sasl\.(mechanism|username|password)"
-    # the other settings of sasl.kerberos fill the ticket cache, from which kafka-python takes its tickets
+    # all of these but service.name fill the ticket cache, from which kafka-python takes its tickets
     r"|sasl\.kerberos\.(service\.name|principal|keytab|kinit\.cmd|min\.time\.before\.relogin)"
     r"|sasl\.oauthbearer\.(method|client\.id|client\.secret|scope|extensions|token\.endpoint\.url|config|grant\.type)"
 )
@@ -75,26 +75,32 @@ class SignIn:
         return self.mechanism == "OAUTHBEARER" and self.get(f"{OAUTH}method").lower() == "oidc"
 
     @property
+    def other_grant(self) -> str:
+        """The setting with which librdkafka does not send client id and secret to the OIDC server, or ""."""
+        usual = {f"{OAUTH}grant.type": "client_credentials", f"{OAUTH}metadata.authentication.type": "none"}
+        return next((f"{name}={self.get(name)}" for name in usual if self.get(name, usual[name]) != usual[name]), "")
+
+    @property
     def _of_brokers(self) -> str:
-        """The mechanism as brokers know it: MSK's brokers also take a signature of AWS as a token."""
+        """The mechanism as brokers know it: MSK's brokers take an AWS signature as an OAUTHBEARER token."""
         return "OAUTHBEARER" if self.mechanism == "AWS_MSK_IAM" else self.mechanism
 
     def of_librdkafka(self) -> dict[str, Any]:
         """Returns the settings as confluent-kafka takes them."""
         found: dict[str, Any] = dict(self._settings)
         found.pop("oauth.cb", None)
-        if self.mechanism:  # in capitals: brokers compare it with case
+        if self.mechanism:  # in capitals: brokers compare it case-sensitively
             found["sasl.mechanism"] = self._of_brokers
         if self.tokens is not None:
             found["oauth_cb"] = self.tokens
         if self.is_oidc and not (self.get("https.ca.location") or self.get("https.ca.pem")):
-            # by default the wheel's library looks for certificates only where Red Hat keeps them, and gets no token
-            # elsewhere
+            # by default, the library in the wheel looks for certificates only where Red Hat keeps them, and gets no
+            # token on other systems
             found["https.ca.location"] = "probe"
         return found
 
     def of_kafka_python(self) -> dict[str, Any]:
-        """Returns the same settings for kafka-python.
+        """Returns the settings as kafka-python takes them.
 
         Raises SettingsError for a security setting without a counterpart: it must not be left out silently.
         """
@@ -112,8 +118,8 @@ class SignIn:
         elif self.mechanism == "GSSAPI":
             found["sasl_kerberos_service_name"] = self.get("sasl.kerberos.service.name", "kafka")
         elif self.is_oidc:
-            if (grant := self.get(f"{OAUTH}grant.type", "client_credentials")) != "client_credentials":
-                raise _no_counterpart(f"{OAUTH}grant.type={grant}")
+            if other := self.other_grant:
+                raise _no_counterpart(other)
             found["sasl_oauth_token_provider"] = of_oidc(self._settings)
         elif self.tokens is not None:
             found["sasl_oauth_token_provider"] = self.tokens
@@ -166,15 +172,14 @@ class SignIn:
                 )
 
     def _check_oidc(self) -> None:
-        """Checks the settings of the grant client_credentials; librdkafka checks those of other grants itself."""
-        others = {f"{OAUTH}grant.type": "client_credentials", f"{OAUTH}metadata.authentication.type": "none"}
-        if any(self.get(name, usual) != usual for name, usual in others.items()):
+        """Checks the settings of the grant client_credentials; librdkafka checks other grants itself."""
+        if self.other_grant:
             return
         names = [f"{OAUTH}{name}" for name in ("client.id", "client.secret", "token.endpoint.url")]
         self._require(*names, because=f"{OAUTH}method = oidc")
         if not self.get(names[2]).startswith(("https://", "http://")):
             raise SettingsError(f"{names[2]} is not an HTTP address: write https://host/path")
-        if "@" in self.get(names[2]):  # librdkafka logs it
+        if "@" in self.get(names[2]):  # librdkafka logs the URL
             raise SettingsError(f"{names[2]} has a user or an @: set {names[0]} and {names[1]}, and write @ as %40")
         self._exclude("https.ca")
         pairs(self.get(f"{OAUTH}extensions"))
@@ -203,9 +208,9 @@ class SignIn:
         self._context()
 
     def _context(self) -> ssl.SSLContext:
-        """Returns a context with the same authorities, certificate and checks.
+        """Returns a context with the same authorities, certificate and checks as librdkafka.
 
-        Raises SettingsError for what cannot be read.
+        Raises SettingsError for a value that cannot be used.
         """
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         verifies = self.get("enable.ssl.certificate.verification", "true").lower() == "true"
@@ -250,7 +255,7 @@ class SignIn:
 
     @contextmanager
     def _file_of(self, what: str) -> Iterator[tuple[str, str]]:
-        """Yields a file with the value of a setting, and the setting's name: Python reads certificates from files."""
+        """Yields a path with the value of a setting, and the setting's name: Python reads certificates from files."""
         if place := self.get(f"{what}.location"):
             if not os.path.isfile(place) or not os.access(place, os.R_OK):  # noqa: PTH113 pathlib raises for what no path is
                 raise SettingsError(f"{what}.location{shown(place)} is not a readable file: correct it")

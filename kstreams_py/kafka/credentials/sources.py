@@ -1,4 +1,4 @@
-"""Sources of tokens: a function of the user, an OIDC server, AWS."""
+"""Sources of tokens: a user's function, an OIDC server, AWS."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ HTTP_SECONDS: Final = 5.0
 """Seconds that a token endpoint may take to answer."""
 
 ANSWER_BYTES: Final = 1 << 20
-"""A longer answer of a token endpoint is no token."""
+"""The most bytes of a token endpoint's answer that are read."""
 
 REFUSED: Final = (400, 401, 403)
-"""Statuses of a token endpoint that rejects the client's id or secret (RFC 6749, 5.2)."""
+"""Statuses with which a token endpoint rejects the client's id or secret (RFC 6749, 5.2)."""
 
 RETURNS: Final = "it returns (token, expiry in seconds since 1970), or also (..., principal, extensions)"
 
@@ -184,7 +184,7 @@ def _of_oidc(settings: frozenset[tuple[str, str]]) -> TokenSource:
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """Follows no redirect: urllib would send the client's secret to any host that it names."""
+    """Follows no redirect: urllib would send the client's secret to any host that the redirect names."""
 
     def redirect_request(self, *_: Any) -> None:
         return None

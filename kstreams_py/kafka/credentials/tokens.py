@@ -21,7 +21,7 @@ ASK_SECONDS: Final = 8.0
 """Seconds that a client waits for a token: confluent-kafka waits 10 s for its callback, and reports no reason."""
 
 KEPT_PART: Final = 0.8
-"""The part of a token's life after which a new one is requested; librdkafka calls its callback by the same rule."""
+"""The fraction of a token's life after which a new one is requested; librdkafka calls its callback by the same rule."""
 
 _TOKEN: Final = re.compile(r"[\x21-\x7e]+")
 _EXTENSION: Final = re.compile(r"[A-Za-z]+")
@@ -37,7 +37,7 @@ class Token:
     - `principal`: its owner; librdkafka only logs it.
     - `extensions`: SASL extensions that are sent with it.
 
-    Raises ValueError, without the token, for a token that no client would send.
+    Raises ValueError, which does not show the token, for a token that no client would send.
     """
 
     value: str = field(repr=False)
@@ -62,9 +62,10 @@ class TokenSource:
     """
 
     def __init__(self, name: str, ask: Callable[[], Token], clock: Callable[[], float] = time.time) -> None:
-        """`name`: the source of the tokens, for messages. `ask`: gets a token from it, in its own thread.
+        """`name`: the source of the tokens, for messages. `ask`: gets a token from the source, in its own thread.
 
-        An exception of `ask` is reported as the reason why there is no token; of BrokerUnavailable only the message.
+        An exception that `ask` raises is reported as the reason why there is no token; BrokerUnavailable only by its
+        message.
         """
         self._name = name
         self._ask = ask

@@ -1,10 +1,10 @@
 """Discards dead letters: marks those that nobody needs, so that they no longer wait.
 
-A discard deletes nothing: a dead letter stays in its topic as long as that keeps it. Its mark is written as a replay
-writes its own, in a transaction under the same transactional id. So a discard that dies leaves each dead letter marked
-or not, none is marked twice, and a discard and a replay that run concurrently cannot both take the same dead letter.
+A discard deletes nothing: a dead letter stays in its topic as long as the topic keeps it. A discard writes its marks as
+a replay does: in transactions with the same transactional id. After a crash, each dead letter is either marked or not.
+No dead letter is marked twice, and a discard and a replay that run concurrently cannot both take the same dead letter.
 
-Only the selected dead letters are marked, and not others of the same delivery: one of these may be forged.
+Only the selected dead letters are marked, not others with the same delivery hash: a forged dead letter may have it too.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def check_reason(reason: str) -> str:
 
 
 class Discard:
-    """The dead letters that a discard marks: the selected ones that wait when it is made."""
+    """The dead letters that a discard marks: the selected ones that wait when it is created."""
 
     def __init__(
         self,
@@ -50,12 +50,12 @@ class Discard:
         reason: str,
         report: Callable[[Letter], None] = lambda _: None,
     ) -> None:
-        """Reads them, and writes nothing.
+        """Reads the dead letters, and writes nothing.
 
-        - `report`: called with each of them.
+        - `report`: called with each dead letter to mark.
 
-        Raises UserMistake for a selection that names what does not exist, GraphError or TopicError if there are no dead
-        letters, and NotAuthorized.
+        Raises UserMistake if the selection names something that does not exist, GraphError or TopicError if there is no
+        dead-letter topic, and NotAuthorized.
         """
         self._graph, self._environment = graph, environment
         self._reader = reader = LetterReader(graph, environment)
@@ -71,11 +71,11 @@ class Discard:
 
     @property
     def unreadable(self) -> list[str]:
-        """Records of the topics that are no dead letters, each with the reason."""
+        """See LetterReader.unreadable."""
         return self._reader.unreadable
 
     def run(self) -> None:
-        """Marks them. Raises NotAuthorized, and Replaced if a replay or another discard begins."""
+        """Marks the dead letters. Raises NotAuthorized, and Replaced if a replay or another discard begins."""
         transactions = ReplayTransactions(self._graph, self._reader, self._environment)
         try:
             transactions.start()

@@ -1,8 +1,8 @@
 """The inputs of dead letters, read again from their topics and compared with the copies in the dead letters.
 
-Anyone who may write to a topic of dead letters can forge one: with another value, or with the delivery hash of another
-record, which a sink would then skip as a duplicate. So a step is run with the records in the input topics, and a dead
-letter that differs from them is not replayed.
+Anyone who may write to a dead-letter topic can forge a dead letter: with another value, or with the delivery hash of
+another record, which a sink would then skip as a duplicate. So a step is run with the records in the input topics, and
+a dead letter that differs from them is not replayed.
 """
 
 from __future__ import annotations
@@ -22,10 +22,13 @@ from kstreams_py.records import Inputs, Message, Positions, TopicPartition, too_
 from kstreams_py.steps.environment import Environment
 
 AHEAD_MAX: Final = 128
-"""The maximum number of records in one read: dead letters are replayed by partition, in the order of their inputs."""
+"""The maximum number of records in one read.
+
+Reading ahead helps, because dead letters are replayed by partition, in the order of their inputs.
+"""
 
 AHEAD_BYTES: Final = 1_000_000
-"""The next read is smaller if one had more bytes than this."""
+"""A read of more bytes than this makes the next one smaller."""
 
 NOT_COMPARED: Final = "nothing shows that a worker wrote it: --unverified trusts its content"
 
@@ -36,7 +39,7 @@ class Originals:
     def __init__(self, graph: Graph, environment: Environment, *, unverified: bool = False) -> None:
         """Makes no request.
 
-        - `unverified`: trusts dead letters whose inputs are no longer in their topics.
+        - `unverified`: trusts dead letters that cannot be compared with the records in their input topics.
         """
         self._cluster = environment.cluster
         self._value_bytes_max = environment.settings.value_bytes_max
@@ -60,7 +63,7 @@ class Originals:
         if ahead := self._not_delivered(letter, processor):
             return ahead
         read = map(self._original, letter.inputs)
-        found = tuple(m for m in read if m is not None)  # a record with an empty value counts as False
+        found = tuple(m for m in read if m is not None)  # a record with an empty value is falsy
         if len(found) < len(letter.inputs):
             return self._believe(letter, "its inputs are no longer in their topics")
         for said, original in zip(letter.inputs, found, strict=True):
@@ -81,10 +84,10 @@ class Originals:
         return letter.inputs if self._unverified else f"{why}, and {NOT_COMPARED}"
 
     def _not_delivered(self, letter: Letter, processor: Processor) -> str:
-        """Returns why the workers will run the step themselves; "" if their group has passed its inputs."""
+        """Returns why the workers will run the step themselves; "" if their group has passed the step's inputs."""
         if (left := self._left(letter, processor)) is None:
             return ""
-        # the offsets that were read before may be outdated
+        # the offsets that were read earlier may be outdated
         partitions = {TopicPartition(each.name, each.number) for each in letter.inputs}
         read = self._committed.read(processor, partitions)
         self._positions[processor.id] = self._positions.get(processor.id, {}) | read
@@ -126,7 +129,7 @@ def _difference(letter: Letter, said: Input, original: Message) -> str:
             continue
         try:
             is_same = read(said) == read(original)
-        except DecodeError:  # the dead letter of such a record names that error
+        except DecodeError:  # a worker's dead letter would name this part as cut
             is_same = False
         if not is_same:
             return part
@@ -134,7 +137,7 @@ def _difference(letter: Letter, said: Input, original: Message) -> str:
 
 
 def _hash(letter: Letter, ids: Mapping[str, str | None]) -> bytes | None:
-    """Returns the delivery hash of a step on these offsets and topic ids; None if a topic does not exist."""
+    """Returns the delivery hash of a dead letter's step, with these topic ids; None if a topic does not exist."""
     found = [(m.name, topic_id, m.number, m.at) for m in letter.inputs if (topic_id := ids[m.name]) is not None]
     if len(found) < len(letter.inputs):
         return None

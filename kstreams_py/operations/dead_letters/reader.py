@@ -26,7 +26,7 @@ from kstreams_py.steps.environment import Environment
 logger = logging.getLogger(__name__)
 
 UNREADABLE_NAMED: Final = 20
-"""The maximum number of records that are no dead letters, or no marks, and that are named one by one."""
+"""The maximum number of foreign records that are named one by one: among dead letters, and among marks."""
 
 MARK: Final = "mark of a replayed dead letter"
 
@@ -39,9 +39,9 @@ TOLD_SECONDS: Final = 1.0
 def await_letters(graph: Graph, environment: Environment, *, required: bool = True) -> None:
     """Waits until no open transaction hides dead letters that were written before this call.
 
-    - `required`: same as LetterReader.
+    - `required`: see LetterReader.
 
-    Raises BrokerUnavailable if one stays open longer than its timeout allows, and the same as LetterReader.
+    Raises BrokerUnavailable if a transaction stays open longer than its timeout allows, and the same as LetterReader.
     """
     cluster, settings = environment.cluster, environment.settings
     topics = LetterReader(graph, environment, required=required).topics
@@ -86,8 +86,8 @@ class _Foreign:
 class SelectedLetters(NamedTuple):
     """The selected dead letters that wait.
 
-    - `places`: each with all waiting dead letters of its delivery. At least once, a crash can leave several of them.
-    - `discarded`: how many of the selected ones are discarded.
+    - `places`: each with all waiting dead letters of its delivery. With at_least_once, a crash can leave several.
+    - `discarded`: how many selected dead letters do not wait because they are discarded.
     """
 
     places: dict[LetterPlace, list[LetterPlace]]
@@ -100,7 +100,8 @@ class LetterReader:
     def __init__(self, graph: Graph, environment: Environment, *, required: bool = True) -> None:
         """Finds the topics of the dead letters. Raises TopicError if one is missing.
 
-        - `required`: raises GraphError if the graph declares no topic for dead letters; else there are none to read.
+        - `required`: raises GraphError if the graph declares no dead-letter topic. If False, there is nothing to read
+          in that case.
         """
         self._cluster = environment.cluster
         attempts = Attempts(f"{graph.name}: dead letters", graph.name, environment.sleep)
@@ -138,7 +139,7 @@ class LetterReader:
 
     @property
     def unreadable(self) -> list[str]:
-        """The records that are no dead letters or no marks, and why; of the last calls of `letters` and `marks`."""
+        """The records that the last `letters` and `marks` could not read, each with the reason."""
         return self._no_letters.described() + self._no_marks.described()
 
     def marks(self, *, discards: bool = True) -> dict[LetterPlace, Mark]:
@@ -172,14 +173,14 @@ class LetterReader:
                 continue
             try:
                 found[place] = read_mark(m)
-            except ValueError as error:  # compaction may have replaced a mark by it, and nothing may be sent twice
+            except ValueError as error:  # this record may have replaced a mark (compaction): send nothing twice
                 found[place] = Mark(m.timestamp()[1])
                 counts = f"the dead letter {place}, which its key names, counts as replayed"
                 self._no_marks.add(f"{foreign(m, MARK, error)}: {counts}")
         return found if discards else {place: mark for place, mark in found.items() if not mark.is_discard}
 
     def deleted(self, places: Collection[LetterPlace]) -> list[LetterPlace]:
-        """Returns the places whose dead letters the retention of their topic has deleted."""
+        """Returns the places of dead letters that retention has deleted."""
         starts = ask_clusters(self._graph, self._cluster, self._ends, lambda cluster, each: cluster.starts(each))
         return sorted(each for each in places if each.offset < starts.get(TopicPartition(*each[:2]), 0))
 
@@ -190,7 +191,7 @@ class LetterReader:
     def selected(self, selection: LetterSelection) -> Iterator[Letter]:
         """Yields the selected dead letters, including replayed ones.
 
-        After the last, raises UserMistake for names and places that do not exist.
+        Raises UserMistake after the last one if the selection names something that does not exist.
         """
         return (letter for letter, fits in self._judged(selection) if fits)
 
@@ -207,7 +208,7 @@ class LetterReader:
         return SelectedLetters({place: waiting[digest] for place, digest in chosen.items()}, discarded)
 
     def _judged(self, selection: LetterSelection) -> Iterator[tuple[Letter, bool]]:
-        """Yields all dead letters, each with whether it is selected; then checks that the selection names real ones."""
+        """Yields each dead letter, and whether it is selected; then checks the names in the selection."""
         processors, named = set[str](), False
         for letter in self.letters():
             processors.add(letter.processor_id)
@@ -219,7 +220,7 @@ class LetterReader:
     def _check(self, selection: LetterSelection, processors: Collection[str], *, named: bool) -> None:
         """Raises UserMistake for a selection with a processor, topic or place that does not exist.
 
-        - `processors`: the ids of those that have dead letters; the graph may no longer have them.
+        - `processors`: the ids of the processors with dead letters; the graph may no longer declare them.
         - `named`: whether a dead letter matches the selection.
         """
         declared = [*(each.id for each in self._graph.processors), *(each.id for each in self._graph.tasks)]

@@ -6,7 +6,7 @@ letter in one transaction of its own producer. It does not write the inputs to t
 that topic would read them, other outputs would be doubled, the step would have another delivery hash, and a join would
 pair the record with one that it does not belong to.
 
-**After a crash.** A new replay first fences the previous one, which ends its transaction, and then reads the marks. A
+**After a crash.** A new replay first fences the previous one, and so ends its transaction, then reads the marks. A
 dead letter has its outputs and its mark, or neither: nothing is sent twice, and nothing is lost. The function runs
 again for dead letters that were not committed, with the delivery hash of the first delivery: a sink that stores the
 hash skips rows that it has. If two replays run concurrently, the second fences the first, which exits with status 4.
@@ -19,27 +19,27 @@ hash skips rows that it has. If two replays run concurrently, the second fences 
 - those records are no longer in their topics. With `--unverified`, a dead letter that was not cut is trusted then.
 
 A replay writes no dead letters: it tries each once, so there is no loop. After Stop, or an exception that stops a
-worker (`stop_on`, a registry without an answer), the replay commits the finished steps and ends.
+worker (`stop_on`, a registry that does not answer), the replay commits the finished steps and ends.
 
-- *Joins*: the dead letter has one record of each input. The function gets them in the order of the graph's inputs.
+- *Joins*: the dead letter has one record of each input. The function gets them in the order of its processor's inputs.
 - *Alts*: the dead letter has the one input that was chosen. No journal is needed, because nothing is chosen again.
 - *Batches*: the function gets a list of one value.
 - *Refused outputs*: a dead letter for a refused output is replayed like others. With at_most_once, other outputs of the
-  step are written already: the dead letter stays if the step could have several outputs.
-- *Sinks with a target*: rows are stored by their delivery hashes before the mark is committed; after a crash in between
-  the target knows them. With offsets as evidence a dead letter stays: a crash in between would store its rows twice.
+  step have already been written: the dead letter stays if the step could have several outputs.
+- *Sinks with a target*: rows are stored with their delivery hashes before the mark is committed. After a crash in
+  between, the target recognizes them. With offsets as evidence a dead letter stays: a crash would store its rows twice.
 - *At least once*: a crash can leave several dead letters of one delivery: one is run, and all are marked. If the
   delivery succeeded after its dead letter was written, a replay sends it once more, as this guarantee allows.
 - *Weaker guarantees*: outputs and marks are transactional for them too. A reader must be `read_committed`, or it sees
   the outputs of aborted attempts. Side effects of a function may happen more than once under every guarantee.
-- *Order*: the outputs of a dead letter come later than those of its neighbours, with the timestamp of the input. Dead
+- *Order*: the outputs of a dead letter come later than its neighbours' outputs, with the timestamp of the input. Dead
   letters are replayed by partition in the order in which they failed.
 - *Offsets that were set back*: a dead letter stays until the group has passed its inputs again, because the workers
   will read them. A delivery that fails again writes a new dead letter, which is replayed on its own.
 
 Marks are in `__ks.<graph>.replayed` (compacted). A replay deletes the marks of deleted dead letters. If that topic is
 deleted, all dead letters count as neither replayed nor discarded. A replay leaves discarded dead letters out, unless
-`--discarded` takes them as well: its marks then take the place of theirs.
+`--discarded` includes them: its marks then replace the marks of the discard.
 """
 
 from __future__ import annotations
@@ -79,9 +79,9 @@ class RowWriter:
         self._connections: dict[str, SinkConnection] = {}
 
     def write(self, steps: Iterable[Done]) -> None:
-        """Stores the rows of steps, grouped by processor. A row whose hash is stored already stays as it is.
+        """Stores the rows of steps, grouped by processor. A row whose hash is already stored stays as it is.
 
-        Raises RowRefused if a target will never accept one of them, SinkUnavailable if a target cannot be used.
+        Raises RowRefused if a target will never accept a row, SinkUnavailable if a target cannot be used.
         """
         rows: dict[str, list[Row]] = defaultdict(list)
         for step in steps:
@@ -133,7 +133,7 @@ class Summary:
 
     - `discarded`: how many of the selected ones were left out, because they are discarded.
     - `stopped`: why the replay ended early; "" if it did not.
-    - `unreadable`: records of the topics that are no dead letters, each with the reason.
+    - `unreadable`: see LetterReader.unreadable.
     """
 
     counts: dict[ReplayOutcome, int] = field(default_factory=lambda: dict.fromkeys(ReplayOutcome, 0))
@@ -163,7 +163,7 @@ def plan_replay(
     for letter, inputs in _prepared(reader, steps, chosen.__contains__):
         why = inputs if isinstance(inputs, str) else ""
         outcome = ReplayOutcome.STAYS if why else ReplayOutcome.REPLAYED
-        summary.counts[outcome] += 1
+        summary.counts[outcome] += 1 if why else len(chosen[letter.place])
         report(letter, outcome, why)
     summary.unreadable = reader.unreadable
     return summary
@@ -180,12 +180,12 @@ def replay(
 ) -> Summary:
     """Replays the selected dead letters that wait.
 
-    - `unverified`: trusts dead letters whose inputs are no longer in their topics, and replays them as well.
-    - `takes_discarded`: replays discarded dead letters as well.
+    - `unverified`: also replays dead letters that cannot be compared with the records in their input topics.
+    - `takes_discarded`: also replays discarded dead letters.
 
-    Raises UserMistake for a selection that names what does not exist, GraphError or TopicError if there are no dead
-    letters, NotAuthorized, Replaced if another replay or a discard begins, and an exception of a function that stops a
-    worker.
+    Raises UserMistake if the selection names something that does not exist, GraphError or TopicError if there is no
+    dead-letter topic, NotAuthorized, Replaced if another replay or a discard begins, and an exception of a function
+    that stops a worker.
     """
     reader = LetterReader(graph, environment)
     transactions = ReplayTransactions(graph, reader, environment, takes_discarded=takes_discarded)
@@ -202,7 +202,7 @@ def replay(
 def _prepared(
     reader: LetterReader, steps: LetterSteps, waits: Callable[[LetterPlace], bool]
 ) -> Iterator[tuple[Letter, Inputs | str]]:
-    """Yields waiting dead letters, one of each delivery, with the inputs of its step; and each that stays, with why.
+    """Yields one waiting dead letter of each delivery, with the inputs of its step; and each that stays, with why.
 
     A dead letter that stays does not represent its delivery, because it may be forged.
     """
@@ -243,9 +243,10 @@ class _Replay:
         chosen, self._summary.discarded = self._reader.waiting(selection, self._transactions.marks)
 
         def waits(place: LetterPlace) -> bool:
-            # another replay may have run since: see Transactions.marks
+            # another replay may have run since: see ReplayTransactions.marks
             return place in chosen and self._transactions.marks.keys().isdisjoint(chosen[place])
 
+        letters = len({place for places in chosen.values() for place in places})
         for letter, inputs in _prepared(self._reader, self._steps, waits):
             try:
                 self._run_step(letter, chosen[letter.place], inputs)
@@ -257,7 +258,7 @@ class _Replay:
                 raise
             if self._is_due:
                 self._commit()
-                self._show_progress(len(chosen))
+                self._show_progress(letters)
         self._commit()
         self._summary.unreadable = self._reader.unreadable
         return self._summary
@@ -308,8 +309,8 @@ class _Replay:
         self._summary.counts[outcome] += letters
         self._report(letter, outcome, why)
 
-    def _show_progress(self, deliveries: int) -> None:
+    def _show_progress(self, letters: int) -> None:
         if self._clock() - self._shown >= PROGRESS_SECONDS:
             self._shown = self._clock()
             counts = ", ".join(f"{count:,} {outcome}" for outcome, count in self._summary.counts.items() if count)
-            logger.info("dead letters: %s, of %s", counts, f"{deliveries:,}")
+            logger.info("dead letters: %s, of %s", counts, f"{letters:,}")

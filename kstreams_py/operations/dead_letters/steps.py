@@ -111,7 +111,7 @@ class LetterSteps:
 
 
 class _OneStep(Tasks):
-    """The task of one step. Its delivery hash is that of the dead letter, even if a topic was created again."""
+    """The task of one step. It keeps the delivery hash of the dead letter, even if a topic was created again."""
 
     _digest = b""
 

@@ -18,7 +18,7 @@ EXAMPLE_LENGTH: Final = 100
 """The maximum length of an example's message in the list."""
 
 REASONS_SHOWN: Final = 3
-"""The maximum number of reasons that the list shows of a group; JSON has all of them."""
+"""The maximum number of reasons that the list shows for a group; JSON has all of them."""
 
 VALUE_LENGTH: Final = 2_000
 """The maximum length of a key, value or header in the text; JSON has all of it."""
@@ -127,7 +127,7 @@ class Describer:
 
 
 def show_class(name: str) -> str:
-    """Returns the name of an exception's class as a person writes it: without the module if that is known."""
+    """Returns the name of an exception's class, without the module if that is builtins or kstreams_py.errors."""
     return name.removeprefix("builtins.").removeprefix("kstreams_py.errors.")
 
 
@@ -151,7 +151,7 @@ def group_as_json(processor: str, error: str, each: LetterGroup) -> str:
 def groups_as_text(groups: Mapping[tuple[str, str], LetterGroup]) -> str:
     """Returns a table of groups: processor, exception class, counts, first and last time.
 
-    Below each are its example, and why some of its dead letters are discarded.
+    Below each group are an example, and the reasons why its dead letters were discarded.
     """
     head = ("processor", "error", "waiting", "replayed", "discarded", "first", "last")
     rows = [

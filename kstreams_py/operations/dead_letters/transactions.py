@@ -76,7 +76,7 @@ class ReplayTransactions:
         self._open = False
         self._batch_bytes: int | None = None
         self.marks: dict[LetterPlace, Mark] = {}
-        """The marks that were there when this producer started. Nobody else writes marks while it is used."""
+        """The marks that existed when this producer started. Nobody else writes marks while it is in use."""
 
     def start(self) -> None:
         """Fences the previous replay, waits for the end of its transaction, then reads the marks.
@@ -102,7 +102,7 @@ class ReplayTransactions:
         self._write(partial(self._records, steps))
 
     def mark(self, marks: Mapping[LetterPlace, Output]) -> None:
-        """Writes those of these marks whose dead letters have none, MARKS_MAX in a transaction.
+        """Writes the marks of dead letters that have no mark yet, up to MARKS_MAX in a transaction.
 
         Raises Replaced if a replay or another discard began.
         """
@@ -115,7 +115,7 @@ class ReplayTransactions:
         self._write(lambda: outputs)
 
     def _records(self, steps: Sequence[Done]) -> list[Output]:
-        """Returns the outputs of the steps that no mark names, and their marks."""
+        """Returns the outputs and the marks of the steps that have no mark yet."""
         left = [step for step in steps if self.marks.keys().isdisjoint(step.places)]
         topic, topics = self._graph.replayed, self._reader.topics
         outputs = [output for step in left for output in step.outputs]
@@ -125,14 +125,14 @@ class ReplayTransactions:
         return [mark for place, mark in marks if place not in self.marks]
 
     def _deletions(self, places: Sequence[LetterPlace]) -> list[Output]:
-        """Returns tombstones for the marks that exist of these places."""
+        """Returns tombstones for the existing marks of these places."""
         topic, topics = self._graph.replayed, self._reader.topics
         return [deletion_record(topic, place, topics) for place in places if place in self.marks]
 
     def _write(self, records: Callable[[], Sequence[Output]]) -> None:
         """Writes one transaction, and repeats it until it succeeds.
 
-        - `records`: returns the records that, by the marks, are still to be written.
+        - `records`: returns the records that are still to be written, according to the marks.
 
         Each new producer reads the marks again: the last transaction may be committed, or another replay may have run.
         """
@@ -160,7 +160,7 @@ class ReplayTransactions:
     def end(self) -> None:
         """Aborts the open transaction, if any, and drops the producer."""
         if self._open:
-            with suppress(KStreamsError):  # the error that ends the replay is raised already
+            with suppress(KStreamsError):  # the error that ends the replay has already been raised
                 self._abort()
         if self._producer is not None:
             self._producer.drop()

@@ -11,7 +11,7 @@ from kstreams_py.operations.doctor.of_graphs import OF_GRAPH, OF_OUTPUTS
 
 
 def diagnose(facts: Facts, examined: Examined | None) -> list[Finding]:
-    """Returns all findings, the worst first; without a graph only those of the cluster."""
+    """Returns all findings, the worst first; without a graph, only the cluster's."""
     found = [finding for rule in OF_CLUSTER for finding in rule(facts)]
     if examined is not None:
         found += [finding for of_graph in OF_GRAPH for finding in of_graph(facts, examined)]

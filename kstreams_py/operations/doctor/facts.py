@@ -37,11 +37,11 @@ OPEN_SECONDS: Final = 60.0
 """Age in seconds from which an open transaction is reported."""
 
 COUNT_SECONDS: Final = 10.0
-"""Seconds of counting dead letters: of more, the finding says at least how many there are."""
+"""Seconds for counting dead letters: if they do not suffice, the finding says "at least"."""
 
 
 SHOWN: Final = 3
-"""The most refused inputs of a source that are shown."""
+"""The maximum number of refused inputs that are shown for a source."""
 
 
 class Examination:
@@ -106,12 +106,12 @@ class Examination:
         no_tasks, none_gone = list[TaskStatus](), list[UndeclaredProcessor]()
         declared = {topic.name for topic in graph.topics.values() if not topic.cluster}
         tasks = no_tasks
-        if declared <= cluster.topics.keys():  # or no worker starts, which is a finding of its own
+        if declared <= cluster.topics.keys():  # else no worker starts, which is a finding of its own
             tasks = self._look("the next start", lambda: list(read_status(graph, environment, groups)), no_tasks)
         return tasks, self._look("former processors", lambda: find_undeclared(graph, environment, groups), none_gone)
 
     def _others(self) -> tuple[list[Facts], dict[str, str]]:
-        """Returns the facts of the graph's other clusters, and by name why some of them do not answer."""
+        """Returns the facts of the graph's other clusters that answer, and why the rest do not, by name."""
         found, away = list[Facts](), dict[str, str]()
         if self._examined is None:
             return found, away
@@ -130,7 +130,7 @@ class Examination:
     def _find(
         self, settings: Settings, cluster: ClusterDescription, unseen: dict[str, str]
     ) -> Sequence[FoundTransaction]:
-        """Returns transactions that hang or are open for long; notes in `unseen` where it could not look for them."""
+        """Returns transactions that hang or have been open for long; notes in `unseen` where it could not look."""
         looked = [name for name in cluster.topics if name != TRANSACTIONS_TOPIC]
         transactions = Transactions(TransactionAdmin(settings))
         found = _look("transactions", lambda: transactions.find(looked, OPEN_SECONDS), Findings([], {}), unseen)
@@ -159,7 +159,7 @@ class Examination:
         return _look(subject, ask, otherwise, self._unseen)
 
     def _logs(self, admin: ClusterAdmin, cluster: ClusterDescription, positions: GroupPositions, now: float) -> Logs:
-        """Returns the logs of partitions with a position and a leader, with the records that retention.ms keeps."""
+        """Returns the logs of partitions with a position and a leader; `since`: for all and half of retention.ms."""
         wanted: dict[TopicPartition, tuple[int, ...]] = {}
         for tp in {tp for each in positions.values() for tp in each}:
             topic = cluster.topics.get(tp.topic)
@@ -171,7 +171,7 @@ class Examination:
         return admin.logs(wanted, bounded & {tp.topic for tp in wanted})
 
     def _expired(self, cluster: ClusterDescription, positions: GroupPositions) -> dict[str, list[TopicPartition]]:
-        """Returns input partitions that were begun and have no position, by processor."""
+        """Returns input partitions that a processor has begun and that have no position, by processor."""
         examined, asked = self._examined, self._environment.cluster
         if examined is None or examined.graph.beginnings not in cluster.topics or POSITIONS in self._unseen:
             return {}

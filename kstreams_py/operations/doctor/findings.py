@@ -1,4 +1,4 @@
-"""What a finding is, as text and as JSON, and the facts of which the rules derive it."""
+"""What a finding is, as text and as JSON, and the facts from which the rules derive it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Finding:
 class LettersFact:
     """The dead letters of a topic that wait.
 
-    - `count`: how many, of those that were counted.
+    - `count`: how many were counted.
     - `is_whole`: whether all were counted.
     - `since`: the time of the first, as text; None if it has none.
     """
@@ -59,11 +59,11 @@ class LettersFact:
 
 @dataclass(frozen=True, slots=True)
 class SourceFact:
-    """How the inputs of a source stand.
+    """The status of the inputs of a source.
 
-    - `medium`: what it reads, as text.
-    - `status`: None if it could not be looked at.
-    - `why`: why not; "" if the source keeps nothing that could be looked at, as one of requests.
+    - `medium`: what the source reads, as text.
+    - `status`: None if the source could not be inspected.
+    - `why`: why not; "" if the source keeps nothing to inspect, such as a source of requests.
     """
 
     medium: str
@@ -79,14 +79,14 @@ class Facts:
     - `expired`: input partitions that a processor has begun to read and that have no position, by the processor's id.
     - `tasks`: the status of each task, see `kstreams recover status`.
     - `undeclared`: processors that the graph no longer declares.
-    - `found`: transactions that hang or are open for long.
+    - `found`: transactions that hang or have been open for long.
     - `letters`: the dead letters that wait, by topic.
     - `client`, `tested_clients`: versions of librdkafka.
     - `now`: seconds since 1970.
-    - `unseen`: the missing right, by the subject that could not be seen.
+    - `unseen`: why a subject could not be seen, such as a missing right, by subject.
     - `name`: the cluster's name in the settings; "" for the graph's own.
     - `others`: the other clusters to which the graph writes.
-    - `away`: those of them that do not answer, and why.
+    - `away`: why other clusters do not answer, by name.
     - `sources`: the sources of the graph, by name.
     """
 
@@ -114,17 +114,17 @@ class Facts:
         return cluster_option(self.name)
 
     def least(self, setting: str) -> int | None:
-        """Returns the smallest value of a setting among the brokers; None if none shows it."""
+        """Returns the smallest value of a setting among the brokers; None if no broker shows it."""
         return min((int(each[setting]) for each in self.cluster.brokers.values() if setting in each), default=None)
 
 
 class TopicReader(NamedTuple):
     """What reads topics as a group: a processor, or the tasks that read a topic.
 
-    - `name`: the id of the processor, or those of the tasks.
+    - `name`: the id of the processor, or the ids of the tasks.
     - `outputs`: the topics that it writes.
     - `errors`: its dead-letter topic; None for none.
-    - `is_processor`: whether `kstreams recover` moves its positions; it leaves those of tasks alone.
+    - `is_processor`: whether `kstreams recover` moves its positions; it does not move the positions of tasks.
     """
 
     name: str
@@ -148,7 +148,7 @@ class Examined:
 
     @property
     def readers(self) -> list[TopicReader]:
-        """All groups of the graph, each with what reads its topics."""
+        """The readers of the graph, one for each group."""
         found = [
             TopicReader(each.id, self.group(each), each.inputs, each.outputs, each.errors, is_processor=True)
             for each in self.graph.processors

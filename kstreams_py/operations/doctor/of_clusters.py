@@ -12,14 +12,14 @@ from kstreams_py.operations.doctor.findings import Facts, Finding, Severity, sho
 from kstreams_py.operations.transactions.hanging import headline
 
 LEAST_RETENTION_MINUTES: Final = 7 * 24 * 60
-"""Kafka's default of offsets.retention.minutes: with less, a graph that stands still for days loses its positions."""
+"""Kafka's default for offsets.retention.minutes: with less, a graph that stands still for days loses its positions."""
 
 TESTED_BROKERS: Final = frozenset({"4.3"})
 """Releases of Kafka with which this package is tested."""
 
 
 def find_transactions(facts: Facts) -> Iterator[Finding]:
-    """Finds transactions that hang, or are open for long."""
+    """Finds transactions that hang, or have been open for long."""
     for each in facts.found:
         transaction, place = each.transaction, each.partition
         held = "the positions of groups" if place.topic == POSITIONS_TOPIC else "all records behind it"
@@ -149,7 +149,7 @@ def find_offsets_retention(facts: Facts) -> Iterator[Finding]:
 
 
 def find_versions(facts: Facts) -> Iterator[Finding]:
-    """Finds a client or brokers of a version that is not tested."""
+    """Finds a client or brokers whose version is not tested."""
     if facts.client and facts.client not in facts.tested_clients:
         yield Finding(
             Severity.WARNING,

@@ -61,7 +61,7 @@ def find_partitions(facts: Facts, examined: Examined) -> Iterator[Finding]:
 
 
 def find_positions(facts: Facts, examined: Examined) -> Iterator[Finding]:
-    """Finds positions with which the next start ends with InputLost."""
+    """Finds positions that make the next start end with InputLost."""
     for reader, tp, position, log in _positions(facts, examined):
         if log.start <= position <= log.stable:
             continue
@@ -96,7 +96,7 @@ def find_refusals(facts: Facts, examined: Examined) -> Iterator[Finding]:
     for task in facts.tasks:
         subjects = {f"{task.processor}: {topic}[{task.partition}]" for topic in inputs[task.processor]}
         if task.is_refused and known.isdisjoint(subjects | {task.processor}):
-            # those that differ only in their numbers, of partitions and offsets, are one finding
+            # errors that differ only in numbers, of partitions and offsets, are one finding
             refused.setdefault(re.sub(r"\d+", "0", task.ends), []).append(task)
     for tasks in refused.values():
         yield Finding(
@@ -109,7 +109,7 @@ def find_refusals(facts: Facts, examined: Examined) -> Iterator[Finding]:
 
 
 def find_doubts(facts: Facts, examined: Examined) -> Iterator[Finding]:
-    """Finds processors that the next start does not refuse, and does with them what may not be meant."""
+    """Finds processors that the next start does not refuse but may treat in an unintended way."""
     for processor in examined.graph.processors:
         tasks = [each for each in facts.tasks if each.processor == processor.id and not each.is_refused]
         if others := ", ".join(dict.fromkeys(name for each in tasks for name in each.new_name_of)):
@@ -165,7 +165,7 @@ def find_retention(facts: Facts, examined: Examined) -> Iterator[Finding]:
 
 
 def _of_time(reader: TopicReader, tp: TopicPartition, position: int, log: LogInfo, retention: int) -> Iterator[Finding]:
-    """Compares the next record with retention.ms. `log.since` has the first offsets within all and half of it."""
+    """Compares the next record's age with retention.ms. `log.since` has the first offsets within all and half of it."""
     shares = zip(("all", "half"), sorted(log.since.items()), strict=False)
     if ages := [share for share, (_, young) in shares if position < young]:
         yield Finding(
@@ -219,7 +219,7 @@ def find_own_topics(facts: Facts, examined: Examined) -> Iterator[Finding]:
 
 
 def find_delivered(facts: Facts, examined: Examined) -> Iterator[Finding]:
-    """Finds topics beside outputs on another cluster that may lose the record of the newest delivery."""
+    """Finds topics of deliveries to another cluster that may lose the record of the newest delivery."""
     for processor in examined.graph.processors:
         name = examined.graph.delivered(processor)
         if name is None or processor.cluster != facts.name or name not in facts.cluster.topics:

@@ -53,7 +53,7 @@ class Lines:
         if declared is not None and graph is not None and declared.value is dead_letters():
             self._letters = Describer(graph, registry)
         self.shows_bytes = False
-        """Whether a line had bytes that are no text, and no serde to decode them."""
+        """Whether a line had bytes that are not text, and no serde to decode them."""
         self._has_graph = graph is not None
 
     def parse(self, line: bytes) -> Output:
@@ -83,7 +83,7 @@ class Lines:
         )
 
     def plain(self, key: str | None, value: str, headers: Sequence[str], partition: int | None) -> Output:
-        """Returns the record of a key and a value as text, and of headers as name=value. Raises UserMistake.
+        """Returns the record for a key and a value as text, and headers as name=value. Raises UserMistake.
 
         A serde of text or bytes takes the text itself; for any other serde the text is JSON.
         """
@@ -149,7 +149,7 @@ class Lines:
         return text
 
     def show_letter(self, m: Message) -> str | None:
-        """Returns a dead letter as `kstreams dead-letters show` prints it; None for a record that is none."""
+        """Returns a dead letter as `kstreams dead-letters show` prints it; None for any other record."""
         if self._letters is None:
             return None
         try:
@@ -186,7 +186,7 @@ class _Column:
         self.bound = bound
 
     def read(self, text: str) -> Any:
-        """Returns the content that a line would have for a text of the command line. Raises UserMistake."""
+        """Returns the content that a line would have for text from the command line. Raises UserMistake."""
         if isinstance(self._serde, Bytes | String):
             return text
         try:
@@ -210,7 +210,7 @@ class _Column:
             raise UserMistake(f"{self._role}: {error}") from None
 
     def decode(self, data: bytes | None, undecoded: dict[str, str]) -> Any:
-        """Returns the content of a line for bytes; the bytes, with the reason in `undecoded`, if they do not decode."""
+        """Returns the content of a line for bytes; the bytes, with the reason in `undecoded`, if that fails."""
         if data is None:
             return None
         if isinstance(self._serde, Bytes):
@@ -221,7 +221,7 @@ class _Column:
             undecoded[self._role] = str(error)
         except KStreamsError:  # the registry failed, and these bytes may be valid
             raise
-        except Exception as error:  # of a user's own serde
+        except Exception as error:  # a user's own serde may raise anything
             undecoded[self._role] = f"{type(error).__name__}: {error}"
         return show_data(data)
 
@@ -278,7 +278,7 @@ def _data_of(content: Any) -> bytes:
 
 
 def _with_bytes(content: Any) -> Any:
-    """Replaces `{"hex": ...}` by bytes at any depth of the content. Raises ValueError."""
+    """Replaces `{"hex": ...}` with bytes at any depth of the content. Raises ValueError."""
     if _is_hex(content):
         return bytes.fromhex(content[HEX])
     if isinstance(content, dict):

@@ -125,7 +125,7 @@ class LineSender:
         raise type(mistake)(f"{mistake}: not sent: line {named} ({self.sent:,} sent)") from None
 
     def _numbers(self, refused: Sequence[Output]) -> list[int]:
-        """Returns the line numbers of these outputs. The client has set their partition and timestamp."""
+        """Returns the line numbers of these outputs, by key and value: the client has set partition and timestamp."""
         lines: dict[tuple[bytes | None, bytes | None], list[int]] = {}
         for number, (_, value, key, *_) in self._unconfirmed.items():
             lines.setdefault((key, value), []).append(number)

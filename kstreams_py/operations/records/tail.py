@@ -105,11 +105,11 @@ class Tail:
         self.partitions = [TopicPartition(topic.name, number) for number in numbers]
 
     def starts(self, since: int | None = None) -> Positions:
-        """Returns the first offset of each partition, or of the first record from `since` (ms since 1970) on."""
+        """Returns the first offset of each partition, or of its first record from `since` (ms since 1970) on."""
         return dict(self._cluster.starts(self.partitions, since))
 
     def take_fate(self, m: Message) -> Fate | None:
-        """Returns why readers of committed records do not see a record; None if they do. Call it once a record."""
+        """Returns why readers of committed records do not see a record; None if they do. Call it once per record."""
         return None if self._uncommitted is None else self._uncommitted.take_fate(m)
 
     def ends(self) -> Positions:

@@ -32,7 +32,7 @@ from kstreams_py.steps.environment import Environment
 HASH_BYTES: Final = 16
 
 SHOWN: Final = 20
-"""Default number of anomalies that a report shows of each processor."""
+"""Default number of anomalies that a report shows for each processor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +51,9 @@ class AuditScope:
 
 
 def audit(graph: Graph, environment: Environment, selection: AuditScope, shown: int = SHOWN) -> list[AuditReport]:
-    """Audits a graph, and returns a report of each processor.
+    """Audits a graph, and returns a report for each processor.
 
-    - `shown`: the maximum number of anomalies that a report shows of a processor.
+    - `shown`: the maximum number of anomalies that a report shows for a processor.
 
     Raises UserMistake for a processor that the graph does not have, and if a topic is missing.
     """
@@ -126,7 +126,7 @@ class _Subject:
 
 
 class _Run:
-    """One audit. It includes other processors that write to the same topics, whose outputs are not foreign."""
+    """One audit. It includes other processors that write to the same topics: their outputs are not foreign."""
 
     def __init__(
         self, graph: Graph, environment: Environment, selection: AuditScope, shown: int, chosen: Collection[str]
@@ -189,9 +189,9 @@ class _Run:
     def _look(
         self, subject: _Subject, journal: DeliveryJournal, numbers: set[int], found: Positions, ahead: Positions
     ) -> None:
-        """Decides by a journal as a worker does when it starts, and counts what it refuses.
+        """Decides from a journal as a worker does when it starts, and counts the refusals.
 
-        - `numbers`: the tasks; decided ones are removed.
+        - `numbers`: the partition numbers of the tasks; decided ones are removed.
         - `found`: their committed offsets. They are read again, because a worker may have delivered since.
         - `ahead`: receives the offsets at which they go on.
 
@@ -288,7 +288,7 @@ class _Run:
         report.counts = audit.counts
 
     def _deleted(self, processor: Processor) -> list[str]:
-        """Returns the topics with deleted records: outputs, and inputs of a join, whose pairs are then unknown."""
+        """Returns topics that may lack records: outputs, and inputs of a join, whose pairs are then unknown."""
         names = processor.written
         pairs = [topic.name for topic in processor.inputs if self._topics[topic.name].is_compacted]
         partitions = [TopicPartition(name, n) for name in names for n in range(self._topics[name].partitions)]

@@ -1,7 +1,7 @@
 """Compares the outputs of a processor with its inputs by delivery hash.
 
 The delivery hash of a step that reads one record can be decoded: its first 8 bytes name the input's partition, and its
-last 8 bytes the offset. The hash of a join's step cannot. Its steps are listed instead: the records of all inputs are
+last 8 bytes the offset. The hash of a join's step cannot. Such steps are listed instead: the records of all inputs are
 paired one by one, forwards and backwards from the committed positions, and their hashes are looked up in sorted order.
 
 One byte for each step replaces a set of hashes: at its peak an audit takes 3 bytes for each offset, and some 70 for
@@ -112,7 +112,7 @@ class JoinedSteps(JudgedSteps):
     - `partitions`: the partitions of the inputs, in the order of the inputs.
     - `offsets`: the offsets of each partition's committed records, ascending.
     - `positions`: the committed offsets of all partitions at one moment. The records before them were joined one by
-      one, and those from them on will be.
+      one, and the records from there on will be.
     - `limits`: steps that read a record at these offsets or later are not judged.
     - `digest`: returns the delivery hash of a step that reads records at given offsets.
     """
@@ -244,7 +244,7 @@ class Audit:
 
         - `before`: the positions committed before the outputs were read. Inputs below them must have an output.
         - `after`: the positions committed after the outputs were read. Inputs from there on must not have an output
-          yet, except at least once. If a partition has no position, none of its inputs is delivered.
+          yet, except with at_least_once. If a partition has no position, none of its inputs is delivered.
         """
         for task in self._tasks:
             if every:

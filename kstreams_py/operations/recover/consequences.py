@@ -19,7 +19,7 @@ from kstreams_py.records import Positions, TopicPartition
 from kstreams_py.steps.environment import Environment
 
 NAMED: Final = 8
-"""Most partitions that one line names."""
+"""The maximum number of partitions that one line names."""
 
 
 def describe_consequences(
@@ -105,13 +105,13 @@ class _Moved:
         )
 
     def _begins(self, partitions: Sequence[TopicPartition]) -> Positions:
-        """Returns where the next start begins partitions without a committed offset. Raises InputLost."""
+        """Returns where the next start begins to read partitions without a committed offset. Raises InputLost."""
         if not partitions:
             return {}
         return (self._beginning.plan if self._was_started else self._beginning.first)(partitions)
 
     def _states(self, partitions: Sequence[TopicPartition]) -> Iterator[tuple[int, tuple[str, bool]]]:
-        """Yields the tasks that do not simply go on with their state: what the next start does, whether it refuses."""
+        """Yields what the next start does with tasks that do not simply go on with their state; whether it refuses."""
         if (changelog := changelog_of(self._graph.name, self._processor)) is None:
             return
         existing = self._environment.cluster.topics([changelog])
@@ -137,7 +137,7 @@ class _Moved:
 
     @property
     def _disk(self) -> str:
-        """What has to be done first for a state on disk: no command knows the directories of other machines."""
+        """What has to happen first for a state on disk: no command knows the directories of other machines."""
         state = self._processor.state
         if state is None or not state.on_disk:
             return ""

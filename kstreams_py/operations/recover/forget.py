@@ -1,4 +1,4 @@
-"""Forgets a processor that the graph no longer declares: deletes its group, and what is recorded of its beginnings."""
+"""Forgets a processor that the graph no longer declares: deletes its group, and the records of its beginnings."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class ForgottenProcessor:
 
         - `name`: the graph's name on the command line, for commands in messages.
 
-        Raises UserMistake if the graph declares it or has no such processor, if its group has members, and while topics
-        of it are left, which are found by what is recorded of its beginnings.
+        Raises UserMistake if the graph declares the processor or never had it, if its group has members, and while it
+        still has topics: only the records of its beginnings tell which topics these are.
         """
         self._graph, self._name = graph, name
         self._environment, self._admin = environment, admin

@@ -29,7 +29,7 @@ class Move:
 
     - `old`: the committed offset; None if there is none.
     - `new`: the offset to read next.
-    - `with_state`: the processor keeps a state: a reset also notes, where a position stays, that it may begin empty.
+    - `with_state`: the processor keeps a state: even where a position stays, a reset notes that it may begin empty.
     """
 
     processor: str
@@ -50,7 +50,7 @@ class Move:
 
 
 def select(graph: Graph, processor: str) -> Processor:
-    """Returns the processor with this id, or with the group of this name. Raises UserMistake."""
+    """Returns the processor with this id or group name. Raises UserMistake."""
     known = {each.id: each for each in graph.processors}
     processor = id_of(graph.name, processor, known)
     if processor not in known:
@@ -60,7 +60,7 @@ def select(graph: Graph, processor: str) -> Processor:
 
 
 def parse_targets(texts: Sequence[str]) -> Positions:
-    """Parses texts of `TOPIC:PARTITION:OFFSET`. Raises UserMistake."""
+    """Parses texts of the form `TOPIC:PARTITION:OFFSET`. Raises UserMistake."""
     targets: Positions = {}
     for text in texts:
         if (found := _TARGET.fullmatch(text)) is None:
@@ -104,7 +104,7 @@ def check_no_members(groups: Mapping[str, GroupInfo], target: str, declared: Col
     """Raises UserMistake if one of the groups has members.
 
     - `target`: the graph's name on the command line.
-    - `declared`: the groups whose slots a command can release: of processors that the graph declares.
+    - `declared`: the groups of processors that the graph declares: a command can release their slots.
     """
     names = [str(member) for info in groups.values() for member in info.members]
     if not names:

@@ -6,8 +6,8 @@ Besides the committed offsets, the transaction writes
 - the journals: an alts must not follow older choices, and a processor with a journal starts at a snapshot at the new
   offsets.
 
-The broker refuses the offsets while the group has members. Afterwards, the records of deliveries beside outputs on
-another cluster are deleted there.
+The broker refuses the offsets while the group has members. Afterwards, the records of deliveries to another
+cluster are deleted there.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class GraphPositions:
         return moves
 
     def consequences(self, moves: Sequence[Move]) -> list[str]:
-        """Returns what follows from moves, a line each."""
+        """Returns the consequences of moves, a line each."""
         topics = self._topics()
         committed = {
             each.id: self._read(each, topics)
@@ -249,7 +249,7 @@ class GraphPositions:
     def _read(self, processor: Processor, topics: Mapping[str, TopicInfo]) -> Positions:
         """Returns the committed offsets of a processor. Raises UserMistake while a transaction holds one of them."""
         group, partitions = self._committed.group(processor), partitions_of(processor, topics)
-        # a consumer would repeat its request until its limit
+        # with a pending offset, a consumer would repeat its request until its limit
         if (pending := self._cluster.pending(group, partitions)).partitions:
             find = find_command_at(self._environment.settings.bootstrap_servers)
             raise UserMistake(f"{pending.describe(time.time(), find)}: {UNCHANGED}")

@@ -35,15 +35,15 @@ FIRST = "ends or waits for a transaction, then decides: "
 
 
 def read_status(graph: Graph, environment: Environment, admin: GroupAdmin) -> Iterator[TaskStatus]:
-    """Yields the status of each task, in the order of the graph; of a processor without an input, one for all.
+    """Yields the status of each task, in the order of the graph; a single one for a processor with a missing input.
 
-    Then those of the topics that tasks over channels read, by partition, under the names of these tasks.
+    Then yields the status of each partition of the topics that tasks over channels read, under the tasks' names.
     """
     found = find_topics(graph, environment.cluster)
     refusal: UserMistake | None = None
     try:
         preview_topics(graph, environment.cluster)
-    except UserMistake as error:  # then no worker of the graph starts
+    except UserMistake as error:  # in this case, no worker of the graph starts
         refusal = error
     groups = admin.describe([*graph.groups])
     shown = "" if refusal is None else _ends_with(refusal)
@@ -55,7 +55,7 @@ def read_status(graph: Graph, environment: Environment, admin: GroupAdmin) -> It
         group = groups[group_of(graph.name, processor.id)]
         is_whole = len(found) == len(graph.topics)
         counts = {found[topic.name].partitions for topic in processor.inputs}
-        # where only other topics are missing, its tasks are looked at nevertheless
+        # if only topics that it does not read are missing, look at its tasks nevertheless
         stops = refusal if is_whole or len(counts) > 1 else None
         tasks = _Tasks(graph, processor, environment, found, group, stops)
         try:
@@ -118,7 +118,7 @@ def find_undeclared(graph: Graph, environment: Environment, admin: GroupAdmin) -
             committed = cluster.group_offsets(group, partitions).committed
             heirs = _find_heirs(graph, cluster, committed, has_state=bool(states[processor]))
             members = admin.describe([group])[group].members
-        except KStreamsError as error:  # who may read the groups of the graph need not have the right to this one
+        except KStreamsError as error:  # a user with the right to the graph's groups may lack it here
             committed, members, unseen = {}, (), str(error)
         move = show_command(graph, "recover reset", "NEW_NAME", *options_of(committed))
         held = tuple(map(str, members))
@@ -127,7 +127,7 @@ def find_undeclared(graph: Graph, environment: Environment, admin: GroupAdmin) -
 
 
 def _find_heirs(graph: Graph, cluster: Cluster, committed: Positions, *, has_state: bool) -> tuple[str, ...]:
-    """Returns the processors that may be the new name of one with these positions, if each of them has passed these."""
+    """Returns the processors that may be a new name of one with these positions; none unless all have reached these."""
     read = {tp.topic for tp in committed}
     alike = [each for each in graph.processors if {topic.name for topic in each.inputs} == read]
     heirs = [each.id for each in alike if (each.state is not None) == has_state]
@@ -205,7 +205,7 @@ class _Tasks:
             )
 
     def close(self) -> None:
-        """Frees what it has read of states."""
+        """Frees the states that it has read."""
         self._start.close()
 
     def _tail(self, journal: Collection[TopicPartition]) -> JournalTail | None:

@@ -35,8 +35,8 @@ class TaskStatus:
     - `branch`: the branch that the next start takes by its journal of deliveries; "" without a journal, and if the
       start is refused or cannot be decided yet.
     - `is_refused`: the next start ends with an error.
-    - `refusal`: how the next start of each worker of the graph ends, such as by a missing topic; "" if it does not.
-    - `new_name_of`: if the task begins as one of a new processor, those of which that may be the new name.
+    - `refusal`: the error that ends the next start of each worker of the graph, such as a missing topic; "" for none.
+    - `new_name_of`: if its processor begins as a new one, the undeclared processors of which it may be the new name.
     - `begins_empty`: its state begins empty although it has read records.
     - `growth`: what follows for its state from partitions that were added to an input; "" if none were.
     """
@@ -58,7 +58,7 @@ class TaskStatus:
 
     @property
     def ends(self) -> str:
-        """What the next start does, whatever is corrected."""
+        """What the next start does if nothing is corrected."""
         return self.refusal or self.next
 
 
@@ -70,8 +70,8 @@ class UndeclaredProcessor:
     - `members`: the members of its group.
     - `move`: the command that gives these offsets to the processor NEW_NAME.
     - `forget`: the command that deletes what is kept of it.
-    - `unseen`: why neither can be read; "" if they were.
-    - `heirs`: those that may be its new name, if each of them has these offsets, or later ones.
+    - `unseen`: why its offsets and members cannot be read; "" if they were.
+    - `heirs`: the processors that may be its new name, if each of them has these offsets, or later ones.
     """
 
     processor: str
@@ -110,7 +110,7 @@ def reset_command(group: str, tp: TopicPartition, offset: int) -> str:
 def describe(status: TaskStatus, before: TaskStatus | None = None) -> str:
     """Returns the status as lines of text.
 
-    - `before`: a task whose refusal was shown: of one that has other numbers only, these are shown.
+    - `before`: a task that `is_alike` and whose refusal was shown: only the numbers that differ are shown.
     """
     lag = "" if status.lag is None else f", lag {status.lag:,}"
     held = f"held by {status.holder}" if status.holder else "held by no member"

@@ -24,7 +24,7 @@ from kstreams_py.operations.transactions.hanging import (
 from kstreams_py.records import TopicPartition
 
 DEFAULT_LIMIT: Final = 900.0
-"""Kafka's default of transaction.max.timeout.ms, in seconds, if the brokers do not show theirs."""
+"""Kafka's default for transaction.max.timeout.ms, in seconds: used if the brokers do not show theirs."""
 
 UNCHANGED: Final = "nothing was changed"
 
@@ -150,7 +150,7 @@ class Transactions:
     def _check_outputs(self, transaction: OpenTransaction) -> None:
         """Checks that the producer has no open transaction on another topic.
 
-        The next transaction of its transactional id would commit that (docs/exactly-once.md, 14). Raises UserMistake
+        The next transaction of its transactional id would commit it (docs/exactly-once.md, 14). Raises UserMistake
         if it has one, BrokerUnavailable if it may have one.
         """
         counts = self._admin.partitions()
@@ -179,7 +179,7 @@ class Transactions:
     def _examine(
         self, partition: TopicPartition, transaction: OpenTransaction, opened: Collection[OpenTransaction]
     ) -> FoundTransaction:
-        """Returns a transaction with what it holds back and whether it was committed, unless it ends by itself."""
+        """Returns a transaction; unless it ends by itself, with what it holds back and whether it was committed."""
         if transaction.hangs is False:
             return FoundTransaction(partition, transaction)
         log = self._admin.read(partition, transaction.start, transaction.producer_id)

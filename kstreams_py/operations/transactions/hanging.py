@@ -90,7 +90,7 @@ def clusters_of(graph: Graph) -> list[str]:
 def order(found: Iterable[FoundTransaction]) -> list[FoundTransaction]:
     """Sorts transactions in the order in which they must be ended: outputs before committed offsets.
 
-    Once its offsets can be read, a worker goes on, and its next transaction commits the hanging outputs of the last.
+    Once its offsets can be read, a worker goes on, and its next transaction commits the last one's hanging outputs.
     """
     return sorted(found, key=lambda f: (f.partition.topic == POSITIONS_TOPIC, f.partition, f.transaction.start))
 
@@ -98,10 +98,10 @@ def order(found: Iterable[FoundTransaction]) -> list[FoundTransaction]:
 def decide(
     decisions: Sequence[Prepared], is_complete: bool, partition: TopicPartition, transaction: OpenTransaction
 ) -> CommitDecision:
-    """Returns what the coordinator decided about a transaction on a partition: its last decision that names both.
+    """Returns what the coordinator decided about a transaction on a partition.
 
-    A later transaction of the producer with this partition would have ended it. An earlier one was decided before its
-    last record was written.
+    That is its last decision that names the producer and the partition. A later transaction of the producer with this
+    partition would have ended this one. An earlier one was decided before this one's last record was written.
     """
     of_both = [
         each for each in decisions if each.producer_id == transaction.producer_id and partition in each.partitions
@@ -128,7 +128,7 @@ def hold(log: Log, transaction: OpenTransaction, others: Collection[OpenTransact
 
 
 def _count_committed(log: Log, but_of: int, stop: int | None) -> int:
-    """Returns how many records before the offset `stop` are committed, without those of one producer."""
+    """Returns how many records before the offset `stop` are committed, not counting one producer's."""
     committed, undecided = 0, dict[int, int]()
     for batch in log.batches:
         if batch.producer_id == but_of and batch.is_transactional:

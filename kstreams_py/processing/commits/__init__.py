@@ -11,6 +11,6 @@ committer        acts  the base of the guarantees: uncommitted steps, and failed
 guarantees       acts  exactly once, at least once, at most once, side by side
 journaled        acts  exactly once with a journal: snapshot, choices, attempt and outputs, each durable before the next
 storing          acts  the guarantee of processors whose target stores the offsets with the rows
-owed             acts  the steps that a worker owes under at_most_once: they are committed and were not run
-opening          acts  the guarantee of a processor, its journal, what it writes, and where its rows are stored
+owed             acts  the steps that a worker owes under at_most_once: they are committed, but were not run
+opening          acts  the guarantee of a processor, its journal, and the partitions that it writes
 """

@@ -20,7 +20,7 @@ FAILURES_WARNED: Final = 3
 """Failures in a row after which each one is logged as a warning, and the next attempt waits."""
 
 FAILURES_MAX: Final = 40
-"""Failures in a row, without those by outages, before the worker gives up: after about three minutes."""
+"""Failures in a row, not counting outages, before the worker gives up: after about three minutes."""
 
 WAIT_MAX: Final = 5.0
 """The longest wait between two attempts, in seconds."""
@@ -80,7 +80,7 @@ class Attempts:
         call()
 
     def ask(self, requests: Callable[[], T]) -> T:
-        """Makes requests of a running worker, which waits for a broker that does not answer.
+        """Makes requests for a running worker, which waits while no broker answers.
 
         Raises Retriable if no broker answers, BrokerUnavailable if it refuses the credentials: the next start may have
         others.
@@ -134,7 +134,7 @@ class Attempts:
         self._producers += 1
 
     def next_producer(self) -> None:
-        """Waits before a new producer if the last one made no commit. Raises Fatal after PRODUCERS_MAX of them."""
+        """Waits before a new producer if the last one did not commit. Raises Fatal after PRODUCERS_MAX of them."""
         if self._producers > PRODUCERS_MAX:
             raise Fatal(
                 f"{self._id}: {PRODUCERS_MAX} producers in a row could not commit, at last by: {self.cause}: "

@@ -56,11 +56,11 @@ class Context:
     """The parts of one worker that a guarantee works with.
 
     - `transactional_id`: the producer's; it also names the worker in the log.
-    - `name`: the name of the processor with that of its graph.
+    - `name`: the processor's full name, `graph.processor`.
     - `topic_ids`: the broker's id of each input.
     - `replacement`: makes the dead letter of a refused output.
     - `journal`: saves the choices of an alts, or records deliveries; None if neither is needed.
-    - `batch_bytes`: the maximum size in bytes of a batch that each topic accepts; None for no limit.
+    - `batch_bytes`: the maximum size in bytes of a batch that every topic accepts; None for no limit.
     - `tracing`: makes spans of commits; None for none.
     - `stores`: the state of the tasks; None without one.
     - `written`: the partitions that the producer writes.
@@ -118,7 +118,7 @@ class Committer(ABC):
         self.newest_failure = ""
         """The newest step that failed, as text."""
         self.leftovers: list[Leftovers] = []
-        """The leftovers of each transactional id: check them before reading, or its next commit makes them visible."""
+        """The leftovers of each transactional id: check before reading, or its next commit makes records visible."""
         self.stores = context.stores
         """The state of the tasks; None without one."""
         self.target = _open_target(context)
@@ -189,7 +189,7 @@ class Committer(ABC):
         """
 
     def resume(self, positions: Positions, partitions: Collection[TopicPartition]) -> Positions:  # noqa: ARG002
-        """Returns the offsets to start at in these partitions; the group has committed `positions` of them.
+        """Returns the offsets to start at in these partitions; `positions` are the group's committed offsets.
 
         Connects to the target of rows, so that a mistake is found before a function is called. Raises ClientError.
         """
@@ -201,7 +201,7 @@ class Committer(ABC):
     def commit_start(self, starts: Positions, named: list[Output], begun: list[Output]) -> None:
         """Commits the start offsets of partitions without a committed offset, and writes the records that say so.
 
-        `named` are records that name the offsets, needed if offsets and records are not committed together.
+        `begun` are these records; `named` name the offsets, and are needed if offsets are committed by themselves.
         """
 
     def write(self, plan: Plan) -> None:
@@ -267,7 +267,7 @@ class Committer(ABC):
         """Aborts or replaces the producer, according to the error class; returns whether the caller must rewind.
 
         If a sink is away, waits, and leaves the producer as it is.
-        If no broker answers, the next `check` raises the error: the client must hear the group before the next attempt.
+        If no broker answers, the next `check` raises the error: the client must first hear from the group.
         Raises Replaced if another worker holds the membership, Fatal if there is no recovery, RecordRefused if an
         output is refused and no dead letter can be written in its place.
         """
@@ -333,7 +333,7 @@ class Committer(ABC):
     # For the guarantees.
 
     def _ask(self, positions: Positions, commit: Callable[[], None], counts: StepCounts | None = None) -> None:
-        """Requests the commit that decides, for the tally; `counts` are those of its steps, None for all."""
+        """Requests the deciding commit, and notes it in the tally; `counts` has its steps, None for all."""
         self.tally.ask(positions, counts)
         try:
             commit()

@@ -45,10 +45,10 @@ from kstreams_py.steps.plan import Plan
 logger = logging.getLogger(__name__)
 
 TRANSACTION_SECONDS: Final = 0.05
-"""Seconds between two checks whether a transaction in a changelog has ended."""
+"""Seconds between two checks of whether a transaction in a changelog has ended."""
 
 HEARD_SHARE: Final = 0.5
-"""The share of the session timeout for which an answer of the group proves that this worker holds its partitions."""
+"""The share of the session timeout for which an answer from the group proves that this worker holds its partitions."""
 
 LAST_DELIVERY_SECONDS: Final = 5.0
 """Seconds that an ending worker waits for the acknowledgement of outputs that no other worker would write."""
@@ -72,7 +72,7 @@ class ExactlyOnce(Committer):
 
     def prepare(self, intake: Taken) -> None:
         if self._journal is not None and intake.choices:
-            # a store is at the offsets of the last commit: commit the markers that were passed since
+            # a store is at the offsets of the last commit: first commit the markers passed since then
             if self.busy or (self.stores is not None and self._ledger.uncommitted):
                 self.commit()
             # these offsets are already committed; sending them asks the group whether this worker holds the partitions
@@ -284,7 +284,7 @@ class AtLeastOnce(_WithoutTransactions):
         try:
             self.session.call(call)
         except Retriable:
-            self.must_repeat_commit = True  # nothing is lost; the client must hear the group before the next attempt
+            self.must_repeat_commit = True  # nothing is lost; the client must hear from the group first
             raise
         except ClientError as error:
             self.session.fail(error)
@@ -294,8 +294,8 @@ class AtLeastOnce(_WithoutTransactions):
 class AtMostOnce(_WithoutTransactions):
     """Offsets are committed before the functions run: a crash after that loses steps.
 
-    A worker that lost its partitions writes no outputs of them while another worker may be past it: an output may be
-    lost, but must not come after later ones.
+    A worker that lost its partitions does not write their outputs while another worker may be past it: an output may
+    be lost, but must not come after later ones.
     """
 
     may_repeat = False
@@ -308,7 +308,7 @@ class AtMostOnce(_WithoutTransactions):
         super().__init__(context)
         self._refused = RefusedOutputs(context.replacement, self._replaced)
         self._lost_at: Positions | None = None
-        """The committed offsets of partitions that were lost with outputs on their way; None if none were."""
+        """The committed offsets of partitions that were lost while outputs were in flight; None if there are none."""
         self._lost_outputs = Counter[str]()
         """The outputs that the producers had lost when they were last counted."""
         self._heard = self._clock()
@@ -363,7 +363,7 @@ class AtMostOnce(_WithoutTransactions):
             self._save(positions)
 
     def _settle(self, run_saved: Callable[[], None]) -> None:
-        """Runs saved steps and commits, also around an output that is refused: after the revocation it is too late."""
+        """Runs saved steps and commits, even if an output is refused: after the revocation it is too late."""
         for settle in (run_saved, self.commit):
             while True:
                 try:
@@ -413,11 +413,11 @@ class AtMostOnce(_WithoutTransactions):
             logger.error("%s: at most once: the partitions are lost: outputs may be lost", self._processor.id)
             self._lost_at = self._ledger.committed
             self.session.end()
-            self._count_lost()  # now: what is written later is not among them
+            self._count_lost()  # now: outputs written later are not among the lost ones
         self._ledger.reset()
 
     def resume(self, positions: Positions, partitions: Collection[TopicPartition]) -> Positions:  # noqa: ARG002
-        """Lets the outputs that wait be written, unless the group is past the offsets at which this worker left it."""
+        """Releases the outputs that wait, unless the group is past the offsets at which this worker left it."""
         left = self._ledger.committed if self._lost_at is None else self._lost_at
         if (self._outputs or self._refused.apart) and not left.items() <= positions.items():
             self._give_up("another worker has their partitions, or had them meanwhile")
@@ -478,7 +478,7 @@ class AtMostOnce(_WithoutTransactions):
                     return
                 self._sleep(0.1)
 
-    # Counts: steps are not run again, so they are committed, and their outputs once they are acknowledged.
+    # Counts: steps are not run again, so they count as committed; their outputs count once acknowledged.
 
     def _forget(self) -> None:
         self._count_lost()
@@ -486,7 +486,7 @@ class AtMostOnce(_WithoutTransactions):
         self._clear()
 
     def _count_lost(self) -> None:
-        """Leaves out the outputs that the producers have lost since the last count; those that wait are not lost."""
+        """Leaves out the outputs that the producers have lost since the last count; waiting outputs are not lost."""
         session, before = self.session, self._lost_outputs
         self._lost_outputs = session.lost + Counter(session.producer.lost if session.has_producer else {})
         if lost := self._lost_outputs - before:

@@ -1,7 +1,7 @@
 """Exactly once with a journal: snapshot, choices, attempt and outputs, each durable before the next.
 
-The tasks of a worker deliver a *unit* together: a batch of input sets of each task. Each stage of a unit is finished
-before the next one begins. The numbers in brackets are those of the algorithm's description.
+The tasks of a worker deliver a *unit* together: a batch of input sets from each task. Each stage of a unit is finished
+before the next one begins. The numbers in brackets refer to the algorithm's description.
 
 1. A snapshot of each task that has none in force (1 and 2), in a transaction of the journal's producer.
 2. The choices of an alts that are not recorded yet (4a), in another transaction.
@@ -52,7 +52,7 @@ logger = logging.getLogger(__name__)
 
 
 class Journaled(ExactlyOnce):
-    """Outputs and offsets are committed in one transaction, after the attempt at it is recorded in a journal.
+    """Outputs and offsets are committed in one transaction, after the attempt is recorded in a journal.
 
     Outputs on another cluster are committed with a copy of the attempt, in place of the offsets.
     """
@@ -112,7 +112,7 @@ class Journaled(ExactlyOnce):
         if new := {n: self._take_snapshot(n) for n in numbers if n not in self._deliveries.snapshots}:
             records = [snapshot_record(self._deliveries.topic, each) for each in new.values()]
             left = {n: self._left_of(n) for n in new if n in self._deliveries.choices}
-            # together with the snapshot: their steps may have run, and a crash between the two would lose the order
+            # together with the snapshot: the steps may have run, and a crash in between would lose their order
             records += [choices_record(self._deliveries.topic, n, each) for n, each in left.items() if each.runs]
             positions = self._offsets_of(new)
             self._transact(positions, records)
@@ -151,14 +151,14 @@ class Journaled(ExactlyOnce):
             self._confirm(self._deliveries.delivered, {number: attempts[number] for number in writing})
         self._record_attempts(attempts, writing)
         if writing:
-            # the attempt's offsets are those before the delivery: a late copy of them would set the group back
+            # the attempt was sent with the offsets before the delivery: a late copy would set the group back
             self._recorder.renew_if_tainted()
             positions = self._uncommitted(writing)
             if self._deliveries.delivered is None:
                 self._call(lambda producer: producer.send_offsets(positions, self._consumer))
                 self._ask(positions, self._commit_transaction)
                 self._ledger.commit(positions)
-            else:  # the next snapshot commits the offsets, or a turn without records
+            else:  # the next snapshot, or a turn without records, commits the offsets
                 self._ask(positions, self._commit_transaction)
             self._deliveries.deliver(writing)
 

@@ -1,4 +1,4 @@
-"""The guarantee of a processor, its journal, the partitions that it writes, and where its rows are stored."""
+"""The guarantee of a processor, its journal, and the partitions that it writes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kstreams_py.steps.environment import Environment
 
 
 def committer_of(processor: Processor) -> type[Committer]:
-    """Returns the guarantee of a processor: with a journal if it has one, with offsets if its target stores them."""
+    """Returns the committer of a processor: by its journal if it has one, by its target if that stores offsets."""
     if processor.journal is not None:
         return Journaled
     return StoredOffsets if processor.stores_offsets else COMMITTERS[processor.guarantee]
@@ -28,7 +28,7 @@ def committer_of(processor: Processor) -> type[Committer]:
 def open_journal(
     graph: Graph, processor: Processor, environment: Environment, topics: Mapping[str, TopicInfo], writer: str
 ) -> ChoicesJournal | DeliveryJournal | None:
-    """Returns the journal of a processor: of the choices of an alts, or of its deliveries; None without a topic for it.
+    """Returns the journal of a processor, for the choices of an alts or for deliveries; None if it has no such topic.
 
     - `writer`: the transactional id of this worker's outputs.
     """
@@ -44,7 +44,7 @@ def open_journal(
 def partitions_written(
     graph: Graph, processor: Processor, topics: Mapping[str, TopicInfo]
 ) -> tuple[list[TopicPartition], list[TopicPartition]]:
-    """Returns the partitions that the producer of a processor writes, and those of its journal of deliveries."""
+    """Returns the partitions that the producer of a processor writes, and the partitions of its delivery journal."""
     journal, delivered = graph.journal_topic(processor), graph.delivered(processor)
     counts = {name: info.partitions for name, info in topics.items()}
     if delivered is not None:  # on the cluster of the outputs, with a partition for each task

@@ -1,4 +1,4 @@
-"""The steps that a worker owes under at_most_once: their offsets are committed, and they were not run."""
+"""The steps that a worker owes under at_most_once: their offsets are committed, but they were not run."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Owed:
         self.over_rejoin: Debts = {}
         """The debts when the worker left its group to join again; empty once the steps are given back or run."""
         self._given: Debts = {}
-        """The steps given back since `consume` last showed that no late commit can undo it."""
+        """The steps given back since `consume` last showed that no late commit can undo a give-back."""
 
     def clear(self) -> None:
         """Forgets everything: the partitions are revoked or lost."""
@@ -65,7 +65,7 @@ class Owed:
         return self._given | self.waiting()
 
     def heard(self) -> None:
-        """Notes that no commit can come late: nothing undoes the giving back any more."""
+        """Notes that no commit can come late: nothing can undo the give-backs any more."""
         self._given = {}
 
     def give_held_back(self) -> None:
@@ -75,7 +75,7 @@ class Owed:
             self._committer.give_back(self._tasks.held.keys())
 
     def give_back_unstarted(self, assigned: Collection[TopicPartition]) -> None:
-        """Commits the offsets before the owed steps: the partitions are revoked before they could start there."""
+        """Commits the offsets before the owed steps: the partitions are revoked before the tasks start there."""
         try:
             self._committer.attempts.call(partial(self._give_back, assigned))
         except ClientError as error:

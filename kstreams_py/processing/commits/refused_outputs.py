@@ -11,7 +11,7 @@ from kstreams_py.steps.outputs import delivery_hash_of
 from kstreams_py.steps.plan import Plan
 
 Replacement = Callable[[Output, Plan, RecordRefused], Output | RecordRefused | None]
-"""The dead letter to write in place of a refused output, or why there is none; None if it is of no step of the plan."""
+"""Returns the dead letter for a refused output, or why there is none; None if the plan has no step of the output."""
 
 
 class RefusedOutputs:

@@ -41,16 +41,16 @@ _REASONS: Final = {SessionState.UNKNOWN: "unknown_outcome", SessionState.FENCED:
 
 
 class Session:
-    """One producer at a time, and its state; each move but `force_ready` is checked against the table of states.py.
+    """One producer at a time, and its state; moves except `force_ready` are checked against the table of states.py.
 
-    Between two transactions the session replaces a producer that may have a request on its way. These steps follow an
+    Between two transactions the session replaces a producer that may have a request in flight. These steps follow an
     error, beginning with Worker._recover:
 
     1. `Committer.recover` looks at the class of the error; a refused output may need no new producer.
     2. `fail` moves to the state of the error, and Attempts.failed() waits, or ends the worker.
     3. `abort_or_renew` aborts if the state allows it, and keeps the producer.
     4. Otherwise it asks the group who holds the membership: if another member does, this worker ends.
-    5. `renew` makes a producer of the same id, which fences the old one and ends its transaction.
+    5. `renew` makes a producer with the same id, which fences the old one and ends its transaction.
     6. The worker rewinds to the committed offsets: they show whether the last transaction was committed.
     """
 
@@ -112,7 +112,7 @@ class Session:
         self._move(SessionState.OPEN)
 
     def renew_if_tainted(self) -> None:
-        """Replaces a producer that may have a request on its way; no transaction is open.
+        """Replaces a producer that may have a request in flight; no transaction is open.
 
         A request that timed out may reach the broker late and end a later transaction of the same epoch.
         """
@@ -177,7 +177,7 @@ class Session:
 
         `age` is the age of the transaction when it failed, in seconds. The session is ready afterwards. Raises Replaced
         if another worker holds the membership, Fatal if the group does not say who does, Retriable if no broker
-        answers: call it again after the client has heard the group.
+        answers: call it again after the client has heard from the group.
         """
         self.timed_out = False
         reason = _REASONS.get(self.state, "abort_failed")
@@ -192,12 +192,12 @@ class Session:
         self.renew(reason)
 
     def force_ready(self) -> None:
-        """Makes the session ready without an abort (at_most_once): the producer keeps the outputs on their way."""
+        """Makes the session ready without an abort (at_most_once): the producer keeps the outputs in flight."""
         self._opened_at = None
         self.state = SessionState.READY
 
     def renew(self, reason: str = "") -> None:
-        """Replaces the producer by one of the same id. `reason`: one of RENEWALS; "" for the first producer.
+        """Replaces the producer by one with the same id. `reason`: one of RENEWALS; "" for the first producer.
 
         With transactions, the new producer fences the old one and ends its transaction; without, the queue of the old
         one is dropped. Raises Retriable if no broker answers: there is no producer then, and the state is UNKNOWN or
@@ -271,8 +271,8 @@ class Session:
         """Asks the group whether this worker still holds its slot, before the transactional id is taken back.
 
         A replacement and a broker's time-out both look like fencing; only a replacement has taken the membership.
-        Raises Replaced if another worker has, Retriable if no broker answers, Fatal if the group does not say. Nobody
-        is fenced then.
+        Raises Replaced if another worker has taken it, Retriable if no broker answers, Fatal if the group does not say:
+        in these cases nobody is fenced.
         """
         fenced, timed_out = self.state is SessionState.FENCED, age >= self._timeout
         asked_until = self._clock() + (TAKEOVER_SECONDS if fenced and not timed_out else 0.0)

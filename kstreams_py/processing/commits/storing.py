@@ -1,8 +1,8 @@
 """The guarantee of processors whose target stores the next offsets of the inputs with the rows.
 
 Rows and offsets are stored together, if the target still has the offsets that this worker has read. The target's
-offsets decide; the group's offsets follow. Dead letters are committed before the rows of the same intakes, so a crash
-between the two writes them twice, with one delivery hash.
+offsets decide; the group's offsets follow. Dead letters are committed before the rows of the same intakes, so after a
+crash between the two they are written twice, with the same delivery hash.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class StoredOffsets(ExactlyOnce):
         """Delivery hashes of steps with a committed dead letter whose offsets the target does not have yet."""
 
     def resume(self, positions: Positions, partitions: Collection[TopicPartition]) -> Positions:
-        """Returns the offsets of the target where it has some, and sets those of the group to them."""
+        """Returns the offsets of the target where it has some, and commits them to the group."""
         positions = super().resume(positions, partitions)
         assert self.target is not None, "this processor has no target"
         self._stored = self.target.positions(partitions)

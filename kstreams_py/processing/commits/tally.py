@@ -1,7 +1,7 @@
 """Counts the steps of one worker once it is known whether they are committed.
 
-What an operator reads is what the topics have: the steps of an attempt are counted at its commit, and those of an
-attempt that failed as rolled back. The numbers are those of whole intakes: nothing is counted for each record.
+The counts that an operator reads match the topics: the steps of an attempt are counted at its commit, and the steps of
+a failed attempt are counted as rolled back. Steps are counted by the intake, not one by one.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ class Tally:
         self._is_repeated = False
         """Whether the same commit was requested before, without an answer."""
         self._undecided: Asked = []
-        """Those of failed attempts."""
+        """The commits that failed attempts had requested."""
 
     def ran(self, counts: StepCounts) -> None:
-        """Takes steps that were run."""
+        """Adds steps that were run."""
         self.open += counts
 
     def ask(self, positions: Positions, counts: StepCounts | None = None) -> None:
-        """Notes that a commit is requested, of these open steps or (None) of all; `positions` are those after them."""
+        """Notes a requested commit of these open steps (None: all); `positions` are the next offsets after them."""
         self._is_repeated = bool(self._asked)
         self._asked = [(self.open if counts is None else counts, positions)]
 
@@ -49,7 +49,7 @@ class Tally:
             self._asked = []
 
     def committed(self, counts: StepCounts | None = None) -> None:
-        """Counts these open steps, or (None) all of them: they are committed."""
+        """Counts these open steps (None: all of them) as committed."""
         counts = self.open if counts is None else counts
         self.open -= counts
         self._asked = []
@@ -64,9 +64,9 @@ class Tally:
         self.open, self._asked = NOTHING, []
 
     def decide(self, positions: Positions) -> None:
-        """Counts steps whose commit got no answer: they are committed if the worker goes on behind them.
+        """Counts steps whose commit got no answer: they are committed if the worker resumes past them.
 
-        - `positions`: the offsets at which the worker goes on in the partitions that it holds.
+        - `positions`: the offsets at which the worker resumes in the partitions that it holds.
         """
         for counts, after in self._undecided:
             held = after.keys() & positions.keys()

@@ -1,9 +1,9 @@
-"""The dead letters of a graph as they are read back, their marks, and how many of them wait.
+"""The dead letters of a graph, read back from their topics; their marks; and how many still wait.
 
 In reading order:
 
 letters   rule  a dead letter as it is read back, the selection of dead letters, and their counts
 marks     rule  the records that mark dead letters as replayed or as discarded
-waiting   rule  the offsets of a partition whose dead letters wait: they have no mark
-counting  acts  counts the dead letters that wait, a bounded part of the topics at a time
+waiting   rule  which dead letters of a partition still wait, that is, have no mark
+counting  acts  counts the waiting dead letters; each call reads a bounded part of the topics
 """

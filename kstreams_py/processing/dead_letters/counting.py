@@ -1,8 +1,8 @@
-"""Counts the dead letters that wait, a bounded part of the topics at a time.
+"""Counts the waiting dead letters; each call reads a bounded part of the topics.
 
 The offsets of a topic are no count: they include transaction markers, aborted records, and the dead letters of other
-graphs. So each dead letter and each mark is read once, and a count goes on from the offsets that it has reached. When
-nothing is new, it takes four requests.
+graphs. So each dead letter and each mark is read once, and a count continues from the offsets that it has reached. When
+nothing is new, a count takes four requests.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from kstreams_py.records import Message, Positions, TopicPartition
 from kstreams_py.steps.environment import Environment
 
 PAGE: Final = 200
-"""Records in the first page of a partition; a record may have a megabyte."""
+"""Records in the first page of a partition; a record may take a megabyte."""
 
 PAGE_BYTES: Final = 1_000_000
-"""A page doubles if the one before has fewer bytes than this."""
+"""The next page has twice as many records if a page has fewer bytes than this."""
 
 PAGE_MAX: Final = 6_400
 """The maximum number of records in a page."""
 
 
 class LetterCounter:
-    """Counts the dead letters of a graph that wait, in each of its topics of dead letters."""
+    """Counts the waiting dead letters of a graph, in each of its dead-letter topics."""
 
     def __init__(self, graph: Graph, environment: Environment) -> None:
         """Makes no request."""
@@ -44,7 +44,7 @@ class LetterCounter:
         self._clock = environment.clock
         self._marks = TopicPartition(graph.replayed, 0)
         self._places: dict[str, str] = {}
-        """The name of the cluster of each topic of dead letters."""
+        """The name of the cluster that has each dead-letter topic."""
         self._decode: dict[str, Callable[[bytes], Any]] = {}
         for topic in graph.topics.values():
             if topic.value is dead_letters():
@@ -53,7 +53,7 @@ class LetterCounter:
         self._counts = dict.fromkeys(self._places, WaitingCount())
         self._topics: dict[str, TopicInfo] = {}
         self._behind = set[str]()
-        """The clusters that had fewer records than were counted: a new leader may, for a moment."""
+        """The clusters with an end offset below one already reached: a new leader may lag for a moment."""
         self._starts: Positions = {}
         self._ends: Positions = {}
         self._restart()
@@ -62,17 +62,17 @@ class LetterCounter:
         self._partitions: dict[TopicPartition, PartitionLetters] = {}
         self._next_mark = 0
         self._whole = set[str]()
-        """The topics whose dead letters were all counted once."""
+        """The topics whose dead letters have all been counted at least once."""
 
     @property
     def topics(self) -> list[str]:
-        """The names of the topics of dead letters."""
+        """The names of the dead-letter topics."""
         return [*self._places]
 
     def count(self, seconds: float) -> Mapping[str, WaitingCount]:
-        """Continues the count for about so many `seconds`; returns the newest count of each topic.
+        """Continues the count for about this many `seconds`; returns the newest count of each topic.
 
-        A count that was complete once may lag behind; while no broker answers, it stays the same.
+        Once complete, a count may lag behind its topic. While no broker answers, it stays the same.
         """
         if not self._places:
             return self._counts
@@ -105,9 +105,9 @@ class LetterCounter:
         return min((m.timestamp()[1] for page in found for m in page), default=None)
 
     def _describe(self, place: str, names: list[str]) -> dict[str, KStreamsError]:
-        """Asks a cluster for topics and their offsets; returns an error for each that does not exist.
+        """Asks a cluster for topics and their offsets; returns an error for each dead-letter topic that does not exist.
 
-        What was counted is forgotten if a topic was created again, or has lost records other than its oldest.
+        Starts over if a topic was deleted, created again or lost its newest records, or if old marks were deleted.
         """
         cluster = self._cluster.named(place)
         found = cluster.topics(names)
@@ -127,7 +127,7 @@ class LetterCounter:
         ):
             self._restart()
         elif found.keys() > before.keys():
-            self._next_mark = 0  # the marks of a topic that was not known were passed over
+            self._next_mark = 0  # the marks of a topic that was not known yet were skipped
         self._topics = {name: info for name, info in self._topics.items() if name not in names} | found
         self._starts, self._ends = self._starts | starts, self._ends | ends
         return {
@@ -137,13 +137,13 @@ class LetterCounter:
         }
 
     def _follow_marks(self, deadline: float) -> bool:
-        """Takes the newest marks; returns whether these are all."""
+        """Reads new marks until the deadline; returns whether all marks are read."""
         end = self._ends.get(self._marks, 0) if self._marks.topic in self._topics else 0
         self._next_mark = self._read("", self._marks, self._next_mark, end, deadline, self._take_mark)
         return self._next_mark >= end
 
     def _take_mark(self, m: Message) -> None:
-        """Raises DecodeError if marks may be missing."""
+        """Notes a mark or its tombstone. Raises DecodeError for an unreadable value: the record may be a mark."""
         try:
             place = marked_place(m, self._topics)
         except ValueError:
@@ -170,7 +170,7 @@ class LetterCounter:
             return self._explain(name, error)
         if is_whole:
             self._whole.add(name)
-        # without all marks, replayed dead letters would be counted
+        # until all marks are read, replayed dead letters would be counted as waiting
         return WaitingCount(counted, name in self._whole) if has_marks or name in self._whole else WaitingCount()
 
     def _take_letter(self, m: Message) -> None:
@@ -192,7 +192,7 @@ class LetterCounter:
     def _read(
         self, place: str, tp: TopicPartition, at: int, end: int, deadline: float, take: Callable[[Message], None]
     ) -> int:
-        """Takes committed records in pages from an offset on, until the deadline; returns the offset after the last."""
+        """Passes `take` the committed records before `end`, until the deadline; returns the offset after the last."""
         limit, cluster = PAGE, self._cluster.named(place)
         while at < end and self._clock() < deadline:
             page: list[Any] = [*cluster.read(tp, at, limit)]

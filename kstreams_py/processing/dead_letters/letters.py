@@ -24,7 +24,7 @@ class LetterPlace(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """A record that the step of a dead letter read. Implements records.Message.
+    """A record that the failed step read, as its dead letter keeps it. Implements records.Message.
 
     - `milliseconds`: its timestamp; negative if it has none.
     """
@@ -66,10 +66,10 @@ class Input:
 class Letter:
     """A dead letter.
 
-    - `timestamp`: milliseconds since 1970, of the failed record; with LogAppendTime, of the dead letter's append.
-    - `processor`: names of graph and processor, as `graph.processor`.
+    - `timestamp`: of the failed record, in milliseconds since 1970; with LogAppendTime, of the dead letter's append.
+    - `processor`: the names of the graph and the processor, as `graph.processor`.
     - `error`: module and name of the exception's class.
-    - `cut`: the parts that were left out because the dead letter would have been too large; "" if none.
+    - `cut`: what was left out or changed so that the topic accepts the dead letter; "" if nothing.
     """
 
     place: LetterPlace
@@ -88,7 +88,7 @@ class Letter:
         return self.processor.rpartition(".")[2]
 
     def is_of(self, graph: str) -> bool:
-        """Returns whether a processor of this graph has written it: graphs may share a topic of dead letters."""
+        """Returns whether a processor of this graph has written it: graphs may share a dead-letter topic."""
         return self.processor.rpartition(".")[0] == graph
 
     @property
@@ -101,7 +101,7 @@ class Letter:
 class Mark:
     """What became of a dead letter.
 
-    - `timestamp`: of the mark, in milliseconds since 1970.
+    - `timestamp`: when the mark was written, in milliseconds since 1970.
     - `reason`: why it was discarded; None if it was replayed.
     """
 
@@ -114,7 +114,7 @@ class Mark:
 
 
 def parse(m: Message, deserialize: Callable[[bytes], Any]) -> Letter:
-    """Returns the dead letter that a record holds. Raises DecodeError if it is none."""
+    """Returns the dead letter that a record holds. Raises DecodeError if it holds none."""
     place = LetterPlace(m.topic(), m.partition(), m.offset())
     try:
         data = m.value()
@@ -181,12 +181,12 @@ class LetterSelection:
 
 @dataclass(slots=True)
 class LetterGroup:
-    """Dead letters of one processor and one class of exceptions.
+    """Dead letters of one processor with one exception class.
 
     - `first`, `last`: the oldest and newest timestamp.
     - `example`: the newest one that waits; the newest of all if none waits.
     - `waiting`, `replayed`: how many have no mark, and how many are replayed.
-    - `reasons`: how many are discarded, by the reason.
+    - `reasons`: how many are discarded, by reason.
     """
 
     first: int

@@ -1,11 +1,11 @@
 """The records that mark dead letters as replayed or discarded, in the compacted topic `__ks.<graph>.replayed`.
 
 A mark is keyed by the place of its dead letter: topic, topic id, partition and offset. It is not keyed by the delivery
-hash: after a group's offsets were set back, the same delivery fails with the same hash and writes a new dead letter,
+hash: after a group's offsets are set back, the same delivery fails with the same hash and writes a new dead letter,
 which must be replayed on its own. If one delivery has several dead letters when a replay begins, all are marked.
 
-A mark with a reason says that the dead letter is discarded. A release that knows no reasons reads it as the mark of a
-replayed dead letter, and so leaves it out of a replay as well. A replay of discarded dead letters writes over it.
+A mark with a reason says that the dead letter is discarded. A release that knows no reasons takes it for the mark of a
+replayed dead letter, so its replays skip the dead letter, too. A replay of discarded dead letters overwrites the mark.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def mark_record(
     """Returns the mark of the dead letter at a place.
 
     - `letter`: a dead letter of the same delivery.
-    - `letters`: the topics of dead letters, by name.
+    - `letters`: the dead-letter topics, by name.
     - `reason`: why it is discarded; None if it is replayed.
     """
     value = {"processor": letter.processor, "delivery_hash": letter.delivery_hash.hex()}
@@ -51,9 +51,9 @@ def deletion_record(topic: str, place: LetterPlace, letters: Mapping[str, TopicI
 
 
 def marked_place(m: Message, letters: Mapping[str, TopicInfo]) -> LetterPlace | None:
-    """Returns the place that a mark or its tombstone names; None if it is in none of these topics, by name.
+    """Returns the place that a mark or its tombstone names; None for BEGUN, and for a topic that `letters` lacks.
 
-    Raises ValueError if the key is no key of a mark.
+    Raises ValueError for any other key.
     """
     if (key := m.key()) == BEGUN:
         return None
@@ -69,7 +69,7 @@ def marked_place(m: Message, letters: Mapping[str, TopicInfo]) -> LetterPlace | 
 
 
 def read_mark(m: Message) -> Mark:
-    """Returns the mark that a record holds. Raises ValueError if its value is no value of a mark."""
+    """Returns the mark that a record holds. Raises ValueError for any other value."""
     match parse_json(m.value() or b""):
         case {"processor": str(), "delivery_hash": str(), "discarded": str(reason)}:
             return Mark(m.timestamp()[1], reason)

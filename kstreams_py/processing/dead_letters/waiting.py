@@ -1,4 +1,4 @@
-"""The offsets of a partition whose dead letters wait: they have no mark."""
+"""Which dead letters of a partition still wait, that is, have no mark."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BLOCK: Final = 4_096
 class WaitingCount:
     """How many dead letters of a topic wait.
 
-    - `counted`: how many, as far as they are counted.
+    - `counted`: how many are counted so far.
     - `is_whole`: whether all of them are counted.
     - `why`: why they cannot be counted; "" if they can.
     """
@@ -29,8 +29,9 @@ class WaitingCount:
 
 
 class PartitionLetters:
-    """The offsets of a partition with a dead letter, and of those with a mark. A mark may come before its dead letter.
+    """The offsets in one partition that have a dead letter, and the offsets that have a mark.
 
+    A mark may come before its dead letter.
     Each offset is a bit: a million dead letters take 250 kB, where a set of numbers takes 60 MB.
     """
 

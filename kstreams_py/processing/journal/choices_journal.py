@@ -13,7 +13,7 @@ from kstreams_py.processing.tasks.choices import Choices
 from kstreams_py.records import Positions, TopicPartition
 
 JOURNAL_TRUNCATED_EVERY: Final = 1_000
-"""Choices of a task between two deletions of all but its newest record."""
+"""How many choices a task saves before all its records but the newest are deleted."""
 
 OFFSETS_MIN: Final = 2
 """The minimum number of offsets that choices take: one for their record, one for the marker of its transaction."""
@@ -26,9 +26,9 @@ class ChoicesJournal:
         self._topic = topic
         self._cluster = cluster
         self._newest: dict[int, Choices] = {}
-        """Choices that this worker saved: they may not be readable yet, because markers follow the commit's answer."""
+        """Choices that this worker saved: they may not be readable yet, as markers follow the commit's answer."""
         self._saved: dict[int, int] = {}
-        """How many choices were not deleted, by partition number; estimated from the offsets at a recovery."""
+        """By partition number, how many choices are not deleted yet; a recovery estimates it from the offsets."""
 
     def recover(self, positions: Positions) -> tuple[Positions, dict[int, Choices]]:
         """Returns these offsets, and the choices that each of their tasks saved last. Raises TopicError."""
@@ -39,9 +39,9 @@ class ChoicesJournal:
         return positions, {tp.partition: self.newest(tp.partition) for tp in positions}
 
     def newest(self, partition: int) -> Choices:
-        """Returns the choices that a task saved last, including those that were delivered since.
+        """Returns the choices that a task saved last, even if some have been delivered since.
 
-        Raises TopicError if the record is not one of a journal, but of a newer release or another program.
+        Raises TopicError if a newer release or another program wrote the record.
         """
         if partition in self._newest:
             return self._newest[partition]

@@ -43,7 +43,7 @@ MARGIN_SECONDS: Final = 30.0
 
 
 class HiddenWaits:
-    """The waits of one worker for records that a transaction hides."""
+    """The waits of one worker for records that an open transaction hides."""
 
     def __init__(self, processor: str, environment: Environment) -> None:
         """`processor` is its id."""
@@ -59,10 +59,10 @@ class HiddenWaits:
         self._since.clear()
 
     def wait(self, cluster: Cluster, tp: TopicPartition, offset: int, what: str, name: str = "") -> NoReturn:
-        """Raises Retriable, and Unavailable after `transaction_timeout_ms` and MARGIN_SECONDS; both name commands.
+        """Raises Retriable; after `transaction_timeout_ms` and MARGIN_SECONDS, Unavailable. Both name commands.
 
         - `cluster`, `name`: the cluster that has the partition, and its name in the settings.
-        - `offset`: the offset of the first hidden record, which `what` describes.
+        - `offset`, `what`: the offset of the first hidden record, and what is hidden.
         """
         options = place_options(self._settings.bootstrap_servers, name)
         hides = f"{self._processor}: a transaction hides {what}"
@@ -90,10 +90,10 @@ class HiddenWaits:
 logger = logging.getLogger(__name__)
 
 WINDOW: Final = 16
-"""Records at the end of a journal in which the newest snapshot is looked for first; then twice as many, and so on."""
+"""How many records at a journal's end are first searched for its newest snapshot; then twice as many, and so on."""
 
 TRUNCATED_EVERY: Final = 1_000
-"""Deliveries of a task between two deletions of the records below its newest snapshot."""
+"""How many deliveries a task makes before the records below its newest snapshot are deleted."""
 
 ATTEMPT: Final = "attempt at a delivery"
 
@@ -102,10 +102,10 @@ OFFSETS_MIN: Final = 4
 
 
 class DeliveryJournal:
-    """Recovers the tasks that a worker gets, and knows the snapshot and the choices that are in force for each.
+    """Recovers the tasks that a worker is assigned, and knows the snapshot and the choices in force for each.
 
-    A snapshot is in force from its commit to that of its delivery: a task whose delivery failed makes it again at the
-    same snapshot.
+    A snapshot is in force from its own commit until its delivery is committed: a task whose delivery failed makes it
+    again at the same snapshot.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class DeliveryJournal:
         - `topics`: the processor's inputs and outputs.
         - `group`: has the committed offsets.
         - `writer`: the transactional id of this worker's outputs.
-        - `delivered`: the topic of the committed attempts, beside outputs on another cluster; None without one.
+        - `delivered`: the topic of committed attempts, beside the outputs on another cluster; None if there is none.
         """
         self.topic = topic
         self.delivered = delivered
@@ -132,7 +132,7 @@ class DeliveryJournal:
         self.snapshots: dict[int, Snapshot] = {}
         """The snapshot in force, by partition number."""
         self.choices: dict[int, Choices] = {}
-        """The choices that were recorded last, by partition number; a part of them may be delivered."""
+        """By partition number, the choices that were recorded last; some of them may be delivered."""
         self._processor = processor.id
         self._target = environment.target
         self._group = group
@@ -145,13 +145,14 @@ class DeliveryJournal:
         """The broker's id of each input."""
         self._compacted = {name for name, info in topics.items() if info.is_compacted}
         self._delivered: dict[int, int] = {}
-        """How many deliveries were not deleted, by partition number; estimated from the offsets at a recovery."""
+        """By partition number, how many deliveries are not deleted yet; a recovery estimates it from the offsets."""
 
     def recover(self, positions: Positions) -> tuple[Positions, dict[int, Choices]]:
-        """Recovers the tasks at these committed offsets; returns where they go on, and the choices that alts follow.
+        """Recovers the tasks at these committed offsets; returns where they resume, and the choices that alts follow.
 
-        Raises Retriable while an open transaction hides records that decide, or a cluster does not answer; Unavailable
-        once one has hidden them for too long (HiddenWaits); RecoveryUndecidable if the records contradict each other.
+        Raises Retriable while an open transaction hides records that are needed, or a cluster does not answer;
+        Unavailable once a transaction has hidden them for too long (HiddenWaits); RecoveryUndecidable if the records
+        contradict each other.
         """
         self.forget()
         try:
@@ -184,7 +185,7 @@ class DeliveryJournal:
         return moved, choices
 
     def look(self, number: int, committed: Mapping[str, int]) -> Recovery:
-        """Decides where a task goes on, and fences nobody. Raises as `recover`, but never Unavailable.
+        """Decides where a task resumes, without fencing a producer. Raises what `recover` raises, except Unavailable.
 
         - `committed`: the committed offset of each of its inputs.
         """
@@ -196,7 +197,7 @@ class DeliveryJournal:
     def _decide(
         self, journal: TopicPartition, start: int, end: int, committed: Mapping[str, int], *, fences: bool
     ) -> Recovery:
-        """Decides by the records of a journal from `start` to `end`; for `fences` see `_is_confirmed`."""
+        """Decides from the records of a journal between `start` and `end`; for `fences`, see `_is_confirmed`."""
         number = journal.partition
         tail = self._tail(journal, start, end)
         try:
@@ -237,7 +238,7 @@ class DeliveryJournal:
         self.choices.clear()
 
     def _bounds(self, journals: Collection[TopicPartition]) -> tuple[Positions, Positions]:
-        """Returns the first and the end offsets of journals. Raises the same as HiddenWaits.wait() if one is open."""
+        """Returns the first and the end offsets of journals. Raises as HiddenWaits.wait() if records are hidden."""
         starts, ends = self._cluster.starts(journals), self._cluster.ends(journals)
         written = self._cluster.ends(journals, committed=False)
         for tp in sorted(journals):
@@ -274,8 +275,8 @@ class DeliveryJournal:
         """Returns whether a task's newest attempt is recorded beside its outputs; None if it needs no such record.
 
         The group of the inputs cannot refuse a commit on another cluster. So, with `fences`, the producer that may
-        still request the commit is fenced first, unless the commit took place. Raises RecoveryUndecidable if a later
-        delivery is recorded.
+        still request that commit is fenced first, unless the commit has taken place. Raises RecoveryUndecidable if a
+        later delivery is recorded.
         """
         if self.delivered is None:
             return None
@@ -328,7 +329,7 @@ class DeliveryJournal:
             producer.drop()
 
     def _read_back(self, unit: Unit | None) -> dict[OutputPlace, OutputFound]:
-        """Returns what is at the places of the outputs of a unit's attempt."""
+        """Returns what is found at the output places that a unit's attempt names."""
         if unit is None or unit.attempt is None:
             return {}
         found = dict.fromkeys(unit.attempt.outputs, OutputFound.UNDECLARED)
@@ -343,7 +344,7 @@ class DeliveryJournal:
         if place.offset < start:
             return OutputFound.DELETED
         if place.offset >= end:
-            # `end` is past each aborted record; a record at or behind it may still be committed
+            # each aborted record is below `end`, the last stable offset; a record from there on may still be committed
             if self._outputs.ends([tp], committed=False)[tp] > place.offset:
                 self._hidden.wait(self._outputs, tp, place.offset, f"{place}, where it may have written", self._place)
             return OutputFound.OTHER

@@ -20,7 +20,7 @@ from kstreams_py.records import Message, readable_headers
 TYPE_HEADER: Final = "ks-type"
 
 NEWEST: Final = b"newest"
-"""The key of attempts beside their outputs: compaction keeps the newest of each partition."""
+"""The key of attempts that are recorded beside their outputs: compaction keeps the newest in each partition."""
 
 _VERSION: Final = b"\x01"
 
@@ -69,13 +69,13 @@ class Snapshot:
 
     @property
     def offsets(self) -> dict[str, int]:
-        """The next offset by input."""
+        """The next offset of each input."""
         return {at.topic: at.offset for at in self.inputs}
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """A delivery that is about to be committed, by schemas/attempt.avsc; one of type NIL is committed by its record.
+    """A delivery that is about to be committed (schemas/attempt.avsc). If its type is NIL, this record commits it.
 
     `writer` is the transactional id of the producer of its outputs, `cluster` the name of their cluster.
     """
@@ -91,7 +91,7 @@ class Attempt:
 
     @property
     def offsets(self) -> dict[str, int]:
-        """The next offset by input, after the delivery."""
+        """The next offset of each input, after the delivery."""
         return {at.topic: at.offset for at in self.inputs}
 
 
@@ -135,7 +135,7 @@ def forgotten_record(topic: str, partition: int) -> Output:
 
 
 def newest_unit(messages: Sequence[Message], partition: int) -> Unit | None:
-    """Returns the unit of the newest snapshot among the records of a task, which are in the order of their offsets.
+    """Returns the unit of the newest snapshot among the records of a task, which are given in offset order.
 
     Returns None if there is none. Raises RecoveryUndecidable for a record that has no snapshot before it, names another
     snapshot, or cannot be read.
@@ -163,7 +163,7 @@ def newest_unit(messages: Sequence[Message], partition: int) -> Unit | None:
 
 
 def type_of(m: Message) -> str:
-    """Returns the type of a journal's record, of any release."""
+    """Returns the type of a journal's record, even if this release does not know it."""
     return (dict(readable_headers(m)).get(TYPE_HEADER) or b"").decode(errors="replace")
 
 
@@ -172,7 +172,7 @@ def _record(topic: str, partition: int, kind: str, value: bytes, key: bytes | No
 
 
 def read(m: Message, partition: int) -> Snapshot | Choices | Attempt:
-    """Same as `decode`, but raises RecoveryUndecidable in place of ValueError."""
+    """Decodes as `decode` does, but raises RecoveryUndecidable in place of ValueError."""
     try:
         return decode(m, partition)
     except ValueError as error:
@@ -180,7 +180,7 @@ def read(m: Message, partition: int) -> Snapshot | Choices | Attempt:
 
 
 def decode(m: Message, partition: int) -> Snapshot | Choices | Attempt:
-    """Decodes a record of a journal by its type. Raises ValueError for a foreign record, or one that is cut."""
+    """Decodes a record of a journal by its type. Raises ValueError for a foreign or truncated record."""
     try:
         kind, data = (dict(m.headers() or ()).get(TYPE_HEADER) or b"").decode(errors="replace"), m.value()
     except DecodeError as error:

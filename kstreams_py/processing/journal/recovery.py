@@ -1,12 +1,12 @@
-"""The recovery of a task: whether the last delivery in its journal was committed, and where the task goes on.
+"""The recovery of a task: whether the last delivery in its journal was committed, and where the task resumes.
 
-The branches have the names of the algorithm's description: the newest record of the journal is none (1a), a snapshot
-(1b), the choices of an alts (1c), or an attempt that writes outputs (1d), dead letters (1e) or nothing (1f). From an
-attempt the recovery goes back to its snapshot (2). The delivery was committed (3a), or is made again (3b).
+The branches are named as in the description of the algorithm. The journal has no record (1a), or its newest record is a
+snapshot (1b), the choices of an alts (1c), or an attempt that writes outputs (1d), dead letters (1e) or nothing (1f).
+From an attempt the recovery goes back to its snapshot (2). The delivery was committed (3a), or is made again (3b).
 
-The outputs, read back at the places that the attempt names, decide which. The rest of their transaction must agree: the
-committed offsets or, on another cluster, a record of the attempt; there the offsets follow in a transaction of their
-own. Contradictory evidence is never decided by a guess.
+The outputs, read back at the places that the attempt names, decide between 3a and 3b. The rest of their transaction
+must agree: the committed offsets or, on another cluster, a record of the attempt. There the offsets follow in a
+transaction of their own. Contradictory evidence is never decided by a guess.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kstreams_py.processing.tasks.choices import Choices
 
 
 class OutputFound(StrEnum):
-    """The finding at the place of an output."""
+    """What is found at the place of an output."""
 
     SAME = "is there"
     OTHER = "is not there"
@@ -32,12 +32,12 @@ class OutputFound(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """Where a task goes on.
+    """Where a task resumes.
 
     - `branch`: the branches of the algorithm, in order.
     - `snapshot`: the snapshot at which the delivery is made again; None to take a new one.
-    - `choices`: the inputs that an alts reads, as far as they are not delivered; None if it is free.
-    - `offsets`: by topic, the offsets before which its inputs must not go on; the committed ones may be behind them.
+    - `choices`: the choices that an alts follows, except those already delivered; None if it chooses freely.
+    - `offsets`: by topic, the offset below which an input must not resume; the committed offset may be lower.
     """
 
     branch: str
@@ -53,14 +53,14 @@ def recover(
     found: Mapping[OutputPlace, OutputFound],
     confirmed: bool | None = None,
 ) -> Recovery:
-    """Decides where a task goes on. Raises RecoveryUndecidable.
+    """Decides where a task resumes. Raises RecoveryUndecidable.
 
     - `unit`: the newest one of its journal.
     - `committed`: the committed offset of each of its inputs.
-    - `topic_ids`: the id of each of its inputs now; "" if the broker has none.
+    - `topic_ids`: the current id of each of its inputs; "" if the broker has none.
     - `found`: what is at the places of the attempt's outputs.
-    - `confirmed`: whether the record of the attempt is there that was written with its outputs, to another cluster;
-      None where the committed offsets are in the transaction of the outputs, or there are no outputs.
+    - `confirmed`: whether the record of the attempt, which is written with outputs on another cluster, exists; None
+      if the transaction of the outputs has the committed offsets, or there are no outputs.
     """
     if unit is None:
         return Recovery("1a")
@@ -89,13 +89,13 @@ def _is_committed(
     found: Mapping[OutputPlace, OutputFound],
     confirmed: bool | None,
 ) -> bool:
-    """Returns whether an attempt was committed, by its outputs and the offsets or record committed with them."""
+    """Returns whether an attempt was committed: its outputs, and the offsets or record with them, decide."""
     before, after = unit.snapshot.offsets, attempt.offsets
     moved = all(committed[topic] >= offset for topic, offset in after.items() if topic in committed)
     stayed = _stands_at(before, committed)
     if confirmed is not None:
-        # the committed offsets follow later, and an input alone where no worker holds the others, which happens while
-        # the inputs of a join get partitions
+        # the committed offsets follow later; one input may follow alone while no worker holds the others, as when the
+        # inputs of a join gain partitions
         followed = all(
             committed[name] == before.get(name) or committed[name] >= at
             for name, at in after.items()
@@ -105,7 +105,7 @@ def _is_committed(
     outputs = {found[place] for place in attempt.outputs}
     if (
         moved and stayed and outputs <= {OutputFound.SAME}
-    ):  # what the delivery read was created again, or is no input now
+    ):  # the topics that it read were created again, or are no longer inputs
         return bool(outputs) or attempt.type is RecordType.NIL
     if moved and not stayed and outputs <= {OutputFound.SAME, OutputFound.DELETED, OutputFound.UNDECLARED}:
         return True
@@ -159,7 +159,7 @@ def _remade(unit: Unit, topic_ids: Mapping[str, str]) -> list[str]:
 
 
 def _same(attempt: Attempt, topic_ids: Mapping[str, str]) -> dict[str, int]:
-    """Returns the offsets after an attempt, of the inputs that were not created again since."""
+    """Returns the offsets after an attempt, for the inputs that were not created again since."""
     return {at.topic: at.offset for at in attempt.inputs if topic_ids.get(at.topic) == at.topic_id}
 
 

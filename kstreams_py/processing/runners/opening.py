@@ -1,4 +1,4 @@
-"""Makes the runner of a processor, and the dead letters of its steps."""
+"""Makes the runner of a processor, with its dead letters and the stores of its state."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def open_runner(
 
 
 def name_state(processor: Processor) -> str:
-    """Returns what messages call a processor's state; "" if it has none."""
+    """Returns the name of a processor's state in messages; "" if it has no state."""
     return "" if processor.state is None else f"{processor.id}: state {processor.state.name!r}"
 
 
@@ -99,7 +99,7 @@ def open_stores(
 ) -> Stores | None:
     """Returns the stores of a processor's state; None without a state.
 
-    - `open_base`: opens the committed part of the store of a partition number, with the id of the changelog.
+    - `open_base`: opens the committed part of a store; takes its partition number and the id of the changelog.
     """
     changelog = changelog_of(graph.name, processor)
     if changelog is None or processor.state is None:

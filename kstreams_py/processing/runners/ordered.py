@@ -1,9 +1,9 @@
 """Applies events: each once, after the previous event of its object (ordering/chain.py has the rule).
 
-The store of the task has what the rule keeps of an object, and the events that wait, beside the state of the function.
+The store of the task has what the rule keeps about an object, and the events that wait, beside the function's state.
 All of it is committed with the outputs, and undone with them. An event whose function raises, or whose output a topic
-refuses, becomes a dead letter, and the next event of its object is applied after it. A decision of an operator is a
-record among the events (ordering/decisions.py), and is carried out when it is read.
+refuses, becomes a dead letter, and the next event of its object is applied after it. An operator's decision is a record
+among the events (ordering/decisions.py), and is carried out when it is read.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class OrderedRunner(Runner):
         tracing: Tracing | None = None,
         stores: Mapping[int, TaskStore],
     ) -> None:
-        """Same as `Runner.__init__`; `stores` is required."""
+        """Does the same as `Runner.__init__`; `stores` is required."""
         super().__init__(processor, tasks, registry, dead_letters, tracing=tracing, stores=stores)
         assert processor.ordered is not None, f"{processor.id} applies no events"
         self._ordered = processor.ordered
@@ -84,7 +84,7 @@ class OrderedRunner(Runner):
         self._is_counted = True
         """Whether the counts of events that wait and of stopped objects include the newest event."""
         self._refused_events: dict[Read, dict[bytes, Refusal]] = {}
-        """By step with a refused output, the refusals of its events, by their delivery hashes."""
+        """By step with a refused output, the refusals of its events, by delivery hash."""
         self._refusals: dict[bytes, Refusal] = {}
         """The refusals of the step that runs."""
         self._running: Message
@@ -260,7 +260,7 @@ class OrderedRunner(Runner):
         return failure if inputs[0] is self._running else replace(failure, place=self._place_of_step())
 
     def _place_of_step(self) -> bytes:
-        """Returns the hash of the record that released an event: the group passed the event's own offset before."""
+        """Returns the hash of the record that released an event: the group passed the event's own offset earlier."""
         return self._tasks.delivery_hash((self._running,))
 
     def _refuse(self, m: Message, fault: ChainFault, plan: Plan) -> None:
@@ -274,7 +274,7 @@ class OrderedRunner(Runner):
         self._failures.add_dead_letter((m,), EventFault(str(fault)), plan)
 
     def _return(self, brought: HeldEvent, newest: int, plan: Plan) -> None:
-        """Makes the event of a decision that changes nothing a dead letter again, as it is marked as replayed."""
+        """Makes an event a dead letter again if its decision changes nothing: the old one is marked as replayed."""
         self._counts.fault += 1
         reason = Reason.FORKED if brought.prev < newest else Reason.STOPPED
         name = brought.object.decode(errors="replace")
@@ -320,7 +320,7 @@ class OrderedRunner(Runner):
         return chains
 
     def _load(self, store: TaskStore, partition: int) -> list[HeldEvent]:
-        """Returns the held events. Raises TopicError for values that the workers have not stored."""
+        """Returns the held events. Raises TopicError for values that no worker has stored."""
         changelog = changelog_of(self._tasks.name.removesuffix(f".{self._processor.id}"), self._processor)
         try:
             return list(held.load(store, partition))

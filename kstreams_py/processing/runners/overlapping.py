@@ -27,11 +27,11 @@ from kstreams_py.steps.plan import Again, Intake, Plan, partition_of, read_by
 from kstreams_py.steps.tracing import Tracing, put_in_trace
 
 WINDOW_BYTES: Final = 32 << 20
-"""Bytes of the inputs of open steps, and of their outputs that wait for an earlier step; at least one step is open."""
+"""Bytes that inputs of open steps, and outputs that wait for an earlier step, may take; one step is always opened."""
 
 
 STOP_SHARE: Final = 0.5
-"""The share of drain_timeout_ms for which a step that stops the worker waits for the calls beside it."""
+"""The share of drain_timeout_ms for which a step that stops the worker waits for the other calls."""
 
 
 class _Open:
@@ -91,7 +91,7 @@ class OverlappingRunner(Runner):
         self._by_ticket: dict[int, _Open] = {}
         """The open steps whose call has not ended."""
         self._failed = Counter[Hashable]()
-        """Chains with steps that failed and are not settled: no later step of these chains is opened."""
+        """By chain, how many steps failed and are not settled: no later step of these chains is opened."""
         self._bytes = Counter[int]()
         """The bytes of open steps, by partition."""
         self._clock = environment.clock
@@ -195,12 +195,12 @@ class OverlappingRunner(Runner):
 
     @property
     def _is_full(self) -> bool:
-        """Whether many bytes are open, without those of partitions that wait, which must not block others."""
+        """Whether open steps have WINDOW_BYTES; partitions that wait do not count, as they must not block others."""
         held = self._tasks.held
         return sum(size for number, size in self._bytes.items() if number not in held) >= WINDOW_BYTES
 
     def _chain(self, inputs: Inputs) -> Hashable:
-        """Returns the chain of a step: its calls do not overlap, not even with an abandoned call of the same step."""
+        """Returns the chain of a step. Its calls never overlap, not even with an abandoned call of the same step."""
         m = inputs[0]
         if self._processor.order is Order.PARTITION:
             return m.partition()
@@ -234,7 +234,7 @@ class OverlappingRunner(Runner):
     # Tracing.
 
     def _traced(self, processor: Processor, tracing: Tracing) -> Processor:
-        """Returns the processor with a function that takes an open step first, and makes its outputs in a span."""
+        """Returns the processor with a function that takes the open step first, and makes the outputs in a span."""
         function, generator = processor.function, processor.generator
 
         async def await_traced(opened: _Open, *arguments: Any) -> None:
@@ -270,7 +270,7 @@ class OverlappingRunner(Runner):
                 note(Plan(again=again, interrupt=None if again else error))
 
     def _settle_in_trace(self, opened: _Open, plan: Plan, tracing: Tracing) -> bool:
-        """Settles a step in the trace of its call, so that its dead letter has it; without a call, in a new trace."""
+        """Settles a step in the trace of its call, which its dead letter carries; without a call, in a new trace."""
         if opened.context is not None:
             with tracing.resume(opened.context):
                 return self._settle_step(opened, plan)
@@ -344,7 +344,7 @@ class OverlappingRunner(Runner):
         return True
 
     def _settle_others(self, left: Sequence[Any], plan: Plan) -> None:
-        """Waits for the calls under way beside a step that stops the worker, and settles the steps that it may.
+        """Waits for the calls under way beside a step that stops the worker, and settles what it can.
 
         Under at_most_once, a failed step counts as tried, and so does one whose call does not end: neither is given
         back.

@@ -52,7 +52,7 @@ class Runner:
     ) -> None:
         """Makes the runner of one processor.
 
-        - `traces_outputs`: `replacement` can find the step of each output.
+        - `traces_outputs`: whether `replacement` can find the step of each output.
         - `tracing`: makes spans.
         - `stores`: the state of each task, by its partition number.
         """
@@ -94,7 +94,7 @@ class Runner:
         """Calls the function for each step.
 
         Once the outputs are many (OUTPUTS_MAX, OUTPUT_BYTES), the steps that are left go back to the tasks. They also
-        do so if a step must be run again; the partition of that step then waits.
+        go back if a step must be run again; the partition of that step then waits.
         """
         plan = self._run_by_task(intake.steps) if self._by_task else self._run_steps(intake)
         plan.intake = intake
@@ -128,7 +128,7 @@ class Runner:
             if plan.again is not None:
                 left = self._tasks.hold_back(plan.again.steps, left)
             if left:
-                # a journal has a snapshot of the steps that are left only once this is committed
+                # the journal gets a snapshot for the steps that are left only once this is committed
                 choices = intake.choices if self._journaled else {}
                 self._tasks.rest = Taken(left, choices, prepared=not self._journaled, saved=intake.saved)
 
@@ -202,7 +202,7 @@ class Runner:
         plan.steps = len(messages)
 
     def _run_with_state(self, messages: Sequence[Message], plan: Plan) -> None:
-        """Same as `_run_records`, with the state of the task, until its changes are large.
+        """Does the same as `_run_records` with the state of the task, until the changes of the state are large.
 
         If a step raises, its changes to the state are undone.
         """
@@ -279,7 +279,7 @@ class Runner:
                 result.close()
 
     def _arguments(self, inputs: Inputs, digest: bytes, store: TaskStore | None) -> list[Any]:
-        """Returns the function's arguments: the values, the step if it wants that, and the state if it has one."""
+        """Returns the function's arguments: the values, the step if it wants one, and the state if there is one."""
         values = [self._value(m) for m in inputs]
         if self._processor.wants_step:
             values.append(Step(inputs, digest, self._decode_key[inputs[0].topic()]))
@@ -387,9 +387,9 @@ class Runner:
         return self._refused.get(read_by(inputs)) if self._refused else None
 
     def refuse(self, intake: Intake, error: Refused) -> None:
-        """Makes the only step of an intake a dead letter from now on, or the least one if that was refused.
+        """Makes the only step of an intake a dead letter from now on; if that was refused, the least dead letter.
 
-        Raises the mistake if the least one was refused, too, and without a topic for dead letters.
+        Raises the mistake if the least one was refused, too, or if the processor has no dead-letter topic.
         """
         step: Any = intake.steps[0]
         if self._failures.dead_letters is None:
@@ -399,7 +399,7 @@ class Runner:
         self._refused[read] = next_refusal(self._refused.get(read), error)
 
     def _give_dead_letters(self, steps: Sequence[Any], plan: Plan) -> None:
-        """Writes the dead letters of steps with an output that a topic has refused."""
+        """Adds to the plan the dead letters of steps with an output that a topic has refused."""
         for step in steps:
             self._failures.add_dead_letter(step if self._joins else (step,), self._refused[read_by(step)].mistake, plan)
             plan.steps += 1
@@ -435,7 +435,7 @@ class Runner:
         """Abandons all calls, and ends the threads that make them, if any."""
 
     def assigned(self) -> None:
-        """Notes that the tasks are those of a new assignment, or are rewound."""
+        """Notes that the tasks are newly assigned, or rewound."""
 
     def committed(self) -> None:
         """Notes that everything is committed: steps before the ledger's offsets will not be run again."""
@@ -452,8 +452,8 @@ class Runner:
     def replacement(self, output: Output, plan: Plan, mistake: RecordRefused) -> Output | RecordRefused | None:
         """Returns the dead letter to write in place of a refused output; in place of a dead letter, the least one.
 
-        Returns the mistake that names the step's records without a topic for dead letters, and None if the output
-        belongs to no step of the plan.
+        Without a dead-letter topic, returns the mistake, which then names the step's records. Returns None if the
+        output belongs to no step of the plan.
         """
         if (owner := self._owner(output, plan)) is None:
             return None

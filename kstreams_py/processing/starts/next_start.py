@@ -1,4 +1,4 @@
-"""Decides like a worker what the next start of a processor does with a task; changes nothing."""
+"""Decides, as a worker does, what the next start of a processor does with a task; changes nothing."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from kstreams_py.steps.environment import Environment
 class StartDecision(NamedTuple):
     """What the next start does with a task.
 
-    - `text`: says it.
-    - `branch`: the branch that it takes by the journal of deliveries; "" without one.
-    - `new_name_of`: if it begins as a new processor, the undeclared processors of which it may be the new name.
+    - `text`: the decision in words.
+    - `branch`: the branch of the recovery by the journal of deliveries; "" without one.
+    - `new_name_of`: if the processor begins as a new one, the undeclared processors whose new name it may be.
     - `begins_empty`: its state begins empty although the task has read records.
     """
 
@@ -41,7 +41,7 @@ class NextStart:
     def __init__(
         self, graph: Graph, processor: Processor, environment: Environment, topics: Mapping[str, TopicInfo]
     ) -> None:
-        """Asks for the framework's own topics. `topics`: the topics of the graph that exist, with all its inputs."""
+        """Asks for the framework's own topics. `topics`: existing topics of the graph, with the processor's inputs."""
         self._processor = processor
         self._reset = show_command(graph, "recover reset", processor.id)
         inputs = {topic.name: topics[topic.name] for topic in processor.inputs}
@@ -53,11 +53,11 @@ class NextStart:
         self._states = RestoredStates(graph, processor, environment, {**topics, **existing})
         self._was_started = graph.beginnings in existing
         self.journaled = existing[self.backing].partitions if self.backing in existing else 0
-        """The number of tasks that have a journal; the next start creates it and adds partitions."""
+        """How many tasks have a journal; the next start creates the journal, or adds partitions to it."""
         # what has begun is read before the committed offsets, see Beginning.read
         self._others = tuple(self.beginning.other_names()) if self._was_started else ()
         self.growth = self.beginning.growth if self._was_started else ""
-        """What follows for a state from partitions that were added to an input; "" if none were."""
+        """What it means for the state that partitions were added to an input; "" if none were."""
 
     def decide(self, number: int, mine: Sequence[TopicPartition], at: Positions, starts: Positions) -> StartDecision:
         """Returns what the next start does with a task. Raises what ends it, and Retriable if it waits.
@@ -98,7 +98,7 @@ class NextStart:
         return StartDecision(f"{begins}goes on at {show(offsets)}{state}", "", others, begins_empty)
 
     def close(self) -> None:
-        """Frees what it has read of states."""
+        """Frees the states that it has read."""
         self._states.close()
 
 

@@ -1,10 +1,10 @@
 """Ends a start before one of its processors reads a record, if another one would be refused.
 
-A worker is refused only once it has its partitions, and other processors read meanwhile. That does no harm to those
-that go on where they stopped. A new one begins at the oldest record: if it is an old one with another name, its outputs
-are doubled before the refusal ends the start.
+A worker is refused only once it has its partitions, and other processors read meanwhile. That does no harm to
+processors that resume where they stopped. A new one begins at the oldest record: if it is an old one with another name,
+its outputs are written twice before the refusal ends the start.
 
-So all are looked at if one is new. Workers of other slots may run: a refusal counts if it is the same after a pause.
+So all are checked if one is new. Workers in other slots may run: a refusal counts if it is the same after a pause.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ REFUSALS: Final = (InputLost, TopicError)
 """The errors that end a worker which cannot go on with the positions, the journal or the state that it finds."""
 
 AGAIN_SECONDS: Final = 1.0
-"""Seconds between the two looks: between two requests of one look, a worker that runs may have committed."""
+"""Seconds between the two checks: a running worker may have committed between two requests of one check."""
 
 
 def check_starts(graph: Graph, environment: Environment, topics: Mapping[str, TopicInfo]) -> None:
-    """Raises what would end the start of a processor, if the graph has another one that has not begun yet.
+    """Raises what would end the start of a processor, if a processor of the graph is new.
 
     What cannot be read now, or waits for a transaction, is left to the workers.
 
@@ -54,7 +54,7 @@ def check_starts(graph: Graph, environment: Environment, topics: Mapping[str, To
 
 
 def _has_new(graph: Graph, topics: Mapping[str, TopicInfo], begun: Mapping[BegunPartition, int]) -> bool:
-    """Returns whether a processor has not begun to read one of its inputs, of a graph that was started before."""
+    """Returns whether the graph was started before, and a processor has not begun to read one of its inputs."""
     read = topics_read(begun)
     return bool(read) and any(
         (topic.name, topics[topic.name].topic_id) not in read.get(processor.id, ())

@@ -25,7 +25,7 @@ class RestoredStates:
     def __init__(
         self, graph: Graph, processor: Processor, environment: Environment, topics: Mapping[str, TopicInfo]
     ) -> None:
-        """Makes no request, but for the schemas of the state.
+        """Makes no request, except for the schemas of the state.
 
         `topics` has the inputs of the processor, and its changelog if that exists.
         """
@@ -63,7 +63,7 @@ class RestoredStates:
             try:
                 self._stores.restore(committed, partitions)
                 break
-            except NotRestored as error:  # a part is read; or the offsets are read again, which a start does as well
+            except NotRestored as error:  # a part is restored, or offsets must be read again: a start repeats it, too
                 if str(error) == waits:
                     raise
                 waits = str(error)
@@ -78,8 +78,8 @@ class RestoredStates:
     def _open_base(self, number: int, changelog_id: str) -> MemoryBase:  # noqa: ARG002, as open_stores calls it
         """Returns a store that has read its changelog up to the newest record, if that has the positions.
 
-        It is that in each transaction of a worker. The values before it do not decide about a start; without the oldest
-        records, a state in memory is lost, and one on disk only where its directory does not have them.
+        In each transaction of a worker, the newest record has them. The values before it do not affect a start. Without
+        the oldest records, a state in memory is lost; a state on disk is lost only if its directory lacks them.
         """
         base, tp = MemoryBase(), TopicPartition(self._changelog, number)
         assert self._processor.state is not None

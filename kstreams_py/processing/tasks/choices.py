@@ -13,7 +13,7 @@ from kstreams_py.formats.schema_files import shipped_schema
 
 
 def encode_versioned(version: bytes, schema: Any, content: Mapping[str, Any]) -> bytes:
-    """Returns the version (one byte) and then the content in Avro; `schema` is parsed."""
+    """Returns one byte with the version, then the content in Avro; `schema` is already parsed."""
     buffer = BytesIO(version)
     buffer.seek(0, 2)
     schemaless_writer(buffer, schema, content)
@@ -21,7 +21,7 @@ def encode_versioned(version: bytes, schema: Any, content: Mapping[str, Any]) ->
 
 
 def decode_versioned(data: bytes | None, written: Mapping[bytes, Any], schema: Any) -> Any:
-    """The inverse of `encode_versioned`. Raises ValueError for other bytes.
+    """Decodes what `encode_versioned` returns. Raises ValueError for other bytes.
 
     - `written`: the parsed schema of each version.
     - `schema`: the parsed schema of this release.
@@ -41,7 +41,7 @@ def decode_versioned(data: bytes | None, written: Mapping[bytes, Any], schema: A
 
 
 class InputStart(NamedTuple):
-    """An input when choices were made: its topic id ("" if the broker has none) and its committed offset."""
+    """An input when choices were made: its topic id ("" if the broker has none) and its next offset."""
 
     topic: str
     topic_id: str
@@ -52,7 +52,7 @@ class InputStart(NamedTuple):
 class Choices:
     """The choices of an alts task for its next steps.
 
-    - `runs`: the topic and the offset of the last record of each run, in order.
+    - `runs`: for each run, in order, its topic and the offset of its last record.
     - `starts`: an entry for each topic in the runs; empty if version 1 wrote the choices.
     """
 
@@ -97,7 +97,7 @@ class Choices:
 
     @classmethod
     def decode(cls, data: bytes | None) -> Choices:
-        """The inverse of `encode`, also of version 1. Raises ValueError for other bytes."""
+        """Decodes what `encode` returns, also in version 1. Raises ValueError for other bytes."""
         found = decode_versioned(data, _CHOICES_SCHEMAS, _CHOICES_SCHEMA)
         return cls(
             tuple((run["topic"], run["through"]) for run in found["runs"]),

@@ -36,7 +36,7 @@ class CommittedOffsets:
     def read(self, partitions: Collection[TopicPartition]) -> Positions:
         """Returns the committed offset of each partition that has one.
 
-        Raises Retriable while a transaction holds one of them; logs which transaction after PINNED_SECONDS.
+        Raises Retriable while a transaction holds one of them; after PINNED_SECONDS, logs which transaction.
         """
         if not partitions:
             return {}

@@ -1,4 +1,4 @@
-"""An intake: the steps that a worker takes from its tasks together, and what was saved of them."""
+"""An intake: the steps that a worker takes from its tasks together, and what is already saved for them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Taken(Intake):
     repeated: bool = False
 
     def starts(self) -> Positions:
-        """Returns the next offsets of the inputs of the choices before this intake."""
+        """Returns the next offsets before this intake, for the inputs that the choices name."""
         return {
             TopicPartition(start.topic, partition): start.offset
             for partition, chosen in self.choices.items()

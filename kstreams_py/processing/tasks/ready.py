@@ -1,4 +1,4 @@
-"""Steps that are ready to be run: by arrival, or by partition if calls overlap or deliveries are journaled."""
+"""Steps that are ready to be run: in order of arrival, or by partition if calls overlap or a journal is kept."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Ready:
 
 
 class ReadyByPartition(Ready):
-    """Steps by partition: of each partition in the order of arrival, and of all partitions in turn.
+    """Steps by partition: within a partition in order of arrival, and the partitions in turn.
 
     A fetch has many records of one partition in a row. Calls of one partition at a time would not overlap.
     """

@@ -10,7 +10,7 @@ from kstreams_py.processing.tasks.ledger import Cursor
 from kstreams_py.records import Message, Positions, TopicPartition, Unreadable
 
 RECORD_BYTES: Final = 300
-"""Bytes of memory of a record beside its key, value and headers (measured: 240 of the client's, with its topic)."""
+"""Bytes of memory that a record takes besides its key, value and headers (measured: 240 in the client, with topic)."""
 
 
 class Queue:
@@ -38,11 +38,10 @@ class Task:
     """One processor on one partition number, from its assignment until that partition is revoked.
 
     - `cursors`: the ledger's cursor of each input whose partition is assigned.
-    - `prefixes`: the common prefix of the delivery hashes of each input's steps.
-    - `runs_left`: the script of an alts that follows saved choices, that is, the choices that are left: the topic of
-      each run, and the offset of its last record, in order.
-    - `queues`: the records that wait: those of a join for its other inputs, those of an alts for their turn in the
-      script.
+    - `prefixes`: for each input, the common prefix of the delivery hashes of its steps.
+    - `runs_left`: the script of an alts that follows saved choices, that is, the choices that are left: for each run,
+      in order, its topic and the offset of its last record.
+    - `queues`: the records that wait: in a join for the other inputs, in an alts for their turn in the script.
     """
 
     __slots__ = ("_joins", "cursors", "partition", "prefixes", "queues", "runs_left")
@@ -77,7 +76,7 @@ class Task:
         return self._zip() if self._joins else [*self._follow()]
 
     def skip(self, ends: Positions) -> None:
-        """Drops runs of the script whose inputs were read past them, to these offsets.
+        """Drops runs of the script if their inputs have been read past them; `ends` are the offsets reached.
 
         The records of such a run were deleted after it was saved, by compaction for example.
         """

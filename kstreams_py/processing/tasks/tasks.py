@@ -24,8 +24,8 @@ BUFFER_BYTES: Final = 48 << 20
 
 A fetch that is under way (fetch.message.max.bytes) still arrives.
 
-While the worker is busy, the client of a join has half as much in its own queue (queued.max.messages.kbytes), and one
-more fetch on its way. With a smaller limit, a join that catches up pauses often (measured with 12 partitions and
+While the worker is busy, the client of a join holds half as much in its own queue (queued.max.messages.kbytes), and one
+more fetch is in flight. With a smaller limit, a join that catches up pauses often (measured with 12 partitions and
 records of 1 kB: a quarter more CPU at 32 MiB).
 """
 
@@ -47,9 +47,9 @@ class Tasks:
     ) -> None:
         """Makes the tasks of one processor.
 
-        - `name`: the name of the processor with that of its graph.
+        - `name`: the processor's full name, `graph.processor`.
         - `topic_ids`: the broker's id of each input.
-        - `refills`: whether `take` adds steps to the rest of an intake, as nothing must be prepared for it.
+        - `refills`: whether `take` adds steps to the rest of an intake, as nothing must be prepared for them.
         """
         self.by_partition: dict[int, Task] = {}
         self.rest: Taken | None = None
@@ -71,7 +71,7 @@ class Tasks:
         self._ready = Ready() if self._by_partition is None else self._by_partition
         self._paused = frozenset[TopicPartition]()
         self.held: dict[int, list[Any]] = {}
-        """By partition that waits before a step is run again, the steps that were ready behind that step."""
+        """By partition that waits to run a step again, the steps that were ready behind that step."""
         self._repeated = deque[Sequence[Any]]()
         """Steps whose wait is over, to be run again."""
 
@@ -114,7 +114,7 @@ class Tasks:
         self._follows = False
 
     def add(self, messages: Sequence[Message]) -> None:
-        """Takes records in, each partition's in order."""
+        """Takes in records, which are in order within each partition."""
         if not self._joins and not self._follows and not self.held:
             self._ready.add(messages)
             return
@@ -155,8 +155,8 @@ class Tasks:
         """The partitions with so many waiting records that no more should come in.
 
         Leaves out the partitions that other inputs are waiting for, as none of their records is here. The more records
-        wait in all, the fewer may wait in each partition, so that one idle input leaves enough for the tasks of other
-        partitions. A task that waits before a step is run again takes no records in.
+        wait in all, the fewer may wait in each partition, so that one idle input leaves enough space for the tasks of
+        other partitions. A task that waits to run a step again takes in no records.
         """
         if not self._joins and not self._follows and not self.held and self._by_partition is None:
             return frozenset()
@@ -174,7 +174,7 @@ class Tasks:
         return self._paused
 
     def _backed_up(self, ready: ReadyByPartition, limit: int) -> set[TopicPartition]:
-        """Returns the partitions with too many ready steps; they go on once half of these are run.
+        """Returns the partitions with too many ready steps; a paused one resumes below half of the limit.
 
         A client that pauses a partition drops its fetched records, so this must be rare.
         """
@@ -186,9 +186,9 @@ class Tasks:
         }
 
     def limit_fetch(self, wanted: int) -> int:
-        """Returns how many of the wanted records to take in now, by the number and size of those that wait.
+        """Returns how many of the wanted records to take in now, given the number and size of the waiting ones.
 
-        Everything that the client has ready, taken together, would add to the records that wait.
+        The client may have many records ready: taken in at once, they would all add to the waiting ones.
         """
         if (ready := self._by_partition) is not None:
             wanted = max(1, wanted - min(map(ready.count, self.by_partition), default=0))
@@ -219,7 +219,7 @@ class Tasks:
             self._take_ready()
 
     def delivery_hash(self, inputs: Inputs) -> bytes:
-        """Returns the delivery hash of the step that reads these; their partitions may have been revoked since."""
+        """Returns the delivery hash of the step that reads these inputs; their partitions may be revoked by now."""
         if len(inputs) > 1:
             read = ((m.topic(), self._topic_ids[m.topic()], m.partition(), m.offset()) for m in inputs)
             return joined_hash(self.name, read)
@@ -230,9 +230,9 @@ class Tasks:
         return (held or hash_prefix(self.name, topic, self._topic_ids[topic], number)) + pack_offset(m.offset())
 
     def take(self, limit: int, *, fills: bool = True) -> Taken | None:
-        """Takes the rest of the last intake, the steps to be run again, or up to `limit` ready steps; None if none is.
+        """Takes the rest of the last intake, or steps to be run again, or up to `limit` ready steps; None without any.
 
-        With `fills`, a rest may grow to twice the limit, so that a partition whose steps fill it does not block others.
+        With `fills`, a rest may grow to twice the limit, so that a partition that fills the rest does not block others.
         """
         if (rest := self.rest) is not None:
             self.rest = None
@@ -255,7 +255,7 @@ class Tasks:
         return [step for number in numbers for step in ready.take_of(number, share)]
 
     def _refill(self, rest: Taken, limit: int, *, fills: bool) -> Taken:
-        """Returns the rest of an intake, with the steps of a wait that is over, and with others that are ready."""
+        """Returns the rest of an intake, with the steps of a wait that is over and with other ready steps."""
         again = self._repeated.popleft() if self._repeated else ()
         steps: list[Any] = [*rest.steps, *again]
         steps += self._ready.take(max(0, limit - len(steps)))
@@ -274,7 +274,7 @@ class Tasks:
             self.held.setdefault(number, []).extend(self._ready.pull((number,)))
 
     def hold_back(self, failed: Sequence[Any], left: Sequence[Any]) -> list[Any]:
-        """Makes the partitions of steps that failed wait, and returns the steps of `left` that need not wait.
+        """Makes the partitions of the failed steps wait; returns the steps of `left` that need not wait.
 
         `left` has the steps of the intake, beginning with the first that failed.
         """

@@ -27,7 +27,7 @@ WARNED_SECONDS: Final = 30.0
 class Wait:
     """Steps that are run again together, after a wait.
 
-    - `steps`: empty if the worker has rewound since then: the steps are read again.
+    - `steps`: empty if the worker has rewound meanwhile: the steps are read again.
     - `until`: the clock time of the next attempt.
     - `positions`: the next offsets of their tasks; everything before them is committed.
     """
@@ -58,7 +58,7 @@ class Waits:
         """By partition, the clock time of its last warning."""
 
     def begin(self, again: Again) -> None:
-        """Makes the partitions of steps that failed wait; the tasks already hold them."""
+        """Begins the wait of partitions whose steps failed; the tasks already hold these partitions."""
         self._counters.retried()
         self._retries.failed(again.steps, again.attempts)
         seconds = self._retries.retry.wait(again.attempts, self._chance())
@@ -78,8 +78,8 @@ class Waits:
     def release(self) -> None:
         """Ends the wait whose time came first: its steps can be taken again.
 
-        Other waits that are over follow in the next turns: attempts may be slow, and the client hears the group between
-        them.
+        Other waits that are over follow in the next turns: attempts may be slow, and the client hears from the group
+        between them.
         """
         if self._tasks.repeats:
             return

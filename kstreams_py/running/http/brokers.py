@@ -11,7 +11,7 @@ _ADDRESS: Final = r"(?:[\w.-]+|\[[\da-fA-F:.]+\]):\d+"
 _CONNECTION: Final = re.compile(
     rf"(?:(?<![\w/.-])(?:\w+://)?({_ADDRESS})/(\d+|bootstrap)|\b(?:GroupCoordinator|TxnCoordinator): ({_ADDRESS})): "
 )
-"""How librdkafka names the broker of a connection: address and id; the id is unknown of a bootstrap address."""
+"""How librdkafka names the broker of a connection: address and id; for a bootstrap address, the id is unknown."""
 
 _NO_BROKER: Final = re.compile(r"\bno Kafka broker answers at (.+?): start one")
 """How this package names the bootstrap addresses of a cluster that does not answer."""
@@ -37,7 +37,7 @@ class BrokerOutage(NamedTuple):
 def find_outages(waiting: Sequence[WorkerWaiting]) -> list[BrokerOutage]:
     """Returns the brokers that are away, each with the workers that wait for it, in the order of the workers.
 
-    A reason that names no broker (a request has timed out) belongs to the only broker of its cluster that others name.
+    A reason that names no broker, such as a time-out, counts for its cluster's broker if other reasons name only one.
     """
     clusters: dict[str, list[WorkerWaiting]] = {}
     for each in waiting:

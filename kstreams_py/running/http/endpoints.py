@@ -42,7 +42,7 @@ def overview(
     findings: Sequence[Problem] = (),
     target: str = "GRAPH",
 ) -> dict[str, Any]:
-    """Returns the whole answer.
+    """Returns the whole answer of /status.
 
     - `view`: None before the workers start.
     - `at`: the time, in seconds since 1970.

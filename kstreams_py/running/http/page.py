@@ -19,7 +19,7 @@ from kstreams_py.graph.picture import elements
 from kstreams_py.graph.topology import Graph
 
 GAPS: Final = {False: (32.0, 76.0), True: (26.0, 46.0)}
-"""Pixels between two columns, by whether it is upright: without, and with lags beside the lines."""
+"""Pixels between two columns, without and with lags beside the lines; the key is whether the picture is upright."""
 
 SHRUNK: Final = 0.86
 """The least scale of a picture from left to right: its small text is then 9 pixels high."""
@@ -63,7 +63,7 @@ class _Text(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _LiveBox(Box):
-    """A box with its own texts and size; `across` is its extent along the columns' axis."""
+    """A box with its own texts and size: `across` the columns, and `along` a column."""
 
     texts: tuple[_Text, ...] = ()
     across: float = 0.0
@@ -111,8 +111,8 @@ def draw_live(graph: Graph, *, upright: bool) -> LivePicture:
     `data-channel` or `data-target`. A line from a topic to its reader has `data-topic` and `data-reader`; a line to the
     dead letters has `data-dead`. `data-value` names the value that a text shows.
 
-    A line has its lag only if its reader has several inputs: of one input, the reader's box has the lag. It is in the
-    topic's box if that has no other reader, so that the columns can be close to each other.
+    A line has its lag only if its reader has several inputs: for a single input, the reader's box has the lag. If the
+    topic has no other reader, the topic's box has it instead, so that the columns can be close to each other.
     """
     boxes, edges = elements(graph)
     readers = Counter(edge.source for edge in edges if not edge.dead)
@@ -186,10 +186,10 @@ def _size(texts: Sequence[_Text]) -> Point:
 
 
 def _label(line: Line, labelled: Collection[Edge], inside: Mapping[str, _Drawn], *, upright: bool) -> _Label | None:
-    """Returns the live value of a line: of dead letters at its first point, a lag at its last point.
+    """Returns the live value of a line: dead letters at its first point, a lag at its last point.
 
     - `labelled`: the edges with a lag.
-    - `inside`: the topic's box, if it has the lag.
+    - `inside`: the boxes by node if the topic's box has the lag; otherwise empty.
     """
     if line.dead:
         x, y = line.points[0]
@@ -252,7 +252,7 @@ def _draw_box(drawn: _Drawn) -> str:
     attribute = f"data-{box.role}" if box.is_function or box.role in ("target", "channel") else "data-topic"
     at, words = top + 8, ""
     for text in box.texts:
-        if text.value != "lag" or box.is_function:  # the line to the reader has the lag of a topic
+        if text.value != "lag" or box.is_function:  # the label of the line to the reader is the lag of a topic
             words += _draw_text(text, x, at)
         at += FONTS[text.kind][1] * len(text.lines)
     return (
@@ -305,7 +305,7 @@ def choose_picture(wide: float, upright: float) -> str:
     """Returns the class of the figure, by which the style chooses between the pictures of these widths.
 
     - `from-N`: the picture from left to right on screens from N pixels on, which show it legibly and whole.
-    - `never-wide`: the upright one on each screen: only that is shown whole.
+    - `never-wide`: the upright one on every screen: only that is shown whole.
     - `scrolls`: the one from left to right, scrolled: no screen shows either whole.
     """
     fits = next((screen for screen in SCREENS if wide * SHRUNK <= screen - MARGINS), None)

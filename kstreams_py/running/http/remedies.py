@@ -53,10 +53,10 @@ REMEDIES: Final[Mapping[str, str]] = {
     "no_answer": "Check whether the process runs: its log and its exit status tell why it ended.",
     "catching_up": "Wait; start more workers (`--slots`) if it takes too long.",
 }
-"""What to do, by the kind of finding; `behind` and `no_answer` are for alerts, which have only the series, or none."""
+"""What to do, by the kind of finding; `behind` and `no_answer` are for alerts, which see only the series or nothing."""
 
 _COMMANDS: Final = re.compile(r"kstreams (?:dead-letters|order|sources) [a-z]+|kstreams acls")
-"""The commands in REMEDIES, which take a graph; the rules of alerts have the table without one."""
+"""The commands in REMEDIES to which `Problem.remedy` adds a graph; alert rules use REMEDIES without one."""
 
 RUNBOOK: Final[Mapping[str, str]] = {
     "stuck": "KstreamsStuck",
@@ -94,7 +94,7 @@ RUNBOOK: Final[Mapping[str, str]] = {
     "no_answer": "KstreamsNoAnswer",
     "catching_up": "KstreamsBehind",
 }
-"""The section of docs/runbook.md for each kind of finding; the section of an alert has its name."""
+"""The section of docs/runbook.md for each kind of finding; the section of an alert has the alert's name."""
 
 BEHIND_SECONDS: Final = 10.0
 """A processor is behind if, at its rate, it needs more seconds than this for its lag."""
@@ -103,7 +103,7 @@ LAGGING_SECONDS: Final = 10.0
 """Seconds that a lag must last before it counts."""
 
 BUSY: Final = 0.7
-"""The share of time in functions from which they are the cause of a lag."""
+"""Functions count as the cause of a lag if they take at least this share of the time."""
 
 OPEN_SECONDS: Final = 10.0
 """The age in seconds from which an open transaction is reported."""
@@ -120,7 +120,7 @@ RESTARTS: Final = 3
 RESTART_SECONDS: Final = 600.0
 
 RESTARTING_SECONDS: Final = 60.0
-"""Seconds after the last restart for which restarts are the cause of a lag."""
+"""For this many seconds after the last restart, restarts count as the cause of a lag."""
 
 STATES: Final[Mapping[WorkerState, tuple[Level, str]]] = {
     WorkerState.JOINING: ("note", "joining"),
@@ -129,7 +129,7 @@ STATES: Final[Mapping[WorkerState, tuple[Level, str]]] = {
     WorkerState.SOURCE_AWAY: ("bad", "source_away"),
     WorkerState.RESTARTING: ("warning", "restarting"),
 }
-"""The reported states of a worker, with the level and kind of the finding. A broker that is away is one for all."""
+"""The reported states of a worker, with level and kind of the finding. A broker that is away is one for all workers."""
 
 WAITS: Final[Mapping[WorkerState, str]] = {
     WorkerState.SINK_AWAY: "waits for its sink",
@@ -138,7 +138,7 @@ WAITS: Final[Mapping[WorkerState, str]] = {
 """What a worker does in these states."""
 
 KILLED: Final = "SIGKILL"
-"""The reason of an end that no process in this package causes: something else has killed the worker."""
+"""The reason for an end that this package did not cause: something else has killed the worker."""
 
 _ORDER: Final[tuple[Level, ...]] = ("bad", "warning", "note")
 
@@ -160,7 +160,7 @@ class Problem(NamedTuple):
     source: str | None = None
 
     def remedy(self, target: str) -> str:
-        """Returns what to do, with commands that name the graph as `target`; without it if that is empty."""
+        """Returns what to do, with commands that name the graph as `target`, or no graph if `target` is empty."""
 
         def complete(found: re.Match[str]) -> str:
             if self.source is not None and found[0] == "kstreams sources retry":
@@ -213,7 +213,7 @@ def find(processors: Sequence[Processor], seen: Seen) -> list[Problem]:
 
 
 class _Read(NamedTuple):
-    """The topics that a processor or a task reads; of a join, a record of each at a time."""
+    """The topics that a processor or a task reads. A join reads a record of each at a time."""
 
     name: str
     topics: tuple[str, ...]

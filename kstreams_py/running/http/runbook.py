@@ -66,7 +66,7 @@ def _row(tag: str, cells: Iterable[str]) -> str:
 
 
 def _inline(text: str) -> str:
-    """Returns the text of a block, escaped. A link to another document becomes the name of its file: none is served."""
+    """Returns the text of a block, escaped. A link to another document, which is not served, becomes its file name."""
     found, at = "", 0
     for match in _INLINE.finditer(text):
         found += escape(text[at : match.start()])

@@ -35,7 +35,7 @@ REQUEST_MAX: Final = 1 << 14
 
 @contextmanager
 def serving(address: str, answer: Callable[[str], Answer], hosts: str = "") -> Iterator[str]:
-    """Answers GET and HEAD at `address` (host:port; port 0 for any free port) inside the block; gives the URL.
+    """Answers GET and HEAD at `address` (host:port; port 0 for any free port) inside the block; yields the URL.
 
     - `hosts`: further host names that requests may use, separated by commas: see `is_own_host`.
 
@@ -136,7 +136,7 @@ def _open(host: str, port: int, answer: Callable[[str], Answer], own: set[str]) 
             if self.command != "HEAD":
                 self.wfile.write(found.body)
 
-        do_HEAD = do_GET  # noqa: N815, likewise
+        do_HEAD = do_GET  # noqa: N815, http.server calls it by this name
 
         def _is_for_this(self) -> bool:
             """Returns whether all Host headers name this server. A program may send none; a browser sends one."""

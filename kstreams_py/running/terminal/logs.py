@@ -31,13 +31,13 @@ WINDOW: Final = 10.0
 """Seconds over which repeated lines are counted; doubles after each window with counted lines, up to MINUTE."""
 
 WRITTEN: Final = 5
-"""The lines of a kind that are written in its first window. Later windows write one. The others are counted."""
+"""The number of lines of a kind that its first window writes. Later windows write one. All others are counted."""
 
 NEW_WRITTEN: Final = 5
-"""The further lines that each window writes because their text is new to the kind."""
+"""The number of further lines that each window writes because their text is new to the kind."""
 
 TEXTS: Final = 100
-"""The maximum number of texts that are remembered of a kind; the oldest is forgotten first."""
+"""The maximum number of texts that are remembered for a kind; the oldest is forgotten first."""
 
 _NUMBER: Final = re.compile(r"\d+")
 """Ignored when texts are compared: offsets, times and ids."""
@@ -80,7 +80,7 @@ class FoldedOutage:
         return False
 
     def answered(self, who: str, now: float) -> Folded | None:
-        """Notes a success. Once all that had failed have succeeded, returns the totals if lines were hidden."""
+        """Notes a success. Once everything that had failed has succeeded, returns the totals if lines were hidden."""
         if who not in self._away:
             return None
         self._away.discard(who)
@@ -153,7 +153,7 @@ class Repeats:
         return self._kinds.setdefault(what, _Kind(now, left=first)).take(newest, level)
 
     def due(self, now: float) -> list[Folded]:
-        """Returns the counts of the windows that are over. A kind without counted lines is new again."""
+        """Returns the counts of the windows that are over. A kind without counted lines counts as new again."""
         over = {what: kind for what, kind in self._kinds.items() if now - kind.since >= kind.window}
         found = self._end(now, list(over))
         for what, kind in over.items():
@@ -176,7 +176,7 @@ class Repeats:
 
 
 def named(message: str, fields: dict[str, object]) -> str:
-    """Returns a message with its context in front, unless the message names it itself.
+    """Returns a message with its context in front, without the processor if the message begins with it.
 
     - `fields`: graph, processor, slot and partition, as far as known.
     """
@@ -189,7 +189,7 @@ def named(message: str, fields: dict[str, object]) -> str:
 
 
 SHORT: Final = "short"
-"""The format of `kstreams dev` and of the processes that it starts: no time, and no name of a module."""
+"""The format of `kstreams dev` and of the processes that it starts: no time and no module name."""
 
 LEVELS: Final = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
@@ -202,13 +202,13 @@ FIELDS: Final = ("graph", "processor", "slot", "partition")
 """The context of a line, as far as known."""
 
 OTEL_MAX: Final = 200
-"""The maximum length of a line of OpenTelemetry, which may quote a whole header of a record."""
+"""The maximum length of a line from OpenTelemetry, which may quote a whole record header."""
 
 OTEL_HEADERS: Final = "opentelemetry.util.re"
 """The logger that quotes invalid headers in OTEL_EXPORTER_OTLP_HEADERS, which are often secrets."""
 
 TICK: Final = 1.0
-"""Seconds between two checks whether a folded line is due."""
+"""Seconds between two checks for folded lines that are due."""
 
 _context: ContextVar[dict[str, object]] = ContextVar("context", default={})  # noqa: B039, it is never changed
 
@@ -263,7 +263,7 @@ def configure(source: str = "") -> None:
     handler = target if level == "DEBUG" else Folding(target)
     handler.addFilter(_add_context)
     handler.addFilter(tame)
-    # a line at INFO ends an outage, also where only warnings are written
+    # a line at INFO ends an outage, even if only warnings are written
     logging.basicConfig(level=min(level, "INFO", key=LEVELS.index), handlers=[handler], force=True)
     # at DEBUG kafka-python logs the bytes of each request, with the SASL password; its errors are raised as well
     logging.getLogger("kafka").setLevel(logging.INFO if level == "DEBUG" else logging.CRITICAL)
@@ -291,7 +291,7 @@ def _add_context(record: logging.LogRecord) -> bool:
 
 
 def tame(record: logging.LogRecord) -> bool:
-    """Marks the lines of OpenTelemetry for folding, shortens them and removes secrets; passes all lines on.
+    """Marks OpenTelemetry's lines for folding, shortens them and removes secrets; passes all lines on.
 
     OpenTelemetry logs a line for each record with an invalid header, each attempt to reach a collector, each lost span.
     """
@@ -346,17 +346,17 @@ class _Short(logging.Formatter):
 
 
 class Folding(logging.Handler):
-    """Passes records of another handler's level on to it, and folds those that have a FOLD field (log_fields)."""
+    """Passes records at or above another handler's level on to it; folds records with a FOLD field (log_fields)."""
 
     def __init__(self, target: logging.Handler, clock: Callable[[], float] = time.monotonic) -> None:
-        """`clock` is in monotonic seconds."""
+        """`clock` returns monotonic seconds."""
         super().__init__()
         self._target = target
         self._clock = clock
         self._outage = FoldedOutage()
         self._repeats = Repeats()
         self._samples: dict[str, logging.LogRecord] = {}
-        """The newest record of each kind: a folded line has its fields."""
+        """The newest record of each kind; a folded line takes its fields from it."""
         self._ticker: threading.Thread | None = None
         self._closed = threading.Event()
 
@@ -420,15 +420,15 @@ class Folding(logging.Handler):
 
 
 def finish() -> None:
-    """Writes the remaining counts. Call it before the process ends without Python's own shutdown."""
+    """Writes the remaining counts. Call this before an exit that skips Python's own shutdown."""
     for handler in logging.getLogger().handlers:
         handler.flush()
 
 
 def dress(output: int, slot: str, line: bytes) -> bytes:
-    """Returns a line of a worker as its supervisor writes it: with its slot, unless it is JSON, which has the slot.
+    """Returns a line of a worker as its supervisor writes it: with its slot in front.
 
-    In the json format, each line of standard error becomes JSON.
+    In the json format, a JSON line stays as it is, and any other line of standard error becomes JSON with its slot.
     """
     if log_format() != "json":
         return prefixed(slot, line)

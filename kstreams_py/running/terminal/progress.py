@@ -31,7 +31,7 @@ Rows = dict[str, tuple[str, ...]]
 PROCESSORS: Final = (
     "state", "partitions", "in", "out", "dead letters", "dropped", "rolled back", "lag", "records/s", "commits/s",
 )  # fmt: skip
-"""The columns of the processors: counts are of committed steps, except those rolled back."""
+"""The columns of the processors. Counts are of committed steps, except for "rolled back"."""
 
 RARE: Final = ("dropped", "rolled back", "read again")
 """The columns that are shown only if a row has a number there."""
@@ -40,7 +40,7 @@ SLOTS: Final = ("state", "partitions", "up", "restarts")
 """The columns of the slots."""
 
 SOURCES: Final = ("under way", "oldest", "its key", "in", "done", "refused", "read again")
-"""The columns of the sources; of the oldest input its age, its key, and the tasks that have something of it."""
+"""The columns of the sources. The second to fourth are the oldest input's age, key, and tasks."""
 
 DROPPED: Final = (
     "its key", "read again", "done", "commits/s", "rolled back", "out", "records/s", "in", "partitions", "restarts",
@@ -49,7 +49,7 @@ DROPPED: Final = (
 """The columns that a narrow terminal leaves out, in this order."""
 
 COUNTED: Final = ("records_in", "records_out", "dead_letters", "dropped", "rolled_back")
-"""The counts in these columns, in their order."""
+"""The counters behind the columns of PROCESSORS from "in" to "rolled back", in their order."""
 
 GAP: Final = 2
 """Characters between two columns."""
@@ -247,11 +247,11 @@ class Display:
         self._whole = console.whole if isinstance(console, LockedConsole) else threading.RLock()
         is_drawn = live and console.is_terminal
         self._above = {STDERR, STDOUT} if sys.stdout.isatty() else {STDERR}
-        """The outputs that go to the terminal of the drawing."""
+        """The outputs that go to the same terminal as the drawing."""
         self._live = (
             Live(
                 console=console,
-                auto_refresh=False,  # its thread would take Rich's locks in another order
+                auto_refresh=False,  # the refresh thread would take Rich's locks in another order
                 transient=transient,
                 redirect_stdout=STDOUT in self._above,
             )
@@ -283,7 +283,7 @@ class Display:
             write()
 
     def write(self, output: int, slot: str, lines: Sequence[bytes]) -> None:
-        """Writes lines of a worker: above the drawing if there is one, otherwise as they are. From any thread."""
+        """Writes lines of a worker: above the drawing if there is one, else as they are. Any thread may call it."""
         dressed = [self._dress(output, slot, line) for line in lines]
         with self._whole:
             if self._live is not None and self._live.is_started and output in self._above:

@@ -51,7 +51,7 @@ class DeltaLakeTable:
     """A table of Delta Lake: see PipelineTarget."""
 
     def __init__(self, pipeline: Pipeline, target: Delta, session: Callable[[], SparkSession]) -> None:
-        """`session`: opens a SparkSession with Delta Lake, which reading needs, too."""
+        """`session`: opens a SparkSession with Delta Lake, which even reading needs."""
         try:
             from delta.tables import DeltaTable  # noqa: PLC0415 an extra
         except ImportError:
@@ -76,7 +76,7 @@ class DeltaLakeTable:
         return published
 
     def publish(self, rows: DataFrame, previous: Published | None, finish: Callable[[int], Published]) -> Published:
-        """Counts the rows, then commits them with the result of `finish` for their number."""
+        """Counts the rows, then commits them with the result of `finish` for their count."""
         made = compute(rows)
         count = made.count()
         if self._pipeline.mode is not Mode.APPEND:
@@ -120,7 +120,7 @@ class DeltaLakeTable:
         return open_path(spark, f"{self._path}/{name}")
 
     def _has_log(self, spark: SparkSession) -> bool:
-        """Whether there is a table; isDeltaTable() returns False if its log could not be read the last time.
+        """Whether there is a table; isDeltaTable() would return False if the last read of the log had failed.
 
         A first run that died before its commit leaves an empty log, and files of rows.
         """
@@ -176,7 +176,7 @@ class DeltaLakeTable:
             if not self._has_log(spark):
                 return None, []
             table = self._tables.forPath(spark, self._path)
-            for limit in (_NEWEST, None):  # each commit has all runs until then
+            for limit in (_NEWEST, None):  # the commit of each run has all runs so far
                 history = table.history() if limit is None else table.history(limit)
                 commits = history.select("version", "operation", "userMetadata").collect()
                 published, others = _newest(commits)

@@ -32,7 +32,7 @@ Show = Callable[[Pipeline, PipelineRun | None], None]
 
 
 def check_inputs(graph: Graph, pipelines: Sequence[Pipeline], settings: Settings) -> None:
-    """Looks for the inputs of pipelines, before Spark is started for them.
+    """Checks that the inputs of pipelines exist, before Spark is started for them.
 
     Raises BrokerUnavailable, and TopicError for a topic that does not exist.
     """
@@ -50,8 +50,8 @@ def run_all(
 ) -> None:
     """Runs each pipeline once, a stream until it has read all records that existed at its start.
 
-    Raises SettingsError for a cut with a stream, and MissingSoftware for another PySpark; otherwise as `run_once` and
-    `Streaming` do.
+    Raises SettingsError for a cut with a stream, MissingSoftware for a PySpark without what a run needs, and the errors
+    of `run_once` and `Streaming`.
     """
     if given is not None and (stream := next((each for each in pipelines if each.checkpoint is not None), None)):
         raise SettingsError(f"{stream} is a stream, and runs at no cut: name the other pipelines")
@@ -83,8 +83,8 @@ def follow_all(
     A stop waits for the run or batch that is being stored. While no broker answers, pipelines are retried at their
     intervals, each time with a warning.
 
-    Raises BrokerUnavailable if no broker answers the first run or the first start of a stream, as the address may be
-    wrong, and if a broker refuses the credentials; otherwise raises as `run_once` and `Streaming` do.
+    Raises BrokerUnavailable if no broker answers the first run or the first start of a stream, because the address
+    may be wrong, and if a broker refuses the credentials. Also raises the errors of `run_once` and `Streaming`.
     """
     private_api.require(session)
     begun: dict[str, float] = {}
@@ -116,7 +116,7 @@ def follow_all(
 
 
 class _FollowedStream:
-    """A stream that is started again after brokers did not answer, as Spark ends it then."""
+    """A stream that is started again after brokers did not answer, because Spark ends it then."""
 
     def __init__(self, pipeline: Pipeline, open_stream: Callable[[], Streaming]) -> None:
         """Starts it. Raises what `open_stream` raises."""
@@ -161,7 +161,7 @@ def _may_return(error: Exception) -> bool:
 
 
 def _warn_of_absence(pipeline: Pipeline, error: Exception) -> None:
-    # Spark's errors say both themselves
+    # errors from Spark already name the pipeline, and say that the table stays
     reason = str(error).removeprefix(f"{pipeline}: ").removesuffix("; the last published table stays")
     logger.warning(
         "%s: %s; the last published table stays, and it is tried again every %g s", pipeline, reason, pipeline.every

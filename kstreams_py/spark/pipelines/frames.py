@@ -47,10 +47,10 @@ _CHANGED: Final = (
     (r"/state/\d+/\d+/\S+ does not exist|CANNOT_LOAD_STATE", "it keeps a state now, which Spark has begun: declare"),
     ("sources in the checkpoint offsets", "it reads another number of topics: restore it, declare"),
 )
-"""How a stream's function differs from the one of its checkpoint, by Spark's error, and how the remedy begins."""
+"""By Spark's error: how a stream's function differs from its checkpoint's, and how the remedy begins."""
 
 UNTAKEN: Final = re.compile(r"UNSUPPORTED_DATA_TYPE|EMPTY_SCHEMA_NOT_SUPPORTED|COLUMN_CONTAINS_NULL_TYPE|empty group")
-"""Texts in errors of a target for columns of types that it lacks."""
+"""Texts in a target's errors for columns whose types it lacks."""
 
 _UNRESOLVED: Final = re.compile(r"UNRESOLVED_COLUMN|cannot be resolved|ATTRIBUTE_NOT_SUPPORTED|is not supported")
 """Texts in the errors of a column that the DataFrame lacks."""
@@ -58,14 +58,14 @@ _UNRESOLVED: Final = re.compile(r"UNRESOLVED_COLUMN|cannot be resolved|ATTRIBUTE
 _GROUPED: Final = "ks_rows"
 
 OBSERVED_SECONDS: Final = 60.0
-"""Seconds that Spark's listener may take; other queries of the session may delay it, and a run without it fails."""
+"""Seconds that Spark's listener may take; other queries of the session may delay it, and a run to Parquet needs it."""
 
 PLAN_CHARACTERS: Final = 20_000
 """The maximum length of a plan; the rest is not kept."""
 
 
 def call(pipeline: Pipeline, frames: Sequence[Any]) -> Rows:
-    """Returns the rows of a pipeline. Raises GraphError for an unknown column, or if the result is no DataFrame."""
+    """Returns the rows of a pipeline. Raises GraphError for an unknown column, or if the result is not a DataFrame."""
     try:
         found = pipeline.function(*frames)
     except (AnalysisException, PySparkAttributeError, PySparkTypeError, PySparkValueError) as error:
@@ -106,7 +106,7 @@ def column(name: str) -> Column:
 
 
 def compute(rows: Rows) -> Rows:
-    """Returns the rows as they are computed once, on the disks of Spark's processes.
+    """Computes the rows once, and returns them as they are on the disks of Spark's processes.
 
     If a process dies, the next job fails: computing its rows again may give other rows in other partitions.
     """
@@ -125,7 +125,7 @@ def observe(name: str, rows: Rows, parent: Rows) -> ObservedCounts:
 
 
 class ObservedCounts:
-    """The counts of a job; Spark's listener reports them some milliseconds after the job."""
+    """The counts of a job; Spark's listener reports them a few milliseconds after the job."""
 
     def __init__(self, observation: Any) -> None:
         self._observation = observation
@@ -141,12 +141,12 @@ class ObservedCounts:
 
 
 def evaluate(rows: Rows) -> None:
-    """Computes rows for the side effects, such as to move the watermark of a stream."""
+    """Computes rows for the side effects, such as moving the watermark of a stream."""
     rows.write.format("noop").mode("overwrite").save()
 
 
 def schema_of(columns: Mapping[str, str]) -> str:
-    """Returns columns, each with the name of its type in Spark, as a schema in Spark's language."""
+    """Returns the names and Spark types of columns as a schema in Spark's DDL."""
     return ", ".join(f"{quote(name)} {kind}" for name, kind in columns.items())
 
 
@@ -162,7 +162,7 @@ def begin_explaining(rows: Rows) -> Callable[[], str]:
 
     def run() -> None:
         try:
-            found.set_result(explain(rows.select("*")))  # a separate plan: the job may change that of the rows
+            found.set_result(explain(rows.select("*")))  # a separate plan: the job may change the rows' own
         except Exception as error:
             found.set_exception(error)
 
@@ -190,10 +190,10 @@ def check_key(what: str, rows: Rows, key: Sequence[str]) -> None:
 
 @contextmanager
 def reported(pipeline: Pipeline) -> Iterator[None]:
-    """Raises PipelineFailed, InputLost or BrokerUnavailable, with the first line of Spark's error.
+    """Raises PipelineFailed, InputLost or BrokerUnavailable, with the cause or the first line of Spark's error.
 
-    Raises SettingsError for a stream whose checkpoint belongs to another function: Spark's own text suggests to switch
-    its check off.
+    Raises SettingsError for columns that the target does not take, and for a stream whose checkpoint belongs to another
+    function: Spark's own text suggests switching its check off.
     """
     try:
         yield
@@ -229,7 +229,7 @@ def start_query(
 ) -> StreamingQuery:
     """Starts a query that calls `store` with each batch and its number.
 
-    - `output_mode`: Spark's.
+    - `output_mode`: Spark's output mode.
     - `every`: seconds between two batches; None for a query that ends when it has read all existing records.
     """
     trigger: dict[str, Any] = {"availableNow": True} if every is None else {"processingTime": f"{every} seconds"}

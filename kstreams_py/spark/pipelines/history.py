@@ -1,4 +1,4 @@
-"""The runs of pipelines as an HTML page: a plot of their lag and their duration, their table, the newest plan."""
+"""The runs of pipelines as an HTML page: a plot of their lag and their duration, a table, their cuts and plans."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from kstreams_py.spark.pipelines.runs import PipelineRun, Published
 _COLUMNS: Final = ("run", "ended", "offsets", "records", "rows", "seconds", "lag, s", "malformed")
 
 MARGIN: Final = timedelta(seconds=30)
-"""The least time before the first and after the last run in a plot."""
+"""The smallest margin before the first and after the last run in a plot."""
 
 
 def history_page(graph: str, histories: Iterable[tuple[Pipeline, Published | None]], now: float) -> str:

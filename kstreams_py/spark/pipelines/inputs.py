@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 TASK_OFFSETS: Final = 100_000
-"""Offsets for each concurrent task. A topic with no more in all is read by no more tasks than run concurrently."""
+"""Up to this many offsets per concurrent task, a topic is read by no more tasks than run concurrently."""
 
 _RECORDS, _MALFORMED = "records", "malformed"
 
 
 class Count(NamedTuple):
-    """The records that were read of a topic, and how many of them do not decode."""
+    """The records that were read from a topic, and how many of them do not decode."""
 
     records: int
     malformed: int

@@ -1,7 +1,7 @@
 """A topic as the table of a pipeline: records and runs in one Kafka transaction.
 
 Spark makes the bytes of each record, and the driver's transactional producer only passes them on. Spark's own writer
-has no transactions: records that a restarted task writes twice stay.
+has no transactions: if a restarted task writes records twice, the duplicates stay.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ _RESET: Final = "reset_by"
 """The field with the pipeline that is reset, in the record of the runs while a reset is under way."""
 
 _TOPIC_ID: Final = "topic_id"
-"""The field with the broker's id of the topic, in the record of the runs: another topic of the same name differs."""
+"""The field with the broker's id of the topic, in the record of the runs: a topic that is created again has another."""
 
 _CHUNK: Final = 5_000
 """The number of records that are queued at a time."""
@@ -107,7 +107,7 @@ class KafkaTable:
             return published
 
     def publish(self, rows: DataFrame, previous: Published | None, finish: Callable[[int], Published]) -> Published:
-        """Makes the records, then writes them and the result of `finish` for their number in one transaction."""
+        """Makes the records, then writes them and the result of `finish` for their count in one transaction."""
         made = compute(rows)  # not while a transaction is open
         records = Encoder(str(self._pipeline), self._topic, self._registry, self._key).encode(made)
         count = made.count()
@@ -250,7 +250,7 @@ class KafkaTable:
                 time.sleep(POLL_SECONDS)
 
     def _attempt(self, step: Callable[[Producer], T]) -> T:
-        """Makes a step with a producer; retries it for a while with a new one if the outcome of a request is unknown.
+        """Runs a step; after an unknown outcome or an error that may pass, retries it for a while with a new producer.
 
         The new producer ends the transaction of the previous one; the step checks what is stored.
         """
@@ -280,7 +280,7 @@ class KafkaTable:
             producer.drop()
 
     def _transact(self, producer: Producer, outputs: Iterator[Output], content: bytes | None, next_run: int) -> None:
-        """Writes outputs and the record of the runs in one transaction, with the offset by which a cut knows their run.
+        """Writes outputs and the runs' record in one transaction, with the offset that identifies their run to a cut.
 
         - `next_run`: the offset of the pipeline's group: the place of the first run that is not written.
 
@@ -314,7 +314,7 @@ class KafkaTable:
     def _outputs(self, records: DataFrame, previous: Published | None, number: int) -> Iterator[Output]:
         """Yields the records of a run, each with the place of the run and a hash.
 
-        The hash is made from the state from which the run continues, the bytes, and the number of equal records before:
+        The hash is made from the state from which the run continues, the bytes, and the number of equal records so far:
         a run that is made again, at a later cut, gives its records the same hashes.
         """
         topic, runs = self._topic.name, self._runs

@@ -57,7 +57,7 @@ class ParquetTable:
             return published
 
     def publish(self, rows: DataFrame, previous: Published | None, finish: Callable[[int], Published]) -> Published:
-        """Stages the rows, then publishes them with the result of `finish` for their number."""
+        """Stages the rows, then publishes them with the result of `finish` for their count."""
         spark, mode, key = rows.sparkSession, self._pipeline.mode, self._pipeline.key
         with reported(self._directory):
             self._directory.prepare()
@@ -112,7 +112,7 @@ class ParquetTable:
         self._directory.close()
 
     def _merge(self, spark: SparkSession, files: tuple[DataFile, ...]) -> tuple[DataFile, ...]:
-        """Returns the files, with one in place of several of the same size: the next run opens all files."""
+        """Returns the files, with one in place of several of the same size, because the next run opens all files."""
         while merged := choose_merged(files):
             made = self._stage(self._read_files(spark, merged).coalesce(1), is_one=True)
             if sum(file.rows for file in made) != sum(file.rows for file in merged):
@@ -121,7 +121,7 @@ class ParquetTable:
         return files
 
     def _check(self, files: Sequence[DataFile]) -> None:
-        """Raises SettingsError for a file that is not the published one; without a digest only its rows are counted."""
+        """Raises SettingsError for a file that is not the published one; without a digest, only its rows count."""
         for file in files:
             path = self._directory.data / file.name
             is_published = path.is_file() and (
@@ -163,7 +163,7 @@ class ParquetTable:
             raise SinkUnavailable(f"{self._directory.path / MANIFEST}: {error}: restore it") from error
 
     def _check_new(self) -> None:
-        """Raises SettingsError for a directory with files that are not of a pipeline."""
+        """Raises SettingsError for a directory with files that no pipeline has written."""
         path = self._directory.path
         foreign = sorted({each.name for each in path.glob("*")} - {CHECKPOINT, DATA, LOCK, f"{MANIFEST}.new"})
         if foreign:

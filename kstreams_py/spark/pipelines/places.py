@@ -14,7 +14,7 @@ EARLIEST: Final = -2
 class BatchPlace(NamedTuple):
     """A batch of a stream.
 
-    - `stream`: Spark's id of the query, which its checkpoint has.
+    - `stream`: Spark's id of the query, which is in its checkpoint.
     - `batch`: the number of the batch, from 0.
     - `entry`: the checkpoint's entry for the batch, with its offsets.
     - `topics`: the broker's ids of the inputs, by name.
@@ -31,7 +31,7 @@ class BatchPlace(NamedTuple):
 
     @classmethod
     def decode(cls, text: str) -> BatchPlace | None:
-        """Reads a place from its text; returns None for the cut of a run that was no batch of a stream.
+        """Reads a place from its text; returns None for the cut of a run that was not a batch of a stream.
 
         Raises ValueError for any other text.
         """
@@ -49,7 +49,7 @@ class BatchPlace(NamedTuple):
 
     @property
     def planned(self) -> float:
-        """The time at which Spark chose its offsets, in seconds since 1970."""
+        """The time at which Spark chose the batch's offsets, in seconds since 1970."""
         return float(json.loads(self.entry.splitlines()[1])["batchTimestampMs"]) / 1000
 
     def count_offsets(self, before: BatchPlace | None) -> int:
@@ -72,7 +72,7 @@ class BatchPlace(NamedTuple):
         ]
 
     def _sources(self) -> list[dict[str, dict[str, int]]]:
-        """Returns the entry's offsets for each source, which follow a version and the batch."""
+        """Returns the offsets of each source: the entry's lines after the version and the batch's metadata."""
         return [json.loads(line) for line in self.entry.splitlines()[2:] if line.startswith("{")]
 
 

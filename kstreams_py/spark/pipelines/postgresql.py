@@ -67,7 +67,7 @@ _LINES: Final = 2_000
 """The number of rows that are passed on at a time."""
 
 CONNECT_SECONDS: Final = 30
-"""The longest time until the server accepts a connection; a run has no open Kafka transaction meanwhile."""
+"""The longest time in seconds until the server accepts a connection; a run has no open Kafka transaction meanwhile."""
 
 
 class PostgreSQLTable:
@@ -262,7 +262,7 @@ class PostgreSQLTable:
         connection.execute(insert)
 
     def _sql_types(self, columns: Mapping[str, str]) -> dict[str, str]:
-        """Returns PostgreSQL's types for columns, by Spark's. Raises SettingsError for a type that it lacks."""
+        """Returns the PostgreSQL type of each column. Raises SettingsError for a type that PostgreSQL lacks."""
         check_names("the name of a column", tuple(columns))
         found = {}
         for name, kind in columns.items():

@@ -30,7 +30,7 @@ POLL_SECONDS: Final = 0.2
 
 
 def choose_pipelines(graph: Graph, names: Sequence[str]) -> tuple[Pipeline, ...]:
-    """Returns the pipelines of these names; all if there are no names. Raises SettingsError."""
+    """Returns the pipelines of these names; all if there are no names. Raises SettingsError for an unknown name."""
     known = {pipeline.id: pipeline for pipeline in graph.pipelines}
     if not known:
         raise SettingsError(f"graph {graph.name!r} has no pipelines: declare one with @graph.pipeline")
@@ -40,7 +40,7 @@ def choose_pipelines(graph: Graph, names: Sequence[str]) -> tuple[Pipeline, ...]
 
 
 def read_published(pipeline: Pipeline, settings: Settings, session: Callable[[], Any]) -> Published | None:
-    """Reads the state of the pipeline's target. `session`: see `open_target`. Raises SettingsError for another's."""
+    """Reads the state of the pipeline's target. `session`: see `open_target`. Raises as `check_owner` does."""
     with closing(open_target(pipeline, settings, session)) as target:
         published = target.read()
     check_owner(pipeline, published)
@@ -61,7 +61,7 @@ def run_once(
     - `session`: a SparkSession that reads Kafka.
     - `given`: the cut to run at; a new one by default.
     - `since`: the time of this process's last run, in seconds since 1970: a complete table is not made again at the
-      same cut, and no new record has waited for longer. None for the first run.
+      same cut, and no new record has waited since before that time. None for the first run.
 
     Raises GraphError for a function that does not fit, SettingsError for a target that does not take the rows,
     InputLost if records that the table needs were deleted, BrokerUnavailable if no broker answers Spark, PipelineFailed
@@ -129,7 +129,7 @@ def _named(pipeline: Pipeline) -> Iterator[None]:
 
 
 def _count_offsets(pipeline: Pipeline, new: Cut, after: Cut | None) -> int:
-    """Returns the number of offsets that are in one cut and not in the other."""
+    """Returns the number of offsets that are in the new cut and not in the earlier one."""
     with _named(pipeline):
         return sum(new.count(topic.name, after) for topic in pipeline.inputs)
 

@@ -1,4 +1,4 @@
-"""The runs of a pipeline as its target stores them; the protocol of targets, and which ones a pipeline refuses."""
+"""The runs of a pipeline as its target stores them; the protocol of targets, and which targets a pipeline refuses."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def _is_count(value: object) -> bool:
 
 
 class PipelineTarget(Protocol):
-    """A pipeline's table. Every method raises SinkUnavailable if it cannot be used now; for a topic BrokerUnavailable.
+    """A pipeline's table. Every method raises SinkUnavailable, for a topic BrokerUnavailable, if it cannot be used now.
 
     Rows and published state are stored in one atomic step: others see a target with the rows and the state of one run.
     """
@@ -116,7 +116,7 @@ class PipelineTarget(Protocol):
         """Reads the published state; None without any run. Raises SettingsError if the table is not a pipeline's."""
 
     def publish(self, rows: Any, previous: Published | None, finish: Callable[[int], Published]) -> Published:
-        """Stores the rows of a DataFrame and the result of `finish` for their number. Returns that result.
+        """Stores the rows of a DataFrame and the result of `finish` for their count. Returns that result.
 
         - `previous`: what `read` returned before the run.
 
@@ -146,7 +146,7 @@ def check_owner(pipeline: Pipeline, published: Published | None) -> None:
 def check_columns(
     pipeline: Pipeline, typed: Sequence[tuple[str, str]], published: Published | None, reset: str
 ) -> None:
-    """Raises SettingsError for rows without the key, with columns that a target would lose, or with other columns.
+    """Raises SettingsError for rows without the key, with columns that a target would lose, or with changed columns.
 
     - `typed`: the name of each column, and of its type in Spark.
     - `published`: the previous state, whose columns count if its rows stay.

@@ -1,9 +1,9 @@
 """Streaming pipelines: each of Spark's batches is stored with the place in the stream where it ends, in one step.
 
 Spark keeps the state of a stream and the offsets of its next batch in a checkpoint, and runs the last batch again after
-a crash. So the target also has the checkpoint's entry for the last batch: a batch that it has is left out, and a
-checkpoint that does not continue it is refused. On a local disk, which Spark does not sync, the entry may be lost; then
-the batch with the same number has other offsets.
+a crash. So the target also has the checkpoint's entry for its last batch. A batch that the target has is left out, and
+a checkpoint that does not continue its last batch is refused. On a local disk, which Spark does not sync, the entry may
+be lost; then the batch with the same number has other offsets.
 
 A query decodes by the writers' schemas that it knew at its start. If a batch has records that do not decode and a new
 schema was registered, the query is started again before the batch is stored.
@@ -49,7 +49,7 @@ class Streaming:
         *,
         follows: bool,
     ) -> None:
-        """Starts it.
+        """Starts the stream.
 
         - `session`: a SparkSession that reads Kafka.
         - `stored`: gets each published run, in Spark's thread.
@@ -97,7 +97,7 @@ class Streaming:
         return True
 
     def is_running(self) -> bool:
-        """Whether it has neither ended nor failed."""
+        """Whether the stream has neither ended nor failed."""
         return bool(self._query.isActive) or self._begin_again()
 
     def stop(self) -> None:

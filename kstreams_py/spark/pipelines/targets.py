@@ -81,7 +81,7 @@ def artifacts_of(pipelines: Iterable[Pipeline]) -> tuple[Artifact, ...]:
 
 
 def cached_jars(pipelines: Iterable[Pipeline]) -> list[Path]:
-    """Returns those jars that are cached; none of a kind of which one is missing. Raises MissingSoftware."""
+    """Returns the cached jars for the targets; none for a kind that lacks one of its jars. Raises MissingSoftware."""
     needed = dict.fromkeys(artifacts for pipeline in pipelines if (artifacts := kind_of(pipeline).artifacts()))
     return [jar for artifacts in needed for jar in cached(artifacts)]
 
