@@ -194,15 +194,16 @@ def file_of(nodeid: str) -> str:
     return nodeid.split("::", 1)[0].removeprefix("tests/").removesuffix(".py")
 
 
-def scope_of(nodeid: str, *, quick: bool) -> str:
-    """What runs in one xdist worker: a file, all files that share something, or a single test.
+ONE_BY_ONE: Final = ("simulation/", "system/test_grid", "system/test_jobs", "system/test_pipeline_deaths")
+"""The files of the long tier that would take most of their part's half an hour, and whose tests share nothing."""
 
-    In the long tier, these files would take most of their part's half an hour, and their tests share nothing.
-    """
+
+def scope_of(nodeid: str, *, quick: bool) -> str:
+    """What runs in one xdist worker: a file, all files that share something, or a single test."""
     file = file_of(nodeid)
     if quick and file in OF_SPARK:
         return SPARK
-    if not quick and file.startswith(("simulation/", "system/test_grid", "system/test_pipeline_deaths")):
+    if not quick and file.startswith(ONE_BY_ONE):
         return nodeid
     return next((directory for directory in CLUSTERS if file.startswith(directory)), file)
 

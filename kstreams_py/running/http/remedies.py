@@ -301,7 +301,7 @@ def _slot(slot: SlotStatus, seen: Seen) -> Iterator[Problem]:
 def _waiting(slot: SlotStatus, report: Report) -> Iterator[Problem]:
     """Yields the findings of a processor that applies events."""
     events = report.events
-    if events is None or slot.taken or not slot.has_reported:
+    if events is None or not slot.has_reported:
         return
     number, name = slot.number, report.processor
     if events["held_seconds"] > events["held_limit"]:
