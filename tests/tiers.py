@@ -66,6 +66,13 @@ PARTS: Final[dict[str, tuple[str, ...]]] = {
         "system/test_watching*",
         "system/test_wheel*",
     ),
+    "kafka": (
+        "mock/*",
+        "contract/test_cluster*",
+        "contract/test_signing_in*",
+        "system/behind_proxy/*",
+        "system/own_broker/*",
+    ),
     "processing": ("*",),
 }
 """Patterns of paths below tests/; the first part that has a file counts."""
