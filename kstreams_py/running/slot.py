@@ -215,7 +215,10 @@ class Slot:
             threading.Thread(target=self._keep_looking, args=(cluster, topic), name=cluster, daemon=True).start()
 
     def _drain(self, loops: Sequence[_Loop | JobLoop], report: Callable[[Sequence[Report]], None]) -> list[str]:
-        """Tells the loops to end, and waits up to drain_timeout_ms; returns the ids of the loops that did not end."""
+        """Tells the loops to end, and waits up to drain_timeout_ms.
+
+        Returns the ids of the loops that did not end, each with the place where it stands.
+        """
         self._stopping.set()
         deadline = time.monotonic() + self._environment.settings.drain_timeout_ms / 1000
         for loop in loops:
@@ -223,7 +226,12 @@ class Slot:
                 loop.thread.join(min(left, REPORT_INTERVAL))
                 if loop.thread.is_alive():
                     report(self._reports(loops))
-        return [loop.id for loop in loops if loop.thread.is_alive()]
+        late = [loop.id for loop in loops if loop.thread.is_alive()]
+        if not late:
+            return []
+        places = {report.processor: report.place for report in self._reports(loops)}
+        found = {name: next(filter(None, map(places.get, name.split(", "))), "") for name in late}
+        return [f"{name} (in {place})" if place else name for name, place in found.items()]
 
     def _run(self, worker: Worker) -> None:
         self._run_loop(worker.processor.id, worker.run)

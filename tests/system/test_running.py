@@ -226,11 +226,13 @@ def test_function_that_outlasts_the_drain_timeout_is_named_and_exits_with_status
 ) -> None:
     app.create()
     app.cluster.write(app.source, [b"0", b"wait", b"2"])
-    with app.run(*options, KSTREAMS_DRAIN_TIMEOUT_MS="500") as running:
+    with app.run(*options, KSTREAMS_DRAIN_TIMEOUT_MS="2500") as running:
         app.await_waiting()
         running.send(signal.SIGTERM)
         assert running.wait() == 1, running.text
-    assert re.search(r"copy did not end within drain_timeout_ms", running.text), running.text
+    assert re.search(r"copy \(in \w+ \(.*, line \d+\)\) did not end within drain_timeout_ms", running.text), (
+        running.text
+    )
     assert not app.pids()
     assert (app.outputs, app.committed) == ([], {0: 0})
 

@@ -609,7 +609,9 @@ def test_demo_without_the_flights_names_the_extra_to_install(monkeypatch: pytest
 
 def test_demo_refuses_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(SettingsError, match=r"cannot write to the directory .*file/shown .*: name another with --output$"):
+    with pytest.raises(
+        SettingsError, match=r"cannot write to the directory .*file/shown .*: name another with --output$"
+    ):
         demo._prepared(tmp_path / "file" / "shown")
 
 
