@@ -327,6 +327,9 @@ class KafkaCluster(_Reading):
         if mode.transactional:
             settings["transactional.id"] = transactional_id
             settings["transaction.timeout.ms"] = self._settings.transaction_timeout_ms
+            # by default, librdkafka 2.16 drops the coordinator once all connections are lost, and never looks for it:
+            # send_offsets_to_transaction does not return, and takes half a core (measured); a new producer bootstraps
+            settings.setdefault("metadata.recovery.strategy", "none")
         else:
             # a record that expires would be lost, or written again behind later records
             settings["message.timeout.ms"] = 0

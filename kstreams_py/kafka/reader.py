@@ -120,9 +120,22 @@ class Reader:
                 # brokers are up
                 if is_known and failure.code() in UNREACHABLE | {E._UNKNOWN_PARTITION}:
                     raise Retriable(f"a partition of {', '.join(map(repr, sorted(topics)))} has no leader that answers")
+                if why is not None:
+                    self._renew()
                 # while no broker answers, the client calls each partition unknown
                 raise self._explain(why or failure, topics=topics)
             time.sleep(0.05)
+
+    def _renew(self) -> None:
+        """Ends the client, unless a thread reads records with it; the next request makes another one.
+
+        A client that no broker answers may have forgotten all of them for good: librdkafka #5301.
+        """
+        if self._lock.acquire(blocking=False):
+            try:
+                self._client.end()
+            finally:
+                self._lock.release()
 
     def _look_for_leaders(self, topics: Collection[str]) -> tuple[Any, bool]:
         """Asks for the leaders: otherwise the client keeps those that it knows.

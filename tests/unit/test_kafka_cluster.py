@@ -237,6 +237,34 @@ def test_ends_of_a_partition_that_nobody_tells(
         open_cluster(Settings(bootstrap_servers="127.0.0.1:1")).ends([TopicPartition("a", 0)])
 
 
+@pytest.mark.parametrize(("leaders", "clients"), [(E._TIMED_OUT, 2), (E.UNKNOWN_TOPIC_OR_PART, 1)])
+def test_reader_that_no_broker_answers_takes_another_client(
+    monkeypatch: pytest.MonkeyPatch, leaders: int, clients: int
+) -> None:
+    """A client that has heard of no brokers may ask none again: librdkafka #5301."""
+    made = list[object]()
+
+    class Client:
+        def __init__(self) -> None:
+            made.append(self)
+
+        def offsets_for_times(self, partitions: list[ck.TopicPartition], timeout: float) -> list[ck.TopicPartition]:
+            raise ck.KafkaException(ck.KafkaError(E._TIMED_OUT))
+
+        def list_topics(self, topic: str, timeout: float) -> SimpleNamespace:
+            if leaders == E._TIMED_OUT:
+                raise ck.KafkaException(ck.KafkaError(leaders))
+            return SimpleNamespace(topics={topic: SimpleNamespace(error=ck.KafkaError(leaders))})
+
+    monkeypatch.setattr(reader.Reader, "_make_client", lambda _: Client())
+    monkeypatch.setattr(kafka, "ENDS_SECONDS", 0.0)
+    cluster = open_cluster(Settings(bootstrap_servers="127.0.0.1:1"))
+    for _ in range(2):
+        with pytest.raises(KStreamsError):
+            cluster.ends([TopicPartition("a", 0)])
+    assert len(made) == clients
+
+
 def test_patient_cluster_asks_for_ends_until_the_limit_of_any_request(monkeypatch: pytest.MonkeyPatch) -> None:
     silent = iter([True] * 5)
 
@@ -359,7 +387,8 @@ def settings_of(monkeypatch: pytest.MonkeyPatch, *arguments: Any, **settings: An
         (
             Guarantee.EXACTLY_ONCE,
             Durability.COMMITTED,
-            IDEMPOTENT | {"transactional.id": "g.p.0", "transaction.timeout.ms": 10_000},
+            IDEMPOTENT
+            | {"transactional.id": "g.p.0", "transaction.timeout.ms": 10_000, "metadata.recovery.strategy": "none"},
         ),
         (Guarantee.AT_LEAST_ONCE, Durability.COMMITTED, IDEMPOTENT | UNBOUNDED),
         (Guarantee.AT_MOST_ONCE, Durability.COMMITTED, IDEMPOTENT | UNBOUNDED),
