@@ -11,8 +11,8 @@ from typing import Final
 import confluent_kafka as ck
 from confluent_kafka.admin import AdminClient
 
-SECONDS: Final = 60.0
-"""How long a thread of a test may take to end with its client: an abandoned call returns at its own limit."""
+SECONDS: Final = 20.0
+"""How long a thread of a test may take to end with its client."""
 
 _THREADS: Final = Path("/proc/self/task")
 

@@ -53,9 +53,9 @@ def find_topics(graph: Graph, cluster: Cluster, names: Collection[str] | None = 
 
 
 class DescribedTopic(NamedTuple):
-    """A topic as a graph declares it, and as its cluster has it.
+    """A topic: its declaration in a graph, and its description by its cluster.
 
-    - `found`: as its cluster describes it; None if it does not exist.
+    - `found`: the description by its cluster; None if the topic does not exist.
     - `readers`, `writers`: the ids of processors and pipelines; processors write the dead-letter topic that they name.
     """
 

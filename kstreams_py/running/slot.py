@@ -226,12 +226,11 @@ class Slot:
                 loop.thread.join(min(left, REPORT_INTERVAL))
                 if loop.thread.is_alive():
                     report(self._reports(loops))
-        late = [loop.id for loop in loops if loop.thread.is_alive()]
-        if not late:
-            return []
-        places = {report.processor: report.place for report in self._reports(loops)}
-        found = {name: next(filter(None, map(places.get, name.split(", "))), "") for name in late}
-        return [f"{name} (in {place})" if place else name for name, place in found.items()]
+        return [self._name_with_place(loop) for loop in loops if loop.thread.is_alive()]
+
+    def _name_with_place(self, loop: _Loop | JobLoop) -> str:
+        place = next((report.place for report in self._reports([loop]) if report.place), "")
+        return f"{loop.id} (in {place})" if place else loop.id
 
     def _run(self, worker: Worker) -> None:
         self._run_loop(worker.processor.id, worker.run)

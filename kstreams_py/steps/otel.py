@@ -202,9 +202,10 @@ class WorkerTracing:
         return lead, origins[1:]
 
     def _origin_of_batch(self, steps: Sequence[Inputs]) -> tuple[Context, list[SpanContext]]:
-        every = [self._extract(readable_headers(m)) for m in chain.from_iterable(steps)]
-        found = _distinct(every)
-        if all(_span_in(context).is_valid for context in every):
+        every = [readable_headers(m) for m in chain.from_iterable(steps)]
+        contexts = [self._extract(headers) for headers in every if headers]
+        found = _distinct(contexts)
+        if len(contexts) == len(every) and all(_span_in(context).is_valid for context in contexts):
             return _beginning(found)
         # a record without a trace may begin one, whatever the others have
         return Context(), [each for each in found if each.trace_flags.sampled]

@@ -74,21 +74,22 @@ def watermarks(consumer: ck.Consumer, partition: ck.TopicPartition) -> tuple[int
             time.sleep(0.02)
 
 
-UNANSWERED: Final = (ck.KafkaError._TIMED_OUT, ck.KafkaError._TRANSPORT)
-
-
-def metadata(client: Any, *topic: str) -> Any:
+def metadata(client: Any, *topic: str, renew: Callable[[], Any] | None = None) -> Any:
     """The cluster metadata, with one topic or all; asks again when no broker answers in time.
 
     A request that is on its way to a broker that dies is sent again to that broker until it times out (librdkafka).
+
+    - `renew`: makes the client to ask through next; None for the same one.
     """
     deadline = time.monotonic() + WAIT
     while True:
         try:
             return client.list_topics(*topic, timeout=5)
         except ck.KafkaException as error:
-            if error.args[0].code() not in UNANSWERED or time.monotonic() > deadline:
+            unanswered = (ck.KafkaError._TIMED_OUT, ck.KafkaError._TRANSPORT)
+            if error.args[0].code() not in unanswered or time.monotonic() > deadline:
                 raise
+            client = client if renew is None else renew()
 
 
 class Cluster:
@@ -146,18 +147,12 @@ class Cluster:
         return self._metadata(name).topics[name].error is None
 
     def _metadata(self, topic: str) -> Any:
-        """The metadata of a topic; asks through a new client when no broker answers in time.
+        return metadata(self.admin, topic, renew=self._renew_admin)
 
-        A client that has heard of no brokers, as from one that is fenced, may ask none again (librdkafka #5301).
-        """
-        deadline = time.monotonic() + WAIT
-        while True:
-            try:
-                return self.admin.list_topics(topic, timeout=5)
-            except ck.KafkaException as error:
-                if error.args[0].code() not in UNANSWERED or time.monotonic() > deadline:
-                    raise
-                self.admin = AdminClient({"bootstrap.servers": self.bootstrap_servers})
+    def _renew_admin(self) -> AdminClient:
+        """Makes another client: one that heard of no brokers, as from a fenced one, may ask none (librdkafka #5301)."""
+        self.admin = AdminClient({"bootstrap.servers": self.bootstrap_servers})
+        return self.admin
 
     def write(
         self,
@@ -217,7 +212,7 @@ class Cluster:
                 # for a moment does not know the epoch in which it has them again
                 if error.args[0].code() not in (ck.KafkaError._NOENT, ck.KafkaError.UNKNOWN_LEADER_EPOCH):
                     raise
-                metadata(self.admin, *topics[:1])  # the client would keep to the leaders that it knows
+                self._metadata(topics[0])  # the client would keep to the leaders that it knows
                 return False
 
         wait_until(none_is_open, f"no transaction is open on {topics}")

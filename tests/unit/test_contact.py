@@ -152,7 +152,7 @@ def test_answer_while_the_reason_is_looked_for_logs_nothing(
         (lambda settings: open_cluster(settings).topics(["orders"]), "; newest error of a connection: "),
         (
             lambda settings: GroupAdmin(settings).members("shop.price"),
-            "; within 1 s, there was no answer to: describing groups 'shop.price'",
+            "; within 4 s, there was no answer to: describing groups 'shop.price' (",
         ),
     ],
     ids=["librdkafka", "kafka-python"],
@@ -166,9 +166,11 @@ def test_clients_of_both_kinds_say_the_same_early_and_at_the_end(
 ) -> None:
     monkeypatch.setattr(contact, "SOON_SECONDS", 0.5)
     with pytest.raises(BrokerUnavailable) as raised:
-        ask(Settings(bootstrap_servers=closed, request_timeout_ms=1_000))
+        ask(
+            Settings(bootstrap_servers=closed, request_timeout_ms=4_000)
+        )  # a busy machine needs more than one for a reason
     assert [r.getMessage() for r in caplog.records if r.name.startswith("kstreams_py")] == [
-        f"waiting for a Kafka broker at {closed}, for up to 1 s: Connection refused"
+        f"waiting for a Kafka broker at {closed}, for up to 4 s: Connection refused"
     ]
     message = (
         f"no Kafka broker answers at {closed}: start one (`kstreams broker start`), correct --bootstrap-servers / "

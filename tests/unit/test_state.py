@@ -1071,7 +1071,9 @@ def test_value_that_the_changelog_refuses_is_a_dead_letter_and_changes_nothing(b
         driver.run()
         assert (driver.values("g.c"), driver.state("s")) == ([1, 2, 3], {"n": 3})
         (letter,) = driver.dead_letters()
-        assert letter.value["exception_message"].startswith("a record (2000077 bytes) is larger than")
+        assert letter.value["exception_message"].startswith(
+            "a record (2000077 bytes) is larger than topic '__ks.g.s.changelog' takes"
+        )
 
 
 def test_positions_that_another_version_wrote_end_the_worker() -> None:
