@@ -46,7 +46,8 @@ AUTHORS_KEPT: Final = 1_000
 def apply(replica: Replica, entry: Entry, offset: int) -> Replica:
     """Returns the replica after one more entry of the log. `offset`: the offset of the entry."""
     replica = replace(replica, offset=offset)
-    if entry.sequence <= replica.sequences.get(entry.author, 0):
+    is_found = type(entry.command) is Found or replica.version
+    if not is_found or entry.sequence <= replica.sequences.get(entry.author, 0):
         return replica
     sequences = {author: number for author, number in replica.sequences.items() if author != entry.author}
     sequences[entry.author] = entry.sequence

@@ -1,15 +1,15 @@
-"""The bytes of entries and replicas in the topics of a cluster, as JSON that people can read."""
+"""The bytes of entries, heartbeats and replicas in the topics of a cluster, as JSON that people can read."""
 
 from __future__ import annotations
 
 import json
 from hashlib import blake2b
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
 from kstreams_py.errors import DecodeError
-from kstreams_py.jobs.cluster.commands import COMMANDS, NAMES, Command, Entry
+from kstreams_py.jobs.cluster.commands import COMMANDS, NAMES, Command, Entry, PeerId
 from kstreams_py.jobs.cluster.state import Replica
 
 COMMAND_ADAPTERS: Final[dict[str, TypeAdapter[Any]]] = {
@@ -41,6 +41,31 @@ def decode_entry(data: bytes | None) -> Entry:
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError, ValidationError) as error:
         raise DecodeError(f"a record that is no command of a cluster: {type(error).__name__}") from error
     return Entry(author, sequence, command)
+
+
+class Beat(NamedTuple):
+    """A heartbeat: of which peer, its number, and the digest of the peer's replica at an offset of the log."""
+
+    peer: PeerId
+    number: int
+    offset: int
+    digest: str
+
+
+BEAT_ADAPTER: Final = TypeAdapter(Beat)
+
+
+def encode_beat(beat: Beat) -> bytes:
+    """Returns the value of a heartbeat's record."""
+    return json.dumps(beat._asdict(), separators=(",", ":")).encode()
+
+
+def decode_beat(data: bytes | None) -> Beat:
+    """Returns the heartbeat of a record's value. Raises DecodeError for anything else."""
+    try:
+        return BEAT_ADAPTER.validate_json(data or b"")
+    except ValidationError as error:
+        raise DecodeError("a record that is no heartbeat of a cluster") from error
 
 
 def encode_replica(replica: Replica) -> bytes:

@@ -1,0 +1,226 @@
+"""The membership of one peer: applies the log, answers it, sends heartbeats, and finds out which peers are silent."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from typing import Final
+
+from kstreams_py.errors import DecodeError, SettingsError
+from kstreams_py.jobs.cluster.commands import AcceptJoin, Command, Entry, Found, Leave, LeaveReason, PeerId, Volunteer
+from kstreams_py.jobs.cluster.fold import VERSION, apply, find_refusal
+from kstreams_py.jobs.cluster.heartbeats import Heartbeats
+from kstreams_py.jobs.cluster.log import ClusterLog
+from kstreams_py.jobs.cluster.reactions import react
+from kstreams_py.jobs.cluster.records import (
+    Beat,
+    decode_beat,
+    decode_entry,
+    decode_replica,
+    digest,
+    encode_beat,
+    encode_entry,
+    encode_replica,
+)
+from kstreams_py.jobs.cluster.state import Replica
+from kstreams_py.log_fields import repeated
+
+logger = logging.getLogger(__name__)
+
+AGAIN_SECONDS: Final = 2.0
+"""Seconds after which a command that has not come back is appended again."""
+
+KEPT_EVERY: Final = 1_000
+"""The replica is kept, and the log is cut, after this many entries."""
+
+DIGESTS_KEPT: Final = 20
+"""How many own digests are kept to be compared with those of other peers."""
+
+
+class Membership:
+    """What one peer knows of its cluster, and says there.
+
+    Attributes:
+
+    - `replica`: the newest state. It is replaced and never changed, so that other threads may read it.
+    - `foreign`: how many records of the log were no entries.
+    - `diverged`: the peers whose replica differed at the same offset.
+    """
+
+    def __init__(self, log: ClusterLog, settings: Found, join: AcceptJoin, heartbeats: Heartbeats) -> None:
+        """Makes no request.
+
+        - `settings`: the first entry, if the log is empty.
+        - `join`: what this peer joins with, under an id that no peer ever had.
+        """
+        self._log = log
+        self._settings, self._join = settings, join
+        self.me = join.peer
+        self._heartbeats = heartbeats
+        self.replica = Replica()
+        self.foreign = 0
+        self.diverged: set[PeerId] = set()
+        self._outbox: deque[Command] = deque()
+        """The commands to append, in order. The first one may be on its way: only one is at a time, as one that is
+        appended again must not come behind a later one, which would make it look like a copy.
+        """
+        self._sequence = 0
+        """The number of the newest command that was appended."""
+        self._appended_at: float | None = None
+        """When the first command of the outbox was last appended; None if it was not."""
+        self._accused: set[PeerId] = set()
+        """The silent peers for which a leave waits or is on its way."""
+        self._digests: dict[int, str] = {}
+        self._kept_at = -1
+
+    @property
+    def is_member(self) -> bool:
+        """Whether this peer has joined, and has not left."""
+        return self.me in self.replica.peers
+
+    @property
+    def has_left(self) -> bool:
+        """Whether this peer has left, or was found silent: it may join only under another id."""
+        return self.me in self.replica.departed
+
+    def may_act(self, now: float) -> bool:
+        """Returns whether this peer may take inputs, store results and acknowledge: see Heartbeats.has_lease."""
+        return self.is_member and self._heartbeats.has_lease(now)
+
+    def start(self) -> None:
+        """Reads the newest kept replica, and begins to join: `turn` goes on with it.
+
+        Raises what ClusterLog.start raises, and SettingsError if the cluster has other settings.
+        """
+        self.append(self._settings)
+        if (kept := self._log.start()) is not None:
+            self.replica = decode_replica(kept)
+            self._kept_at = self.replica.offset
+            self._check_settings()
+
+    def append(self, command: Command) -> None:
+        """Appends a command after those that wait."""
+        if isinstance(command, Volunteer):  # a newer one replaces those that are not on their way
+            sent = 0 if self._appended_at is None else 1
+            kept = [each for number, each in enumerate(self._outbox) if number < sent or type(each) is not Volunteer]
+            self._outbox = deque(kept)
+        self._outbox.append(command)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing waits to be appended."""
+        return not self._outbox
+
+    def turn(self, now: float) -> bool:
+        """Reads the log, and appends what is due; returns whether any entry was read. `now`: monotonic seconds.
+
+        1. Apply each entry, and answer it.
+        2. Append the next command.
+        3. Take the heartbeats of the others, and send an own one; peers that are silent leave.
+        4. Keep the replica, if the log has grown.
+
+        Raises InputLost; SettingsError if the cluster has other settings, or refuses this peer.
+        """
+        records = self._log.read()
+        for record in records:
+            self._apply(record.offset, record.value)
+        self._append_next(now)
+        if self.is_member:
+            self._hear()
+            self._beat(now)
+            self._keep()
+        return bool(records)
+
+    def _apply(self, offset: int, value: bytes | None) -> None:
+        try:
+            entry = decode_entry(value)
+        except DecodeError as error:
+            self.foreign += 1
+            logger.warning(
+                "the log of cluster %s has %s at offset %d: somebody else writes to it; it is left out",
+                self._settings.cluster, error, offset, extra=repeated("foreign records of a cluster's log"),
+            )  # fmt: skip
+            return
+        before, self.replica = self.replica, apply(self.replica, entry, offset)
+        if type(entry.command) is Found:
+            self._check_settings()
+        if entry.author == self.me and entry.sequence == self._sequence and self._appended_at is not None:
+            self._outbox.popleft()
+            self._appended_at = None
+            self._go_on_joining(entry.command)
+        for command in react(before, entry, self.replica, self.me):
+            self.append(command)
+        self._accused &= self.replica.peers.keys()
+
+    def _go_on_joining(self, appended: Command) -> None:
+        """Joins once the first own entry has come back: everything before it is read then."""
+        if type(appended) is Found:
+            self.append(self._join)
+        elif type(appended) is not AcceptJoin or self.is_member:
+            return
+        if why := find_refusal(self.replica, self._join):
+            raise SettingsError(f"cluster {self._settings.cluster} refuses this peer: {why}")
+
+    def _check_settings(self) -> None:
+        """Raises SettingsError if the cluster was begun with other settings than this peer has."""
+        found, wanted = self.replica, self._settings
+        if found.version != VERSION:
+            raise SettingsError(
+                f"cluster {wanted.cluster} was begun by another version of kstreams_py (its log has version "
+                f"{found.version}, this one has {VERSION}): run the same version on all peers, or choose another name"
+            )
+        if (found.scheduler, found.drops_last) != (wanted.scheduler, wanted.drops_last):
+            raise SettingsError(
+                f"cluster {wanted.cluster} has the scheduler {found.scheduler}, and this peer {wanted.scheduler}: "
+                f"start it with --scheduler {found.scheduler}, or choose another name for the cluster"
+            )
+
+    def _append_next(self, now: float) -> None:
+        if not self._outbox or (self._appended_at is not None and now < self._appended_at + AGAIN_SECONDS):
+            return
+        if self._appended_at is None:
+            self._sequence += 1
+        self._appended_at = now
+        self._log.append(encode_entry(Entry(self.me, self._sequence, self._outbox[0])))
+
+    def _hear(self) -> None:
+        for _ in range(self._log.failed_beats()):
+            self._heartbeats.fail()
+        for value in self._log.read_beats():
+            try:
+                beat = decode_beat(value)
+            except DecodeError:
+                self.foreign += 1
+                continue
+            self._heartbeats.hear(beat.peer, beat.number, self.replica.peers)
+            if self._digests.get(beat.offset, beat.digest) != beat.digest and beat.peer not in self.diverged:
+                self.diverged.add(beat.peer)
+                logger.error(
+                    "peers %s and %s do not agree at offset %d of the log of cluster %s: this is a fault of "
+                    "kstreams_py: keep the topic for a report, and begin a cluster with another name",
+                    self.me, beat.peer, beat.offset, self._settings.cluster,
+                )  # fmt: skip
+        for peer in self._heartbeats.silent():
+            if peer in self.replica.peers and peer not in self._accused:
+                self._accused.add(peer)
+                self.append(Leave(peer, LeaveReason.SILENT))
+
+    def _beat(self, now: float) -> None:
+        if (number := self._heartbeats.next_number(now)) is None:
+            return
+        offset, found = self.replica.offset, digest(self.replica)
+        self._digests[offset] = found
+        for old in [*self._digests][:-DIGESTS_KEPT]:
+            del self._digests[old]
+        self._log.beat(encode_beat(Beat(self.me, number, offset, found)))
+
+    def _keep(self) -> None:
+        """Keeps the replica after many entries: the member that joined first does it."""
+        offset = self.replica.offset
+        if offset >= self._kept_at + KEPT_EVERY and next(iter(self.replica.peers)) == self.me:
+            self._log.keep(encode_replica(self.replica), offset)
+            self._kept_at = offset
+
+    def close(self) -> None:
+        """Closes the client of the log."""
+        self._log.close()
