@@ -76,6 +76,11 @@ class Acker:
                 of[segment] = value ^ pattern
         return complete
 
+    @property
+    def inputs(self) -> list[SegmentId]:
+        """The open inputs."""
+        return [*self._young, *self._old]
+
     def left(self, segment: SegmentId) -> int:
         """Returns the XOR of the patterns of an open input that are under way; 0 if the input is not open."""
         return self._young.get(segment) or self._old.get(segment, 0)

@@ -14,14 +14,12 @@ from kstreams_py.jobs.adaptive_limit import AdaptiveLimit
 from kstreams_py.jobs.environment import LOOK_SECONDS
 from kstreams_py.jobs.identity import (
     ROOT,
-    Entropy,
     Given,
     SegmentId,
     extend,
     identify,
     name_in_path,
     name_source,
-    new_ids,
     origins_of,
 )
 from kstreams_py.jobs.pending import PendingInputs
@@ -92,7 +90,7 @@ class SourceInputs:
         connection: SourceConnection,
         limits: tuple[int, int],
         timeout: float,
-        entropy: Entropy,
+        new_ids: Callable[[int], list[SegmentId]],
         letters: TopicLetters | None = None,
         look_seconds: float = LOOK_SECONDS,
     ) -> None:
@@ -101,6 +99,7 @@ class SourceInputs:
         - `name`: the name of the source, with the graph's name.
         - `limits`: the bounds of the limit on inputs under way; the lower one gives each call of the tasks an input.
         - `timeout`: the seconds after which an input that is neither complete nor under way is read again.
+        - `new_ids`: returns a number of new ids.
         - `letters`: writes the dead letters of refused inputs that are records of a topic; None for other sources.
         - `look_seconds`: the longest time between two looks at a source that has no inputs.
         """
@@ -115,7 +114,7 @@ class SourceInputs:
         """When inputs were last settled; None while none is under way."""
         self._measured, self._measured_seconds = 0, 0.0
         """How many inputs were settled since the speed was last measured, and in how many seconds."""
-        self._entropy = entropy
+        self._new_ids = new_ids
         self._timeout = timeout
         self.pending = PendingInputs[Claim](timeout)
         self._letters = letters
@@ -164,7 +163,7 @@ class SourceInputs:
             self._looks_at = now + self._idle
             return Segments()
         self._idle = 0.0
-        ids = new_ids(self._entropy, len(claims))
+        ids = self._new_ids(len(claims))
         self.pending.add(ids, claims, now)
         self.counts.died += sum(claim.taken_over for claim in claims)
         self._settled_at = now if self._settled_at is None else self._settled_at
@@ -298,6 +297,18 @@ class SourceInputs:
         for segment in lost:
             self._failed.pop(segment, None)
         return lost
+
+    def give_up_all(self, segments: Iterable[SegmentId], *, failed: bool) -> list[SegmentId]:
+        """Takes and returns those of some inputs that are under way, for `return_expired`.
+
+        - `failed`: whether this counts as an attempt.
+        """
+        taken = [segment for segment in segments if segment in self.pending]
+        self._given_up[failed] += self.pending.expire(taken)
+        self.counts.died += len(taken)
+        for segment in taken:
+            self._failed.pop(segment, None)
+        return taken
 
     def give_up_paused(self, paused: Callable[[], Collection[SegmentId]]) -> list[SegmentId]:
         """Takes and returns the inputs under way, for `return_expired`, if they only wait and keep suspects waiting.

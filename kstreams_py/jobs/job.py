@@ -7,6 +7,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Final
 
 from kstreams_py.errors import (
@@ -24,7 +25,7 @@ from kstreams_py.graph.declarations import Channel
 from kstreams_py.graph.names import reader_of, show_retry
 from kstreams_py.graph.source import InspectedSource, WakingConnection
 from kstreams_py.jobs.environment import JobEnvironment
-from kstreams_py.jobs.identity import SegmentId, name_in_path
+from kstreams_py.jobs.identity import SegmentId, name_in_path, new_ids
 from kstreams_py.jobs.inputs import SourceInputs, show_key
 from kstreams_py.jobs.runners import GatheringRunner, OverlappingTaskRunner, TaskRunner, Turned
 from kstreams_py.jobs.task import Readers
@@ -64,6 +65,34 @@ def open_runner(
         return GatheringRunner(graph, task, readers, environment, writers, spans)
     kind = OverlappingTaskRunner if task.overlaps else TaskRunner
     return kind(graph, task, readers, environment, spans)
+
+
+def open_inputs(
+    graph: str,
+    channel: Channel,
+    tasks: Sequence[JobTask],
+    environment: JobEnvironment,
+    new_ids: Callable[[int], list[SegmentId]],
+) -> SourceInputs:
+    """Connects to the source of a channel. Raises SourceUnavailable and SettingsError.
+
+    - `tasks`: the tasks of the graph. `new_ids`: returns a number of new ids.
+    """
+    name, least = reader_of(graph, channel.name), 4 * sum(task.concurrency for task in tasks)
+    letters, connection = environment.open_letters(channel), environment.open_source(channel, name)
+    inputs = SourceInputs(
+        name,
+        connection,
+        (least, channel.max_pending or environment.max_pending),
+        channel.timeout or environment.timeout,
+        new_ids,
+        letters,
+        environment.look_seconds,
+    )
+    if isinstance(channel.source, InspectedSource):
+        retry, target = show_retry(environment.target, channel.name), environment.target
+        inputs.remedy = f"`kstreams sources list {target}` prints refused inputs, `{retry}` lets them be read again"
+    return inputs
 
 
 class Outages:
@@ -123,26 +152,12 @@ class Job:
             raise
 
     def _connect(self, graph: str, tasks: Sequence[JobTask]) -> None:
-        environment, least = self._environment, 4 * sum(task.concurrency for task in tasks)
+        environment = self._environment
         for channel in filled_channels(tasks):
-            name = reader_of(graph, channel.name)
-            letters, connection = environment.open_letters(channel), environment.open_source(channel, name)
-            self._inputs[channel] = SourceInputs(
-                name,
-                connection,
-                (least, channel.max_pending or environment.max_pending),
-                channel.timeout or environment.timeout,
-                environment.entropy,
-                letters,
-                environment.look_seconds,
-            )
-            if isinstance(channel.source, InspectedSource):
-                retry, target = show_retry(environment.target, channel.name), environment.target
-                self._inputs[
-                    channel
-                ].remedy = f"`kstreams sources list {target}` prints refused inputs, `{retry}` lets them be read again"
-            if isinstance(connection, WakingConnection):
-                connection.wake_by(self._woken.set)
+            inputs = open_inputs(graph, channel, tasks, environment, partial(new_ids, environment.entropy))
+            self._inputs[channel] = inputs
+            if isinstance(inputs.connection, WakingConnection):
+                inputs.connection.wake_by(self._woken.set)
                 self._is_woken = True
 
     def run(self, is_stopped: Callable[[], bool]) -> None:

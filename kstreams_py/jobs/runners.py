@@ -147,6 +147,10 @@ class TaskRunner:
         parts = [*self._inboxes, self._rest, *(segments for _, _, segments in self._again)]
         return parts if unstored is None else [*parts, unstored[0]]
 
+    def patterns_here(self) -> Iterator[tuple[Sequence[SegmentId], Sequence[Pattern]]]:
+        """Yields the inputs of the segments that are here between two turns, with the patterns of these copies."""
+        return ((part.ids, part.patterns) for part in self._parts())
+
     def under_way(self) -> set[SegmentId]:
         """Returns the inputs that have a segment here, between two turns."""
         return {segment for part in self._parts() for segment in part.ids}

@@ -11,7 +11,7 @@ import pytest
 
 from kstreams_py.errors import RowRefused, SinkAway
 from kstreams_py.graph.source import Claim
-from kstreams_py.jobs import inputs, runners, task
+from kstreams_py.jobs import job, runners, task
 from kstreams_py.jobs.acker import Acker
 from kstreams_py.jobs.identity import Entropy, Origin, Pattern, SegmentId, new_patterns
 from kstreams_py.jobs.inputs import SourceInputs
@@ -89,7 +89,7 @@ def id_of_an_input_used_again(patch: pytest.MonkeyPatch) -> None:
         return [*claims]
 
     patch.setattr(MemoryConnection, "read", read_and_remember)
-    patch.setattr(inputs, "new_ids", lambda *_: [SegmentId(repr(claim.key).encode()) for claim in claims])
+    patch.setattr(job, "new_ids", lambda *_: [SegmentId(repr(claim.key).encode()) for claim in claims])
 
 
 @mutation

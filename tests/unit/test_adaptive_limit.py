@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 
 from kstreams_py.jobs.adaptive_limit import AdaptiveLimit
+from kstreams_py.jobs.identity import new_ids
 from kstreams_py.jobs.inputs import SourceInputs
 from kstreams_py.testing.memory_source import MemorySource
 
@@ -30,7 +32,8 @@ def test_limit_is_never_above_the_most_nor_below_the_least() -> None:
 
 
 def test_limit_of_inputs_follows_their_speed_and_not_two_that_end_at_once() -> None:
-    inputs = SourceInputs("graph:rows", MemorySource(range(1_000)).open("rows"), (4, 10_000), 60.0, os.urandom)
+    source, new = MemorySource(range(1_000)), partial(new_ids, os.urandom)
+    inputs = SourceInputs("graph:rows", source.open("rows"), (4, 10_000), 60.0, new)
     segments, limits = inputs.read(0.0).ids, set[int]()
     for number, segment in enumerate(segments):
         inputs.complete([segment])

@@ -94,9 +94,10 @@ class SubmitJob:
 
 @dataclass(frozen=True, slots=True)
 class KillJob:
-    """A job is ended, whatever it has left to do."""
+    """A job is ended, whatever it has left to do. `why`: the error that ended it; "" if a person did."""
 
     job: JobId
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from kstreams_py.printable import count_of
 def explain(replica: Replica, name: JobId) -> str:
     """Returns why a job does not run, and what would start it; "" if it runs or was ended by a command."""
     job = replica.jobs[name]
-    if job.phase is JobPhase.REFUSED:
+    if job.why:
         return job.why
     if job.phase is JobPhase.STARTING:
         missing = [task.id for task in job.left if not replica.ready_peers_of(name, task.id)]

@@ -126,7 +126,10 @@ def _find_mistake(replica: Replica, command: SubmitJob) -> str:
 
 
 def _kill(replica: Replica, command: KillJob) -> Replica:
-    return _end(replica, command.job, JobPhase.KILLED)
+    job = replica.jobs.get(command.job)
+    if job is None or job.has_ended:
+        return replica
+    return _end(_with_job(replica, command.job, replace(job, why=command.why)), command.job, JobPhase.KILLED)
 
 
 def _complete_task(replica: Replica, command: CompleteTask) -> Replica:
@@ -251,9 +254,6 @@ def _stop(replica: Replica, name: JobId) -> Replica:
 
 
 def _end(replica: Replica, name: JobId, phase: JobPhase) -> Replica:
-    job = replica.jobs.get(name)
-    if job is None or job.has_ended:
-        return replica
     replica = _stop(replica, name)
     return _forget_ended(_with_job(replica, name, replace(replica.jobs[name], phase=phase)))
 

@@ -58,7 +58,7 @@ class JobState:
     - `sealed`: the peers that have nothing left to read, by task.
     - `ready`: the peers that are ready to run their task.
     - `slots`: the peers of the slots of each grouped task, by their numbers.
-    - `why`: why the job was refused.
+    - `why`: why the job was refused, or which error ended it.
     """
 
     graph: str

@@ -1,0 +1,12 @@
+"""Peers: a job whose tasks run on several machines, one task at each peer.
+
+In reading order:
+
+routes         rule  which peer gets each segment
+audits         rule  finds the inputs of which a segment is lost
+entries        rule  the acker of a job at one peer, and the acknowledgements for the ackers of others
+outbox         acts  sends segments to the peers of the tasks that read them
+input_task     acts  the task that reads a source
+function_task  acts  a task that calls a function
+peer           acts  the loop of a peer
+"""

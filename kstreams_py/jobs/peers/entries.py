@@ -1,0 +1,183 @@
+"""The entries of a job at one acker: finds out when an input of any peer is complete, and tells that peer."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from kstreams_py.jobs.acker import Acker
+from kstreams_py.jobs.identity import SegmentId
+from kstreams_py.jobs.messengers.frames import (
+    Acks,
+    Answers,
+    Asks,
+    Completions,
+    Doubts,
+    FailedSegment,
+    GiveUps,
+    HeldPatterns,
+    Item,
+    LostInputs,
+    Opened,
+)
+from kstreams_py.jobs.messengers.pins import PIN_BYTES, acker_of, input_of
+from kstreams_py.jobs.peers.audits import Audit
+
+Addressed = list[tuple[int, Item]]
+"""Items, each with the number of the peer it is for."""
+
+ValueT = TypeVar("ValueT")
+
+
+class Entries:
+    """The acker of one job at one peer."""
+
+    def __init__(self, job: str) -> None:
+        self._job = job
+        self._acker = Acker()
+        self._failed: dict[SegmentId, list[FailedSegment]] = {}
+        self._audit = Audit()
+        self._asked_for: set[SegmentId] = set()
+        """The overdue inputs that were asked for since the last `drop`."""
+        self._held: dict[SegmentId, dict[int, int]] = {}
+        """The XOR of the patterns that wait at gathers, by the number of the gather's peer."""
+
+    def __len__(self) -> int:
+        return len(self._acker)
+
+    @property
+    def dropped(self) -> int:
+        """How many entries were dropped."""
+        return self._acker.dropped
+
+    def take(self, item: Item, sender: int) -> Addressed:
+        """Takes an item; returns the answers. `sender`: the number of the peer it comes from."""
+        match item:
+            case Opened():
+                return self._settle(item.ids, self._acker.open(item.ids, item.patterns))
+            case Acks():
+                for failed in item.failed:
+                    self._failed.setdefault(failed.id, []).append(failed)
+                return self._settle(item.ids, self._acker.ack(item.ids, item.patterns))
+            case Doubts():
+                return self._doubt(item.ids, sender)
+            case Answers():
+                self._audit.hear(sender, item.number, zip(item.ids, item.patterns, strict=True))
+            case HeldPatterns():
+                for segment, pattern in zip(item.ids, item.patterns, strict=True):
+                    self._held.setdefault(segment, {})[sender] = pattern
+                return self._give_up(item.ids)
+        return []
+
+    def _settle(self, changed: Iterable[SegmentId], complete: Iterable[SegmentId]) -> Addressed:
+        """Returns what follows from changed entries."""
+        found = self._complete(complete)
+        if self._held:
+            found += self._give_up([segment for segment in changed if segment in self._held])
+        return found
+
+    def _complete(self, segments: Iterable[SegmentId]) -> Addressed:
+        by_input = group((input_of(segment), segment) for segment in segments)
+        for ids in by_input.values():
+            for segment in ids if self._held else ():
+                self._held.pop(segment, None)
+        return [(number, Completions(self._job, ids, self._take_failed(ids))) for number, ids in by_input.items()]
+
+    def _take_failed(self, ids: Iterable[SegmentId]) -> list[FailedSegment]:
+        if not self._failed:
+            return []
+        return [failed for segment in ids for failed in self._failed.pop(segment, ())]
+
+    def _give_up(self, segments: Iterable[SegmentId]) -> Addressed:
+        """Tells gathers to give up the segments of inputs of which nothing else is under way."""
+        found = Addressed()
+        for segment in segments:
+            held, total = self._held.get(segment, {}), 0
+            for pattern in held.values():
+                total ^= pattern
+            if total and total == self._acker.left(segment):
+                found += [(number, GiveUps(self._job, [segment])) for number, pattern in held.items() if pattern]
+        return found
+
+    def doubt_all(self) -> None:
+        """Doubts all inputs, as a peer has left that may have had segments of any."""
+        self._audit.doubt(self._acker.inputs)
+
+    def _doubt(self, segments: Sequence[SegmentId], sender: int) -> Addressed:
+        """Doubts overdue inputs; those without an entry are lost. `sender`: the peer that has read them."""
+        known = {segment for segment in segments if self._acker.left(segment)}
+        self._asked_for |= known
+        self._audit.doubt(known)
+        lost = [segment for segment in segments if segment not in known]
+        return [(sender, LostInputs(self._job, lost))] if lost else []
+
+    def audit(self, now: float, peers: Collection[int]) -> Addressed:
+        """Asks the peers for doubted inputs, and tells those that have read lost ones.
+
+        - `peers`: the numbers of the members of the cluster.
+        """
+        if not self._audit:
+            return []
+        lost = self._audit.finish(now, peers, self._acker.left)
+        self._acker.forget(lost)
+        by_input = group((input_of(segment), segment) for segment in lost)
+        found = Addressed((number, LostInputs(self._job, ids)) for number, ids in by_input.items())
+        for part in self._audit.begin(now, peers):
+            found += [(peer, Asks(self._job, part, self._audit.number)) for peer in peers]
+        return found
+
+    def drop(self) -> None:
+        """Drops entries that nobody has asked for since the last call, unless they are newer than that.
+
+        Call this at intervals that are longer than the timeout of an input.
+        """
+        asked_for, self._asked_for = self._asked_for, set()
+        self._acker.drop(asked_for.__contains__)
+
+
+def group(keyed: Iterable[tuple[int, ValueT]]) -> dict[int, list[ValueT]]:
+    """Returns values by their keys, in order."""
+    found = dict[int, list[ValueT]]()
+    for key, value in keyed:
+        found.setdefault(key, []).append(value)
+    return found
+
+
+class Acknowledgements:
+    """The acknowledgements of one turn, by the number of the acker's peer."""
+
+    def __init__(self, job: str) -> None:
+        self._job = job
+        self._by_acker: dict[int, Acks] = {}
+
+    def add(self, ids: Sequence[SegmentId], patterns: Iterable[int]) -> None:
+        """Adds the acknowledgements of copies: see Acker.ack."""
+        if len({segment[:PIN_BYTES] for segment in ids}) == 1:  # one acker, as in most turns
+            acks = self._of(ids[0])
+            acks.ids.extend(ids)
+            acks.patterns.extend(patterns)
+            return
+        for segment, pattern in zip(ids, patterns, strict=True):
+            acks = self._of(segment)
+            acks.ids.append(segment)
+            acks.patterns.append(pattern)
+
+    def add_failure(self, failed: FailedSegment) -> None:
+        """Adds a failure. It must not come after the last acknowledgement of its input."""
+        self._of(failed.id).failed.append(failed)
+
+    def _of(self, segment: SegmentId) -> Acks:
+        number = acker_of(segment)
+        if (acks := self._by_acker.get(number)) is None:
+            acks = self._by_acker[number] = Acks(self._job, [], [], [])
+        return acks
+
+    def take(self) -> Addressed:
+        """Returns the items, and begins again."""
+        items, self._by_acker = self._by_acker, {}
+        return [*items.items()]
+
+
+def by_acker(ids: Iterable[SegmentId]) -> Mapping[int, list[Any]]:
+    """Returns inputs by the number of the peer that has their entry."""
+    return group((acker_of(segment), segment) for segment in ids)

@@ -1,0 +1,108 @@
+"""The task of a peer that calls a function: takes the segments of other peers, and acknowledges them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Final
+
+from kstreams_py.graph.channels import JobTask, sort_tasks
+from kstreams_py.jobs.environment import JobEnvironment
+from kstreams_py.jobs.identity import SegmentId
+from kstreams_py.jobs.job import open_runner
+from kstreams_py.jobs.messengers.frames import HeldPatterns, SegmentFrame, failed_segment
+from kstreams_py.jobs.messengers.link import Link
+from kstreams_py.jobs.messengers.packing import unpack_segments
+from kstreams_py.jobs.peers.entries import Acknowledgements, Addressed, by_acker
+from kstreams_py.jobs.peers.outbox import Outbox, choose
+from kstreams_py.jobs.runners import GatheringRunner, Turned
+
+INBOX: Final = 1_000
+"""The segments in the inboxes of a task: more wait on their links, so that these are given no credit."""
+
+
+class FunctionTask:
+    """One task of a job, with the segments that have come for it."""
+
+    def __init__(
+        self, graph: str, task: JobTask, tasks: Sequence[JobTask], job: str, outbox: Outbox, environment: JobEnvironment
+    ) -> None:
+        """Connects to nothing yet. `tasks`: all tasks of the graph. `outbox`: sends the results."""
+        self.id, self._job = task.id, job
+        self._outbox = outbox
+        self.runner = open_runner(graph, task, sort_tasks(tasks), outbox, environment)
+        self._clock = environment.clock
+        self._arrived: deque[tuple[Link, SegmentFrame]] = deque()
+        self._acks = Acknowledgements(job)
+        self._held: dict[SegmentId, int] = {}
+        """What the ackers know of the patterns that wait at this gather."""
+
+    def arrive(self, link: Link, frames: Iterable[SegmentFrame]) -> None:
+        """Takes frames from a peer. `link`: gives credit back to it."""
+        self._arrived += ((link, frame) for frame in frames)
+
+    def turn(self) -> bool:
+        """Gives the task a turn; returns whether it had anything to do. Raises the error that stops the job."""
+        while self._arrived and self.runner.waiting < INBOX:
+            link, frame = self._arrived.popleft()
+            self._outbox.inboxes[frame.channel].add(unpack_segments(frame))
+            link.release(frame.job, frame.reader, len(frame))
+        turned = self.runner.turn(self._clock())
+        for segment, error in turned.failed:
+            self._acks.add_failure(failed_segment(segment, self.id, error))
+        self._acknowledge(turned)
+        if turned.stop is not None:
+            raise turned.stop
+        return bool(turned.ids)
+
+    def _acknowledge(self, turned: Turned) -> None:
+        for failed in self._outbox.failed:
+            self._acks.add_failure(failed)
+        if turned.ids:
+            self._acks.add(turned.ids, turned.acks)
+        for segment, pattern in self._outbox.owed:
+            self._acks.add([segment], [pattern])
+        self._outbox.failed, self._outbox.owed = [], []
+
+    def items(self) -> Addressed:
+        """Returns what is to be sent to ackers."""
+        return [*self._acks.take(), *self._hold()]
+
+    def _hold(self) -> Addressed:
+        """Returns what waits at a gather and has changed since the acker was last told."""
+        if not isinstance(self.runner, GatheringRunner):
+            return []
+        now = {segment: self.runner.patterns(segment) for segment in self.runner.take_arrived() | self._held.keys()}
+        changed = {segment: value for segment, value in now.items() if value != self._held.get(segment, 0)}
+        self._held = {segment: value for segment, value in now.items() if value}
+        return [
+            (number, HeldPatterns(self._job, ids, [changed[segment] for segment in ids]))
+            for number, ids in by_acker(changed).items()
+        ]
+
+    def give_up(self, segments: Iterable[SegmentId]) -> None:
+        """Gives up segments that wait at a gather: nothing else of their inputs is under way."""
+        if isinstance(self.runner, GatheringRunner):
+            for segment in segments:
+                if pattern := self.runner.patterns(segment):
+                    self.runner.give_up(segment)
+                    self._held.pop(segment, None)
+                    self._acks.add([segment], [pattern])
+
+    def patterns(self, segments: Collection[SegmentId]) -> Iterator[tuple[SegmentId, int]]:
+        """Yields the inputs among these of which a segment is here, with its pattern."""
+        for _, frame in self._arrived:
+            yield from choose(frame.ids, frame.patterns, segments)
+        for ids, patterns in self.runner.patterns_here():
+            yield from choose(ids, patterns, segments)
+        if isinstance(self.runner, GatheringRunner):
+            yield from ((segment, pattern) for segment in segments if (pattern := self.runner.patterns(segment)))
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no segment is here."""
+        return not self._arrived and not self.runner.waiting and not self.runner.is_busy
+
+    def close(self) -> None:
+        """Closes the connections to the target and to topics."""
+        self.runner.close()

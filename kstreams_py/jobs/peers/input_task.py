@@ -1,0 +1,153 @@
+"""The task of a peer that reads a source: sends its inputs on, and acknowledges those that are complete."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Collection, Iterable, Sequence
+from typing import Final
+
+from kstreams_py.graph.channels import JobTask
+from kstreams_py.graph.declarations import Channel
+from kstreams_py.jobs.environment import JobEnvironment
+from kstreams_py.jobs.identity import SegmentId
+from kstreams_py.jobs.inputs import SourceInputs
+from kstreams_py.jobs.job import LEASE_MAX, Outages, open_inputs
+from kstreams_py.jobs.messengers.frames import Doubts, FailedSegment, Opened
+from kstreams_py.jobs.messengers.pins import pin_ids
+from kstreams_py.jobs.peers.entries import Addressed, by_acker
+from kstreams_py.jobs.peers.outbox import Outbox
+from kstreams_py.log_fields import repeated
+from kstreams_py.printable import count_are
+
+logger = logging.getLogger(__name__)
+
+WAITING_MAX: Final = 10_000
+"""No input is read while more segments than this wait to be sent to one peer."""
+
+
+def error_of(failed: FailedSegment) -> Exception:
+    """Returns the error of a function that another peer called: of a class with the same name."""
+    kind = failed.kind if failed.kind.isidentifier() else "Exception"
+    error: Exception = type(kind, (Exception,), {})(failed.text)
+    return error
+
+
+class InputTask:
+    """The inputs of one source that this peer has read."""
+
+    def __init__(
+        self,
+        graph: str,
+        channel: Channel,
+        tasks: Sequence[JobTask],
+        job: str,
+        outbox: Outbox,
+        environment: JobEnvironment,
+    ) -> None:
+        """Connects to the source. Raises SourceUnavailable and SettingsError."""
+        self._job, self._channel, self._outbox, self._environment = job, channel, outbox, environment
+        self._ackers: Sequence[int] = ()
+        self._own = 0
+        self.outages = Outages()
+        self.inputs: SourceInputs = open_inputs(graph, channel, tasks, environment, self._new_ids)
+        self._items = Addressed()
+        self._ended = threading.Event()
+        self._keeper = threading.Thread(target=self._keep, name="claims", daemon=True)
+        self._keeper.start()
+
+    def set_ackers(self, ackers: Sequence[int], own: int) -> None:
+        """Takes the numbers of the peers that have an acker in this epoch, and of this peer."""
+        self._ackers, self._own = ackers, own
+
+    def _new_ids(self, count: int) -> list[SegmentId]:
+        return pin_ids(self._environment.entropy, count, self._ackers, self._own)
+
+    def turn(self, *, reads: bool) -> bool:
+        """Reads inputs, and acknowledges those that are complete; returns whether there was anything to do.
+
+        - `reads`: whether inputs may be read.
+        """
+        worked = False
+        if reads:
+            with self.outages.of(self.inputs.name):
+                worked = self._read(self._environment.clock())
+        with self.outages.of(self.inputs.name):
+            worked |= self.inputs.settle(self._environment.clock())
+        with self.outages.of(self.inputs.name):
+            self.inputs.return_expired()
+        return worked
+
+    def _read(self, now: float) -> bool:
+        if self._outbox.waiting([self._channel]) > WAITING_MAX:
+            return False
+        segments = self.inputs.read(now)
+        if self.inputs.asked_at == now:
+            self.outages.answered(self.inputs.name)
+        if segments:
+            self._send(segments.ids, self._outbox.send(self._channel, segments))
+        return bool(segments)
+
+    def _send(self, ids: Sequence[SegmentId], patterns: Sequence[int]) -> None:
+        for failed in self._outbox.failed:
+            self.inputs.fail(failed.id, failed.task, error_of(failed))
+        self._outbox.failed = []
+        of = dict(zip(ids, patterns, strict=True))
+        for number, opened in by_acker(ids).items():
+            self._items.append((number, Opened(self._job, opened, [of[segment] for segment in opened])))
+
+    def items(self) -> Addressed:
+        """Returns what is to be sent to ackers and to the peers of the job."""
+        items, self._items = self._items, Addressed()
+        return items
+
+    def complete(self, ids: Iterable[SegmentId], failed: Iterable[FailedSegment]) -> None:
+        """Takes complete inputs."""
+        for each in failed:
+            self.inputs.fail(each.id, each.task, error_of(each), each.trace)
+        self.inputs.complete(ids)
+
+    def forget_ackers(self, numbers: Collection[int]) -> None:
+        """Gives back at once the inputs whose entries were at peers that have left."""
+        by_number = by_acker(self.inputs.pending.segments)
+        for number in numbers:
+            self.inputs.give_up_all(by_number.get(number, ()), failed=False)
+
+    def lose(self, segments: Iterable[SegmentId]) -> None:
+        """Gives back inputs of which a segment is nowhere: this counts as an attempt."""
+        self.inputs.give_up_all(segments, failed=True)
+
+    def doubt(self) -> None:
+        """Asks the ackers of overdue inputs whether their segments are still anywhere."""
+        now = self._environment.clock()
+        if overdue := self.inputs.pending.overdue(now):
+            self.inputs.pending.extend(overdue, now)
+            logger.warning(
+                "%s: %s still under way after some time: asking the peers for them", self.inputs.name,
+                count_are(len(overdue), "input"), extra=repeated(f"overdue inputs of {self.inputs.name}"),
+            )  # fmt: skip
+            self._items += [(number, Doubts(self._job, ids)) for number, ids in by_acker(overdue).items()]
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether no input is left, and none is under way."""
+        return self.inputs.is_exhausted
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether none is under way."""
+        return not self.inputs.pending
+
+    def _keep(self) -> None:
+        """Keeps the claims, in a thread of its own."""
+        while not self._ended.wait(min(self.inputs.connection.lease, LEASE_MAX) / 3):
+            try:
+                self.inputs.connection.keep()
+            except Exception:
+                continue
+
+    def close(self, *, failed: bool = False) -> None:
+        """Gives back the inputs under way, and closes the connection. `failed`: this counts as a death."""
+        self._ended.set()
+        self._keeper.join()
+        self.inputs.close(failed=failed)

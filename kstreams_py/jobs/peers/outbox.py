@@ -1,0 +1,132 @@
+"""What a peer sends: segments to the readers of a channel, and items to peers by their numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from operator import xor
+
+from kstreams_py.errors import EncodeError
+from kstreams_py.graph.declarations import Channel
+from kstreams_py.jobs.cluster.commands import PeerId
+from kstreams_py.jobs.identity import Entropy, Pattern, SegmentId, new_patterns
+from kstreams_py.jobs.messengers.frames import FRAME_MAX, FailedSegment, Item, SegmentFrame, failed_segment
+from kstreams_py.jobs.messengers.links import Links
+from kstreams_py.jobs.messengers.packing import Destination, pack_segments, unpack_segments
+from kstreams_py.jobs.peers.routes import Route, Routes, split
+from kstreams_py.jobs.segments import Segments
+from kstreams_py.jobs.task import Readers
+
+
+class Outbox(Readers):
+    """Sends the segments that one task of this peer makes to the peers of the tasks that read them.
+
+    Attributes:
+
+    - `inboxes`: the segments that have come for the task, by channel.
+    - `failed`: the failures of segments that cannot be sent, for the acknowledgements.
+    - `owed`: the inputs and patterns of copies that were counted as sent and cannot be sent: to be acknowledged.
+    """
+
+    def __init__(self, entropy: Entropy, links: Links, task: str, frame_max: int = FRAME_MAX) -> None:
+        """Has no routes yet. `task`: the id of the task whose results it sends."""
+        super().__init__(entropy)
+        self._links, self._task, self._frame_max = links, task, frame_max
+        self._routes: Routes | None = None
+        self._kept: dict[tuple[str, str], Segments] = {}
+        """The segments that wait for a route: by channel, and by the task that reads it."""
+        self.inboxes: dict[str, Segments] = {}
+        self.failed: list[FailedSegment] = []
+        self.owed: list[tuple[SegmentId, Pattern]] = []
+
+    def set_routes(self, routes: Routes) -> None:
+        """Takes the routes of another epoch, and sends what waits for them."""
+        self._routes = routes
+        kept, self._kept = self._kept, {}
+        for (channel, task), segments in kept.items():
+            self._deliver_again(channel, task, segments)
+
+    def open_inbox(self, channel: Channel) -> Segments:
+        """Returns the inbox of the task for a channel."""
+        return self.inboxes.setdefault(channel.name, Segments())
+
+    def waiting(self, channels: Iterable[Channel]) -> int:
+        """Returns how many segments wait to be sent, for the slowest peer of these channels."""
+        kept = (len(self._kept.get((route.channel, route.task), ())) for route in self._of(channels))
+        queued = (self._queued(route, peer) for route in self._of(channels) for peer in route.peers)
+        return max((*kept, *queued), default=0)
+
+    def send(self, channel: Channel, made: Segments) -> list[int]:
+        """Sends a copy of segments to each task that reads a channel; see Readers."""
+        count, sums = len(made.ids), list[int]()
+        for route in self._of([channel]):
+            copy = Segments(made.ids, new_patterns(self._entropy, count), made.given, made.paths, made.values)
+            lost = self._deliver(route.channel, route.task, copy)
+            patterns = [0 if index in lost else pattern for index, pattern in enumerate(copy.patterns)]
+            sums = [*map(xor, sums, patterns)] if sums else patterns
+        return sums or [0] * count
+
+    def _of(self, channels: Iterable[Channel]) -> Iterable[Route]:
+        by_channel = {} if self._routes is None else self._routes.by_channel
+        return (route for channel in channels for route in by_channel.get(channel.name, ()))
+
+    def _queued(self, route: Route, peer: PeerId) -> int:
+        assert self._routes is not None
+        return self._links[peer].waiting(self._routes.job, route.task) if peer in self._links else 0
+
+    def take_back(self, frames: Iterable[SegmentFrame]) -> None:
+        """Sends the segments of frames again that came back: they were sent by the routes of an older epoch."""
+        for frame in frames:
+            self._deliver_again(frame.channel, frame.reader, unpack_segments(frame))
+
+    def _deliver_again(self, channel: str, task: str, segments: Segments) -> None:
+        lost = self._deliver(channel, task, segments)
+        self.owed += [(segments.ids[index], segments.patterns[index]) for index in lost]
+
+    def _deliver(self, channel: str, task: str, segments: Segments) -> set[int]:
+        """Sends segments to the peers of a task, or keeps them until there are any.
+
+        Returns the indexes of those that cannot be sent, whose inputs fail.
+        """
+        routes = () if self._routes is None else self._routes.by_channel.get(channel, ())
+        route = next((each for each in routes if each.task == task), None)
+        if route is None or not all(peer in self._links for peer in route.slots or route.peers) or not route.peers:
+            self._kept.setdefault((channel, task), Segments()).add(segments)
+            return set()
+        parts, failed = split(route, segments, lambda peer: self._queued(route, peer))
+        lost = self._fail(task, segments, failed)
+        for peer, indexes in parts.items():
+            assert self._routes is not None
+            part = segments if len(indexes) == len(segments) else segments.choose(indexes)
+            packed = pack_segments(
+                Destination(self._routes.job, self._routes.epoch, channel, task), part, self._frame_max
+            )
+            for frame in packed.frames:
+                self._links[peer].offer(frame)
+            lost |= self._fail(self._task, segments, {indexes[at]: error for at, error in packed.refused.items()})
+        return lost
+
+    def patterns(self, job: str, segments: Collection[SegmentId]) -> Iterator[tuple[SegmentId, int]]:
+        """Yields the inputs among these of which a segment waits to be sent or taken, with its pattern."""
+        for kept in self._kept.values():
+            yield from choose(kept.ids, kept.patterns, segments)
+        for link in self._links:
+            for frame in link.frames():
+                if frame.job == job:
+                    yield from choose(frame.ids, frame.patterns, segments)
+
+    def _fail(self, task: str, segments: Segments, errors: dict[int, Exception] | dict[int, EncodeError]) -> set[int]:
+        self.failed += [failed_segment(segments.ids[index], task, error) for index, error in errors.items()]
+        return {*errors}
+
+
+def choose(
+    ids: Sequence[SegmentId], patterns: Sequence[int], wanted: Collection[SegmentId]
+) -> Iterator[tuple[SegmentId, int]]:
+    """Yields the wanted inputs with their patterns."""
+    return ((segment, pattern) for segment, pattern in zip(ids, patterns, strict=True) if segment in wanted)
+
+
+def send_items(links: Links, peer: PeerId, items: Iterable[Item]) -> None:
+    """Sends items to a peer; drops them if it has left: nobody waits for them there."""
+    if peer in links:
+        links[peer].offer_items(items)

@@ -1,0 +1,312 @@
+"""A peer: runs the task that the cluster gives it, and passes on what other peers send and wait for."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from kstreams_py.errors import KStreamsError, SinkUnavailable, SourceUnavailable, Stop
+from kstreams_py.graph.channels import filled_channels
+from kstreams_py.graph.topology import Graph
+from kstreams_py.jobs.cluster.commands import JobId, KillJob, PeerId, SealTask, SignalReady
+from kstreams_py.jobs.cluster.membership import Membership
+from kstreams_py.jobs.cluster.state import Assignment, JobPhase, Replica
+from kstreams_py.jobs.environment import JobEnvironment
+from kstreams_py.jobs.identity import SegmentId
+from kstreams_py.jobs.messengers.contract import Messenger
+from kstreams_py.jobs.messengers.frames import (
+    Acks,
+    Answers,
+    Asks,
+    Completions,
+    Doubts,
+    GiveUps,
+    HeldPatterns,
+    Item,
+    LostInputs,
+    Opened,
+)
+from kstreams_py.jobs.messengers.link import ENDED
+from kstreams_py.jobs.messengers.links import Links
+from kstreams_py.jobs.peers.entries import Addressed, Entries
+from kstreams_py.jobs.peers.function_task import FunctionTask
+from kstreams_py.jobs.peers.input_task import InputTask
+from kstreams_py.jobs.peers.outbox import Outbox, send_items
+from kstreams_py.jobs.peers.routes import READ, find_routes
+from kstreams_py.steps.dead_letters import format_error
+
+logger = logging.getLogger(__name__)
+
+DRAIN_SECONDS: Final = 10.0
+"""Seconds for what a peer has when it gets another task; the rest is read again when it has expired."""
+
+OPEN_AGAIN_SECONDS: Final = 2.0
+"""Seconds until a source or target that could not be opened is tried again."""
+
+DROP_SECONDS: Final = 180.0
+"""An entry lives for at least this long: the timeout of an input is shorter."""
+
+PeerTask = InputTask | FunctionTask
+
+
+class Peer:
+    """One member of a cluster."""
+
+    def __init__(
+        self,
+        membership: Membership,
+        messenger: Messenger,
+        links: Links,
+        graphs: Mapping[str, Graph],
+        open_environment: Callable[[Graph], JobEnvironment],
+        clock: Callable[[], float],
+    ) -> None:
+        """Makes no request.
+
+        - `membership`: begun by `start`; another thread may give it its turns.
+        - `messenger`: started.
+        - `graphs`: those that this peer can run, by their names in submissions.
+        """
+        self.membership, self._messenger, self._links = membership, messenger, links
+        self._graphs, self._open_environment, self._clock = graphs, open_environment, clock
+        self.me = membership.me
+        self._seen = Replica()
+        """The replica that this peer acts by."""
+        self._numbers: dict[int, PeerId] = {}
+        self._entries: dict[str, Entries] = {}
+        self.assignment: Assignment | None = None
+        """The task that this peer has opened, or is to open."""
+        self._task: PeerTask | None = None
+        self._outbox: Outbox | None = None
+        self._draining_until: float | None = None
+        """Until when the task may finish what it has, as another one is to be opened."""
+        self._open_at = float("-inf")
+        """When a task that could not be opened is tried again."""
+        self._epochs: dict[str, int] = {}
+        self._dropped_at = clock()
+
+    def turn(self) -> bool:
+        """Gives everything a turn; returns whether there was anything to do.
+
+        1. Act by the newest replica: links to members, the task, its routes.
+        2. Take what has come from other peers.
+        3. Give the task its turn, if no other peer can have found this one silent.
+        4. Send what is due.
+        """
+        now = self._clock()
+        self._adopt(now)
+        received = self._messenger.receive()
+        self._links.take(received, now)
+        for link in self._links:
+            for item in link.items():
+                self._take(PeerId(link.other), item)
+            if self._outbox is not None:
+                self._outbox.take_back(link.returned())
+            if isinstance(self._task, FunctionTask):
+                self._task.arrive(link, link.ready(self._epochs))
+            else:
+                link.ready(self._epochs)
+        worked = bool(received)
+        if self._task is not None and self.membership.may_act(now):
+            worked |= self._run_task(self._task)
+        members = [member.number for member in self._seen.peers.values()]
+        for entries in self._entries.values():
+            self._send(entries.audit(now, members))
+        if now > self._dropped_at + DROP_SECONDS:
+            self._dropped_at = now
+            for entries in self._entries.values():
+                entries.drop()
+        self._links.flush(self._clock(), self._messenger.send)
+        return worked
+
+    # The replica.
+
+    def _adopt(self, now: float) -> None:
+        before, after = self._seen, self.membership.replica
+        if after is not before:
+            self._seen = after
+            self._connect(before, after)
+            self._find_epochs(after)
+            if self._task is not None:
+                self._follow(before, after)
+        wanted = after.assignments.get(self.me)
+        if wanted != self.assignment:
+            self._leave_task(now)
+        if self._task is None and wanted is not None and now >= self._open_at:
+            self._open(wanted, now)
+
+    def _connect(self, before: Replica, after: Replica) -> None:
+        """Begins and ends links, so that there is one to each other member."""
+        for peer in before.peers.keys() - after.peers.keys() - {self.me}:
+            rest = self._links.remove(peer)
+            if self._outbox is not None:
+                self._outbox.take_back(rest.unsent)
+            self._messenger.disconnect(peer)
+            # of what the peer had nothing else will come: the entries that wait for it are found
+            for entries in self._entries.values():
+                entries.doubt_all()
+        for peer, member in after.peers.items():
+            if peer != self.me and peer not in self._links:
+                self._messenger.connect(peer, member.address, member.key)
+                self._links.add(peer)
+        self._numbers = {member.number: peer for peer, member in after.peers.items()}
+
+    def _find_epochs(self, replica: Replica) -> None:
+        self._epochs = {name: ENDED if job.has_ended else job.epoch for name, job in replica.jobs.items()}
+        for name in [name for name in self._entries if self._epochs.get(name, ENDED) == ENDED]:
+            del self._entries[name]
+            for link in self._links:
+                link.forget(name)
+
+    def _follow(self, before: Replica, after: Replica) -> None:
+        """Takes the routes of another epoch; gives back inputs of which a peer that has left may have had segments."""
+        assert self.assignment is not None
+        assert self._outbox is not None
+        name = self.assignment.job
+        if name not in after.jobs or after.jobs[name].has_ended:
+            return
+        old = before.jobs.get(name)
+        if old is not None and old.epoch == after.jobs[name].epoch and old.ready == after.jobs[name].ready:
+            return
+        self._set_routes(after, name)
+        if isinstance(self._task, InputTask):
+            left = before.peers.keys() - after.peers.keys()
+            self._task.forget_ackers([before.peers[peer].number for peer in left])
+
+    def _set_routes(self, replica: Replica, name: JobId) -> None:
+        assert self._outbox is not None
+        self._outbox.set_routes(find_routes(replica, name, self._graphs[replica.jobs[name].graph].tasks))
+        if isinstance(self._task, InputTask):
+            inputs = [task.id for task in replica.jobs[name].tasks if task.is_input]
+            peers = [peer for task in inputs for peer in replica.ready_peers_of(name, task)]
+            own = replica.peers[self.me].number
+            self._task.set_ackers([replica.peers[peer].number for peer in peers] or [own], own)
+
+    # The task.
+
+    def _leave_task(self, now: float) -> None:
+        """Ends the task once it has finished what it has, or soon after if its job has been stopped."""
+        task, assignment = self._task, self.assignment
+        if task is not None and assignment is not None:
+            job, wanted = self._seen.jobs.get(assignment.job), self._seen.assignments.get(self.me)
+            is_moved = self.me in self._seen.peers and (wanted is None or wanted.job != assignment.job)
+            if is_moved and job is not None and job.is_active and not task.is_empty:
+                if self._draining_until is None:
+                    self._draining_until = now + DRAIN_SECONDS
+                if now < self._draining_until:
+                    return
+            self._close_task()
+        self.assignment = None
+
+    def _close_task(self, *, failed: bool = False) -> None:
+        task, self._task, self._outbox, self._draining_until = self._task, None, None, None
+        if isinstance(task, InputTask):
+            task.close(failed=failed)
+        elif task is not None:
+            task.close()
+
+    def _open(self, wanted: Assignment, now: float) -> None:
+        """Opens a task, and says that this peer is ready; tries again later if a source or a target is away."""
+        job = self._seen.jobs[wanted.job]
+        graph = self._graphs[job.graph]
+        environment = self._open_environment(graph)
+        outbox = Outbox(environment.entropy, self._links, wanted.task)
+        try:
+            if wanted.task.startswith(READ):
+                channels = {READ + channel.name: channel for channel in filled_channels(graph.tasks)}
+                channel = channels[wanted.task]
+                task: PeerTask = InputTask(graph.name, channel, graph.tasks, wanted.job, outbox, environment)
+            else:
+                function = next(each for each in graph.tasks if each.id == wanted.task)
+                task = FunctionTask(graph.name, function, graph.tasks, wanted.job, outbox, environment)
+        except (SourceUnavailable, SinkUnavailable) as error:
+            logger.warning("%s: %s; trying again", wanted.task, error)
+            self._open_at = now + OPEN_AGAIN_SECONDS
+            return
+        except KStreamsError as error:
+            self._kill(wanted.job, error)
+            return
+        self._task, self._outbox, self.assignment = task, outbox, wanted
+        self._set_routes(self._seen, wanted.job)
+        self.membership.append(SignalReady(self.me, wanted.job, wanted.since))
+
+    def _run_task(self, task: PeerTask) -> bool:
+        """Gives the task its turn. An error in the program, or one that is to stop the job, ends the job for all."""
+        assert self.assignment is not None
+        job = self._seen.jobs.get(self.assignment.job)
+        if job is None or job.phase is not JobPhase.RUNNING:
+            return False
+        try:
+            worked = task.turn(reads=self._draining_until is None) if isinstance(task, InputTask) else task.turn()
+        except (KStreamsError, Stop) as error:
+            self._kill(self.assignment.job, error)
+            return True
+        if isinstance(task, InputTask):
+            self._care_for_inputs(task)
+        self._send(task.items())
+        return worked
+
+    def _care_for_inputs(self, task: InputTask) -> None:
+        assert self.assignment is not None
+        job = self.assignment.job
+        task.doubt()
+        # a leave takes the seals of a task back: inputs of the peer that left may come again
+        is_sealed = self.me in self._seen.jobs[job].sealed.get(self.assignment.task, ())
+        if task.is_exhausted and not is_sealed and self.membership.is_idle:
+            self.membership.append(SealTask(job, self.assignment.task, self.me, self.assignment.since))
+
+    def _kill(self, job: JobId, error: BaseException) -> None:
+        """Ends a job: another start of the same code would end the same way."""
+        logger.error("job %s ends: %s", job, format_error(error))
+        self.membership.append(KillJob(job, f"{type(error).__name__}: {format_error(error)}"))
+        self._close_task()
+        self._open_at = self._clock() + OPEN_AGAIN_SECONDS
+
+    # Items.
+
+    def _send(self, addressed: Addressed) -> None:
+        """Sends items; those for this peer are taken at once."""
+        own = self._seen.peers[self.me].number if self.me in self._seen.peers else -1
+        for number, item in addressed:
+            if number == own:
+                self._take(self.me, item)
+            elif (peer := self._numbers.get(number)) is not None:
+                send_items(self._links, peer, [item])
+
+    def _take(self, sender: PeerId, item: Item) -> None:
+        member = self._seen.peers.get(sender)
+        if member is None or item.job not in self._seen.jobs:
+            return
+        if isinstance(item, Opened | Acks | HeldPatterns | Doubts | Answers):
+            entries = self._entries.get(item.job)
+            if entries is None:
+                entries = self._entries[item.job] = Entries(item.job)
+            self._send(entries.take(item, member.number))
+        elif isinstance(item, Asks):
+            self._send([(member.number, self._answer(item))])
+        elif self.assignment is None or item.job != self.assignment.job:
+            return
+        elif isinstance(self._task, InputTask):
+            if isinstance(item, Completions):
+                self._task.complete(item.ids, item.failed)
+            elif isinstance(item, LostInputs):
+                self._task.lose(item.ids)
+        elif isinstance(self._task, FunctionTask) and isinstance(item, GiveUps):
+            self._task.give_up(item.ids)
+
+    def _answer(self, asks: Asks) -> Answers:
+        """Returns the patterns of the segments that are here."""
+        wanted, held = {*asks.ids}, dict[SegmentId, int]()
+        if self.assignment is not None and asks.job == self.assignment.job:
+            found = [*self._outbox.patterns(asks.job, wanted)] if self._outbox is not None else []
+            if isinstance(self._task, FunctionTask):
+                found += self._task.patterns(wanted)
+            for segment, pattern in found:
+                held[segment] = held.get(segment, 0) ^ pattern
+        return Answers(asks.job, [*held], [*held.values()], asks.number)
+
+    def close(self) -> None:
+        """Gives back what is under way, and closes all connections but the membership's."""
+        self._close_task()
+        self._messenger.close()

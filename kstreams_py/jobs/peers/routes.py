@@ -1,0 +1,106 @@
+"""Where the segments of a job go: the peers of each task, by the replica."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from heapq import heapify, heapreplace
+from typing import Any, Final, NamedTuple
+
+from kstreams_py.graph.channels import JobTask, TaskKind, filled_channels
+from kstreams_py.jobs.cluster.commands import JobId, PeerId, TaskSpec
+from kstreams_py.jobs.cluster.slots import slot_of, slot_of_id
+from kstreams_py.jobs.cluster.state import Replica
+from kstreams_py.jobs.segments import Segments
+
+READ: Final = "read-"
+"""Begins the id of an input task; the name of its channel follows."""
+
+
+class Route(NamedTuple):
+    """How the segments of a channel get to the peers of one task that reads it.
+
+    - `peers`: the peers that are ready, in the order in which they joined.
+    - `slots`: for a grouped task the peer of each slot; None for others.
+    - `group_by`: as in Channel; None if a segment is grouped by its input, as at a gather.
+    """
+
+    channel: str
+    task: str
+    peers: tuple[PeerId, ...]
+    slots: tuple[PeerId, ...] | None = None
+    group_by: Callable[[Any], Any] | None = None
+
+
+class Routes(NamedTuple):
+    """The routes of a job in one epoch, by the names of channels."""
+
+    job: JobId
+    epoch: int
+    by_channel: Mapping[str, tuple[Route, ...]]
+
+
+def specify_tasks(tasks: Sequence[JobTask]) -> tuple[TaskSpec, ...]:
+    """Returns what a scheduler has to know of a graph's tasks. Each source is read by a task of its own."""
+    inputs = [TaskSpec(READ + channel.name, is_input=True) for channel in filled_channels(tasks)]
+    return *inputs, *(TaskSpec(task.id, is_grouped=is_grouped(task)) for task in tasks)
+
+
+def is_grouped(task: JobTask) -> bool:
+    """Returns whether each segment has one peer that takes it: by its group, or by its input."""
+    return task.kind is TaskKind.GATHER or any(channel.group_by is not None for channel in task.inputs)
+
+
+def find_routes(replica: Replica, job: JobId, tasks: Iterable[JobTask]) -> Routes:
+    """Returns the routes to the tasks of a job."""
+    by_number = {member.number: peer for peer, member in replica.peers.items()}
+    state, found = replica.jobs[job], dict[str, tuple[Route, ...]]()
+    for task in tasks:
+        ready = tuple(replica.ready_peers_of(job, task.id))
+        slots = tuple(by_number[number] for number in state.slots.get(task.id, ())) or None
+        for channel in task.inputs:
+            group_by = None if task.kind is TaskKind.GATHER else channel.group_by
+            route = Route(channel.name, task.id, ready, slots, group_by)
+            found[channel.name] = (*found.get(channel.name, ()), route)
+    return Routes(job, state.epoch, found)
+
+
+class Split(NamedTuple):
+    """Segments by peer.
+
+    - `parts`: the indexes of the segments of each peer, in ascending order.
+    - `failed`: what `group_by` raised, by the index of the segment.
+    """
+
+    parts: dict[PeerId, list[int]]
+    failed: dict[int, Exception]
+
+
+def split(route: Route, segments: Segments, waiting: Callable[[PeerId], int]) -> Split:
+    """Returns which peer gets each segment: that of its group, or the one for which the fewest segments wait.
+
+    - `waiting`: returns how many segments wait to be sent to a peer.
+    """
+    if route.slots is None:
+        return Split(_split_evenly(route.peers, len(segments), waiting), {})
+    parts, failed = dict[PeerId, list[int]](), dict[int, Exception]()
+    for index, (segment, value) in enumerate(zip(segments.ids, segments.values, strict=True)):
+        try:
+            slot = slot_of_id(segment) if route.group_by is None else slot_of(route.group_by(value))
+        except Exception as error:  # `group_by` is a function of the user
+            failed[index] = error
+        else:
+            parts.setdefault(route.slots[slot], []).append(index)
+    return Split(parts, failed)
+
+
+def _split_evenly(peers: Sequence[PeerId], count: int, waiting: Callable[[PeerId], int]) -> dict[PeerId, list[int]]:
+    if len(peers) == 1:
+        return {peers[0]: [*range(count)]}
+    queues = [(waiting(peer), number) for number, peer in enumerate(peers)]
+    heapify(queues)
+    parts = dict[PeerId, list[int]]()
+    for index in range(count):
+        queued, number = queues[0]
+        parts.setdefault(peers[number], []).append(index)
+        heapreplace(queues, (queued + 1, number))
+    return parts

@@ -1,0 +1,71 @@
+"""Whole clusters of peers: every effect once, nothing lost, whatever dies, freezes or goes away."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kstreams_py.jobs.cluster.commands import PeerId
+from kstreams_py.sources.suspects import DEATHS_MAX
+from tests.simulation.clusters import ClusterPlant
+from tests.simulation.test_jobs import GRAPHS, INPUTS
+
+
+def plant_of(graph: str, **options: Any) -> ClusterPlant:
+    plant = ClusterPlant(range(INPUTS), **options)
+    plant.tables, plant.rows_of = GRAPHS[graph](plant)
+    return plant
+
+
+@pytest.mark.parametrize("graph", GRAPHS)
+def test_peers_run_a_job_to_its_end(graph: str) -> None:
+    plant = plant_of(graph)
+    plant.begin(6)
+    plant.finish_job()
+
+
+@pytest.mark.parametrize("graph", GRAPHS)
+def test_several_peers_of_each_task_run_a_job_to_its_end(graph: str) -> None:
+    plant = plant_of(graph)
+    plant.begin(13)
+    plant.finish_job()
+
+
+@pytest.mark.parametrize("graph", GRAPHS)
+@pytest.mark.parametrize("seeds", [range(3), pytest.param(range(3, 60), marks=pytest.mark.long)], ids=len)
+def test_peers_that_die_freeze_and_join_leave_each_effect_once(graph: str, seeds: range) -> None:
+    for seed in seeds:
+        plant = plant_of(graph, seed=seed)
+        chance = plant.chance
+        plant.begin(chance.randint(6, 10))
+        ends = DEATHS_MAX - 1  # one more, and an input that was at each of these peers would rightly be refused
+        while not plant.has_ended and ends:
+            plant.run_for(chance.choice([0.1, 0.5, 2]))
+            names = [*plant.peers]
+            match chance.randrange(6):
+                case 0 if len(names) > 2:
+                    ends -= 1
+                    plant._orphan()
+                    plant.die_now(chance.choice(names), is_seen=chance.random() < 0.7)
+                case 1:
+                    ends -= 1
+                    plant._orphan()
+                    plant.frozen[chance.choice(names)] = plant.now + chance.choice([1, 8, 20])
+                case 2 | 3 if len(names) < 12:
+                    plant.add()
+                case 4:
+                    plant.log.is_away = not plant.log.is_away
+        plant.log.is_away = False
+        while len(plant.peers) < 8:
+            plant.add()
+        plant.finish_job()
+
+
+def test_peer_that_dies_is_replaced_at_once() -> None:
+    plant = plant_of("chain")
+    plant.begin(4)
+    plant.run_for(1)
+    plant._orphan()
+    plant.die_now(PeerId("p2"))
+    plant.finish_job()
