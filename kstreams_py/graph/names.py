@@ -79,6 +79,15 @@ def changelog_topic(graph: str, store: str) -> str:
     return f"{RESERVED}ks.{graph}.{store}.changelog"
 
 
+def cluster_topics(cluster: str) -> tuple[str, str, str]:
+    """Returns the topics of a cluster of peers: its log of commands, its heartbeats, and its replica."""
+    return (
+        f"{RESERVED}ks.cluster.{cluster}.log",
+        f"{RESERVED}ks.cluster.{cluster}.heartbeats",
+        f"{RESERVED}ks.cluster.{cluster}.replica",
+    )
+
+
 def is_own_topic(graph: str, topic: str) -> bool:
     """Returns whether a processor or a state of this graph gives this name to a topic.
 

@@ -79,15 +79,16 @@ def test_nobody_is_silent_while_the_log_is_away_or_when_it_is_back() -> None:
         assert not any(peers.found.values())
 
 
-def test_heartbeats_are_not_queued_while_the_log_is_away() -> None:
+def test_heartbeats_that_were_queued_while_the_log_was_away_count_as_one() -> None:
     beats = Heartbeats(A, interval=1.0, silent_after=4)
-    assert [beats.next_number(float(now)) for now in range(4)] == [1, None, None, None]
-    beats.fail()
-    assert [beats.next_number(float(now)) for now in range(4, 6)] == [2, None]
-    beats.hear(A, 1, [A, B])  # of the first one nobody knew whether it was sent
-    assert (beats.next_number(9.0), beats.has_lease(9.0)) == (None, False)
-    beats.hear(A, 2, [A, B])
-    assert (beats.next_number(9.0), beats.has_lease(6.9), beats.has_lease(7.0)) == (3, True, False)
+    numbers = [beats.next_number(float(now)) for now in range(21)]
+    assert numbers == [1, *[None] * 4, 2, *[None] * 4, 3, *[None] * 4, 4, *[None] * 4, 5]
+    for number in range(1, 5):
+        beats.hear(A, number, [A, B])
+    assert (beats.silent(), beats.has_lease(20.0)) == ([], False)
+    beats.hear(A, 5, [A, B])
+    assert (beats.silent(), beats.next_number(21.0)) == ([], 6)
+    assert (beats.has_lease(22.9), beats.has_lease(23.0)) == (True, False)
 
 
 def test_own_heartbeat_counts_once() -> None:

@@ -13,5 +13,6 @@ heartbeats    rule  which peers are silent, and whether this one may still act
 reactions     rule  what a peer appends in answer to a command
 explanations  rule  why a job waits, and what would start it
 log           acts  the log as peers use it, and one in memory
+kafka_log     acts  the log in Kafka
 membership    acts  one peer: applies the log, answers it, finds out which peers are silent
 """

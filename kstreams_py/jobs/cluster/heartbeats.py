@@ -18,6 +18,9 @@ INTERVAL: Final = 1.0
 SILENT_AFTER: Final = 6
 """A peer is silent after this many heartbeats of another one without a heartbeat of its own."""
 
+LOST_AFTER: Final = 5
+"""A heartbeat counts as lost after this many intervals."""
+
 MARGIN: Final = 0.25
 """The part of the time-out by which a lease ends earlier: clocks differ in speed, and a record may be on its way."""
 
@@ -25,8 +28,8 @@ MARGIN: Final = 0.25
 class Heartbeats:
     """The heartbeats of a peer and of the others, in the order of the log.
 
-    A peer sends its next heartbeat only when the last one has come back. So after an outage no queue of its own
-    heartbeats comes back at once, before the others could send any.
+    A peer sends its next heartbeat when the last one has come back, or is lost for all that it knows; only the newest one
+    counts. So the heartbeats that were queued during an outage count as one, however many come back at once.
     """
 
     def __init__(self, me: PeerId, interval: float = INTERVAL, silent_after: int = SILENT_AFTER) -> None:
@@ -39,7 +42,7 @@ class Heartbeats:
         self._sent_at: float | None = None
         """When the newest heartbeat was sent; None before the first."""
         self._is_back = True
-        """Whether the newest heartbeat has come back, or could not be sent."""
+        """Whether the newest heartbeat has come back."""
         self._leased_at: float | None = None
         """When the newest heartbeat that came back was sent; None before the first."""
         self._missed: dict[PeerId, int] = {}
@@ -47,14 +50,11 @@ class Heartbeats:
 
     def next_number(self, now: float) -> int | None:
         """Returns the number of the heartbeat that is due; None if none is. `now`: seconds of a monotonic clock."""
-        if not self._is_back or (self._sent_at is not None and now < self._sent_at + self._interval):
+        wait = self._interval if self._is_back else LOST_AFTER * self._interval
+        if self._sent_at is not None and now < self._sent_at + wait:
             return None
         self._number, self._sent_at, self._is_back = self._number + 1, now, False
         return self._number
-
-    def fail(self) -> None:
-        """Notes that the newest heartbeat could not be sent, and never will be: another one is due."""
-        self._is_back = True
 
     def hear(self, peer: PeerId, number: int, members: Collection[PeerId]) -> None:
         """Takes a heartbeat from the log. `members`: the peers of the cluster now."""

@@ -38,9 +38,6 @@ class ClusterLog(Protocol):
     def read_beats(self) -> list[bytes]:
         """Returns the next heartbeats, in the order of the log."""
 
-    def failed_beats(self) -> int:
-        """Returns how many own heartbeats are known to be lost since the last call."""
-
     def keep(self, value: bytes, offset: int) -> None:
         """Keeps a replica, and deletes the entries up to its offset once it is kept."""
 
@@ -105,7 +102,7 @@ class ClientInMemory:
 
     def __init__(self, log: LogInMemory) -> None:
         self._log = log
-        self._offset, self._heard, self._failed = 0, 0, 0
+        self._offset, self._heard = 0, 0
 
     def start(self) -> bytes | None:
         """See ClusterLog."""
@@ -131,9 +128,7 @@ class ClientInMemory:
 
     def beat(self, value: bytes) -> None:
         """See ClusterLog."""
-        if self._log.is_away:
-            self._failed += 1
-        else:
+        if not self._log.is_away:
             self._log.add_beat(value)
 
     def read_beats(self) -> list[bytes]:
@@ -143,11 +138,6 @@ class ClientInMemory:
         found = self._log.beats(self._heard)
         self._heard += len(found)
         return found
-
-    def failed_beats(self) -> int:
-        """See ClusterLog."""
-        failed, self._failed = self._failed, 0
-        return failed
 
     def keep(self, value: bytes, offset: int) -> None:
         """See ClusterLog."""

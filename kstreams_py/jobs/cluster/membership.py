@@ -184,8 +184,6 @@ class Membership:
         self._log.append(encode_entry(Entry(self.me, self._sequence, self._outbox[0])))
 
     def _hear(self) -> None:
-        for _ in range(self._log.failed_beats()):
-            self._heartbeats.fail()
         for value in self._log.read_beats():
             try:
                 beat = decode_beat(value)

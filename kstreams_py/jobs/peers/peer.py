@@ -276,7 +276,8 @@ class Peer:
 
     def _take(self, sender: PeerId, item: Item) -> None:
         member = self._seen.peers.get(sender)
-        if member is None or item.job not in self._seen.jobs:
+        job = self._seen.jobs.get(JobId(item.job))
+        if member is None or job is None or job.has_ended:
             return
         if isinstance(item, Opened | Acks | HeldPatterns | Doubts | Answers):
             entries = self._entries.get(item.job)

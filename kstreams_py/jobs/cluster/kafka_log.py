@@ -1,0 +1,107 @@
+"""The log of a cluster in Kafka: a topic for its commands, one for heartbeats, and one for the newest replica.
+
+The topic of commands has one partition, so that all peers read the same order. Its producer is idempotent and not
+transactional: a command that may have been appended is appended again, and the fold drops the copy.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from kstreams_py.errors import InputLost
+from kstreams_py.graph.names import cluster_topics
+from kstreams_py.jobs.cluster.log import LogRecord
+from kstreams_py.jobs.cluster.records import decode_replica
+from kstreams_py.kafka.contracts import Cluster, Consumer, Output, Producer, ProducerMode
+from kstreams_py.kafka.own_topics import ensure_topics
+from kstreams_py.records import TopicPartition
+
+KEPT_FOREVER: Final = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
+
+KEPT_SHORTLY: Final = {"cleanup.policy": "delete", "retention.ms": "600000", "segment.ms": "600000"}
+
+COMPACTED: Final = {"cleanup.policy": "compact"}
+
+MODE: Final = ProducerMode(transactional=False, acks=-1, may_repeat=True)
+
+READ_MAX: Final = 1_000
+
+
+class KafkaLog:
+    """See ClusterLog."""
+
+    def __init__(self, cluster: Cluster, name: str, peer: str) -> None:
+        """Makes no request. `name`: the name of the cluster of peers. `peer`: the id of this peer."""
+        self._cluster, self._name, self._peer = cluster, name, peer
+        log, beats, replica = cluster_topics(name)
+        self._log, self._beats, self._replica = (TopicPartition(topic, 0) for topic in (log, beats, replica))
+        self._consumer: Consumer | None = None
+        self._producer: Producer | None = None
+        self._entries: list[LogRecord] = []
+        self._heard: list[bytes] = []
+
+    def start(self) -> bytes | None:
+        """Creates the topics if they are missing; see ClusterLog. Raises TopicError for other settings of a topic."""
+        cluster, wanted = self._cluster, (KEPT_FOREVER, KEPT_SHORTLY, COMPACTED)
+        topics = (self._log.topic, self._beats.topic, self._replica.topic)
+        ensure_topics(cluster, {topic: (1, settings) for topic, settings in zip(topics, wanted, strict=True)})
+        newest = cluster.newest(self._replica)
+        kept = None if newest is None else newest.value()
+        begin = 0 if kept is None else decode_replica(kept).offset + 1
+        first = cluster.starts({self._log})[self._log]
+        if first > begin:
+            raise InputLost(
+                f"entries {begin} to {first - 1} of {self._log.topic} were deleted by others: nobody knows the jobs of "
+                f"cluster {self._name} any more: stop its peers, delete its topics, and begin again"
+            )
+        self._producer = cluster.producer(MODE, f"{self._name}.{self._peer}")
+        self._consumer = cluster.consumer(f"ks.cluster.{self._name}.{self._peer}", self._peer)
+        self._consumer.assign({self._log: begin} | cluster.ends({self._beats}))
+        return kept
+
+    def append(self, value: bytes) -> None:
+        """See ClusterLog."""
+        self._write(self._log, value)
+
+    def _write(self, to: TopicPartition, value: bytes, key: bytes | None = None) -> None:
+        assert self._producer is not None
+        output: Output = (to.topic, value, key, to.partition, None, None, 0, None)
+        self._producer.write([output])
+
+    def _fetch(self) -> None:
+        assert self._consumer is not None
+        for record in self._consumer.consume(READ_MAX, 0.0):
+            value = record.value()
+            if record.topic() == self._log.topic:
+                self._entries.append(LogRecord(record.offset() or 0, value))
+            elif value is not None:
+                self._heard.append(value)
+
+    def read(self) -> list[LogRecord]:
+        """See ClusterLog."""
+        self._fetch()
+        found, self._entries = self._entries, []
+        return found
+
+    def beat(self, value: bytes) -> None:
+        """See ClusterLog."""
+        self._write(self._beats, value)
+
+    def read_beats(self) -> list[bytes]:
+        """See ClusterLog."""
+        found, self._heard = self._heard, []
+        return found
+
+    def keep(self, value: bytes, offset: int) -> None:
+        """See ClusterLog."""
+        assert self._producer is not None
+        self._write(self._replica, value, b"replica")
+        self._producer.flush()
+        self._cluster.truncate(self._log, offset + 1)
+
+    def close(self) -> None:
+        """See ClusterLog."""
+        if self._producer is not None:
+            self._producer.drop()
+        if self._consumer is not None:
+            self._consumer.close()
