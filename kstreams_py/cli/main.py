@@ -27,6 +27,7 @@ from kstreams_py.cli import (
     jars,
     new,
     order,
+    peers,
     pipeline,
     records,
     recover,
@@ -67,6 +68,7 @@ app.command(rich_help_panel="Start")(new.new)
 app.command(rich_help_panel="Start")(dev.dev)
 app.command(rich_help_panel="Start", epilog=_exit_statuses())(run.run)
 app.command(rich_help_panel="Start")(records.send)
+app.command(rich_help_panel="Peers")(peers.peer)
 app.command(rich_help_panel="Inspect")(graph.graph)
 app.command(rich_help_panel="Inspect")(doctor.doctor)
 app.command(rich_help_panel="Inspect")(records.tail)
@@ -90,6 +92,8 @@ app.add_typer(sources.app, name="sources", rich_help_panel="Repair")
 app.add_typer(transactions.app, name="transactions", rich_help_panel="Repair")
 app.add_typer(pipeline.app, name="pipeline", rich_help_panel="Spark")
 app.add_typer(order.app, name="order", rich_help_panel="Ordering")
+app.add_typer(peers.jobs, name="job", rich_help_panel="Peers")
+app.add_typer(peers.clusters, name="cluster", rich_help_panel="Peers")
 improve_help(app)
 
 logger = logging.getLogger("kstreams_py")

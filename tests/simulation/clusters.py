@@ -97,18 +97,18 @@ class ClusterPlant(JobPlant):
         me = PeerId(f"p{self.count}")
         messenger = InprocMessenger(MessengerSettings(peer=me, cluster="cluster"), self.network)
         messenger.start()
-        join = AcceptJoin(me, messenger.address, "", {"plant:graph": "f1"})
+        join = AcceptJoin(me, messenger.address, "", {"plant": "f1"})
         membership = Membership(self.log.open(), self.found, join, Heartbeats(me))
         membership.start()
         links = Links("cluster", me, self.chance.random)
-        graphs = {"plant:graph": self.graph}
+        graphs = {"plant": self.graph}
         peer = self.peers[me] = Peer(membership, messenger, links, graphs, self.open_environment, lambda: self.now)
         return peer
 
     def submit(self, job: JobId = JOB, percentage: float | None = None) -> None:
         """Submits the graph."""
         self.graph.validate()
-        command = SubmitJob(job, "plant:graph", "f1", specify_tasks(self.graph.tasks), percentage)
+        command = SubmitJob(job, "plant", "f1", specify_tasks(self.graph.tasks), percentage)
         self.log.append(encode_entry(Entry(f"submits {job}", 1, command)))
 
     def kill(self, job: JobId = JOB) -> None:

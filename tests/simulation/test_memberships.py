@@ -189,8 +189,11 @@ def test_peer_of_another_version_or_scheduler_is_refused() -> None:
 @pytest.mark.parametrize(
     ("graphs", "why"),
     [
-        ({}, "refuses this peer: job A runs shop:graph, which this peer does not load: start it with --allow shop"),
-        ({"shop:graph": "f2"}, "runs shop:graph with fingerprint f1, and this peer has f2: deploy the same code"),
+        (
+            {},
+            "refuses this peer: job A runs graph shop, which this peer does not load: start it with --allow and its module",
+        ),
+        ({"shop": "f2"}, "runs graph shop with fingerprint f1, and this peer has f2: deploy the same code"),
     ],
 )
 def test_peer_that_cannot_run_a_job_is_refused(graphs: dict[str, str], why: str) -> None:
@@ -207,14 +210,14 @@ def test_peer_that_cannot_run_a_job_is_refused(graphs: dict[str, str], why: str)
 def test_job_that_a_peer_cannot_run_is_refused() -> None:
     cluster = Cluster()
     cluster.add()
-    cluster.add({"shop:graph": "f2"})
+    cluster.add({"shop": "f2"})
     cluster.run(2)
     cluster.do(submit("A1"))
     cluster.settle()
     job = cluster.peers[PeerId("p1")].replica.jobs[JobId("A")]
     assert (job.phase, job.why) == (
         JobPhase.REFUSED,
-        "peer p2 cannot run it: " + describe_difference(JobId("A"), "shop:graph", "f1", "f2"),
+        "peer p2 cannot run it: " + describe_difference(JobId("A"), "shop", "f1", "f2"),
     )
 
 

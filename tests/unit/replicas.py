@@ -28,7 +28,7 @@ from kstreams_py.jobs.cluster.fold import VERSION, apply
 from kstreams_py.jobs.cluster.reactions import react
 from kstreams_py.jobs.cluster.state import Replica
 
-CODE = {"shop:graph": "f1"}
+CODE = {"shop": "f1"}
 
 
 def submit(text: str, **features: Sequence[int]) -> SubmitJob:

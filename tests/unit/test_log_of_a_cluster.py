@@ -34,11 +34,9 @@ from tests.unit.replicas import new_replicas
 A, J = PeerId("a"), JobId("flights-1")
 COMMANDS: list[Command] = [
     Found(1, "flights", Scheduler.PERCENTAGE, drops_last=True),
-    AcceptJoin(A, "tcp://127.0.0.1:4000", "key", {"shop:graph": "f1"}, "host 1"),
-    SubmitJob(
-        J, "shop:graph", "f1", (TaskSpec("read", is_input=True, max_peers=4), TaskSpec("store", False, True)), 30.5
-    ),
-    SubmitJob(J, "shop:graph", "f1", ()),
+    AcceptJoin(A, "tcp://127.0.0.1:4000", "key", {"shop": "f1"}, "host 1"),
+    SubmitJob(J, "shop", "f1", (TaskSpec("read", is_input=True, max_peers=4), TaskSpec("store", False, True)), 30.5),
+    SubmitJob(J, "shop", "f1", ()),
     KillJob(J),
     CompleteTask(J, "read"),
     SealTask(J, "read", A, 3),
@@ -59,7 +57,7 @@ def test_command_is_readable_in_the_topic() -> None:
         "author": "a",
         "sequence": 7,
         "job": "flights-1",
-        "graph": "shop:graph",
+        "graph": "shop",
         "fingerprint": "f1",
         "tasks": [
             {"id": "read", "is_input": True, "is_grouped": False, "max_peers": 4},

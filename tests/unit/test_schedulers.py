@@ -227,7 +227,7 @@ def test_peer_that_dies_before_it_is_ready_is_replaced() -> None:
         ("percentage", "B1@101", "the percentage is 101: the scheduler of the cluster needs one above 0 and up to 100"),
         ("percentage", "B1@31", "31 % and the 70 % of the other jobs are more than 100 %"),
         ("greedy", "B1@30", "the scheduler of the cluster is greedy, which has no percentages: leave it out"),
-        ("greedy", "B0", "shop:graph has no tasks over channels"),
+        ("greedy", "B0", "shop has no tasks over channels"),
     ],
 )
 def test_submission_with_a_mistake_is_refused(scheduler: str, job: str, why: str) -> None:

@@ -67,10 +67,9 @@ def find_refusal(replica: Replica, join: AcceptJoin) -> str:
 def describe_difference(job: JobId, graph: str, wanted: str, found: str | None) -> str:
     """Returns why a peer cannot run a job. `found`: the fingerprint of its graph; None if it does not have it."""
     if found is None:
-        module, _, _ = graph.partition(":")
-        return f"job {job} runs {graph}, which this peer does not load: start it with --allow {module}"
+        return f"job {job} runs graph {graph}, which this peer does not load: start it with --allow and its module"
     return (
-        f"job {job} runs {graph} with fingerprint {wanted}, and this peer has {found}: deploy the same code on all "
+        f"job {job} runs graph {graph} with fingerprint {wanted}, and this peer has {found}: deploy the same code on all "
         "peers, or kill the job and submit it again"
     )
 

@@ -6,12 +6,16 @@ transactional: a command that may have been appended is appended again, and the 
 
 from __future__ import annotations
 
-from typing import Final
+import secrets
+from typing import Final, NamedTuple
 
-from kstreams_py.errors import InputLost
+from kstreams_py.errors import DecodeError, InputLost, SettingsError
 from kstreams_py.graph.names import cluster_topics
+from kstreams_py.jobs.cluster.commands import Command, Entry
+from kstreams_py.jobs.cluster.fold import apply
 from kstreams_py.jobs.cluster.log import LogRecord
-from kstreams_py.jobs.cluster.records import decode_replica
+from kstreams_py.jobs.cluster.records import decode_entry, decode_replica, encode_entry
+from kstreams_py.jobs.cluster.state import Replica
 from kstreams_py.kafka.contracts import Cluster, Consumer, Output, Producer, ProducerMode
 from kstreams_py.kafka.own_topics import ensure_topics
 from kstreams_py.records import TopicPartition
@@ -105,3 +109,54 @@ class KafkaLog:
             self._producer.drop()
         if self._consumer is not None:
             self._consumer.close()
+
+
+class LoggedEntry(NamedTuple):
+    """An entry of a log: its offset, when it was appended (milliseconds since 1970), and what it is; None for junk."""
+
+    offset: int
+    timestamp: int
+    entry: Entry | None
+
+
+def read_entries(cluster: Cluster, name: str) -> tuple[Replica, list[LoggedEntry]]:
+    """Returns the kept replica of a cluster of peers, and the entries behind it.
+
+    Raises SettingsError if there is no such cluster.
+    """
+    log, _, replica = cluster_topics(name)
+    if len(cluster.topics([log, replica])) < 2:
+        raise SettingsError(
+            f"there is no cluster of peers called {name!r}: start one with `kstreams peer --cluster {name}`"
+        )
+    newest = cluster.newest(TopicPartition(replica, 0))
+    kept = Replica() if newest is None else decode_replica(newest.value())
+    found = list[LoggedEntry]()
+    for record in cluster.read(TopicPartition(log, 0), kept.offset + 1):
+        try:
+            entry: Entry | None = decode_entry(record.value())
+        except DecodeError:
+            entry = None
+        found.append(LoggedEntry(record.offset() or 0, record.timestamp()[1], entry))
+    return kept, found
+
+
+def read_replica(cluster: Cluster, name: str) -> Replica:
+    """Returns the state of a cluster of peers. Raises SettingsError if there is none of this name."""
+    replica, entries = read_entries(cluster, name)
+    for each in entries:
+        if each.entry is not None:
+            replica = apply(replica, each.entry, each.offset)
+    return replica
+
+
+def append_command(cluster: Cluster, name: str, command: Command) -> None:
+    """Appends a command to the log of a cluster of peers, and waits until it is there."""
+    log, _, _ = cluster_topics(name)
+    author = f"tool-{secrets.token_hex(6)}"
+    producer = cluster.producer(MODE, author)
+    try:
+        producer.write([(log, encode_entry(Entry(author, 1, command)), None, 0, None, None, 0, None)])
+        producer.flush()
+    finally:
+        producer.drop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections import deque
 from typing import Final
 
@@ -60,6 +61,8 @@ class Membership:
         self.replica = Replica()
         self.foreign = 0
         self.diverged: set[PeerId] = set()
+        self._lock = threading.Lock()
+        """Guards the outbox: the thread of the peer's task appends, too."""
         self._outbox: deque[Command] = deque()
         """The commands to append, in order. The first one may be on its way: only one is at a time, as one that is
         appended again must not come behind a later one, which would make it look like a copy.
@@ -99,12 +102,15 @@ class Membership:
             self._check_settings()
 
     def append(self, command: Command) -> None:
-        """Appends a command after those that wait."""
-        if isinstance(command, Volunteer):  # a newer one replaces those that are not on their way
-            sent = 0 if self._appended_at is None else 1
-            kept = [each for number, each in enumerate(self._outbox) if number < sent or type(each) is not Volunteer]
-            self._outbox = deque(kept)
-        self._outbox.append(command)
+        """Appends a command after those that wait. Any thread may call it."""
+        with self._lock:
+            if isinstance(command, Volunteer):  # a newer one replaces those that are not on their way
+                sent = 0 if self._appended_at is None else 1
+                kept = [
+                    each for number, each in enumerate(self._outbox) if number < sent or type(each) is not Volunteer
+                ]
+                self._outbox = deque(kept)
+            self._outbox.append(command)
 
     @property
     def is_idle(self) -> bool:
@@ -145,8 +151,9 @@ class Membership:
         if type(entry.command) is Found:
             self._check_settings()
         if entry.author == self.me and entry.sequence == self._sequence and self._appended_at is not None:
-            self._outbox.popleft()
-            self._appended_at = None
+            with self._lock:
+                self._outbox.popleft()
+                self._appended_at = None
             self._go_on_joining(entry.command)
         for command in react(before, entry, self.replica, self.me):
             self.append(command)
@@ -176,12 +183,14 @@ class Membership:
             )
 
     def _append_next(self, now: float) -> None:
-        if not self._outbox or (self._appended_at is not None and now < self._appended_at + AGAIN_SECONDS):
-            return
-        if self._appended_at is None:
-            self._sequence += 1
-        self._appended_at = now
-        self._log.append(encode_entry(Entry(self.me, self._sequence, self._outbox[0])))
+        with self._lock:
+            if not self._outbox or (self._appended_at is not None and now < self._appended_at + AGAIN_SECONDS):
+                return
+            if self._appended_at is None:
+                self._sequence += 1
+            self._appended_at = now
+            entry = Entry(self.me, self._sequence, self._outbox[0])
+        self._log.append(encode_entry(entry))
 
     def _hear(self) -> None:
         for value in self._log.read_beats():

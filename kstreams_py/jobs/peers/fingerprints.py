@@ -1,0 +1,25 @@
+"""The fingerprint of a graph: peers with different ones have different code, and would not make the same of an input."""
+
+from __future__ import annotations
+
+import inspect
+from hashlib import blake2b
+from pathlib import Path
+
+from kstreams_py.graph.channels import describe_channels, describe_tasks
+from kstreams_py.graph.topology import Graph
+
+
+def fingerprint_of(graph: Graph) -> str:
+    """Returns a hash of a graph's tasks and channels, and of the files in which its functions stand.
+
+    Modules that these files import do not count.
+    """
+    files = {file for task in graph.tasks if (file := inspect.getsourcefile(inspect.unwrap(task.function)))}
+    found = blake2b(digest_size=6, person=b"ks-graph")
+    channels = dict.fromkeys(channel for task in graph.tasks for channel in (*task.inputs, *task.outputs))
+    for line in [*describe_channels(channels), *describe_tasks(graph.tasks)]:
+        found.update(line.encode(errors="surrogatepass") + b"\n")
+    for file in sorted(files, key=lambda each: (Path(each).name, each)):
+        found.update(Path(file).read_bytes())
+    return found.hexdigest()

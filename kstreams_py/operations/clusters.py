@@ -1,0 +1,91 @@
+"""Clusters of peers, seen by a person: their state, their log in words, and commands for them."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterator
+from typing import Final
+
+from kstreams_py.errors import SettingsError, UserMistake
+from kstreams_py.graph.topology import Graph
+from kstreams_py.jobs.cluster.commands import (
+    AcceptJoin,
+    Command,
+    CompleteTask,
+    Found,
+    JobId,
+    KillJob,
+    Leave,
+    SealTask,
+    SignalReady,
+    SubmitJob,
+    Volunteer,
+)
+from kstreams_py.jobs.cluster.kafka_log import append_command, read_replica
+from kstreams_py.jobs.cluster.state import JobState, Replica
+from kstreams_py.jobs.peers.fingerprints import fingerprint_of
+from kstreams_py.jobs.peers.routes import specify_tasks
+from kstreams_py.kafka.contracts import Cluster
+
+APPLIED_SECONDS: Final = 10.0
+"""Seconds that a command may take to be in the log."""
+
+
+def submit_job(cluster: Cluster, name: str, graph: Graph, percentage: float | None, job: str = "") -> JobId:
+    """Submits a graph as a job; returns the id of the job. Raises SettingsError if the cluster refuses it."""
+    job_id = JobId(job or f"{graph.name}-{secrets.token_hex(3)}")
+    if job_id in read_replica(cluster, name).jobs:
+        raise SettingsError(f"cluster {name} has had a job {job_id}: leave --name out, or choose another one")
+    command = SubmitJob(job_id, graph.name, fingerprint_of(graph), specify_tasks(graph.tasks), percentage)
+    append_command(cluster, name, command)
+    deadline = time.monotonic() + APPLIED_SECONDS
+    while (state := read_replica(cluster, name).jobs.get(job_id)) is None:
+        if time.monotonic() > deadline:
+            raise UserMistake(f"job {job_id} is not in the log of cluster {name} yet: see `kstreams job list`")
+        time.sleep(0.1)
+    if state.why:
+        raise SettingsError(f"cluster {name} refuses job {job_id}: {state.why}")
+    return job_id
+
+
+def find_job(replica: Replica, job: str) -> JobState:
+    """Returns a job. Raises SettingsError if there is none of this id."""
+    if (state := replica.jobs.get(JobId(job))) is None:
+        known = ", ".join(replica.jobs) or "none"
+        raise SettingsError(f"cluster {replica.cluster} has no job {job}: it has {known}")
+    return state
+
+
+def describe_tasks(replica: Replica, job: JobId) -> Iterator[str]:
+    """Yields a line for each task of a job: its peers, and whether they are ready."""
+    state = replica.jobs[job]
+    width = max((len(task.id) for task in state.tasks), default=0)
+    for task in state.tasks:
+        peers = replica.peers_of(job, task.id)
+        shown = ", ".join(peer if peer in state.ready else f"{peer} (not ready)" for peer in peers)
+        yield f"  {task.id:{width}}  {'complete' if task.id in state.complete else shown or 'no peer'}"
+
+
+def describe_command(command: Command) -> str:
+    """Returns a command in words."""
+    match command:
+        case Found():
+            return f"the cluster begins, with scheduler {command.scheduler}"
+        case AcceptJoin():
+            return f"peer {command.peer} joins: {command.host}, at {command.address}"
+        case SubmitJob():
+            share = "" if command.percentage is None else f" at {command.percentage:g} %"
+            return f"job {command.job} is submitted{share}: graph {command.graph}, {len(command.tasks)} tasks"
+        case KillJob():
+            return f"job {command.job} is killed{f': {command.why}' if command.why else ''}"
+        case CompleteTask():
+            return f"job {command.job}: task {command.task} is complete"
+        case SealTask():
+            return f"job {command.job}: peer {command.peer} has nothing left to read for {command.task}"
+        case Leave():
+            return f"peer {command.peer} leaves: {command.reason}"
+        case Volunteer():
+            return f"peer {command.peer} volunteers, having seen offset {command.seen}"
+        case SignalReady():
+            return f"peer {command.peer} is ready for job {command.job}, epoch {command.epoch}"
