@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,15 +17,13 @@ from kstreams_py.cli.streams import echo
 from kstreams_py.errors import SettingsError
 from kstreams_py.jobs.cluster.commands import JobId, KillJob, Scheduler
 from kstreams_py.jobs.cluster.explanations import explain
+from kstreams_py.jobs.cluster.kafka_log import append_command, read_entries, read_replica
 from kstreams_py.jobs.cluster.state import JobPhase
 from kstreams_py.kafka.contracts import Cluster
 from kstreams_py.operations.clusters import (
-    append_command,
     describe_command,
     describe_tasks,
     find_job,
-    read_entries,
-    read_replica,
     submit_job,
 )
 from kstreams_py.printable import count_of
@@ -69,9 +68,8 @@ def peer(
         advertised=advertised,
         peer=identity,
     )
-    run_in_foreground(
-        PeerRun(options, settings) if identity or workers == 1 else SupervisedPeers(options, workers, settings)
-    )
+    is_one = identity or workers == 1
+    run_in_foreground(PeerRun(options, settings) if is_one else SupervisedPeers(options, workers, settings))
 
 
 @contextmanager
@@ -94,7 +92,7 @@ def submit(
         job = submit_job(kafka, cluster, load_valid(target), percentage, name)
         echo(job)
         if why := explain(read_replica(kafka, cluster), job):
-            echo(f"it waits: {why}", err=True)
+            echo(f"it waits: {why}", file=sys.stderr)
 
 
 @jobs.command("list")
@@ -121,9 +119,8 @@ def show(job: Job, cluster: OfCluster, bootstrap_servers: Bootstrap = None, conf
     with _open(bootstrap_servers, config) as kafka:
         replica = read_replica(kafka, cluster)
     state, why = find_job(replica, job), explain(replica, JobId(job))
-    echo(
-        f"{job}  graph {state.graph} ({state.fingerprint}): {state.phase}, epoch {state.epoch}{f': {why}' if why else ''}"
-    )
+    phase = f"{state.phase}, epoch {state.epoch}{f': {why}' if why else ''}"
+    echo(f"{job}  graph {state.graph} ({state.fingerprint}): {phase}")
     for line in describe_tasks(replica, JobId(job)):
         echo(line)
 

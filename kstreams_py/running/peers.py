@@ -23,7 +23,7 @@ from kstreams_py.graph.topology import Graph
 from kstreams_py.jobs.cluster.commands import AcceptJoin, Found, Leave, LeaveReason, PeerId, Scheduler
 from kstreams_py.jobs.cluster.fold import VERSION
 from kstreams_py.jobs.cluster.heartbeats import Heartbeats
-from kstreams_py.jobs.cluster.kafka_log import KafkaLog
+from kstreams_py.jobs.cluster.kafka_log import KafkaLog, append_command
 from kstreams_py.jobs.cluster.membership import Membership
 from kstreams_py.jobs.environment import JobEnvironment, job_environment
 from kstreams_py.jobs.messengers.contract import MessengerSettings
@@ -32,7 +32,6 @@ from kstreams_py.jobs.messengers.registry import open_messenger
 from kstreams_py.jobs.peers.fingerprints import fingerprint_of
 from kstreams_py.jobs.peers.peer import Peer
 from kstreams_py.kafka.cluster import KafkaCluster
-from kstreams_py.operations.clusters import append_command
 from kstreams_py.running.pipe import report_drained
 from kstreams_py.running.status import RunStatus
 from kstreams_py.running.supervisor import Supervisor
@@ -230,9 +229,8 @@ class SupervisedPeers:
         """The peer of this process."""
         self._cluster = KafkaCluster(settings)
         drain = settings.drain_timeout_ms / 1000 + DRAIN_EXTRA
-        self._supervisor = Supervisor(
-            self._command, range(count), drain_seconds=drain, environment=settings.variables()
-        )
+        environment = settings.as_environment()
+        self._supervisor = Supervisor(self._command, range(count), drain_seconds=drain, environment=environment)
 
     def _command(self, slot: int) -> Sequence[str]:
         self._ids[slot] = me = PeerId(f"{socket.gethostname()}-{os.getpid()}-{slot}-{secrets.token_hex(4)}")

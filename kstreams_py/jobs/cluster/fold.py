@@ -69,8 +69,8 @@ def describe_difference(job: JobId, graph: str, wanted: str, found: str | None) 
     if found is None:
         return f"job {job} runs graph {graph}, which this peer does not load: start it with --allow and its module"
     return (
-        f"job {job} runs graph {graph} with fingerprint {wanted}, and this peer has {found}: deploy the same code on all "
-        "peers, or kill the job and submit it again"
+        f"job {job} runs graph {graph} with fingerprint {wanted}, and this peer has {found}: deploy the same code on "
+        "all peers, or kill the job and submit it again"
     )
 
 

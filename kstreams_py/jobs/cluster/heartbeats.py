@@ -28,8 +28,8 @@ MARGIN: Final = 0.25
 class Heartbeats:
     """The heartbeats of a peer and of the others, in the order of the log.
 
-    A peer sends its next heartbeat when the last one has come back, or is lost for all that it knows; only the newest one
-    counts. So the heartbeats that were queued during an outage count as one, however many come back at once.
+    A peer sends its next heartbeat when the last one has come back, or is lost for all that it knows; only the newest
+    one counts. So those that were queued during an outage count as one, however many come back at once.
     """
 
     def __init__(self, me: PeerId, interval: float = INTERVAL, silent_after: int = SILENT_AFTER) -> None:

@@ -1,4 +1,4 @@
-"""The fingerprint of a graph: peers with different ones have different code, and would not make the same of an input."""
+"""The fingerprint of a graph: peers with different ones have different code."""
 
 from __future__ import annotations
 
