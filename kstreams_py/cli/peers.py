@@ -50,6 +50,7 @@ def peer(
     port: Annotated[int, typer.Option(help="the port to listen on, that of the first peer; 0 for free ones")] = 0,
     advertised: Annotated[str, typer.Option(help="the address for other machines, if it is not that of --host")] = "",
     identity: Annotated[str, typer.Option("--id", hidden=True)] = "",
+    slot: Annotated[int, typer.Option("--slot", hidden=True)] = 0,
     bootstrap_servers: Bootstrap = None,
     config: Config = None,
 ) -> None:
@@ -67,6 +68,7 @@ def peer(
         port=port,
         advertised=advertised,
         peer=identity,
+        slot=slot,
     )
     is_one = identity or workers == 1
     run_in_foreground(PeerRun(options, settings) if is_one else SupervisedPeers(options, workers, settings))

@@ -30,9 +30,15 @@ from kstreams_py.jobs.messengers.contract import MessengerSettings
 from kstreams_py.jobs.messengers.links import Links
 from kstreams_py.jobs.messengers.registry import open_messenger
 from kstreams_py.jobs.peers.fingerprints import fingerprint_of
+from kstreams_py.jobs.peers.function_task import FunctionTask
+from kstreams_py.jobs.peers.input_task import InputTask
 from kstreams_py.jobs.peers.peer import Peer
+from kstreams_py.jobs.peers.routes import READ
 from kstreams_py.kafka.cluster import KafkaCluster
-from kstreams_py.running.pipe import report_drained
+from kstreams_py.metrics import Counters
+from kstreams_py.running.pipe import report_drained, report_writer
+from kstreams_py.running.reports import Report
+from kstreams_py.running.slot import REPORT_INTERVAL
 from kstreams_py.running.status import RunStatus
 from kstreams_py.running.supervisor import Supervisor
 from kstreams_py.running.terminal import logs
@@ -48,6 +54,9 @@ READ_SECONDS: Final = 0.02
 IDLE_SECONDS: Final = 0.05
 """The longest wait of a task without anything to do: its source is asked after it."""
 
+IDLE: Final = "idle"
+"""Stands for the task of a peer that has none."""
+
 LEAVE_SECONDS: Final = 5.0
 """Seconds that a peer waits for its own leave: after that, the others find it silent."""
 
@@ -60,6 +69,7 @@ class PeerOptions:
     - `targets`: the modules or files with the graphs that it may run.
     - `messenger`: the name of the messenger; `host`, `port`, `advertised`: see MessengerSettings.
     - `peer`: its id; "" for a new one.
+    - `slot`: its number among the peers of its supervisor.
     """
 
     cluster: str
@@ -70,6 +80,7 @@ class PeerOptions:
     port: int = 0
     advertised: str = ""
     peer: str = ""
+    slot: int = 0
 
 
 def new_peer_id() -> PeerId:
@@ -93,6 +104,7 @@ class PeerRun:
         self._fingerprints = {name: fingerprint_of(graph) for name, graph in self._graphs.items()}
         self._stopping = threading.Event()
         self._is_running = False
+        self._write = report_writer()
 
     def stop(self) -> None:
         """Lets the peer leave, then end. Any thread may call this."""
@@ -119,7 +131,8 @@ class PeerRun:
                 self._run_once(cluster, on_start)
         finally:
             cluster.close()
-        report_drained(are_inputs_done=False)
+        if self._write is not None:
+            report_drained()
 
     def _run_once(self, cluster: KafkaCluster, on_start: Callable[[], None]) -> None:
         """Runs one incarnation of the peer: until `stop`, or until it has left."""
@@ -144,7 +157,7 @@ class PeerRun:
         membership = Membership(KafkaLog(cluster, options.cluster, me), found, join, Heartbeats(me))
         links = Links(options.cluster, me, random.random)
         peer = Peer(membership, messenger, links, self._graphs, self._open(cluster, membership), time.monotonic)
-        keeper = _Keeper(membership, messenger.wake)
+        keeper = _Keeper(membership, messenger.wake, lambda: self._report(peer))
         try:
             membership.start()
             on_start()
@@ -164,6 +177,17 @@ class PeerRun:
             membership.close()
         if keeper.failure is not None:
             raise keeper.failure
+
+    def _report(self, peer: Peer) -> None:
+        """Writes a report to the supervisor. Any thread may call it."""
+        if self._write is None:
+            return
+        try:
+            self._write([report_of(peer, self._options.slot)])
+        except BrokenPipeError:
+            self._write = None
+            logger.warning("the supervisor has ended: leaving the cluster")
+            self.stop()
 
     def _open(self, cluster: KafkaCluster, membership: Membership) -> Callable[[Graph], JobEnvironment]:
         settings = self._settings
@@ -186,11 +210,29 @@ class PeerRun:
             time.sleep(READ_SECONDS)
 
 
+def report_of(peer: Peer, slot: int) -> Report:
+    """Returns the report on the task of a peer. Any thread may call it."""
+    task = peer.task
+    if isinstance(task, FunctionTask):
+        runner = task.runner
+        counts, measures = runner.counters.as_dict(), runner.measures()
+        return Report(
+            task.id, slot, counts, task.waiting, measures=measures, failure=runner.newest_failure, is_task=True
+        )
+    counts = Counters().as_dict()
+    if isinstance(task, InputTask):
+        name, why = task.channel.name, task.outages.away.get(task.inputs.name, "")
+        figures = task.inputs.show_pending(time.monotonic(), lambda _: (), why)
+        measures = task.inputs.counts.measures(name)
+        return Report(READ + name, slot, counts, 0, measures=measures, is_task=True, sources={name: figures})
+    return Report(IDLE, slot, counts, 0, is_task=True)
+
+
 class _Keeper:
     """The thread that gives a membership its turns: a function may take longer than the others wait for heartbeats."""
 
-    def __init__(self, membership: Membership, wake: Callable[[], None]) -> None:
-        self._membership, self._wake = membership, wake
+    def __init__(self, membership: Membership, wake: Callable[[], None], report: Callable[[], None]) -> None:
+        self._membership, self._wake, self._report = membership, wake, report
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="membership", daemon=True)
         self.failure: BaseException | None = None
@@ -199,10 +241,14 @@ class _Keeper:
         self._thread.start()
 
     def _run(self) -> None:
+        reported_at = 0.0
         try:
             while not self._ended.wait(READ_SECONDS):
-                before = self._membership.replica
-                self._membership.turn(time.monotonic())
+                before, now = self._membership.replica, time.monotonic()
+                if now > reported_at + REPORT_INTERVAL:
+                    reported_at = now
+                    self._report()
+                self._membership.turn(now)
                 if self._membership.replica is not before:
                     self._wake()
         except BaseException as error:
@@ -240,7 +286,7 @@ class SupervisedPeers:
         return (
             *(sys.executable, "-P", "-m", "kstreams_py", "peer", "--cluster", options.cluster, *allowed),
             *("--scheduler", options.scheduler, "--messenger", options.messenger, "--host", options.host),
-            *("--port", str(port), "--advertised", options.advertised, "--id", me),
+            *("--port", str(port), "--advertised", options.advertised, "--id", me, "--slot", str(slot)),
         )
 
     def stop(self) -> None:

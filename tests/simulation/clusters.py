@@ -156,18 +156,18 @@ class ClusterPlant(JobPlant):
             del self.peers[peer.me]
             self.add()
             return
-        if isinstance(peer._task, InputTask):
-            peer._task.inputs.connection.keep()
+        if isinstance(peer.task, InputTask):
+            peer.task.inputs.connection.keep()
         peer.turn()
 
     def die_now(self, name: PeerId, *, is_seen: bool = True) -> None:
         """A peer dies. `is_seen`: its supervisor says so at once."""
         peer = self.peers.pop(name)
         peer._messenger.close()
-        if isinstance(peer._task, InputTask):
-            peer._task._ended.set()
-        elif isinstance(peer._task, FunctionTask):
-            peer._task.close()  # ends its threads
+        if isinstance(peer.task, InputTask):
+            peer.task._ended.set()
+        elif isinstance(peer.task, FunctionTask):
+            peer.task.close()  # ends its threads
         if is_seen:
             self.log.append(encode_entry(Entry(f"supervisor of {name}", 1, Leave(name, LeaveReason.DIED))))
 
@@ -184,7 +184,7 @@ class ClusterPlant(JobPlant):
 
     def describe(self) -> str:
         """Returns where everything stands."""
-        lines = [f"{name}: {peer.assignment} {peer._task}" for name, peer in self.peers.items()]
+        lines = [f"{name}: {peer.assignment} {peer.task}" for name, peer in self.peers.items()]
         return "\n".join([str(self.job), *lines, self.show()])
 
     def finish_job(self) -> None:
@@ -196,7 +196,7 @@ class ClusterPlant(JobPlant):
         self.run_for(2)
         self.check()
         for peer in self.peers.values():
-            assert peer._task is None
+            assert peer.task is None
             assert peer._entries == {}
             peer.close()
 

@@ -99,6 +99,11 @@ class FunctionTask:
             yield from ((segment, pattern) for segment in segments if (pattern := self.runner.patterns(segment)))
 
     @property
+    def waiting(self) -> int:
+        """How many segments wait here. Any thread may ask for it."""
+        return self.runner.waiting + sum(len(frame) for _, frame in self._arrived.copy())
+
+    @property
     def is_empty(self) -> bool:
         """Whether no segment is here."""
         return not self._arrived and not self.runner.waiting and not self.runner.is_busy

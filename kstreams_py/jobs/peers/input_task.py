@@ -46,7 +46,7 @@ class InputTask:
         environment: JobEnvironment,
     ) -> None:
         """Connects to the source. Raises SourceUnavailable and SettingsError."""
-        self._job, self._channel, self._outbox, self._environment = job, channel, outbox, environment
+        self._job, self.channel, self._outbox, self._environment = job, channel, outbox, environment
         self._ackers: Sequence[int] = ()
         self._own = 0
         self.outages = Outages()
@@ -79,13 +79,13 @@ class InputTask:
         return worked
 
     def _read(self, now: float) -> bool:
-        if self._outbox.waiting([self._channel]) > WAITING_MAX:
+        if self._outbox.waiting([self.channel]) > WAITING_MAX:
             return False
         segments = self.inputs.read(now)
         if self.inputs.asked_at == now:
             self.outages.answered(self.inputs.name)
         if segments:
-            self._send(segments.ids, self._outbox.send(self._channel, segments))
+            self._send(segments.ids, self._outbox.send(self.channel, segments))
         return bool(segments)
 
     def _send(self, ids: Sequence[SegmentId], patterns: Sequence[int]) -> None:

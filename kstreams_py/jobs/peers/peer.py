@@ -77,7 +77,8 @@ class Peer:
         self._entries: dict[str, Entries] = {}
         self.assignment: Assignment | None = None
         """The task that this peer has opened, or is to open."""
-        self._task: PeerTask | None = None
+        self.task: PeerTask | None = None
+        """The open task; other threads may read its figures."""
         self._outbox: Outbox | None = None
         self._draining_until: float | None = None
         """Until when the task may finish what it has, as another one is to be opened."""
@@ -103,13 +104,13 @@ class Peer:
                 self._take(PeerId(link.other), item)
             if self._outbox is not None:
                 self._outbox.take_back(link.returned())
-            if isinstance(self._task, FunctionTask):
-                self._task.arrive(link, link.ready(self._epochs))
+            if isinstance(self.task, FunctionTask):
+                self.task.arrive(link, link.ready(self._epochs))
             else:
                 link.ready(self._epochs)
         worked = bool(received)
-        if self._task is not None and self.membership.may_act(now):
-            worked |= self._run_task(self._task)
+        if self.task is not None and self.membership.may_act(now):
+            worked |= self._run_task(self.task)
         members = [member.number for member in self._seen.peers.values()]
         for entries in self._entries.values():
             self._send(entries.audit(now, members))
@@ -128,12 +129,12 @@ class Peer:
             self._seen = after
             self._connect(before, after)
             self._find_epochs(after)
-            if self._task is not None:
+            if self.task is not None:
                 self._follow(before, after)
         wanted = after.assignments.get(self.me)
         if wanted != self.assignment:
             self._leave_task(now)
-        if self._task is None and wanted is not None and now >= self._open_at:
+        if self.task is None and wanted is not None and now >= self._open_at:
             self._open(wanted, now)
 
     def _connect(self, before: Replica, after: Replica) -> None:
@@ -170,24 +171,24 @@ class Peer:
         if old is not None and old.epoch == after.jobs[name].epoch and old.ready == after.jobs[name].ready:
             return
         self._set_routes(after, name)
-        if isinstance(self._task, InputTask):
+        if isinstance(self.task, InputTask):
             left = before.peers.keys() - after.peers.keys()
-            self._task.forget_ackers([before.peers[peer].number for peer in left])
+            self.task.forget_ackers([before.peers[peer].number for peer in left])
 
     def _set_routes(self, replica: Replica, name: JobId) -> None:
         assert self._outbox is not None
         self._outbox.set_routes(find_routes(replica, name, self._graphs[replica.jobs[name].graph].tasks))
-        if isinstance(self._task, InputTask):
+        if isinstance(self.task, InputTask):
             inputs = [task.id for task in replica.jobs[name].tasks if task.is_input]
             peers = [peer for task in inputs for peer in replica.ready_peers_of(name, task)]
             own = replica.peers[self.me].number
-            self._task.set_ackers([replica.peers[peer].number for peer in peers] or [own], own)
+            self.task.set_ackers([replica.peers[peer].number for peer in peers] or [own], own)
 
     # The task.
 
     def _leave_task(self, now: float) -> None:
         """Ends the task once it has finished what it has, or soon after if its job has been stopped."""
-        task, assignment = self._task, self.assignment
+        task, assignment = self.task, self.assignment
         if task is not None and assignment is not None:
             job, wanted = self._seen.jobs.get(assignment.job), self._seen.assignments.get(self.me)
             is_moved = self.me in self._seen.peers and (wanted is None or wanted.job != assignment.job)
@@ -200,7 +201,7 @@ class Peer:
         self.assignment = None
 
     def _close_task(self, *, failed: bool = False) -> None:
-        task, self._task, self._outbox, self._draining_until = self._task, None, None, None
+        task, self.task, self._outbox, self._draining_until = self.task, None, None, None
         if isinstance(task, InputTask):
             task.close(failed=failed)
         elif task is not None:
@@ -227,7 +228,7 @@ class Peer:
         except KStreamsError as error:
             self._kill(wanted.job, error)
             return
-        self._task, self._outbox, self.assignment = task, outbox, wanted
+        self.task, self._outbox, self.assignment = task, outbox, wanted
         self._set_routes(self._seen, wanted.job)
         self.membership.append(SignalReady(self.me, wanted.job, wanted.since))
 
@@ -288,21 +289,21 @@ class Peer:
             self._send([(member.number, self._answer(item))])
         elif self.assignment is None or item.job != self.assignment.job:
             return
-        elif isinstance(self._task, InputTask):
+        elif isinstance(self.task, InputTask):
             if isinstance(item, Completions):
-                self._task.complete(item.ids, item.failed)
+                self.task.complete(item.ids, item.failed)
             elif isinstance(item, LostInputs):
-                self._task.lose(item.ids)
-        elif isinstance(self._task, FunctionTask) and isinstance(item, GiveUps):
-            self._task.give_up(item.ids)
+                self.task.lose(item.ids)
+        elif isinstance(self.task, FunctionTask) and isinstance(item, GiveUps):
+            self.task.give_up(item.ids)
 
     def _answer(self, asks: Asks) -> Answers:
         """Returns the patterns of the segments that are here."""
         wanted, held = {*asks.ids}, dict[SegmentId, int]()
         if self.assignment is not None and asks.job == self.assignment.job:
             found = [*self._outbox.patterns(asks.job, wanted)] if self._outbox is not None else []
-            if isinstance(self._task, FunctionTask):
-                found += self._task.patterns(wanted)
+            if isinstance(self.task, FunctionTask):
+                found += self.task.patterns(wanted)
             for segment, pattern in found:
                 held[segment] = held.get(segment, 0) ^ pattern
         return Answers(asks.job, [*held], [*held.values()], asks.number)
