@@ -215,9 +215,14 @@ def report_of(peer: Peer, slot: int) -> Report:
     task = peer.task
     if isinstance(task, FunctionTask):
         runner = task.runner
-        counts, measures = runner.counters.as_dict(), runner.measures()
         return Report(
-            task.id, slot, counts, task.waiting, measures=measures, failure=runner.newest_failure, is_task=True
+            task.id,
+            slot,
+            runner.counters.as_dict(),
+            task.waiting,
+            measures=runner.measures(),
+            failure=runner.newest_failure,
+            is_task=True,
         )
     counts = Counters().as_dict()
     if isinstance(task, InputTask):
