@@ -71,6 +71,7 @@ CLIENTS = {
     "opentelemetry",
     "watchfiles",
     "tornado",
+    "zmq",
 }
 """Client libraries: only adapters import them."""
 

@@ -1,0 +1,82 @@
+"""The links of a peer to all others: gives each frame that comes to its link, and drops what belongs to none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+
+from kstreams_py.errors import DecodeError
+from kstreams_py.jobs.messengers.backoff import Backoff
+from kstreams_py.jobs.messengers.frames import decode_frame
+from kstreams_py.jobs.messengers.link import RESENT, Link, LinkLimits, LinkRest
+
+
+class Links:
+    """The links of a peer, by the id of the other peer.
+
+    - `strangers`: how many frames came from peers that have no link.
+    - `garbage`: how many frames could not be read.
+    """
+
+    def __init__(
+        self,
+        cluster: str,
+        own: str,
+        chance: Callable[[], float],
+        limits: LinkLimits | None = None,
+        backoff: Backoff = RESENT,
+    ) -> None:
+        """Has no links yet. See Link for the parameters. `own`: the id of this peer."""
+        self._cluster, self._own, self._chance = cluster, own, chance
+        self._limits, self._backoff = limits, backoff
+        self._links: dict[str, Link] = {}
+        self.strangers = 0
+        self.garbage = 0
+
+    def __len__(self) -> int:
+        return len(self._links)
+
+    def __iter__(self) -> Iterator[Link]:
+        return iter(self._links.values())
+
+    def __getitem__(self, peer: str) -> Link:
+        return self._links[peer]
+
+    def __contains__(self, peer: str) -> bool:
+        return peer in self._links
+
+    def add(self, peer: str) -> Link:
+        """Returns the link to a member of the cluster. A link that is there begins again: the peer has moved."""
+        if (link := self._links.get(peer)) is not None:
+            link.reconnect()
+        else:
+            link = Link((self._cluster, self._own, peer), self._chance, self._limits, self._backoff)
+            self._links[peer] = link
+        return link
+
+    def remove(self, peer: str) -> LinkRest:
+        """Ends the link to a peer that has left; its id must never be used again. Returns what may not have arrived."""
+        link = self._links.pop(peer, None)
+        return LinkRest([], []) if link is None else link.close()
+
+    def take(self, received: Iterable[tuple[str, bytes]], now: float) -> None:
+        """Gives frames to their links. `received`: as `Messenger.receive` returns them."""
+        for peer, data in received:
+            if (link := self._links.get(peer)) is None:
+                self.strangers += 1
+                continue
+            try:
+                frame = decode_frame(data)
+            except DecodeError:
+                self.garbage += 1
+                continue
+            link.take(frame, now)
+
+    def flush(self, now: float, send: Callable[[str, bytes], bool]) -> None:
+        """Sends what is due on each link. `send`: see `Messenger.send`."""
+        for peer, link in self._links.items():
+            link.flush(now, partial(send, peer))
+
+    def next_due(self) -> float | None:
+        """Returns when `flush` has something to do even if nothing comes; None if it has not."""
+        return min((due for link in self if (due := link.next_due()) is not None), default=None)
