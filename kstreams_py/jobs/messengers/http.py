@@ -3,9 +3,9 @@
 Each peer has a server, and one connection to the server of each other peer, all in one thread with an event loop. A
 request has frames, as many as wait. What protects a peer:
 
-- Each peer has a random token, which the others know by its `join`. It never travels: a request has a hash of its
-  cluster, sender, receiver, length and the digest of its body, keyed by the receiver's token, in its head. So a request of a
-  stranger is refused before its body is read. The hash proves that the sender is a member, and not which one.
+- Each peer has a random token, which the others know by its `join`. It never travels: the head of a request has a hash
+  of cluster, sender, receiver, length and digest of the body, keyed by the receiver's token. So a request of a stranger
+  is refused before its body is read. The hash proves that the sender is a member, and not which one.
 - A request that somebody records and sends again has frames that the link has accepted already.
 - Values are readable on the network without `certificate`, and its answers can be forged. With `authority`, only peers
   with a certificate of it can connect.
