@@ -16,19 +16,25 @@ import pytest
 import zmq
 
 from kstreams_py.errors import MissingSoftware, SettingsError
+from kstreams_py.jobs.identity import ROOT, Given, new_patterns
 from kstreams_py.jobs.messengers import http as http_messenger
 from kstreams_py.jobs.messengers import registry
+from kstreams_py.jobs.messengers.backoff import Backoff
 from kstreams_py.jobs.messengers.contract import Messenger, MessengerSettings
 from kstreams_py.jobs.messengers.http import HttpMessenger
 from kstreams_py.jobs.messengers.inproc import InprocMessenger
+from kstreams_py.jobs.messengers.links import Links
+from kstreams_py.jobs.messengers.packing import Destination, pack_segments, unpack_segments
+from kstreams_py.jobs.messengers.pins import pin_ids
 from kstreams_py.jobs.messengers.registry import open_messenger, register_messenger
 from kstreams_py.jobs.messengers.zmq import ZmqMessenger
+from kstreams_py.jobs.segments import Segments
 from tests.signing_in import make_certificates
 from tests.waiting import wait_until
 
 KINDS: Final = ("inproc", "zmq", "http")
 
-SECONDS: Final = 10.0
+SECONDS: Final = 60.0
 
 FRAME_MAX: Final = 1 << 18
 
@@ -413,3 +419,53 @@ def test_messenger_without_its_extra_names_it(name: str, extra: str, monkeypatch
 def test_settings_that_make_no_sense_are_refused(changed: dict[str, Any], message: str) -> None:
     with pytest.raises(SettingsError, match=message):
         MessengerSettings(**{"peer": "a", "cluster": "c", **changed})
+
+
+class Sender:
+    """A peer that packs segments, offers them to its link, and takes those of the other."""
+
+    def __init__(self, name: str, other: str, messenger: Messenger) -> None:
+        self.messenger, self.got = messenger, list[int]()
+        self.links = Links("shop", name, lambda: 0.5, backoff=Backoff(initial=0.1, longest=0.5))
+        self.link = self.links.add(other)
+
+    def offer(self, numbers: range) -> None:
+        count = len(numbers)
+        ids = pin_ids(os.urandom, count, [1], 1)
+        made = Segments(ids, new_patterns(os.urandom, count), [Given(b"")] * count, [ROOT] * count, [*numbers])
+        for frame in pack_segments(Destination("job", 1, "parsed", "enrich"), made, FRAME_MAX).frames:
+            self.link.offer(frame)
+
+    def turn(self) -> None:
+        self.links.take(self.messenger.receive(), time.monotonic())
+        for frame in self.link.ready({"job": 1}):
+            self.got += unpack_segments(frame).values
+            self.link.release("job", "enrich", len(frame))
+        self.links.flush(time.monotonic(), self.messenger.send)
+
+
+def test_links_lose_and_double_nothing_while_a_peer_moves_to_another_port(peers: Peers) -> None:
+    first, second = Sender("a", "b", peers.open("a")), Sender("b", "a", peers.open("b"))
+    first.messenger.connect("b", second.messenger.address, second.messenger.public_key)
+    second.messenger.connect("a", first.messenger.address, first.messenger.public_key)
+    count = 6_000
+    for side in (first, second):
+        side.offer(range(count))
+
+    def turn(until: int) -> bool:
+        first.turn()
+        second.turn()
+        return min(len(first.got), len(second.got)) >= until
+
+    wait_until(lambda: turn(count // 3), "a third of the segments", SECONDS, pause=0)
+    second.messenger.close()
+    del peers.received[second.messenger]
+    wait_until(lambda: not first.messenger.send("b", b"lost"), "the end of the connection", SECONDS, pause=0)
+    second.messenger = peers.open("b")
+    first.messenger.connect("b", second.messenger.address, second.messenger.public_key)
+    second.messenger.connect("a", first.messenger.address, first.messenger.public_key)
+    for side in (first, second):
+        side.links.add(side.link.other)
+    wait_until(lambda: turn(count), "all segments", SECONDS, pause=0)
+    assert (first.got, second.got) == ([*range(count)], [*range(count)])
+    wait_until(lambda: turn(0) and not first.link.unaccepted, "all answers", SECONDS, pause=0)

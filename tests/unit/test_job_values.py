@@ -105,7 +105,16 @@ class Text(str):
 
 
 class Zone(tzinfo):
-    pass
+    """A time zone of a user."""
+
+    def utcoffset(self, at: datetime | None, /) -> timedelta:
+        return timedelta(hours=1)
+
+    def dst(self, at: datetime | None, /) -> timedelta:
+        return timedelta(0)
+
+    def tzname(self, at: datetime | None, /) -> str:
+        return "Z"
 
 
 Point = namedtuple("Point", "x y")  # noqa: PYI024 users have these

@@ -192,9 +192,11 @@ class Link:
     def next_due(self) -> float | None:
         """Returns when `flush` has something to do even if nothing comes; None if it has not."""
         lanes = self._data, self._control
-        dues = [due for lane in lanes for due in (lane.due, lane.offer_due) if due is not None]
-        if not self.is_open or self._is_blocked:
+        dues = [lane.due for lane in lanes if lane.due is not None]
+        offers = [lane.offer_due for lane in lanes if lane.offer_due is not None]
+        if not self.is_open or (self._is_blocked and not offers):
             dues.append(self._ask_due)
+        dues += offers
         return min(dues, default=None)
 
     def reconnect(self) -> None:
