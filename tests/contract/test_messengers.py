@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -115,11 +115,16 @@ def peers(kind: str) -> Iterator[Peers]:
     with closing(Peers(kind)) as found:
         yield found
     assert [each.name for each in threading.enumerate() if each.name == "http messenger"] == []
-    wait_until(lambda: descriptors() <= before, f"no more descriptors than the {before} before the test", SECONDS)
+    assert descriptors() - before == set()
 
 
-def descriptors() -> int:
-    return len([*Path("/dev/fd").iterdir()])
+def descriptors() -> set[tuple[str, str]]:
+    """The open descriptors of this process, with what they refer to."""
+    found = set[tuple[str, str]]()
+    for each in Path("/dev/fd").iterdir():
+        with suppress(OSError):  # that of the directory
+            found.add((each.name, str(each.readlink())))
+    return found
 
 
 def test_frames_of_each_size_up_to_the_limit_arrive_in_order(peers: Peers) -> None:

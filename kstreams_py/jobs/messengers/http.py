@@ -46,6 +46,7 @@ from kstreams_py.errors import SettingsError
 from kstreams_py.jobs.messengers.backoff import Backoff
 from kstreams_py.jobs.messengers.contract import MessengerCounts, MessengerSettings, bind_error, check_size
 from kstreams_py.jobs.messengers.queues import FrameQueues
+from kstreams_py.log_fields import repeated
 
 logger = logging.getLogger(__name__)
 
@@ -288,10 +289,10 @@ class HttpMessenger:
                             connection = await self._connect(box)
                         code, is_kept = await self._post(box, connection, frames)
                 except (OSError, EOFError, ValueError, asyncio.LimitOverrunError, HTTPInputError) as error:
-                    logger.debug("%s is away: %s", box.peer, error)
+                    logger.debug("peer %s is away: %s", box.peer, error)
                     code, is_kept = 0, False
                 if not is_kept and connection is not None:
-                    connection[1].close()
+                    connection[1].transport.abort()
                     connection = None
                 if code == HTTPStatus.NO_CONTENT:
                     failures = 0
@@ -299,12 +300,15 @@ class HttpMessenger:
                     continue
                 failures += 1
                 if code not in (0, BUSY, STRANGER):
-                    logger.warning("%s refuses %s frames with status %s: they are dropped", box.peer, len(frames), code)
+                    logger.warning(
+                        "peer %s refuses %s frames with status %s: they are dropped", box.peer, len(frames), code,
+                        extra=repeated(f"frames that peer {box.peer} refuses"),
+                    )  # fmt: skip
                     box.drop(len(frames))
                 await asyncio.sleep(AWAY.wait(failures, random.random()))
         finally:
-            if connection is not None:
-                connection[1].close()
+            if connection is not None:  # a TLS connection that is closed waits for its peer, longer than the loop runs
+                connection[1].transport.abort()
 
     async def _connect(self, box: _Outbox) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         tls = self._client_tls if box.address.scheme == "https" else None
