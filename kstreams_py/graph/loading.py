@@ -24,8 +24,9 @@ FILE_MODULE: Final = "graph_file_"
 """The name of a module that is loaded from a file begins with this."""
 
 EXTRAS: Final = {
-    "delta": "delta", "jgo": "broker", "opentelemetry": "otel", "prometheus_client": "metrics", "psycopg": "postgresql",
-    "pyarrow": "parquet", "pyspark": "spark", "redis": "redis", "rocksdict": "rocksdb", "tornado": "http",
+    "delta": "delta", "jgo": "broker", "msgspec": "peers", "opentelemetry": "otel", "prometheus_client": "metrics",
+    "psycopg": "postgresql", "pyarrow": "parquet", "pyspark": "spark", "redis": "redis", "rocksdict": "rocksdb",
+    "tornado": "http", "zmq": "peers",
 }  # fmt: skip
 """The extra of this package that installs a module."""
 

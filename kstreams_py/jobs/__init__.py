@@ -19,4 +19,5 @@ task            acts  calls the function of a task, sends or stores its results
 runners         acts  runs a task: takes segments, calls its function, sends or stores the results, acknowledges
 inputs          acts  claims the inputs of a source, acknowledges or refuses them
 job             acts  the loop of a job in one process
+messengers/           how the peers of a cluster send each other segments, acknowledgements and ends of inputs
 """

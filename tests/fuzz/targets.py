@@ -13,6 +13,18 @@ import kstreams_py as ks
 from kstreams_py import printable, secrets
 from kstreams_py.errors import DecodeError, RecoveryUndecidable, UserMistake
 from kstreams_py.graph.declarations import dead_letters
+from kstreams_py.jobs.identity import SegmentId
+from kstreams_py.jobs.messengers.frames import (
+    PROTOCOL,
+    Acks,
+    ControlFrame,
+    Granted,
+    Hello,
+    Received,
+    decode_frame,
+    encode_frame,
+)
+from kstreams_py.jobs.messengers.values import decode_values, encode_values
 from kstreams_py.kafka.contracts import TopicInfo
 from kstreams_py.operations.records.lines import Lines
 from kstreams_py.ordering import held
@@ -270,6 +282,20 @@ TARGETS: Final = {
         journal,
         (RecoveryUndecidable,),
         [bytes([at]) + (_records[at][1] or b"") for at in range(2)] + [b"\4" + (_records[2][1] or b"")],
+    ),
+    "frames": Target(
+        decode_frame,
+        (DecodeError,),
+        [
+            encode_frame(Hello(PROTOCOL, "shop", "a", "b")),
+            encode_frame(Received(3, 1, 2, 2_000, [Granted("job", "enrich", 2_500)])),
+            encode_frame(ControlFrame(1, [Acks("job", [SegmentId(bytes(24))], [1 << 63])])),
+        ],
+    ),
+    "values": Target(
+        decode_values,
+        (DecodeError,),
+        [encode_values([None, 1 << 70, ("a", {1, b"c"}), Decimal("1.10"), datetime(2024, 1, 2, tzinfo=UTC), 1j]).data],
     ),
     "positions": Target(read_positions, (ValueError,), [write_positions("id", {"in": Position("id", 7)})]),
     "objects": Target(

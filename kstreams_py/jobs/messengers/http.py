@@ -3,9 +3,9 @@
 Each peer has a server, and one connection to the server of each other peer, all in one thread with an event loop. A
 request has frames, as many as wait. What protects a peer:
 
-- Each peer has a random token, which the others know by its `join`. It never travels: a request has a hash of its
-  sender, receiver, length and the digest of its body, keyed by the receiver's token, in its head. So a request of a
-  stranger is refused before its body is read. The hash proves that the sender is a member, and not which one.
+- Each peer has a random token, which the others know by its `join`. It never travels: the head of a request has a hash
+  of cluster, sender, receiver, length and digest of the body, keyed by the receiver's token. So a request of a stranger
+  is refused before its body is read. The hash proves that the sender is a member, and not which one.
 - A request that somebody records and sends again has frames that the link has accepted already.
 - Values are readable on the network without `certificate`, and its answers can be forged. With `authority`, only peers
   with a certificate of it can connect.
@@ -46,6 +46,7 @@ from kstreams_py.errors import SettingsError
 from kstreams_py.jobs.messengers.backoff import Backoff
 from kstreams_py.jobs.messengers.contract import MessengerCounts, MessengerSettings, bind_error, check_size
 from kstreams_py.jobs.messengers.queues import FrameQueues
+from kstreams_py.log_fields import repeated
 
 logger = logging.getLogger(__name__)
 
@@ -83,9 +84,12 @@ class _Refused(NamedTuple):
     is_stranger: bool = False
 
 
-def _authorize(token: bytes, sender: str, receiver: str, length: int, digest: str) -> str:
-    """Returns what proves that the sender of a request knows the token of the receiver."""
-    text = "\0".join((sender, receiver, str(length), digest)).encode()
+def _authorize(token: bytes, names: tuple[str, str, str], length: int, digest: str) -> str:
+    """Returns what proves that the sender of a request knows the token of the receiver.
+
+    - `names`: the cluster, the sender and the receiver.
+    """
+    text = "\0".join((*names, str(length), digest)).encode()
     return blake2b(text, key=token, digest_size=32, person=b"ks-frames").hexdigest()
 
 
@@ -285,10 +289,10 @@ class HttpMessenger:
                             connection = await self._connect(box)
                         code, is_kept = await self._post(box, connection, frames)
                 except (OSError, EOFError, ValueError, asyncio.LimitOverrunError, HTTPInputError) as error:
-                    logger.debug("%s is away: %s", box.peer, error)
+                    logger.debug("peer %s is away: %s", box.peer, error)
                     code, is_kept = 0, False
                 if not is_kept and connection is not None:
-                    connection[1].close()
+                    connection[1].transport.abort()
                     connection = None
                 if code == HTTPStatus.NO_CONTENT:
                     failures = 0
@@ -296,12 +300,15 @@ class HttpMessenger:
                     continue
                 failures += 1
                 if code not in (0, BUSY, STRANGER):
-                    logger.warning("%s refuses %s frames with status %s: they are dropped", box.peer, len(frames), code)
+                    logger.warning(
+                        "peer %s refuses %s frames with status %s: they are dropped", box.peer, len(frames), code,
+                        extra=repeated(f"frames that peer {box.peer} refuses"),
+                    )  # fmt: skip
                     box.drop(len(frames))
                 await asyncio.sleep(AWAY.wait(failures, random.random()))
         finally:
-            if connection is not None:
-                connection[1].close()
+            if connection is not None:  # a TLS connection that is closed waits for its peer, longer than the loop runs
+                connection[1].transport.abort()
 
     async def _connect(self, box: _Outbox) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         tls = self._client_tls if box.address.scheme == "https" else None
@@ -319,10 +326,11 @@ class HttpMessenger:
         reader, writer = connection
         body = b"".join([part for frame in frames for part in (len(frame).to_bytes(LENGTH_BYTES, "big"), frame)])
         own, digest = self.settings.peer, _digest(body)
+        names = self.settings.cluster, own, box.peer
         head = (
             f"POST {PATH} HTTP/1.1\r\nHost: {box.address.netloc}\r\nContent-Length: {len(body)}\r\n"
             f"Kstreams-Peer: {quote(own)}\r\nKstreams-Digest: {digest}\r\n"
-            f"Authorization: Kstreams {_authorize(box.token, own, box.peer, len(body), digest)}\r\n\r\n"
+            f"Authorization: Kstreams {_authorize(box.token, names, len(body), digest)}\r\n\r\n"
         )
         writer.write(head.encode() + body)
         first, _, rest = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").partition("\r\n")
@@ -353,13 +361,13 @@ class _Request(HTTPMessageDelegate):
         assert isinstance(start_line, RequestStartLine)
         refused = self._judge(start_line, headers)
         if refused is not None:
-            self._answer(refused.code, is_whole=False)
-            self._server.refuse(self._stream)
             counts = self._messenger.counts
             if refused.is_stranger:
                 counts.strangers += 1
             elif refused.code != BUSY:
                 counts.garbage += 1
+            self._server.refuse(self._stream)
+            self._answer(refused.code, is_whole=False)
 
     def _judge(self, start_line: RequestStartLine, headers: HTTPHeaders) -> _Refused | None:
         messenger = self._messenger
@@ -370,7 +378,8 @@ class _Request(HTTPMessageDelegate):
         except (KeyError, ValueError):
             return _Refused(411)
         self._peer, self._digest = unquote(headers.get("Kstreams-Peer", "")), headers.get("Kstreams-Digest", "")
-        expected = _authorize(messenger.token, self._peer, messenger.settings.peer, length, self._digest)
+        names = messenger.settings.cluster, self._peer, messenger.settings.peer
+        expected = _authorize(messenger.token, names, length, self._digest)
         given = headers.get("Authorization", "").removeprefix("Kstreams ")
         if not hmac.compare_digest(given.encode(), expected.encode()) or self._peer not in messenger.queues:
             return _Refused(STRANGER, is_stranger=True)

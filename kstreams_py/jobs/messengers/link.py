@@ -192,9 +192,11 @@ class Link:
     def next_due(self) -> float | None:
         """Returns when `flush` has something to do even if nothing comes; None if it has not."""
         lanes = self._data, self._control
-        dues = [due for lane in lanes for due in (lane.due, lane.offer_due) if due is not None]
-        if not self.is_open or self._is_blocked:
+        dues = [lane.due for lane in lanes if lane.due is not None]
+        offers = [lane.offer_due for lane in lanes if lane.offer_due is not None]
+        if not self.is_open or (self._is_blocked and not offers):
             dues.append(self._ask_due)
+        dues += offers
         return min(dues, default=None)
 
     def reconnect(self) -> None:
@@ -263,13 +265,6 @@ class Link:
         """Gives credit back for segments that a task has taken."""
         self._inbox(job, reader).released += count
         self._owes_answer = True
-
-    def frames(self) -> list[SegmentFrame]:
-        """Returns the frames of segments that the other peer has not accepted, has given back, or waits for here."""
-        sent = [frame for data in self._data.frames if isinstance(frame := decode_frame(data), SegmentFrame)]
-        waiting = (frame for flow in self._flows.values() for frame in flow.waiting)
-        held = (frame for inbox in self._inboxes.values() for frame in inbox.held)
-        return [*self._returned, *sent, *waiting, *held]
 
     # The ends.
 

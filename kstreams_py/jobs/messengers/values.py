@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import UTC, date, datetime, time, timedelta, timezone, tzinfo
 from decimal import Decimal
 from functools import lru_cache
@@ -37,7 +37,7 @@ PLAIN: Final = SCALARS | {list, dict}
 _PART_OF_MESSAGEPACK: Final = SCALARS - {int, str}
 """The scalars that MessagePack always takes: an int may be too large, and a text may have lone surrogates."""
 
-INT, TEXT, TUPLE, SET, FROZENSET, DECIMAL, IDENTIFIER, DATE, DATETIME, TIME, TIMEDELTA, COMPLEX = range(1, 13)
+INT, TEXT, TUPLE, SET, FROZENSET, DECIMAL, IDENTIFIER, DATE, DATETIME, TIME, TIMEDELTA, COMPLEX, DICT = range(1, 14)
 """The codes of the extensions."""
 
 _DATE: Final = Struct(">HBB")
@@ -138,22 +138,18 @@ class _Converter:
 
     def convert(self, value: Any, depth: int) -> Any:
         """Returns what MessagePack takes in place of a value. Raises EncodeError."""
-        if depth > DEPTH_MAX:
-            raise _too_deep()
-        kind = type(value)
+        kind, passed = type(value), self._passed
         if kind is dict:
-            self._count(value)
-            passed, depth = self._passed, depth + 1
-            return {
-                key if type(key) in passed else self.convert(key, depth): each
-                if type(each) in passed
-                else self.convert(each, depth)
-                for key, each in value.items()
-            }
-        if kind is list:
-            return self._all(value, depth)
-        if kind in _COLLECTIONS:
-            return Ext(_COLLECTIONS[kind], _encode(self._all(value, depth)))
+            self._enter(value, depth)
+            if not passed.issuperset(map(type, value)):  # MessagePack's own dicts have no extensions as keys here
+                pairs = chain.from_iterable(value.items())
+                return Ext(DICT, _encode(self._all(pairs, depth)))
+            depth += 1
+            return {key: each if type(each) in passed else self.convert(each, depth) for key, each in value.items()}
+        if kind is list or kind in _COLLECTIONS:
+            self._enter(value, depth)
+            items = self._all(value, depth)
+            return items if kind is list else Ext(_COLLECTIONS[kind], _encode(items))
         if kind in SCALARS:
             return _convert_scalar(value)
         found = _LEAVES.get(kind)
@@ -164,14 +160,15 @@ class _Converter:
             )
         return Ext(found[0], found[1](value))
 
-    def _all(self, values: Collection[Any], depth: int) -> list[Any]:
-        self._count(values)
+    def _all(self, values: Iterable[Any], depth: int) -> list[Any]:
         passed = self._passed
         return [each if type(each) in passed else self.convert(each, depth + 1) for each in values]
 
-    def _count(self, values: Collection[Any]) -> None:
-        # a value that has one list many times, and that list another one, may double with each level
+    def _enter(self, values: Collection[Any], depth: int) -> None:
+        """Counts a level and its items: with one list twice in another at each level, a small value is endless."""
         self._items += len(values)
+        if depth >= DEPTH_MAX:
+            raise _too_deep()
         if self._items > ITEMS_MAX:
             raise EncodeError(f"values of a channel have more than {ITEMS_MAX} items: return smaller ones")
 
@@ -286,7 +283,12 @@ _DECODERS: Final[dict[int, Callable[[bytes], Any]]] = {
     COMPLEX: lambda data: complex(*_COMPLEX.unpack(data)),
 }
 
-_KINDS: Final[dict[int, Callable[[Any], Any]]] = {TUPLE: tuple, SET: set, FROZENSET: frozenset}
+
+def _pair(items: Sequence[Any]) -> dict[Any, Any]:
+    return dict(zip(items[::2], items[1::2], strict=True))
+
+
+_KINDS: Final[dict[int, Callable[[Any], Any]]] = {TUPLE: tuple, SET: set, FROZENSET: frozenset, DICT: _pair}
 
 
 class _Extensions:
