@@ -191,7 +191,7 @@ def test_peer_of_another_version_or_scheduler_is_refused() -> None:
     [
         (
             {},
-            "refuses this peer: job A runs graph shop, which this peer does not load: start it with --allow and its module",
+            "job A runs graph shop, which this peer does not load: start it with --allow and its module",
         ),
         ({"shop": "f2"}, "runs graph shop with fingerprint f1, and this peer has f2: deploy the same code"),
     ],

@@ -16,8 +16,8 @@ from kstreams_py.jobs.messengers.backoff import Backoff
 from kstreams_py.jobs.messengers.frames import (
     PROTOCOL,
     Acks,
-    Asks,
     ControlFrame,
+    Doubts,
     Hello,
     Received,
     Returned,
@@ -251,7 +251,7 @@ def flush(link: Link, now: float) -> list[bytes]:
 def test_nothing_but_hello_is_sent_before_the_other_peer_answers() -> None:
     link = Link(("c", "a", "b"), half, backoff=Backoff(initial=1, factor=2, longest=4, jitter=0))
     link.offer(make_frame("a", 0, 1))
-    link.offer_items([Asks("job", [])])
+    link.offer_items([Doubts("job", [])])
     hello = encode_frame(Hello(PROTOCOL, "c", "a", "b"))
     times = [0.0, 0.5, 1.0, 2.9, 3.0, 7.0, 10.9, 11.0]
     assert [flush(link, now) for now in times] == [[hello], [], [hello], [], [hello], [hello], [], [hello]]
@@ -341,7 +341,7 @@ def test_gap_is_asked_for_once_and_copies_are_counted() -> None:
 def test_messenger_that_takes_nothing_is_asked_again_soon_and_control_comes_first() -> None:
     pair = Pair()
     pair.first.offer(make_frame("a", 0, 1))
-    pair.first.offer_items([Asks("job", [])])
+    pair.first.offer_items([Doubts("job", [])])
     asked = list[bytes]()
 
     def refuse(data: bytes) -> bool:
@@ -349,7 +349,7 @@ def test_messenger_that_takes_nothing_is_asked_again_soon_and_control_comes_firs
         return False
 
     pair.first.flush(5.0, refuse)
-    assert asked == [encode_frame(ControlFrame(1, [Asks("job", [])]))]
+    assert asked == [encode_frame(ControlFrame(1, [Doubts("job", [])]))]
     assert pair.first.next_due() == 5.0 + SEND_AGAIN
     assert [type(decode_frame(each)) for each in flush(pair.first, 5.1)] == [ControlFrame, SegmentFrame]
 
@@ -382,7 +382,7 @@ def test_garbage_that_comes_back_and_answers_for_what_was_never_sent_are_counted
 
 def test_many_items_travel_in_few_frames_and_in_order() -> None:
     pair = Pair()
-    items = [Asks("job", [make_id("a", number)]) for number in range(1_200)]
+    items = [Doubts("job", [make_id("a", number)]) for number in range(1_200)]
     pair.first.offer_items(items)
     pair.turn()
     assert pair.second.items() == items

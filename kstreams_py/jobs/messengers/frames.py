@@ -128,17 +128,20 @@ class Completions(Struct, array_like=True, tag=3, frozen=True):
 
 
 class Asks(Struct, array_like=True, tag=4, frozen=True):
-    """Overdue inputs: their acker is asked whether it still waits for them."""
+    """Inputs of which an acker asks a peer of the job for the patterns that it has. `number`: that of the question."""
 
     job: str
     ids: Ids
+    number: Count
 
 
 class Answers(Struct, array_like=True, tag=5, frozen=True):
-    """The inputs among those asked for that the acker still waits for, and whose entries have changed."""
+    """The answer to Asks: the inputs of which the peer has segments, each with the XOR of their patterns."""
 
     job: str
     ids: Ids
+    patterns: Xors
+    number: Count
 
 
 class HeldPatterns(Struct, array_like=True, tag=6, frozen=True):
@@ -163,7 +166,21 @@ class Returned(Struct, array_like=True, tag=8, frozen=True):
     frame: bytes
 
 
-Item = Opened | Acks | Completions | Asks | Answers | HeldPatterns | GiveUps | Returned
+class Doubts(Struct, array_like=True, tag=9, frozen=True):
+    """Overdue inputs: their acker is asked whether their segments are still anywhere."""
+
+    job: str
+    ids: Ids
+
+
+class LostInputs(Struct, array_like=True, tag=10, frozen=True):
+    """Inputs of which a segment is nowhere, for the peer that has read them: they are to be read again."""
+
+    job: str
+    ids: Ids
+
+
+Item = Opened | Acks | Completions | Asks | Answers | HeldPatterns | GiveUps | Returned | Doubts | LostInputs
 
 
 class ControlFrame(Struct, array_like=True, tag=2):
@@ -221,7 +238,7 @@ def decode_frame(data: bytes) -> Frame:
         _check_segments(frame)
     elif isinstance(frame, ControlFrame):
         for item in frame.items:
-            if isinstance(item, Opened | Acks | HeldPatterns) and len(item.ids) != len(item.patterns):
+            if isinstance(item, Opened | Acks | HeldPatterns | Answers) and len(item.ids) != len(item.patterns):
                 raise DecodeError("a frame of a peer cannot be read: an item has not one pattern for each id")
     return frame
 
@@ -264,6 +281,8 @@ def split_item(item: Item) -> Iterable[Item]:
         ids = item.ids[start : start + SEGMENTS_MAX]
         if isinstance(item, Opened | Acks | HeldPatterns):
             found.append(type(item)(item.job, ids, item.patterns[start : start + SEGMENTS_MAX]))
+        elif isinstance(item, Asks | Answers):
+            raise TypeError(f"{type(item).__name__} answer one another: send them with at most {SEGMENTS_MAX} ids")
         else:
             found.append(type(item)(item.job, ids))
     return found

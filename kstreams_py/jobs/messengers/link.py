@@ -266,6 +266,13 @@ class Link:
         self._inbox(job, reader).released += count
         self._owes_answer = True
 
+    def frames(self) -> list[SegmentFrame]:
+        """Returns the frames of segments that the other peer has not accepted, has given back, or that wait here."""
+        sent = [frame for data in self._data.frames if isinstance(frame := decode_frame(data), SegmentFrame)]
+        waiting = (frame for flow in self._flows.values() for frame in flow.waiting)
+        held = (frame for inbox in self._inboxes.values() for frame in inbox.held)
+        return [*self._returned, *sent, *waiting, *held]
+
     # The ends.
 
     def forget(self, job: str) -> None:
