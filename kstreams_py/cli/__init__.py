@@ -26,6 +26,7 @@ jars          adapter  kstreams jars
 spark         adapter  kstreams spark-options
 pipeline      adapter  kstreams pipeline run, list, status, reset, sql, submit
 state         adapter  kstreams state show
+peers         adapter  kstreams peer, job submit|list|show|kill|wait, cluster status|log
 order         adapter  kstreams order, order status, order takeover
 order_objects adapter  kstreams order stopped, order resume, order accept
 demo          adapter  kstreams demo flights|ordering|channels

@@ -353,7 +353,7 @@ class Job:
     def _paused(self) -> Collection[SegmentId]:
         """Returns the inputs that only wait until a function is called again."""
         paused = [task.paused() for task in self.tasks]
-        active = (task.under_way() - waiting for task, waiting in zip(self.tasks, paused, strict=True))
+        active = (_under_way_in(task) - waiting for task, waiting in zip(self.tasks, paused, strict=True))
         return set[SegmentId]().union(*paused).difference(*active)
 
     def _drop(self, now: float) -> None:
@@ -363,7 +363,7 @@ class Job:
 
     def _under_way(self) -> dict[SegmentId, str]:
         """Returns the inputs that have a segment in a task, each with the id of one such task."""
-        return {segment: task.id for task in self.tasks for segment in task.under_way()}
+        return {segment: task.id for task in self.tasks for segment in _under_way_in(task)}
 
     # Other threads may call these at any time.
 
@@ -404,3 +404,8 @@ class Job:
             for channel, inputs in self._inputs.items():
                 closing.callback(self._count_refused, channel, inputs)
                 closing.callback(inputs.close, failed=failed)
+
+
+def _under_way_in(task: TaskRunner) -> set[SegmentId]:
+    """Returns the inputs that have a segment in a task, between two turns."""
+    return {segment for part in task.parts() for segment in part.ids}

@@ -141,29 +141,21 @@ class TaskRunner:
         """The start of the oldest call outside the job's thread, and a function that finds its frame: see Calls."""
         return None
 
-    def _parts(self) -> list[Segments]:
-        """Returns the segments that are here between two turns. Any thread may ask for them."""
+    def parts(self) -> list[Segments]:
+        """Returns the segments that are here between two turns, in parts. Any thread may ask for them."""
         unstored = self._unstored
         parts = [*self._inboxes, self._rest, *(segments for _, _, segments in self._again)]
         return parts if unstored is None else [*parts, unstored[0]]
-
-    def patterns_here(self) -> Iterator[tuple[Sequence[SegmentId], Sequence[Pattern]]]:
-        """Yields the inputs of the segments that are here between two turns, with the patterns of these copies."""
-        return ((part.ids, part.patterns) for part in self._parts())
-
-    def under_way(self) -> set[SegmentId]:
-        """Returns the inputs that have a segment here, between two turns."""
-        return {segment for part in self._parts() for segment in part.ids}
 
     def paused(self) -> set[SegmentId]:
         """Returns the inputs whose segments here all wait for another attempt."""
         waiting = {id(part) for _, _, part in self._again}
         paused = {segment for _, _, part in self._again for segment in part.ids}
-        return paused.difference(*(part.ids for part in self._parts() if id(part) not in waiting))
+        return paused.difference(*(part.ids for part in self.parts() if id(part) not in waiting))
 
     def has(self, segment: SegmentId) -> bool:
         """Returns whether an input has a segment here, also during a turn. Any thread may ask for it."""
-        return segment in self._running or any(segment in part.ids for part in self._parts())
+        return segment in self._running or any(segment in part.ids for part in self.parts())
 
     def measures(self) -> dict[str, float]:
         """Returns what is measured here, as `Counters.measures`."""
@@ -371,10 +363,10 @@ class OverlappingTaskRunner(TaskRunner):
         """The start of the oldest call under way, and a function that finds its frame: see Calls."""
         return self._calls.oldest
 
-    def _parts(self) -> list[Segments]:
+    def parts(self) -> list[Segments]:
         """Returns the segments that are here, also those whose calls are under way."""
         queued = (segments for queue in self._queues.copy().values() for segments in queue.copy())
-        return [*super()._parts(), *self._open.copy().values(), *queued]
+        return [*super().parts(), *self._open.copy().values(), *queued]
 
     def _count_time(self, steps: int, seconds: float) -> None:
         """Does nothing: each call has its own time, which is counted when it has ended."""

@@ -24,7 +24,7 @@ from kstreams_py.jobs.cluster.commands import AcceptJoin, Found, Leave, LeaveRea
 from kstreams_py.jobs.cluster.fold import VERSION
 from kstreams_py.jobs.cluster.heartbeats import Heartbeats
 from kstreams_py.jobs.cluster.kafka_log import KafkaLog, append_command
-from kstreams_py.jobs.cluster.membership import Membership
+from kstreams_py.jobs.cluster.membership import ClusterMembership
 from kstreams_py.jobs.environment import JobEnvironment, job_environment
 from kstreams_py.jobs.messengers.contract import MessengerSettings
 from kstreams_py.jobs.messengers.links import Links
@@ -154,7 +154,7 @@ class PeerRun:
         host = f"{socket.gethostname()}, process {os.getpid()}"
         join = AcceptJoin(me, messenger.address, messenger.public_key, self._fingerprints, host)
         found = Found(VERSION, options.cluster, options.scheduler)
-        membership = Membership(KafkaLog(cluster, options.cluster, me), found, join, Heartbeats(me))
+        membership = ClusterMembership(KafkaLog(cluster, options.cluster, me), found, join, Heartbeats(me))
         links = Links(options.cluster, me, random.random)
         peer = Peer(membership, messenger, links, self._graphs, self._open(cluster, membership), time.monotonic)
         keeper = _Keeper(membership, messenger.wake, lambda: self._report(peer))
@@ -189,7 +189,7 @@ class PeerRun:
             logger.warning("the supervisor has ended: leaving the cluster")
             self.stop()
 
-    def _open(self, cluster: KafkaCluster, membership: Membership) -> Callable[[Graph], JobEnvironment]:
+    def _open(self, cluster: KafkaCluster, membership: ClusterMembership) -> Callable[[Graph], JobEnvironment]:
         settings = self._settings
         registry = open_registry(settings.schema_registry_url, settings.schema_directory, settings.schema_registry)
 
@@ -199,7 +199,7 @@ class PeerRun:
 
         return open_for
 
-    def _leave(self, peer: Peer, membership: Membership) -> None:
+    def _leave(self, peer: Peer, membership: ClusterMembership) -> None:
         """Leaves the cluster: the others replay what this peer had at once."""
         if not membership.is_member:
             return
@@ -236,7 +236,7 @@ def report_of(peer: Peer, slot: int) -> Report:
 class _Keeper:
     """The thread that gives a membership its turns: a function may take longer than the others wait for heartbeats."""
 
-    def __init__(self, membership: Membership, wake: Callable[[], None], report: Callable[[], None]) -> None:
+    def __init__(self, membership: ClusterMembership, wake: Callable[[], None], report: Callable[[], None]) -> None:
         self._membership, self._wake, self._report = membership, wake, report
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="membership", daemon=True)

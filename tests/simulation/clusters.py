@@ -25,7 +25,7 @@ from kstreams_py.jobs.cluster.commands import (
 from kstreams_py.jobs.cluster.fold import VERSION
 from kstreams_py.jobs.cluster.heartbeats import Heartbeats
 from kstreams_py.jobs.cluster.log import LogInMemory
-from kstreams_py.jobs.cluster.membership import Membership
+from kstreams_py.jobs.cluster.membership import ClusterMembership
 from kstreams_py.jobs.cluster.records import encode_entry
 from kstreams_py.jobs.cluster.state import JobPhase, JobState
 from kstreams_py.jobs.environment import JobEnvironment
@@ -98,7 +98,7 @@ class ClusterPlant(JobPlant):
         messenger = InprocMessenger(MessengerSettings(peer=me, cluster="cluster"), self.network)
         messenger.start()
         join = AcceptJoin(me, messenger.address, "", {"plant": "f1"})
-        membership = Membership(self.log.open(), self.found, join, Heartbeats(me))
+        membership = ClusterMembership(self.log.open(), self.found, join, Heartbeats(me))
         membership.start()
         links = Links("cluster", me, self.chance.random)
         graphs = {"plant": self.graph}

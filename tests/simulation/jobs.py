@@ -350,7 +350,7 @@ class JobPlant:
                     self.now += ACKER_FACTOR * job._environment.timeout + 1
                     self.turn(job)
             assert acker.dropped <= self.strayed
-            tasks = [(task.waiting, len(task.attempts), task.under_way()) for task in job.tasks]
-            assert tasks == [(0, 0, set())] * len(tasks)
+            tasks = [(task.waiting, len(task.attempts), [part for part in task.parts() if part]) for task in job.tasks]
+            assert tasks == [(0, 0, [])] * len(tasks)
             assert [len(acker), *(len(each.pending) for each in job._inputs.values())] == [0] * (1 + len(job._inputs))
             job.close()

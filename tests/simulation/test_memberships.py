@@ -22,7 +22,7 @@ from kstreams_py.jobs.cluster.commands import (
 from kstreams_py.jobs.cluster.fold import VERSION, describe_difference
 from kstreams_py.jobs.cluster.heartbeats import Heartbeats
 from kstreams_py.jobs.cluster.log import LogInMemory
-from kstreams_py.jobs.cluster.membership import Membership
+from kstreams_py.jobs.cluster.membership import ClusterMembership
 from kstreams_py.jobs.cluster.records import encode_entry
 from kstreams_py.jobs.cluster.state import JobPhase
 from tests.unit.replicas import CODE, submit
@@ -41,7 +41,7 @@ class Cluster:
 
     seed: int = 0
     log: LogInMemory = field(default_factory=LogInMemory)
-    peers: dict[PeerId, Membership] = field(default_factory=dict)
+    peers: dict[PeerId, ClusterMembership] = field(default_factory=dict)
     frozen: dict[PeerId, int] = field(default_factory=dict)
     now: float = 50.0
     count: int = 0
@@ -51,7 +51,7 @@ class Cluster:
     def __post_init__(self) -> None:
         self.chance = random.Random(self.seed)
 
-    def add(self, graphs: dict[str, str] | None = None, settings: Found = SETTINGS) -> Membership:
+    def add(self, graphs: dict[str, str] | None = None, settings: Found = SETTINGS) -> ClusterMembership:
         """Starts a peer."""
         self.count += 1
         me = PeerId(f"p{self.count}")
@@ -65,7 +65,7 @@ class Cluster:
                     append(value)
 
         client.append = append_or_not  # type: ignore[method-assign]
-        member = Membership(
+        member = ClusterMembership(
             client, settings, AcceptJoin(me, "", "", CODE if graphs is None else graphs), Heartbeats(me)
         )
         member.start()

@@ -221,7 +221,7 @@ def test_error_becomes_a_failure_that_fits_into_a_frame(error: Exception, kind: 
     encode_frame(ControlFrame(1, [Acks("job", [], [], [failed])]))
 
 
-@each_case("item", [each for each in ITEMS if not isinstance(each, Returned)])
+@each_case("item", [each for each in ITEMS if not isinstance(each, Returned | Asks | Answers)])
 def test_item_with_many_ids_is_split_and_its_failures_come_first(item: Any) -> None:
     ids, patterns = pin_ids(os.urandom, 1_201, [1], 1), [*range(1_201)]
     fields: list[Any] = [ids]
@@ -237,6 +237,13 @@ def test_item_with_many_ids_is_split_and_its_failures_come_first(item: Any) -> N
     if hasattr(item, "failed"):
         assert [len(part.failed) for part in parts] == [20, 20, 5, 0, 0, 0]
     assert split_item(item) == [item]
+
+
+def test_questions_and_answers_are_not_split_as_each_has_one_answer() -> None:
+    ids = pin_ids(os.urandom, 501, [1], 1)
+    for item in (Asks("job", ids, 1), Answers("job", ids, [1] * 501, 1)):
+        with pytest.raises(TypeError, match="send them with at most 500 ids"):
+            split_item(item)
 
 
 def test_waits_grow_to_the_longest_and_vary_by_the_jitter() -> None:

@@ -38,7 +38,7 @@ DIGESTS_KEPT: Final = 20
 """How many own digests are kept to be compared with those of other peers."""
 
 
-class Membership:
+class ClusterMembership:
     """What one peer knows of its cluster, and says there.
 
     Attributes:

@@ -31,7 +31,7 @@ class _Difference(NamedTuple):
     rounds: int
 
 
-class Audit:
+class SegmentAudit:
     """The audit of one job at one acker."""
 
     def __init__(self) -> None:

@@ -21,7 +21,7 @@ from kstreams_py.jobs.messengers.frames import (
     Opened,
 )
 from kstreams_py.jobs.messengers.pins import PIN_BYTES, acker_of, input_of
-from kstreams_py.jobs.peers.audits import Audit
+from kstreams_py.jobs.peers.audits import SegmentAudit
 
 Addressed = list[tuple[int, Item]]
 """Items, each with the number of the peer it is for."""
@@ -36,7 +36,7 @@ class Entries:
         self._job = job
         self._acker = Acker()
         self._failed: dict[SegmentId, list[FailedSegment]] = {}
-        self._audit = Audit()
+        self._audit = SegmentAudit()
         self._asked_for: set[SegmentId] = set()
         """The overdue inputs that were asked for since the last `drop`."""
         self._held: dict[SegmentId, dict[int, int]] = {}

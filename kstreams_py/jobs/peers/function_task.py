@@ -93,8 +93,8 @@ class FunctionTask:
         """Yields the inputs among these of which a segment is here, with its pattern."""
         for _, frame in self._arrived:
             yield from choose(frame.ids, frame.patterns, segments)
-        for ids, patterns in self.runner.patterns_here():
-            yield from choose(ids, patterns, segments)
+        for part in self.runner.parts():
+            yield from choose(part.ids, part.patterns, segments)
         if isinstance(self.runner, GatheringRunner):
             yield from ((segment, pattern) for segment in segments if (pattern := self.runner.patterns(segment)))
 

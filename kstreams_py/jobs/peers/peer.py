@@ -10,7 +10,7 @@ from kstreams_py.errors import KStreamsError, SinkUnavailable, SourceUnavailable
 from kstreams_py.graph.channels import filled_channels
 from kstreams_py.graph.topology import Graph
 from kstreams_py.jobs.cluster.commands import JobId, KillJob, PeerId, SealTask, SignalReady
-from kstreams_py.jobs.cluster.membership import Membership
+from kstreams_py.jobs.cluster.membership import ClusterMembership
 from kstreams_py.jobs.cluster.state import Assignment, JobPhase, Replica
 from kstreams_py.jobs.environment import JobEnvironment
 from kstreams_py.jobs.identity import SegmentId
@@ -55,7 +55,7 @@ class Peer:
 
     def __init__(
         self,
-        membership: Membership,
+        membership: ClusterMembership,
         messenger: Messenger,
         links: Links,
         graphs: Mapping[str, Graph],
