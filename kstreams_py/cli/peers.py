@@ -32,7 +32,7 @@ from kstreams_py.running.wiring import run_in_foreground
 from kstreams_py.settings import Settings
 
 OfCluster = Annotated[str, typer.Option("--cluster", help="the name of the cluster of peers")]
-Job = Annotated[str, typer.Argument(help="the id of the job, as `kstreams job list` prints it")]
+Job = Annotated[str, typer.Argument(help="the id of the job, as kstreams job list prints it")]
 
 jobs = typer.Typer(help="Jobs of a cluster of peers: submit, list, show, kill, wait for.", no_args_is_help=True)
 clusters = typer.Typer(help="A cluster of peers: its state, and its log in words.", no_args_is_help=True)

@@ -8,11 +8,13 @@ from typing import Any, Final
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-PANELS: Final = ("Start", "Inspect", "Repair", "Deploy", "Spark", "Ordering")
+PANELS: Final = ("Start", "Inspect", "Repair", "Deploy", "Spark", "Ordering", "Peers")
 """The panels of `kstreams --help`, in their order."""
 
 VALUES: Final[Mapping[str, str]] = {
     **dict.fromkeys(("--brokers", "--partitions", "--replicas", "--workers", "-n"), "N"),
+    "--advertised": "HOST",
+    "--allow": "MODULE",
     "--bootstrap-servers": "HOST:PORT",
     "--config": "FILE",
     "--conf": "NAME=VALUE",
@@ -24,9 +26,11 @@ VALUES: Final[Mapping[str, str]] = {
     "--html": "FILE",
     "--http": "HOST:PORT",
     "--log-format": "text|json",
+    "--messenger": "zmq|http",
     "--older-than": "DURATION",
     "--output": "PATH",
     "--since": "TIME",
+    "--timeout": "SECONDS",
     "--until": "TIME",
     "--wait": "SECONDS",
     "--write": "DIRECTORY",

@@ -151,6 +151,13 @@ HELP = """\
 │ order          Send queued events to a topic, with each object's events in a │
 │                fixed order, until Ctrl-C or SIGTERM.                         │
 ╰──────────────────────────────────────────────────────────────────────────────╯
+╭─ Peers ──────────────────────────────────────────────────────────────────────╮
+│ peer           Run peers of a cluster, which share its jobs, until Ctrl-C or │
+│                SIGTERM.                                                      │
+│ job            Jobs of a cluster of peers: submit, list, show, kill, wait    │
+│                for.                                                          │
+│ cluster        A cluster of peers: its state, and its log in words.          │
+╰──────────────────────────────────────────────────────────────────────────────╯
 
 """
 

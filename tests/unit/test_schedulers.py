@@ -43,6 +43,7 @@ ROUND_ROBIN = [
     ("OX-106 one is dropped, 7 peers", 7, "A2 B4", "submit C2", 3, "A 4, B 0, C 3"),
     ("OX-106 remainders go to the earliest jobs", 8, "A2 B2", "submit C2", 2, "A 3, B 3, C 2"),
     ("OX-107 nobody is covered", 2, "A3", "submit B3", 0, "A 0, B 0"),
+    ("of the page: all have a share", 8, "A2 B3", "submit C2", 2, "A 3, B 3, C 2"),
     ("jobs larger than the cluster are dropped first", 2, "C3 A2", "submit B2", 0, "C 0, A 2, B 0"),
 ]
 
@@ -56,6 +57,7 @@ PERCENTAGE = [
     ("OX-116 seal, not the last task", 10, "A3@70 B3@30", "seal A 1", 2, "A 7, B 3"),
     ("OX-117 leave, coverage is lost", 9, "A3@70 B3@30", "leave B", 2, "A 8, B 0"),
     ("OX-117 leave, the job starts again", 10, "A3@70 B3@30", "leave B", 3, "A 6, B 3"),
+    ("of the page: beside it, B would be short", 8, "A2@50 B3@30", "submit C2@20", 0, "A 5, B 3, C 0"),
     ("OX-118 rounded by Webster's divisors", 7, "A1@50 B1@25", "submit C1@25", 2, "A 3, B 2, C 2"),
 ]
 
@@ -246,6 +248,12 @@ def test_submission_with_a_mistake_is_refused(scheduler: str, job: str, why: str
         ("round-robin", 5, "A3 B3", "its share of 5 peers is 2, and it has 3 tasks: start 1 more peer"),
         ("percentage", 8, "A3@70 B3@30", "30 % of 8 peers are 2, and it has 3 tasks: start 1 more peer"),
         ("percentage", 8, "A3@50 B3@30", ""),
+        (
+            "percentage",
+            8,
+            "A2@50 C3@30 B2@20",
+            "beside it, the share of job C would be 2, and that has 3 tasks: start 1 more peer",
+        ),
         (
             "percentage",
             8,

@@ -31,17 +31,20 @@ def _explain_waiting(replica: Replica, name: JobId) -> str:
     if replica.scheduler is Scheduler.GREEDY:
         running = next((each.job for each in everything if each.is_active), None)
         return "" if running is None else f"job {running} has all peers until it ends"
-    rivals = [each for each in everything if each.is_active or each.job == name]
-    share = divide(peers, rivals)[rivals.index(own)]
-    return _explain_share(replica, rivals, own, share)
+    return _explain_shares(replica, [each for each in everything if each.is_active or each.job == name], own)
 
 
-def _explain_share(replica: Replica, rivals: list[Demand], own: Demand, share: int) -> str:
-    """Returns why the share of a job is too small for it beside the jobs that run."""
-    peers, tasks = len(replica.peers), count_of(own.minimum, "task")
-    found = [f"its share of {count_of(peers, 'peer')} is {share}, and it has {tasks}"]
-    if replica.scheduler is Scheduler.PERCENTAGE:
-        found = [f"{own.weight:g} % of {count_of(peers, 'peer')} are {share}, and it has {tasks}"]
+def _explain_shares(replica: Replica, rivals: list[Demand], own: Demand) -> str:
+    """Returns which share is too small if a job runs beside those that run now: its own, or that of another one."""
+    peers, of = len(replica.peers), dict(zip(rivals, divide(len(replica.peers), rivals), strict=True))
+    short = own if of[own] < own.minimum else next((each for each in rivals if of[each] < each.minimum), own)
+    tasks = count_of(short.minimum, "task")
+    if short is not own:
+        found = [f"beside it, the share of job {short.job} would be {of[short]}, and that has {tasks}"]
+    elif replica.scheduler is Scheduler.PERCENTAGE:
+        found = [f"{own.weight:g} % of {count_of(peers, 'peer')} are {of[own]}, and it has {tasks}"]
+    else:
+        found = [f"its share of {count_of(peers, 'peer')} is {of[own]}, and it has {tasks}"]
     more = next((more for more in range(1, 10 * (peers + own.minimum)) if _fits(peers + more, rivals)), None)
     remedies = [] if more is None else [_more(more)]
     if replica.scheduler is Scheduler.PERCENTAGE and (percentage := _find_percentage(peers, rivals, own)) is not None:
