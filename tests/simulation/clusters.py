@@ -43,6 +43,9 @@ from tests.simulation.jobs import Connection, Died, JobPlant
 JOB = JobId("plant-1")
 TICK = 0.05
 
+SECONDS_MAX = 600.0
+"""Seconds of the clock until a job must have ended once nothing fails any more."""
+
 
 class PeerConnection(Connection):
     """A connection of a peer, which gives an input back at most once for each peer that has left."""
@@ -128,9 +131,9 @@ class ClusterPlant(JobPlant):
         while self.now < until:
             self.tick()
 
-    def run_until(self, is_done: Callable[[], bool], seconds: float = 600.0) -> None:
+    def run_until(self, is_done: Callable[[], bool]) -> None:
         """Runs all peers until something is so."""
-        until = self.now + seconds
+        until = self.now + SECONDS_MAX
         while not is_done():
             assert self.now < until, f"it does not end: {self.describe()}"
             self.tick()
@@ -170,6 +173,11 @@ class ClusterPlant(JobPlant):
             peer.task.close()  # ends its threads
         if is_seen:
             self.log.append(encode_entry(Entry(f"supervisor of {name}", 1, Leave(name, LeaveReason.DIED))))
+
+    def find(self, task: str) -> PeerId | None:
+        """Returns the first peer of a task; None if there is none."""
+        found = (name for name, peer in self.peers.items() if peer.assignment and peer.assignment.task == task)
+        return next(found, None)
 
     @property
     def job(self) -> JobState | None:

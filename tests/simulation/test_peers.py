@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kstreams_py.jobs.cluster.commands import PeerId
+from kstreams_py.jobs.cluster.state import JobPhase
 from kstreams_py.sources.suspects import DEATHS_MAX
 from tests.simulation.clusters import ClusterPlant
 from tests.simulation.test_jobs import GRAPHS, INPUTS
@@ -32,9 +32,8 @@ def test_several_peers_of_each_task_run_a_job_to_its_end(graph: str) -> None:
     plant.finish_job()
 
 
-@pytest.mark.parametrize("graph", GRAPHS)
-@pytest.mark.parametrize("seeds", [range(3), pytest.param(range(3, 60), marks=pytest.mark.long)], ids=len)
-def test_peers_that_die_freeze_and_join_leave_each_effect_once(graph: str, seeds: range) -> None:
+def run_with_faults(graph: str, seeds: range) -> None:
+    """Runs a graph by peers that die, freeze and join, for each seed."""
     for seed in seeds:
         plant = plant_of(graph, seed=seed)
         chance = plant.chance
@@ -62,10 +61,24 @@ def test_peers_that_die_freeze_and_join_leave_each_effect_once(graph: str, seeds
         plant.finish_job()
 
 
-def test_peer_that_dies_is_replaced_at_once() -> None:
+@pytest.mark.parametrize("graph", GRAPHS)
+@pytest.mark.parametrize("seeds", [range(3), pytest.param(range(3, 60), marks=pytest.mark.long)], ids=len)
+def test_peers_that_die_freeze_and_join_leave_each_effect_once(graph: str, seeds: range) -> None:
+    run_with_faults(graph, seeds)
+
+
+def test_inputs_that_a_dead_peer_had_are_read_again_and_no_others() -> None:
     plant = plant_of("chain")
     plant.begin(4)
+    plant.run_until(lambda: plant.job is not None and plant.job.phase is JobPhase.RUNNING)
+    name = plant.find("parse")
+    assert name is not None
+    plant.frozen[name] = 100.0
     plant.run_for(1)
+    held = {*plant.reads}
+    assert held
     plant._orphan()
-    plant.die_now(PeerId("p2"))
+    plant.die_now(name)
     plant.finish_job()
+    assert {*plant.replayed} == held
+    assert {*plant.replayed.values()} == {1}
