@@ -12,6 +12,7 @@ from kstreams_py.jobs.cluster import fold, planner, shares
 from kstreams_py.jobs.cluster.commands import JobId, Leave, PeerId, Scheduler, SignalReady, Volunteer
 from kstreams_py.jobs.cluster.heartbeats import Heartbeats
 from kstreams_py.jobs.cluster.shares import Demand
+from kstreams_py.jobs.cluster.slots import new_table
 from kstreams_py.jobs.cluster.state import JobPhase, Replica
 from kstreams_py.jobs.peers import outbox
 from kstreams_py.jobs.peers.audits import SegmentAudit
@@ -115,7 +116,7 @@ def copies_that_are_not_dropped(patch: pytest.MonkeyPatch) -> None:
 
 @mutation(test_schedulers.test_keys_of_a_peer_that_left_alone_move)
 def all_keys_move_when_a_peer_leaves(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(fold, "_slots", lambda _, peers: fold.new_table(peers))
+    patch.setattr(fold, "_slots", lambda _, peers: new_table(peers))
 
 
 @mutation(test_heartbeats.test_nobody_is_silent_while_the_log_is_away_or_when_it_is_back)
