@@ -11,6 +11,14 @@ from typing import Final
 PARTS: Final[dict[str, tuple[str, ...]]] = {
     "jobs": (
         "*/test_job*",
+        "*/test_cluster_log*",
+        "*/test_clusters_of_peers*",
+        "*/test_links*",
+        "*/test_memberships*",
+        "*/test_messengers*",
+        "*/test_mutations_of_clusters*",
+        "*/test_peers*",
+        "*/test_schedulers*",
         "unit/test_acking*",
         "unit/test_origins*",
         "unit/test_channels*",
