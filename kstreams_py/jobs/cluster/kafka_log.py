@@ -6,10 +6,12 @@ transactional: a command that may have been appended is appended again, and the 
 
 from __future__ import annotations
 
+import logging
 import secrets
+import time
 from typing import Final, NamedTuple
 
-from kstreams_py.errors import DecodeError, InputLost, SettingsError
+from kstreams_py.errors import DecodeError, InputLost, Retriable, SettingsError
 from kstreams_py.graph.names import cluster_topics
 from kstreams_py.jobs.cluster.commands import Command, Entry
 from kstreams_py.jobs.cluster.fold import apply
@@ -19,6 +21,11 @@ from kstreams_py.jobs.cluster.state import Replica
 from kstreams_py.kafka.contracts import Cluster, Consumer, Output, Producer, ProducerMode
 from kstreams_py.kafka.own_topics import ensure_topics
 from kstreams_py.records import TopicPartition
+
+logger = logging.getLogger(__name__)
+
+START_SECONDS: Final = 30.0
+"""Seconds for which the start of a client waits for the leaders of its topics."""
 
 KEPT_FOREVER: Final = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
 
@@ -45,14 +52,26 @@ class KafkaLog:
         self._heard: list[bytes] = []
 
     def start(self) -> bytes | None:
-        """Creates the topics if they are missing; see ClusterLog. Raises TopicError for other settings of a topic."""
+        """Creates the topics if they are missing; see ClusterLog.
+
+        Raises TopicError for other settings of a topic, and Retriable if the topics have no leaders.
+        """
         cluster, wanted = self._cluster, (KEPT_FOREVER, KEPT_SHORTLY, COMPACTED)
         topics = (self._log.topic, self._beats.topic, self._replica.topic)
         ensure_topics(cluster, {topic: (1, settings) for topic, settings in zip(topics, wanted, strict=True)})
-        newest = cluster.newest(self._replica)
+        deadline = time.monotonic() + START_SECONDS
+        while True:
+            try:
+                newest, first = cluster.newest(self._replica), cluster.starts({self._log})[self._log]
+                ends = cluster.ends({self._beats})
+                break
+            except Retriable as error:  # topics that were just created have no leader for a moment
+                if time.monotonic() > deadline:
+                    raise
+                logger.info("the topics of cluster %s cannot be read yet: %s", self._name, error)
+                time.sleep(0.2)
         kept = None if newest is None else newest.value()
         begin = 0 if kept is None else decode_replica(kept).offset + 1
-        first = cluster.starts({self._log})[self._log]
         if first > begin:
             raise InputLost(
                 f"entries {begin} to {first - 1} of {self._log.topic} were deleted by others: nobody knows the jobs of "
@@ -60,7 +79,7 @@ class KafkaLog:
             )
         self._producer = cluster.producer(MODE, f"{self._name}.{self._peer}")
         self._consumer = cluster.consumer(f"ks.cluster.{self._name}.{self._peer}", self._peer)
-        self._consumer.assign({self._log: begin} | cluster.ends({self._beats}))
+        self._consumer.assign({self._log: begin} | ends)
         return kept
 
     def append(self, value: bytes) -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
 from kstreams_py.graph.channels import describe_channels, describe_tasks
 from kstreams_py.graph.topology import Graph
@@ -15,7 +18,7 @@ def fingerprint_of(graph: Graph) -> str:
 
     Modules that these files import do not count.
     """
-    files = {file for task in graph.tasks if (file := inspect.getsourcefile(inspect.unwrap(task.function)))}
+    files = {file for task in graph.tasks if (file := _file_of(task.function))}
     found = blake2b(digest_size=6, person=b"ks-graph")
     channels = dict.fromkeys(channel for task in graph.tasks for channel in (*task.inputs, *task.outputs))
     for line in [*describe_channels(channels), *describe_tasks(graph.tasks)]:
@@ -23,3 +26,17 @@ def fingerprint_of(graph: Graph) -> str:
     for file in sorted(files, key=lambda each: (Path(each).name, each)):
         found.update(Path(file).read_bytes())
     return found.hexdigest()
+
+
+def _file_of(function: Callable[..., Any]) -> str | None:
+    """Returns the file in which a function stands; None if it has none, as one that is written in C."""
+    found: Any = inspect.unwrap(function)
+    while isinstance(found, partial):
+        found = found.func
+    try:
+        return inspect.getsourcefile(found)
+    except TypeError:  # a callable object, or a function written in C
+        try:
+            return inspect.getsourcefile(type(found))
+        except TypeError:
+            return None

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from heapq import heapify, heapreplace
 from typing import Any, Final, NamedTuple
 
+from kstreams_py.errors import SettingsError
 from kstreams_py.graph.channels import JobTask, TaskKind, filled_channels
 from kstreams_py.jobs.cluster.commands import JobId, PeerId, TaskSpec
 from kstreams_py.jobs.cluster.slots import slot_of, slot_of_id
@@ -40,8 +41,14 @@ class Routes(NamedTuple):
 
 
 def specify_tasks(tasks: Sequence[JobTask]) -> tuple[TaskSpec, ...]:
-    """Returns what a scheduler has to know of a graph's tasks. Each source is read by a task of its own."""
+    """Returns what a scheduler has to know of a graph's tasks. Each source is read by a task of its own.
+
+    Raises SettingsError if a task has the id of such a task.
+    """
     inputs = [TaskSpec(READ + channel.name, is_input=True) for channel in filled_channels(tasks)]
+    for name in {each.id for each in inputs} & {task.id for task in tasks}:
+        source = name.removeprefix(READ)
+        raise SettingsError(f"task {name!r} has the id of the task that reads source {source!r}: rename one of them")
     return *inputs, *(TaskSpec(task.id, is_grouped=is_grouped(task)) for task in tasks)
 
 
