@@ -74,7 +74,7 @@ def test_submitted_job_is_in_the_log_with_its_tasks() -> None:
     ]
 
 
-def test_job_of_other_code_than_that_of_a_peer_is_refused_and_both_fingerprints_are_named() -> None:
+def test_job_of_other_code_than_a_peers_is_refused_with_both_fingerprints() -> None:
     cluster = begin(peers=2, fingerprint="0123456789ab")
     own = fingerprint_of(make_graph())
     with pytest.raises(SettingsError) as refused:
