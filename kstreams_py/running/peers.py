@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from kstreams_py.errors import BrokerUnavailable, KStreamsError, SettingsError
+from kstreams_py.errors import BrokerUnavailable, KStreamsError, Retriable, SettingsError
 from kstreams_py.formats.registries import open_registry
 from kstreams_py.graph.loading import load, show_target
 from kstreams_py.graph.topology import Graph
@@ -35,6 +35,7 @@ from kstreams_py.jobs.peers.input_task import InputTask
 from kstreams_py.jobs.peers.peer import Peer
 from kstreams_py.jobs.peers.routes import READ
 from kstreams_py.kafka.cluster import KafkaCluster
+from kstreams_py.log_fields import repeated
 from kstreams_py.metrics import Counters
 from kstreams_py.running.pipe import report_drained, report_writer
 from kstreams_py.running.reports import Report
@@ -101,6 +102,11 @@ class PeerRun:
                 raise SettingsError(f"two graphs are called {graph.name!r}: rename one")
             if not graph.tasks:
                 raise SettingsError(f"graph {graph.name!r} has no channels: run it with `kstreams run`")
+            if names := ", ".join(each.id for each in graph.processors):
+                raise SettingsError(
+                    f"graph {graph.name!r} has processors of topics, which peers do not run ({names}): declare them in "
+                    "a graph of their own, and run that with `kstreams run`"
+                )
         self._fingerprints = {name: fingerprint_of(graph) for name, graph in self._graphs.items()}
         self._stopping = threading.Event()
         self._is_running = False
@@ -253,7 +259,10 @@ class _Keeper:
                 if now > reported_at + REPORT_INTERVAL:
                     reported_at = now
                     self._report()
-                self._membership.turn(now)
+                try:
+                    self._membership.turn(now)
+                except Retriable as error:
+                    logger.info("the log of the cluster is away: %s", error, extra=repeated("the log of the cluster"))
                 if self._membership.replica is not before:
                     self._wake()
         except BaseException as error:

@@ -125,7 +125,8 @@ class ClusterMembership:
         3. Take the heartbeats of the others, and send an own one; peers that are silent leave.
         4. Keep the replica, if the log has grown.
 
-        Raises InputLost; SettingsError if the cluster has other settings, or refuses this peer.
+        Raises InputLost; Retriable if the log is away: the next turn goes on; SettingsError if the cluster has other
+        settings, or refuses this peer.
         """
         records = self._log.read()
         for record in records:
@@ -225,8 +226,8 @@ class ClusterMembership:
         """Keeps the replica after many entries: the member that joined first does it."""
         offset = self.replica.offset
         if offset >= self._kept_at + KEPT_EVERY and next(iter(self.replica.peers)) == self.me:
-            self._log.keep(encode_replica(self.replica), offset)
             self._kept_at = offset
+            self._log.keep(encode_replica(self.replica), offset)
 
     def close(self) -> None:
         """Closes the client of the log."""

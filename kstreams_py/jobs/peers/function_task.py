@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Final
 
+from kstreams_py.errors import DecodeError
 from kstreams_py.graph.channels import JobTask, sort_tasks
 from kstreams_py.jobs.environment import JobEnvironment
 from kstreams_py.jobs.identity import SegmentId
-from kstreams_py.jobs.job import open_runner
+from kstreams_py.jobs.job import Outages, open_runner
 from kstreams_py.jobs.messengers.frames import HeldPatterns, SegmentFrame, failed_segment
 from kstreams_py.jobs.messengers.link import Link
 from kstreams_py.jobs.messengers.packing import unpack_segments
 from kstreams_py.jobs.peers.entries import Acknowledgements, Addressed, by_acker
 from kstreams_py.jobs.peers.outbox import Outbox, choose
 from kstreams_py.jobs.runners import GatheringRunner, Turned
+
+logger = logging.getLogger(__name__)
 
 INBOX: Final = 1_000
 """The segments in the inboxes of a task: more wait on their links, so that these are given no credit."""
@@ -31,6 +35,7 @@ class FunctionTask:
         self.id, self._job = task.id, job
         self._outbox = outbox
         self.runner = open_runner(graph, task, sort_tasks(tasks), outbox, environment)
+        self.outages = Outages()
         self._clock = environment.clock
         self._arrived: deque[tuple[Link, SegmentFrame]] = deque()
         self._acks = Acknowledgements(job)
@@ -45,9 +50,18 @@ class FunctionTask:
         """Gives the task a turn; returns whether it had anything to do. Raises the error that stops the job."""
         while self._arrived and self.runner.waiting < INBOX:
             link, frame = self._arrived.popleft()
-            self._outbox.inboxes[frame.channel].add(unpack_segments(frame))
             link.release(frame.job, frame.reader, len(frame))
-        turned = self.runner.turn(self._clock())
+            try:
+                segments = unpack_segments(frame)
+                self._outbox.inboxes[frame.channel].add(segments)
+            except (DecodeError, KeyError) as reason:
+                # its inputs are found missing, and are read again
+                logger.warning("%s: peer %s sends what is no segment: %s: it is dropped", self.id, link.other, reason)
+        turned = Turned()
+        with self.outages.of(self.id):
+            turned = self.runner.turn(self._clock())
+            if turned.ids:
+                self.outages.answered(self.id)
         for segment, error in turned.failed:
             self._acks.add_failure(failed_segment(segment, self.id, error))
         self._acknowledge(turned)

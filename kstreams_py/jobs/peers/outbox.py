@@ -73,10 +73,14 @@ class Outbox(Readers):
         assert self._routes is not None
         return self._links[peer].waiting(self._routes.job, route.task) if peer in self._links else 0
 
-    def take_back(self, frames: Iterable[SegmentFrame]) -> None:
-        """Sends the segments of frames again that came back: they were sent by the routes of an older epoch."""
+    def take_back(self, frames: Iterable[SegmentFrame], job: str, since: int) -> None:
+        """Sends the segments of frames again that came back: they were sent by the routes of an older epoch.
+
+        - `job`, `since`: the job of the task, and the epoch in which this peer got it: what was sent before is dropped.
+        """
         for frame in frames:
-            self._deliver_again(frame.channel, frame.reader, unpack_segments(frame))
+            if frame.job == job and frame.epoch >= since:
+                self._deliver_again(frame.channel, frame.reader, unpack_segments(frame))
 
     def _deliver_again(self, channel: str, task: str, segments: Segments) -> None:
         lost = self._deliver(channel, task, segments)

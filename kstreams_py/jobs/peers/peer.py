@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from kstreams_py.errors import KStreamsError, SinkUnavailable, SourceUnavailable, Stop
@@ -26,6 +26,7 @@ from kstreams_py.jobs.messengers.frames import (
     Item,
     LostInputs,
     Opened,
+    SegmentFrame,
 )
 from kstreams_py.jobs.messengers.link import ENDED
 from kstreams_py.jobs.messengers.links import Links
@@ -102,8 +103,7 @@ class Peer:
         for link in self._links:
             for item in link.items():
                 self._take(PeerId(link.other), item)
-            if self._outbox is not None:
-                self._outbox.take_back(link.returned())
+            self._take_back(link.returned())
             if isinstance(self.task, FunctionTask):
                 self.task.arrive(link, link.ready(self._epochs))
             else:
@@ -120,6 +120,10 @@ class Peer:
                 entries.drop()
         self._links.flush(self._clock(), self._messenger.send)
         return worked
+
+    def _take_back(self, frames: Sequence[SegmentFrame]) -> None:
+        if self._outbox is not None and self.assignment is not None:
+            self._outbox.take_back(frames, self.assignment.job, self.assignment.since)
 
     # The replica.
 
@@ -141,8 +145,7 @@ class Peer:
         """Begins and ends links, so that there is one to each other member."""
         for peer in before.peers.keys() - after.peers.keys() - {self.me}:
             rest = self._links.remove(peer)
-            if self._outbox is not None:
-                self._outbox.take_back(rest.unsent)
+            self._take_back(rest.unsent)
             self._messenger.disconnect(peer)
             # of what the peer had nothing else will come: the entries that wait for it are found
             for entries in self._entries.values():
