@@ -105,7 +105,7 @@ class Reader:
         # and would not look for its successor
         asked = [ck.TopicPartition(*tp, which) for tp in partitions]
         topics = {tp.topic for tp in partitions}
-        deadline, is_known = time.monotonic() + self._offsets_limit, False
+        begun, is_known, is_renewed = time.monotonic(), False, False
         while True:
             try:
                 found = self.client.offsets_for_times(asked, ASK_SECONDS)
@@ -115,7 +115,12 @@ class Reader:
                 failure = error.args[0]
             why, exist = self._look_for_leaders(topics)
             is_known |= exist
-            if time.monotonic() > deadline:
+            passed = time.monotonic() - begun
+            if why is not None and passed > self._offsets_limit / 2 and not is_renewed:
+                # a new client asks for a token at once: one that got none waits for 10 s, then to connect again
+                self._renew()
+                is_renewed = True
+            if passed > self._offsets_limit:
                 # the client may ask a frozen broker for the leaders, too: if another broker has answered meanwhile,
                 # brokers are up
                 if is_known and failure.code() in UNREACHABLE | {E._UNKNOWN_PARTITION}:
