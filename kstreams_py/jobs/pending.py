@@ -70,6 +70,11 @@ class PendingInputs(Generic[ClaimT]):
         found = self._inputs.get(segment)
         return None if found is None else found[0]
 
+    def since(self, segment: SegmentId) -> float | None:
+        """Returns when an input was read; None if it is not pending."""
+        found = self._inputs.get(segment)
+        return None if found is None else found[1].since
+
     def add(self, segments: Sequence[SegmentId], claims: Iterable[ClaimT], now: float) -> None:
         """Adds inputs. `now`: seconds of a clock that never goes back."""
         self._inputs.update(zip(segments, zip(claims, repeat(Times(now, now + self._timeout))), strict=True))

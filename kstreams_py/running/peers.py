@@ -159,10 +159,10 @@ class PeerRun:
         messenger.start()
         host = f"{socket.gethostname()}, process {os.getpid()}"
         join = AcceptJoin(me, messenger.address, messenger.public_key, self._fingerprints, host)
-        found = Found(VERSION, options.cluster, options.scheduler)
+        found = Found(VERSION, options.cluster, options.scheduler, messenger=options.messenger)
         membership = ClusterMembership(KafkaLog(cluster, options.cluster, me), found, join, Heartbeats(me))
         links = Links(options.cluster, me, random.random)
-        peer = Peer(membership, messenger, links, self._graphs, self._open(cluster, membership), time.monotonic)
+        peer = Peer(membership, messenger, links, self._graphs, self._open(cluster), time.monotonic)
         keeper = _Keeper(membership, messenger.wake, lambda: self._report(peer))
         try:
             membership.start()
@@ -195,13 +195,13 @@ class PeerRun:
             logger.warning("the supervisor has ended: leaving the cluster")
             self.stop()
 
-    def _open(self, cluster: KafkaCluster, membership: ClusterMembership) -> Callable[[Graph], JobEnvironment]:
+    def _open(self, cluster: KafkaCluster) -> Callable[[Graph, int], JobEnvironment]:
         settings = self._settings
         registry = open_registry(settings.schema_registry_url, settings.schema_directory, settings.schema_registry)
 
-        def open_for(graph: Graph) -> JobEnvironment:
+        def open_for(graph: Graph, number: int) -> JobEnvironment:
             environment = Environment(cluster, registry, settings, target=show_target(graph))
-            return job_environment(graph, membership.replica.peers[membership.me].number, environment)
+            return job_environment(graph, number, environment)
 
         return open_for
 

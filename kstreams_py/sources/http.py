@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from kstreams_py.errors import MissingSoftware, SettingsError
 from kstreams_py.graph.source import SourceConnection
@@ -45,6 +46,9 @@ class HTTP(RequestRules):
 
     Raises SettingsError for invalid options.
     """
+
+    readers_max: ClassVar[int] = 1
+    """How many workers or peers can read it at a time."""
 
     port: int
     host: str = "127.0.0.1"

@@ -77,7 +77,7 @@ class ClusterPlant(JobPlant):
         self.departed = 0
         """How many peers have left, as far as any peer knows."""
 
-    def open_environment(self, _: Graph) -> JobEnvironment:
+    def open_environment(self, _: Graph, __: int) -> JobEnvironment:
         def open_source(channel: Channel, reader: str) -> MemoryConnection:
             assert channel is self.rows
             connection = PeerConnection(self.source, self.source.kept.setdefault(reader, {}))
@@ -205,7 +205,7 @@ class ClusterPlant(JobPlant):
         self.check()
         for peer in self.peers.values():
             assert peer.task is None
-            assert peer._entries == {}
+            assert len(peer._ackers) == 0
             peer.close()
 
     def _check_empty(self) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from kstreams_py.jobs.cluster.state import JobPhase
-from kstreams_py.sources.suspects import DEATHS_MAX
+from kstreams_py.jobs.peers.input_task import InputTask
+from kstreams_py.sources.suspects import DEATHS_MAX, REASON
 from tests.simulation.clusters import ClusterPlant
+from tests.simulation.jobs import Died, Table
 from tests.simulation.test_jobs import GRAPHS, INPUTS
 
 
@@ -82,3 +85,81 @@ def test_inputs_that_a_dead_peer_had_are_read_again_and_no_others() -> None:
     plant.die_now(name)
     plant.finish_job()
     assert plant.replayed == dict.fromkeys(unstored, 1)
+
+
+def test_gather_with_many_branches_of_one_input_does_not_stand_still() -> None:
+    plant, parts = ClusterPlant(range(2)), 1_500
+    left, right, both, split = (plant.graph.channel(name) for name in ("left", "right", "both", "parts"))
+
+    @plant.graph.map(plant.rows, to=split)
+    def divide(value: int) -> Iterator[tuple[int, int]]:
+        yield from ((value, number) for number in range(parts))
+
+    plant.graph.map(split, to=left, id="first")(lambda part: part)
+    plant.graph.map(split, to=right, id="second")(lambda part: part)
+    plant.graph.gather(left, right, to=both, id="pair")(lambda one, other: (one, other))
+    table = Table(plant)
+    plant.graph.sink(both, to=table, id="store")(lambda pair: (pair[0],))
+    plant.tables, plant.rows_of = [table], lambda value: [[(value, number) for number in range(parts)]]
+    plant.begin(6)
+    plant.finish_job()
+
+
+@pytest.mark.parametrize("peers", [3, 7])
+def test_input_that_kills_its_peers_is_refused_and_no_other(peers: int) -> None:
+    plant = ClusterPlant(range(INPUTS))
+    parsed, table = plant.graph.channel("parsed"), Table(plant)
+
+    @plant.graph.map(plant.rows, to=parsed)
+    def parse(value: int) -> int:
+        if value == 7:
+            plant._orphan()
+            raise Died
+        return value
+
+    plant.graph.sink(parsed, to=table, id="store")(lambda value: (value,))
+    plant.tables, plant.rows_of = [table], lambda value: REASON if value == 7 else [[value]]
+    plant.begin(peers)
+    while not plant.has_ended:
+        plant.run_for(1)
+        assert plant.now < 300, plant.describe()
+        while len(plant.peers) < peers:
+            plant.add()
+    assert plant.refused().keys() == {7}
+    assert plant.tables[0].values == [value for value in range(INPUTS) if value != 7]
+
+
+def test_error_that_stops_a_job_ends_it_for_all_peers() -> None:
+    plant = ClusterPlant(range(INPUTS))
+    parsed = plant.graph.channel("parsed")
+
+    @plant.graph.map(plant.rows, to=parsed, stop_on=(LookupError,))
+    def parse(value: int) -> int:
+        if value == 7:
+            raise LookupError("no table")
+        return value
+
+    plant.graph.sink(parsed, to=Table(plant), id="store")(lambda value: (value,))
+    plant.begin(6)
+    plant.run_until(lambda: plant.has_ended)
+    assert plant.job is not None
+    assert (plant.job.phase, plant.job.why) == (JobPhase.KILLED, "LookupError: no table")
+    plant.run_for(3)
+    assert [peer.task for peer in plant.peers.values()] == [None] * 6
+
+
+def test_inputs_whose_acker_has_moved_and_died_are_read_again() -> None:
+    """Two peers read; one of them gets another job, and dies there."""
+    plant = plant_of("chain")
+    plant.begin(4)
+    plant.run_until(lambda: plant.job is not None and plant.job.phase is JobPhase.RUNNING)
+    store = plant.find("store")
+    assert store is not None
+    plant.frozen[store] = plant.now + 3  # inputs are under way, and stay so
+    plant.run_for(1)
+    readers = [name for name, peer in plant.peers.items() if isinstance(peer.task, InputTask)]
+    assert len(readers) == 2
+    plant._orphan()
+    plant.die_now(readers[1])
+    plant.add()
+    plant.finish_job()

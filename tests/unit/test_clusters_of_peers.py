@@ -15,6 +15,7 @@ from kstreams_py.jobs.cluster.commands import (
     KillJob,
     PeerId,
     Scheduler,
+    SealTask,
     SignalReady,
     Volunteer,
 )
@@ -149,3 +150,17 @@ def test_copy_of_a_command_changes_nothing_even_if_it_would_by_itself() -> None:
     submitted = apply(before, Entry("a tool", 2, submit("B1")), 101)
     again = apply(submitted, kill, 102)
     assert (again.jobs, again.jobs[JobId("B")].phase) == (submitted.jobs, JobPhase.WAITING)
+
+
+def test_seals_are_asked_for_again_when_the_peers_of_a_job_change() -> None:
+    """A peer that had not sealed its task may be the one that goes: the others would never say so again."""
+    cluster = new_replicas("round-robin", 2)
+    cluster.append(submit("A1"))
+    job = JobId("A")
+    cluster.append(SealTask(job, "t0", PeerId("a"), cluster.replica.assignments[PeerId("a")].since))
+    assert cluster.replica.jobs[job].sealed == {"t0": ("a",)}
+    cluster.append(submit("B1"))  # takes the peer that has not sealed the task
+    assert [each.job for each in cluster.replica.assignments.values()] == ["A", "B"]
+    assert cluster.replica.jobs[job].sealed == {}
+    cluster.append(SealTask(job, "t0", PeerId("a"), cluster.replica.assignments[PeerId("a")].since))
+    assert cluster.replica.jobs[job].phase is JobPhase.COMPLETED

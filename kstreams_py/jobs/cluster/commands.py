@@ -53,6 +53,7 @@ class Found:
     """The first entry of a log: what all its peers must agree on.
 
     - `version`: the version of the fold (`fold.VERSION`).
+    - `messenger`: the name of the messenger over which peers reach each other.
     - `drops_last`: see `shares.share`.
     """
 
@@ -60,6 +61,7 @@ class Found:
     cluster: str
     scheduler: Scheduler
     drops_last: bool = False
+    messenger: str = ""
 
 
 @dataclass(frozen=True, slots=True)

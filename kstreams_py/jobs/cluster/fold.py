@@ -19,11 +19,13 @@ from kstreams_py.jobs.cluster.commands import (
     JobId,
     KillJob,
     Leave,
+    LeaveReason,
     PeerId,
     Scheduler,
     SealTask,
     SignalReady,
     SubmitJob,
+    TaskSpec,
     Volunteer,
 )
 from kstreams_py.jobs.cluster.planner import Place, plan
@@ -81,6 +83,7 @@ def _found(replica: Replica, command: Found) -> Replica:
         replica,
         version=command.version,
         cluster=command.cluster,
+        messenger=command.messenger,
         scheduler=command.scheduler,
         drops_last=command.drops_last,
     )
@@ -164,9 +167,10 @@ def _seal_task(replica: Replica, command: SealTask) -> Replica:
 def _leave(replica: Replica, command: Leave) -> Replica:
     if command.peer not in replica.peers:
         return replica
-    assigned = replica.assignments.get(command.peer)
+    assigned, is_death = replica.assignments.get(command.peer), command.reason is not LeaveReason.ENDED
     replica = replace(
         replica,
+        deaths=replica.deaths + is_death,
         peers=_without(replica.peers, command.peer),
         departed=(*replica.departed, command.peer)[-DEPARTED_KEPT:],
     )
@@ -176,7 +180,9 @@ def _leave(replica: Replica, command: Leave) -> Replica:
     # what the peer had goes back to the source: nobody is at its end any more
     replica = _with_job(replica, assigned.job, replace(job, sealed=_without(job.sealed, assigned.task)))
     if not replica.covers(assigned.job, left):
-        return _stop(replica, assigned.job)
+        stopped = _stop(replica, assigned.job)
+        job = stopped.jobs[assigned.job]
+        return _with_job(stopped, assigned.job, replace(job, deaths=job.deaths + is_death))
     return _change(replica, left, assigned.job)
 
 
@@ -210,11 +216,16 @@ def _ready(replica: Replica, command: SignalReady) -> Replica:
 
 
 def _start(replica: Replica, name: JobId) -> Replica:
-    """Starts a job once a peer of each task is ready."""
+    """Starts a job once a peer of each task is ready; of a grouped one all peers, as each has keys of its own."""
     job = replica.jobs[name]
-    if job.phase is JobPhase.STARTING and all(replica.ready_peers_of(name, task.id) for task in job.left):
+    if job.phase is JobPhase.STARTING and all(_is_ready(replica, name, task) for task in job.left):
         return _with_job(replica, name, replace(job, phase=JobPhase.RUNNING))
     return replica
+
+
+def _is_ready(replica: Replica, name: JobId, task: TaskSpec) -> bool:
+    ready = replica.ready_peers_of(name, task.id)
+    return len(ready) == len(replica.peers_of(name, task.id)) if task.is_grouped else bool(ready)
 
 
 def _change(replica: Replica, assignments: Mapping[PeerId, Assignment], name: JobId) -> Replica:
@@ -230,6 +241,7 @@ def _change(replica: Replica, assignments: Mapping[PeerId, Assignment], name: Jo
         job,
         phase=job.phase if job.is_active else JobPhase.STARTING,
         epoch=job.epoch + 1,
+        sealed={},  # each peer says again whether it has nothing left to read: who had not said so may be gone
         ready=tuple(peer for peer in job.ready if peer in kept),
         slots={task: _slots(job.slots.get(task), peers) for task, peers in numbers.items()},
     )

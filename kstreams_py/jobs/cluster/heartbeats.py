@@ -59,7 +59,8 @@ class Heartbeats:
     def hear(self, peer: PeerId, number: int, members: Collection[PeerId]) -> None:
         """Takes a heartbeat from the log. `members`: the peers of the cluster now."""
         if peer != self._me:
-            self._missed[peer] = 0
+            # a heartbeat of this peer that is on its way was sent before: it must not count against the other one
+            self._missed[peer] = 0 if self._is_back else -1
             return
         if number != self._number or self._is_back:
             return

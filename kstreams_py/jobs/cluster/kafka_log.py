@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import logging
 import secrets
+import threading
 import time
 from typing import Final, NamedTuple
 
-from kstreams_py.errors import DecodeError, InputLost, Retriable, SettingsError
+from kstreams_py.errors import DecodeError, InputLost, KStreamsError, Retriable, SettingsError
 from kstreams_py.graph.names import cluster_topics
 from kstreams_py.jobs.cluster.commands import Command, Entry
 from kstreams_py.jobs.cluster.fold import apply
@@ -20,12 +21,16 @@ from kstreams_py.jobs.cluster.records import decode_entry, decode_replica, encod
 from kstreams_py.jobs.cluster.state import Replica
 from kstreams_py.kafka.contracts import Cluster, Consumer, Output, Producer, ProducerMode
 from kstreams_py.kafka.own_topics import ensure_topics
+from kstreams_py.log_fields import repeated
 from kstreams_py.records import TopicPartition
 
 logger = logging.getLogger(__name__)
 
 START_SECONDS: Final = 30.0
 """Seconds for which the start of a client waits for the leaders of its topics."""
+
+CUT_SECONDS: Final = 3.0
+"""Seconds after which a log without the entries behind the newest replica counts as cut by others."""
 
 KEPT_FOREVER: Final = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
 
@@ -50,6 +55,8 @@ class KafkaLog:
         self._producer: Producer | None = None
         self._entries: list[LogRecord] = []
         self._heard: list[bytes] = []
+        self._keeping: threading.Thread | None = None
+        """The thread that keeps a replica."""
 
     def start(self) -> bytes | None:
         """Creates the topics if they are missing; see ClusterLog.
@@ -62,25 +69,34 @@ class KafkaLog:
         deadline = time.monotonic() + START_SECONDS
         while True:
             try:
-                newest, first = cluster.newest(self._replica), cluster.starts({self._log})[self._log]
+                kept, begin, first = self._find_kept()
                 ends = cluster.ends({self._beats})
-                break
             except Retriable as error:  # topics that were just created have no leader for a moment
                 if time.monotonic() > deadline:
                     raise
                 logger.info("the topics of cluster %s cannot be read yet: %s", self._name, error)
-                time.sleep(0.2)
-        kept = None if newest is None else newest.value()
-        begin = 0 if kept is None else decode_replica(kept).offset + 1
-        if first > begin:
-            raise InputLost(
-                f"entries {begin} to {first - 1} of {self._log.topic} were deleted by others: nobody knows the jobs of "
-                f"cluster {self._name} any more: stop its peers, delete its topics, and begin again"
-            )
+            else:
+                if first <= begin:
+                    break
+                if time.monotonic() > deadline - START_SECONDS + CUT_SECONDS:  # a peer may just be cutting the log
+                    raise InputLost(
+                        f"entries {begin} to {first - 1} of {self._log.topic} were deleted by others: nobody knows the "
+                        f"jobs of cluster {self._name} any more: stop its peers, delete its topics, and begin again"
+                    )
+            time.sleep(0.2)
         self._producer = cluster.producer(MODE, f"{self._name}.{self._peer}")
         self._consumer = cluster.consumer(f"ks.cluster.{self._name}.{self._peer}", self._peer)
         self._consumer.assign({self._log: begin} | ends)
         return kept
+
+    def _find_kept(self) -> tuple[bytes | None, int, int]:
+        """Returns the newest kept replica, the offset of the entry behind it, and the first offset of the log."""
+        kept, begin = None, 0
+        for record in self._cluster.read(self._replica):
+            value = record.value()
+            if value is not None and (offset := decode_replica(value).offset + 1) > begin:
+                kept, begin = value, offset
+        return kept, begin, self._cluster.starts({self._log})[self._log]
 
     def append(self, value: bytes) -> None:
         """See ClusterLog."""
@@ -116,14 +132,27 @@ class KafkaLog:
         return found
 
     def keep(self, value: bytes, offset: int) -> None:
-        """See ClusterLog."""
+        """See ClusterLog. It does so in a thread: the thread of heartbeats waits for nothing."""
+        if self._keeping is None or not self._keeping.is_alive():
+            self._keeping = threading.Thread(target=self._keep, args=(value, offset), name="replica", daemon=True)
+            self._keeping.start()
+
+    def _keep(self, value: bytes, offset: int) -> None:
         assert self._producer is not None
-        self._write(self._replica, value, b"replica")
-        self._producer.flush()
-        self._cluster.truncate(self._log, offset + 1)
+        try:
+            # a key for each peer: what one that was frozen writes late takes the place of no other's
+            self._write(self._replica, value, self._peer.encode())
+            self._producer.flush()
+            self._cluster.truncate(self._log, offset + 1)
+        except KStreamsError as error:
+            logger.warning(
+                "the log of cluster %s is not cut, and grows: %s", self._name, error, extra=repeated("cuts of the log")
+            )
 
     def close(self) -> None:
         """See ClusterLog."""
+        if self._keeping is not None:
+            self._keeping.join(CUT_SECONDS)
         if self._producer is not None:
             self._producer.drop()
         if self._consumer is not None:
@@ -148,8 +177,8 @@ def read_entries(cluster: Cluster, name: str) -> tuple[Replica, list[LoggedEntry
         raise SettingsError(
             f"there is no cluster of peers called {name!r}: start one with `kstreams peer --cluster {name}`"
         )
-    newest = cluster.newest(TopicPartition(replica, 0))
-    kept = Replica() if newest is None else decode_replica(newest.value())
+    replicas = (decode_replica(record.value()) for record in cluster.read(TopicPartition(replica, 0)))
+    kept = max(replicas, key=lambda each: each.offset, default=Replica())
     found = list[LoggedEntry]()
     for record in cluster.read(TopicPartition(log, 0), kept.offset + 1):
         try:

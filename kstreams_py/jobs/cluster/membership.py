@@ -177,6 +177,11 @@ class ClusterMembership:
                 f"cluster {wanted.cluster} was begun by another version of kstreams_py (its log has version "
                 f"{found.version}, this one has {VERSION}): run the same version on all peers, or choose another name"
             )
+        if found.messenger != wanted.messenger:
+            raise SettingsError(
+                f"cluster {wanted.cluster} has the messenger {found.messenger}, and this peer {wanted.messenger}: "
+                f"start it with --messenger {found.messenger}, or choose another name for the cluster"
+            )
         if (found.scheduler, found.drops_last) != (wanted.scheduler, wanted.drops_last):
             raise SettingsError(
                 f"cluster {wanted.cluster} has the scheduler {found.scheduler}, and this peer {wanted.scheduler}: "

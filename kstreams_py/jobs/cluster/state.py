@@ -58,6 +58,7 @@ class JobState:
     - `sealed`: the peers that have nothing left to read, by task.
     - `ready`: the peers that are ready to run their task.
     - `slots`: the peers of the slots of each grouped task, by their numbers.
+    - `deaths`: how often the death of a peer stopped the job, as the last peer of a task.
     - `why`: why the job was refused, or which error ended it.
     """
 
@@ -71,6 +72,7 @@ class JobState:
     sealed: Mapping[str, tuple[PeerId, ...]] = field(default_factory=dict)
     ready: tuple[PeerId, ...] = ()
     slots: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    deaths: int = 0
     why: str = ""
 
     @property
@@ -94,9 +96,10 @@ class Replica:
     """The state of a cluster after some entries of its log.
 
     - `version`: the version of the fold that made it; 0 before the first entry.
+    - `messenger`: the name of the messenger of all peers.
     - `offset`: the offset of the last entry that was applied.
     - `planned_at`: the offset of the last entry that made a plan.
-    - `joined`: how many peers have ever joined.
+    - `joined`, `deaths`: how many peers have ever joined, and how many of them have died or were found silent.
     - `peers`: the members, in the order in which they joined.
     - `jobs`: in the order of submission; of those that have ended, the last ones.
     - `assignments`: the tasks of the peers that have one.
@@ -107,11 +110,13 @@ class Replica:
 
     version: int = 0
     cluster: str = ""
+    messenger: str = ""
     scheduler: Scheduler = Scheduler.ROUND_ROBIN
     drops_last: bool = False
     offset: int = -1
     planned_at: int = -1
     joined: int = 0
+    deaths: int = 0
     peers: Mapping[PeerId, PeerState] = field(default_factory=dict)
     jobs: Mapping[JobId, JobState] = field(default_factory=dict)
     assignments: Mapping[PeerId, Assignment] = field(default_factory=dict)

@@ -17,7 +17,7 @@ kept until the receiver has it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -227,11 +227,11 @@ class Link:
         if not self.refusal:
             self.heard_at = now
 
-    def ready(self, epochs: Mapping[str, int]) -> list[SegmentFrame]:
+    def ready(self, epochs: Mapping[str, int], tasks: Collection[TaskKey] | None = None) -> list[SegmentFrame]:
         """Returns the frames of the current epoch of their job, in the order in which they came for each task.
 
-        Those of an older epoch go back to the other peer; those of a newer one are kept, as are those of a job that is
-        not in `epochs`. The epoch of a job that has ended is ENDED.
+        Those of an older epoch go back to the other peer; those of a newer one are kept, as are those for other tasks
+        than `tasks` (None for all), and of a job that is not in `epochs`. The epoch of a job that has ended is ENDED.
         """
         found = list[SegmentFrame]()
         for key, inbox in self._inboxes.items():
@@ -239,9 +239,9 @@ class Link:
                 continue
             kept = deque[SegmentFrame]()
             for frame in inbox.held:
-                if frame.epoch == epoch:
+                if frame.epoch == epoch and (tasks is None or key in tasks):
                     found.append(frame)
-                elif frame.epoch > epoch:
+                elif frame.epoch >= epoch:
                     kept.append(frame)
                 else:
                     self._give_back(frame)

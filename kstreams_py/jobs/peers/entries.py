@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from kstreams_py.jobs.acker import Acker
 from kstreams_py.jobs.identity import SegmentId
@@ -25,6 +25,9 @@ from kstreams_py.jobs.peers.audits import SegmentAudit
 
 Addressed = list[tuple[int, Item]]
 """Items, each with the number of the peer it is for."""
+
+DROP_FACTOR: Final = 3
+"""An entry lives for at least this many times the longest timeout of an input."""
 
 ValueT = TypeVar("ValueT")
 
@@ -104,27 +107,38 @@ class Entries:
         self._audit.doubt(self._acker.inputs)
 
     def _doubt(self, segments: Sequence[SegmentId], sender: int) -> Addressed:
-        """Doubts overdue inputs; those without an entry are lost. `sender`: the peer that has read them."""
+        """Doubts inputs. Those without an entry are lost, if the peer that has read them doubts them.
+
+        - `sender`: the number of the peer that doubts them: they are overdue there, or it may have lost their segments.
+        """
         known = {segment for segment in segments if self._acker.left(segment)}
         self._asked_for |= known
         self._audit.doubt(known)
-        lost = [segment for segment in segments if segment not in known]
+        lost = [segment for segment in segments if segment not in known and input_of(segment) == sender]
         return [(sender, LostInputs(self._job, lost))] if lost else []
 
     def audit(self, now: float, peers: Collection[int]) -> Addressed:
-        """Asks the peers for doubted inputs, and tells those that have read lost ones.
+        """Asks peers for doubted inputs, and tells those that have read lost ones.
 
-        - `peers`: the numbers of the members of the cluster.
+        - `peers`: the numbers of the members that may have segments of the job.
         """
         if not self._audit:
             return []
         lost = self._audit.finish(now, peers, self._acker.left)
-        self._acker.forget(lost)
-        by_input = group((input_of(segment), segment) for segment in lost)
-        found = Addressed((number, LostInputs(self._job, ids)) for number, ids in by_input.items())
+        found = self._forget(lost)
         for part in self._audit.begin(now, peers):
             found += [(peer, Asks(self._job, part, self._audit.number)) for peer in peers]
         return found
+
+    def _forget(self, lost: Sequence[SegmentId]) -> Addressed:
+        """Drops the entries of lost inputs; the gathers that hold segments of them give these up."""
+        self._acker.forget(lost)
+        found = Addressed()
+        for segment in lost:
+            self._failed.pop(segment, None)
+            found += [(number, GiveUps(self._job, [segment])) for number in self._held.pop(segment, ())]
+        by_input = group((input_of(segment), segment) for segment in lost)
+        return [*found, *((number, LostInputs(self._job, ids)) for number, ids in by_input.items())]
 
     def drop(self) -> None:
         """Drops entries that nobody has asked for since the last call, unless they are newer than that.
@@ -133,6 +147,66 @@ class Entries:
         """
         asked_for, self._asked_for = self._asked_for, set()
         self._acker.drop(asked_for.__contains__)
+        is_open = {*self._acker.inputs}.__contains__
+        for kept in (self._failed, self._held):
+            for segment in [segment for segment in kept if not is_open(segment)]:
+                del kept[segment]
+
+
+class Ackers:
+    """The ackers of all jobs at one peer."""
+
+    def __init__(self) -> None:
+        self._entries: dict[str, Entries] = {}
+        self._had: dict[str, set[int]] = {}
+        """The members that have or had a task of a job: they may have segments of it."""
+        self._dropped_after: dict[str, float] = {}
+        """The seconds after which entries of a job are dropped that nobody asks for."""
+        self._seconds: dict[str, float] = {}
+        """The seconds since then, without those in which this peer could not act."""
+        self._looked_at: float | None = None
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def note(self, job: str, peers: Iterable[int], timeout: float) -> None:
+        """Notes who has a task of a job. `timeout`: the longest timeout of its inputs, in seconds."""
+        self._had.setdefault(job, set()).update(peers)
+        self._dropped_after[job] = DROP_FACTOR * timeout
+
+    def keep(self, jobs: Collection[str], members: Collection[int]) -> None:
+        """Forgets the jobs that have ended, and the peers that have left."""
+        for by_job in (self._entries, self._had, self._dropped_after, self._seconds):
+            for job in [job for job in by_job if job not in jobs]:
+                del by_job[job]
+        for had in self._had.values():
+            had.intersection_update(members)
+
+    def take(self, item: Item, sender: int) -> Addressed:
+        """Takes an item for the acker of its job; see Entries."""
+        if (entries := self._entries.get(item.job)) is None:
+            entries = self._entries[item.job] = Entries(item.job)
+        return entries.take(item, sender)
+
+    def doubt_all(self) -> None:
+        """Doubts all inputs, as a peer has left that may have had segments of any."""
+        for entries in self._entries.values():
+            entries.doubt_all()
+
+    def turn(self, now: float, *, may_act: bool) -> Addressed:
+        """Goes on with audits, and drops old entries.
+
+        - `may_act`: whether the peers that read inputs may ask for them.
+        """
+        passed, self._looked_at = now - (now if self._looked_at is None else self._looked_at), now
+        found = Addressed()
+        for job, entries in self._entries.items():
+            found += entries.audit(now, self._had.get(job, ()))
+            self._seconds[job] = self._seconds.get(job, 0.0) + (passed if may_act else 0.0)
+            if self._seconds[job] > self._dropped_after.get(job, float("inf")):
+                self._seconds[job] = 0.0
+                entries.drop()
+        return found
 
 
 def group(keyed: Iterable[tuple[int, ValueT]]) -> dict[int, list[ValueT]]:

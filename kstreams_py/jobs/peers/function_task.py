@@ -10,11 +10,12 @@ from typing import Final
 from kstreams_py.errors import DecodeError
 from kstreams_py.graph.channels import JobTask, sort_tasks
 from kstreams_py.jobs.environment import JobEnvironment
-from kstreams_py.jobs.identity import SegmentId
+from kstreams_py.jobs.identity import NAME_BYTES, SegmentId
 from kstreams_py.jobs.job import Outages, open_runner
 from kstreams_py.jobs.messengers.frames import HeldPatterns, SegmentFrame, failed_segment
 from kstreams_py.jobs.messengers.link import Link
 from kstreams_py.jobs.messengers.packing import unpack_segments
+from kstreams_py.jobs.messengers.pins import acker_of
 from kstreams_py.jobs.peers.entries import Acknowledgements, Addressed, by_acker
 from kstreams_py.jobs.peers.outbox import Outbox, choose
 from kstreams_py.jobs.runners import GatheringRunner, Turned
@@ -36,6 +37,8 @@ class FunctionTask:
         self._outbox = outbox
         self.runner = open_runner(graph, task, sort_tasks(tasks), outbox, environment)
         self.outages = Outages()
+        self.stop: BaseException | None = None
+        """The error that stops the job; None if there is none."""
         self._clock = environment.clock
         self._arrived: deque[tuple[Link, SegmentFrame]] = deque()
         self._acks = Acknowledgements(job)
@@ -47,12 +50,17 @@ class FunctionTask:
         self._arrived += ((link, frame) for frame in frames)
 
     def turn(self) -> bool:
-        """Gives the task a turn; returns whether it had anything to do. Raises the error that stops the job."""
-        while self._arrived and self.runner.waiting < INBOX:
+        """Gives the task a turn; returns whether it had anything to do.
+
+        `stop` then has the error that stops the job, if there is one.
+        """
+        while self._arrived and self.runner.waiting_of(self.runner.inputs) < INBOX:
             link, frame = self._arrived.popleft()
             link.release(frame.job, frame.reader, len(frame))
             try:
                 segments = unpack_segments(frame)
+                if min(map(len, segments.given)) <= NAME_BYTES:
+                    raise DecodeError("an input without a key")
                 self._outbox.inboxes[frame.channel].add(segments)
             except (DecodeError, KeyError) as reason:
                 # its inputs are found missing, and are read again
@@ -65,8 +73,7 @@ class FunctionTask:
         for segment, error in turned.failed:
             self._acks.add_failure(failed_segment(segment, self.id, error))
         self._acknowledge(turned)
-        if turned.stop is not None:
-            raise turned.stop
+        self.stop = turned.stop
         return bool(turned.ids)
 
     def _acknowledge(self, turned: Turned) -> None:
@@ -113,6 +120,12 @@ class FunctionTask:
             yield from ((segment, pattern) for segment in segments if (pattern := self.runner.patterns(segment)))
 
     @property
+    def ids(self) -> set[SegmentId]:
+        """The inputs that have a segment here."""
+        here = {segment for part in self.runner.parts() for segment in part.ids} | self._held.keys()
+        return here.union(*(frame.ids for _, frame in self._arrived))
+
+    @property
     def waiting(self) -> int:
         """How many segments wait here. Any thread may ask for it."""
         return self.runner.waiting + sum(len(frame) for _, frame in self._arrived.copy())
@@ -122,6 +135,13 @@ class FunctionTask:
         """Whether no segment is here."""
         return not self._arrived and not self.runner.waiting and not self.runner.is_busy
 
+    def keep_ackers(self, members: Collection[int]) -> None:
+        """Gives up segments that wait at a gather for inputs whose acker has left."""
+        self.give_up([segment for segment in self._held if acker_of(segment) not in members])
+
     def close(self) -> None:
-        """Closes the connections to the target and to topics."""
+        """Drops what is here, and closes the connections to the target and to topics."""
+        for link, frame in self._arrived:
+            link.release(frame.job, frame.reader, len(frame))
+        self._arrived.clear()
         self.runner.close()

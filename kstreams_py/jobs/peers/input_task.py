@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Final
 
 from kstreams_py.graph.channels import JobTask
@@ -44,8 +44,13 @@ class InputTask:
         job: str,
         outbox: Outbox,
         environment: JobEnvironment,
+        may_act: Callable[[], bool],
     ) -> None:
-        """Connects to the source. Raises SourceUnavailable and SettingsError."""
+        """Connects to the source. Raises SourceUnavailable and SettingsError.
+
+        - `may_act`: whether this peer may keep its claims: one that the others have found silent must lose them.
+        """
+        self._may_act = may_act
         self._job, self.channel, self._outbox, self._environment = job, channel, outbox, environment
         self._ackers: Sequence[int] = ()
         self._own = 0
@@ -107,15 +112,20 @@ class InputTask:
             self.inputs.fail(each.id, each.task, error_of(each), each.trace)
         self.inputs.complete(ids)
 
-    def forget_ackers(self, numbers: Collection[int]) -> None:
-        """Gives back at once the inputs whose entries were at peers that have left."""
-        by_number = by_acker(self.inputs.pending.segments)
-        for number in numbers:
-            self.inputs.give_up_all(by_number.get(number, ()), failed=False)
+    def keep_ackers(self, members: Collection[int]) -> None:
+        """Gives back at once the inputs whose entries were at peers that are no members."""
+        for number, segments in by_acker(self.inputs.pending.segments).items():
+            if number not in members:
+                self.inputs.give_up_all(segments, failed=False)
 
-    def lose(self, segments: Iterable[SegmentId]) -> None:
-        """Gives back inputs of which a segment is nowhere: this counts as an attempt."""
-        self.inputs.give_up_all(segments, failed=True)
+    def lose(self, segments: Iterable[SegmentId], died_at: float) -> None:
+        """Gives back inputs of which a segment is nowhere.
+
+        - `died_at`: when a peer was last seen to die: this counts as an attempt of inputs that were read before.
+        """
+        for segment in segments:
+            since = self.inputs.pending.since(segment)
+            self.inputs.give_up_all([segment], failed=since is not None and since <= died_at)
 
     def doubt(self) -> None:
         """Asks the ackers of overdue inputs whether their segments are still anywhere."""
@@ -141,10 +151,12 @@ class InputTask:
     def _keep(self) -> None:
         """Keeps the claims, in a thread of its own."""
         while not self._ended.wait(min(self.inputs.connection.lease, LEASE_MAX) / 3):
+            if not self._may_act():
+                continue
             try:
                 self.inputs.connection.keep()
-            except Exception:
-                continue
+            except Exception as error:  # the next attempt may succeed
+                logger.info("%s: cannot keep the claims: %s", self.inputs.name, error)
 
     def close(self, *, failed: bool = False) -> None:
         """Gives back the inputs under way, and closes the connection. `failed`: this counts as a death."""

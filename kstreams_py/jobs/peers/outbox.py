@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from operator import xor
 
-from kstreams_py.errors import EncodeError
+from kstreams_py.errors import DecodeError, EncodeError
 from kstreams_py.graph.declarations import Channel
 from kstreams_py.jobs.cluster.commands import PeerId
 from kstreams_py.jobs.identity import Entropy, Pattern, SegmentId, new_patterns
@@ -15,6 +16,8 @@ from kstreams_py.jobs.messengers.packing import Destination, pack_segments, unpa
 from kstreams_py.jobs.peers.routes import Route, Routes, split
 from kstreams_py.jobs.segments import Segments
 from kstreams_py.jobs.task import Readers
+
+logger = logging.getLogger(__name__)
 
 
 class Outbox(Readers):
@@ -79,8 +82,18 @@ class Outbox(Readers):
         - `job`, `since`: the job of the task, and the epoch in which this peer got it: what was sent before is dropped.
         """
         for frame in frames:
-            if frame.job == job and frame.epoch >= since:
-                self._deliver_again(frame.channel, frame.reader, unpack_segments(frame))
+            if frame.job != job or frame.epoch < since:
+                continue
+            try:
+                segments = unpack_segments(frame)
+            except DecodeError as error:
+                logger.warning("%s: a peer gives back what is no segment: %s: it is dropped", self._task, error)
+                continue
+            if self._routes is not None and self._routes.epoch <= frame.epoch:
+                # by the same routes they would come back again
+                self._kept.setdefault((frame.channel, frame.reader), Segments()).add(segments)
+            else:
+                self._deliver_again(frame.channel, frame.reader, segments)
 
     def _deliver_again(self, channel: str, task: str, segments: Segments) -> None:
         lost = self._deliver(channel, task, segments)

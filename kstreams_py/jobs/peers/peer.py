@@ -6,13 +6,13 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from kstreams_py.errors import KStreamsError, SinkUnavailable, SourceUnavailable, Stop
+from kstreams_py.errors import ClientError, KStreamsError, SettingsError, Stop, Unavailable
 from kstreams_py.graph.channels import filled_channels
 from kstreams_py.graph.topology import Graph
 from kstreams_py.jobs.cluster.commands import JobId, KillJob, PeerId, SealTask, SignalReady
 from kstreams_py.jobs.cluster.membership import ClusterMembership
 from kstreams_py.jobs.cluster.state import Assignment, JobPhase, Replica
-from kstreams_py.jobs.environment import JobEnvironment
+from kstreams_py.jobs.environment import TIMEOUT, JobEnvironment
 from kstreams_py.jobs.identity import SegmentId
 from kstreams_py.jobs.messengers.contract import Messenger
 from kstreams_py.jobs.messengers.frames import (
@@ -30,11 +30,12 @@ from kstreams_py.jobs.messengers.frames import (
 )
 from kstreams_py.jobs.messengers.link import ENDED
 from kstreams_py.jobs.messengers.links import Links
-from kstreams_py.jobs.peers.entries import Addressed, Entries
+from kstreams_py.jobs.peers.entries import Ackers, Addressed, by_acker
 from kstreams_py.jobs.peers.function_task import FunctionTask
 from kstreams_py.jobs.peers.input_task import InputTask
 from kstreams_py.jobs.peers.outbox import Outbox, send_items
 from kstreams_py.jobs.peers.routes import READ, find_routes
+from kstreams_py.log_fields import repeated
 from kstreams_py.steps.dead_letters import format_error
 
 logger = logging.getLogger(__name__)
@@ -44,9 +45,6 @@ DRAIN_SECONDS: Final = 10.0
 
 OPEN_AGAIN_SECONDS: Final = 2.0
 """Seconds until a source or target that could not be opened is tried again."""
-
-DROP_SECONDS: Final = 180.0
-"""An entry lives for at least this long: the timeout of an input is shorter."""
 
 PeerTask = InputTask | FunctionTask
 
@@ -60,7 +58,7 @@ class Peer:
         messenger: Messenger,
         links: Links,
         graphs: Mapping[str, Graph],
-        open_environment: Callable[[Graph], JobEnvironment],
+        open_environment: Callable[[Graph, int], JobEnvironment],
         clock: Callable[[], float],
     ) -> None:
         """Makes no request.
@@ -68,6 +66,7 @@ class Peer:
         - `membership`: begun by `start`; another thread may give it its turns.
         - `messenger`: started.
         - `graphs`: those that this peer can run, by their names in submissions.
+        - `open_environment`: makes the environment of a graph's job at the peer of a number.
         """
         self.membership, self._messenger, self._links = membership, messenger, links
         self._graphs, self._open_environment, self._clock = graphs, open_environment, clock
@@ -75,7 +74,7 @@ class Peer:
         self._seen = Replica()
         """The replica that this peer acts by."""
         self._numbers: dict[int, PeerId] = {}
-        self._entries: dict[str, Entries] = {}
+        self._ackers = Ackers()
         self.assignment: Assignment | None = None
         """The task that this peer has opened, or is to open."""
         self.task: PeerTask | None = None
@@ -86,7 +85,10 @@ class Peer:
         self._open_at = float("-inf")
         """When a task that could not be opened is tried again."""
         self._epochs: dict[str, int] = {}
-        self._dropped_at = clock()
+        self._died_at = float("-inf")
+        """When a peer was last seen to die, or to be silent."""
+        self._deaths = 0
+        """How often deaths had stopped the job of the open task when this peer got it."""
 
     def turn(self) -> bool:
         """Gives everything a turn; returns whether there was anything to do.
@@ -104,20 +106,14 @@ class Peer:
             for item in link.items():
                 self._take(PeerId(link.other), item)
             self._take_back(link.returned())
-            if isinstance(self.task, FunctionTask):
-                self.task.arrive(link, link.ready(self._epochs))
+            if isinstance(self.task, FunctionTask) and self.assignment is not None:
+                self.task.arrive(link, link.ready(self._epochs, [(self.assignment.job, self.assignment.task)]))
             else:
-                link.ready(self._epochs)
-        worked = bool(received)
-        if self.task is not None and self.membership.may_act(now):
+                link.ready(self._epochs, ())
+        worked, may_act = bool(received), self.membership.may_act(now)
+        if self.task is not None and may_act:
             worked |= self._run_task(self.task)
-        members = [member.number for member in self._seen.peers.values()]
-        for entries in self._entries.values():
-            self._send(entries.audit(now, members))
-        if now > self._dropped_at + DROP_SECONDS:
-            self._dropped_at = now
-            for entries in self._entries.values():
-                entries.drop()
+        self._send(self._ackers.turn(now, may_act=may_act))
         self._links.flush(self._clock(), self._messenger.send)
         return worked
 
@@ -131,6 +127,8 @@ class Peer:
         before, after = self._seen, self.membership.replica
         if after is not before:
             self._seen = after
+            if after.deaths > before.deaths:
+                self._died_at = now
             self._connect(before, after)
             self._find_epochs(after)
             if self.task is not None:
@@ -143,40 +141,51 @@ class Peer:
 
     def _connect(self, before: Replica, after: Replica) -> None:
         """Begins and ends links, so that there is one to each other member."""
+        self._numbers = {member.number: peer for peer, member in after.peers.items()}
         for peer in before.peers.keys() - after.peers.keys() - {self.me}:
             rest = self._links.remove(peer)
-            self._take_back(rest.unsent)
             self._messenger.disconnect(peer)
+            self._take_back(rest.unsent)
             # of what the peer had nothing else will come: the entries that wait for it are found
-            for entries in self._entries.values():
-                entries.doubt_all()
+            self._ackers.doubt_all()
+            for frame in rest.unknown:  # their inputs may be opened after that
+                self._send([(number, Doubts(frame.job, ids)) for number, ids in by_acker(frame.ids).items()])
         for peer, member in after.peers.items():
-            if peer != self.me and peer not in self._links:
+            if peer == self.me or peer in self._links:
+                continue
+            try:
                 self._messenger.connect(peer, member.address, member.key)
-                self._links.add(peer)
-        self._numbers = {member.number: peer for peer, member in after.peers.items()}
+            except SettingsError as error:
+                logger.error("peer %s cannot be reached: %s", peer, error, extra=repeated(f"connections to {peer}"))
+            self._links.add(peer)
 
     def _find_epochs(self, replica: Replica) -> None:
+        """Takes the epochs of the jobs, and forgets the jobs that have ended."""
+        before = self._epochs
         self._epochs = {name: ENDED if job.has_ended else job.epoch for name, job in replica.jobs.items()}
-        for name in [name for name in self._entries if self._epochs.get(name, ENDED) == ENDED]:
-            del self._entries[name]
+        for name in [
+            name for name, epoch in before.items() if epoch != ENDED and self._epochs.get(name, ENDED) == ENDED
+        ]:
             for link in self._links:
                 link.forget(name)
+        for name, job in replica.open_jobs():
+            graph = self._graphs.get(job.graph)
+            numbers = [replica.peers[peer].number for peer in replica.peers_of(name)]
+            timeouts = [channel.timeout or TIMEOUT for channel in filled_channels(() if graph is None else graph.tasks)]
+            self._ackers.note(name, numbers, max(timeouts, default=TIMEOUT))
+        self._ackers.keep({name for name, _ in replica.open_jobs()}, self._numbers)
 
     def _follow(self, before: Replica, after: Replica) -> None:
-        """Takes the routes of another epoch; gives back inputs of which a peer that has left may have had segments."""
+        """Takes the routes of another epoch; gives back inputs whose acker has left."""
         assert self.assignment is not None
-        assert self._outbox is not None
+        assert self.task is not None
         name = self.assignment.job
         if name not in after.jobs or after.jobs[name].has_ended:
             return
+        self.task.keep_ackers(self._numbers)
         old = before.jobs.get(name)
-        if old is not None and old.epoch == after.jobs[name].epoch and old.ready == after.jobs[name].ready:
-            return
-        self._set_routes(after, name)
-        if isinstance(self.task, InputTask):
-            left = before.peers.keys() - after.peers.keys()
-            self.task.forget_ackers([before.peers[peer].number for peer in left])
+        if old is None or old.epoch != after.jobs[name].epoch or old.ready != after.jobs[name].ready:
+            self._set_routes(after, name)
 
     def _set_routes(self, replica: Replica, name: JobId) -> None:
         assert self._outbox is not None
@@ -200,7 +209,8 @@ class Peer:
                     self._draining_until = now + DRAIN_SECONDS
                 if now < self._draining_until:
                     return
-            self._close_task()
+            # if a death stopped the job, what was under way may have caused it
+            self._close_task(failed=job is not None and job.deaths > self._deaths)
         self.assignment = None
 
     def _close_task(self, *, failed: bool = False) -> None:
@@ -214,24 +224,26 @@ class Peer:
         """Opens a task, and says that this peer is ready; tries again later if a source or a target is away."""
         job = self._seen.jobs[wanted.job]
         graph = self._graphs[job.graph]
-        environment = self._open_environment(graph)
+        environment = self._open_environment(graph, self._seen.peers[self.me].number)
         outbox = Outbox(environment.entropy, self._links, wanted.task)
         try:
             if wanted.task.startswith(READ):
                 channels = {READ + channel.name: channel for channel in filled_channels(graph.tasks)}
                 channel = channels[wanted.task]
-                task: PeerTask = InputTask(graph.name, channel, graph.tasks, wanted.job, outbox, environment)
+                task: PeerTask = InputTask(
+                    graph.name, channel, graph.tasks, wanted.job, outbox, environment, self._may_act
+                )
             else:
                 function = next(each for each in graph.tasks if each.id == wanted.task)
                 task = FunctionTask(graph.name, function, graph.tasks, wanted.job, outbox, environment)
-        except (SourceUnavailable, SinkUnavailable) as error:
-            logger.warning("%s: %s; trying again", wanted.task, error)
+        except (Unavailable, ClientError) as error:
+            logger.warning("%s: %s; trying again", wanted.task, error, extra=repeated(f"starts of {wanted.task}"))
             self._open_at = now + OPEN_AGAIN_SECONDS
             return
         except KStreamsError as error:
             self._kill(wanted.job, error)
             return
-        self.task, self._outbox, self.assignment = task, outbox, wanted
+        self.task, self._outbox, self.assignment, self._deaths = task, outbox, wanted, job.deaths
         self._set_routes(self._seen, wanted.job)
         self.membership.append(SignalReady(self.me, wanted.job, wanted.since))
 
@@ -243,13 +255,25 @@ class Peer:
             return False
         try:
             worked = task.turn(reads=self._draining_until is None) if isinstance(task, InputTask) else task.turn()
+        except (Unavailable, ClientError) as error:  # the task begins again once what it needs is back
+            logger.warning("%s: %s; beginning again", self.assignment.task, error)
+            dropped = task.ids if isinstance(task, FunctionTask) else set[SegmentId]()
+            self._close_task()
+            self._send([(number, Doubts(self.assignment.job, ids)) for number, ids in by_acker(dropped).items()])
+            self._open_at = self._clock() + OPEN_AGAIN_SECONDS
+            return True
         except (KStreamsError, Stop) as error:
             self._kill(self.assignment.job, error)
             return True
         if isinstance(task, InputTask):
             self._care_for_inputs(task)
         self._send(task.items())
+        if isinstance(task, FunctionTask) and task.stop is not None:
+            self._kill(self.assignment.job, task.stop)
         return worked
+
+    def _may_act(self) -> bool:
+        return self.membership.may_act(self._clock())
 
     def _care_for_inputs(self, task: InputTask) -> None:
         assert self.assignment is not None
@@ -280,25 +304,28 @@ class Peer:
 
     def _take(self, sender: PeerId, item: Item) -> None:
         member = self._seen.peers.get(sender)
+        if member is None:
+            return
+        if isinstance(item, Asks):  # whoever asks waits for the answer, whatever this peer knows of the job
+            self._send([(member.number, self._answer(item))])
+            return
         job = self._seen.jobs.get(JobId(item.job))
-        if member is None or job is None or job.has_ended:
+        if job is None or job.has_ended:
             return
         if isinstance(item, Opened | Acks | HeldPatterns | Doubts | Answers):
-            entries = self._entries.get(item.job)
-            if entries is None:
-                entries = self._entries[item.job] = Entries(item.job)
-            self._send(entries.take(item, member.number))
-        elif isinstance(item, Asks):
-            self._send([(member.number, self._answer(item))])
-        elif self.assignment is None or item.job != self.assignment.job:
-            return
+            self._send(self._ackers.take(item, member.number))
+        elif self.assignment is not None and item.job == self.assignment.job:
+            self._take_for_task(item)
+
+    def _take_for_task(self, item: Item) -> None:
+        if isinstance(self.task, FunctionTask):
+            if isinstance(item, GiveUps):
+                self.task.give_up(item.ids)
         elif isinstance(self.task, InputTask):
             if isinstance(item, Completions):
                 self.task.complete(item.ids, item.failed)
             elif isinstance(item, LostInputs):
-                self.task.lose(item.ids)
-        elif isinstance(self.task, FunctionTask) and isinstance(item, GiveUps):
-            self.task.give_up(item.ids)
+                self.task.lose(item.ids, self._died_at)
 
     def _answer(self, asks: Asks) -> Answers:
         """Returns the patterns of the segments that are here."""

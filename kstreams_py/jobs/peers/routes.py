@@ -45,7 +45,11 @@ def specify_tasks(tasks: Sequence[JobTask]) -> tuple[TaskSpec, ...]:
 
     Raises SettingsError if a task has the id of such a task.
     """
-    inputs = [TaskSpec(READ + channel.name, is_input=True) for channel in filled_channels(tasks)]
+    inputs = [
+        # a source that one peer at a time can read says so
+        TaskSpec(READ + channel.name, is_input=True, max_peers=getattr(channel.source, "readers_max", None))
+        for channel in filled_channels(tasks)
+    ]
     for name in {each.id for each in inputs} & {task.id for task in tasks}:
         source = name.removeprefix(READ)
         raise SettingsError(f"task {name!r} has the id of the task that reads source {source!r}: rename one of them")
