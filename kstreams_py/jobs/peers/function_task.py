@@ -16,7 +16,7 @@ from kstreams_py.jobs.messengers.frames import HeldPatterns, SegmentFrame, faile
 from kstreams_py.jobs.messengers.link import Link
 from kstreams_py.jobs.messengers.packing import unpack_segments
 from kstreams_py.jobs.messengers.pins import acker_of
-from kstreams_py.jobs.peers.entries import Acknowledgements, Addressed, by_acker
+from kstreams_py.jobs.peers.entries import Acknowledgements, Addressed, by_peer
 from kstreams_py.jobs.peers.outbox import Outbox, choose
 from kstreams_py.jobs.runners import GatheringRunner, Turned
 
@@ -98,7 +98,7 @@ class FunctionTask:
         self._held = {segment: value for segment, value in now.items() if value}
         return [
             (number, HeldPatterns(self._job, ids, [changed[segment] for segment in ids]))
-            for number, ids in by_acker(changed).items()
+            for number, ids in by_peer(changed).items()
         ]
 
     def give_up(self, segments: Iterable[SegmentId]) -> None:

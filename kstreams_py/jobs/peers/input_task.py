@@ -15,7 +15,7 @@ from kstreams_py.jobs.inputs import SourceInputs
 from kstreams_py.jobs.job import LEASE_MAX, Outages, open_inputs
 from kstreams_py.jobs.messengers.frames import Doubts, FailedSegment, Opened
 from kstreams_py.jobs.messengers.pins import pin_ids
-from kstreams_py.jobs.peers.entries import Addressed, by_acker
+from kstreams_py.jobs.peers.entries import Addressed, by_peer
 from kstreams_py.jobs.peers.outbox import Outbox
 from kstreams_py.log_fields import repeated
 from kstreams_py.printable import count_are
@@ -93,12 +93,16 @@ class InputTask:
             self._send(segments.ids, self._outbox.send(self.channel, segments))
         return bool(segments)
 
-    def _send(self, ids: Sequence[SegmentId], patterns: Sequence[int]) -> None:
+    def _send(self, ids: list[SegmentId], patterns: list[int]) -> None:
         for failed in self._outbox.failed:
             self.inputs.fail(failed.id, failed.task, error_of(failed))
         self._outbox.failed = []
+        by_acker = by_peer(ids)
+        if len(by_acker) == 1:
+            self._items += [(number, Opened(self._job, opened, patterns)) for number, opened in by_acker.items()]
+            return
         of = dict(zip(ids, patterns, strict=True))
-        for number, opened in by_acker(ids).items():
+        for number, opened in by_acker.items():
             self._items.append((number, Opened(self._job, opened, [of[segment] for segment in opened])))
 
     def items(self) -> Addressed:
@@ -114,7 +118,7 @@ class InputTask:
 
     def keep_ackers(self, members: Collection[int]) -> None:
         """Gives back at once the inputs whose entries were at peers that are no members."""
-        for number, segments in by_acker(self.inputs.pending.segments).items():
+        for number, segments in by_peer(self.inputs.pending.segments).items():
             if number not in members:
                 self.inputs.give_up_all(segments, failed=False)
 
@@ -136,7 +140,7 @@ class InputTask:
                 "%s: %s still under way after some time: asking the peers for them", self.inputs.name,
                 count_are(len(overdue), "input"), extra=repeated(f"overdue inputs of {self.inputs.name}"),
             )  # fmt: skip
-            self._items += [(number, Doubts(self._job, ids)) for number, ids in by_acker(overdue).items()]
+            self._items += [(number, Doubts(self._job, ids)) for number, ids in by_peer(overdue).items()]
 
     @property
     def is_exhausted(self) -> bool:

@@ -30,7 +30,7 @@ from kstreams_py.jobs.messengers.frames import (
 )
 from kstreams_py.jobs.messengers.link import ENDED
 from kstreams_py.jobs.messengers.links import Links
-from kstreams_py.jobs.peers.entries import Ackers, Addressed, by_acker
+from kstreams_py.jobs.peers.entries import Ackers, Addressed, by_peer
 from kstreams_py.jobs.peers.function_task import FunctionTask
 from kstreams_py.jobs.peers.input_task import InputTask
 from kstreams_py.jobs.peers.outbox import Outbox, send_items
@@ -149,7 +149,7 @@ class Peer:
             # of what the peer had nothing else will come: the entries that wait for it are found
             self._ackers.doubt_all()
             for frame in rest.unknown:  # their inputs may be opened after that
-                self._send([(number, Doubts(frame.job, ids)) for number, ids in by_acker(frame.ids).items()])
+                self._send([(number, Doubts(frame.job, ids)) for number, ids in by_peer(frame.ids).items()])
         for peer, member in after.peers.items():
             if peer == self.me or peer in self._links:
                 continue
@@ -259,7 +259,7 @@ class Peer:
             logger.warning("%s: %s; beginning again", self.assignment.task, error)
             dropped = task.ids if isinstance(task, FunctionTask) else set[SegmentId]()
             self._close_task()
-            self._send([(number, Doubts(self.assignment.job, ids)) for number, ids in by_acker(dropped).items()])
+            self._send([(number, Doubts(self.assignment.job, ids)) for number, ids in by_peer(dropped).items()])
             self._open_at = self._clock() + OPEN_AGAIN_SECONDS
             return True
         except (KStreamsError, Stop) as error:
