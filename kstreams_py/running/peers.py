@@ -13,7 +13,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 from kstreams_py.errors import BrokerUnavailable, KStreamsError, Retriable, SettingsError
@@ -23,7 +24,7 @@ from kstreams_py.graph.topology import Graph
 from kstreams_py.jobs.cluster.commands import AcceptJoin, Found, Leave, LeaveReason, PeerId, Scheduler
 from kstreams_py.jobs.cluster.fold import VERSION
 from kstreams_py.jobs.cluster.heartbeats import Heartbeats
-from kstreams_py.jobs.cluster.kafka_log import KafkaLog, append_command
+from kstreams_py.jobs.cluster.kafka_log import KafkaLog, append_command, read_replica
 from kstreams_py.jobs.cluster.membership import ClusterMembership
 from kstreams_py.jobs.environment import JobEnvironment, job_environment
 from kstreams_py.jobs.messengers.contract import MessengerSettings
@@ -38,13 +39,16 @@ from kstreams_py.kafka.cluster import KafkaCluster
 from kstreams_py.log_fields import repeated
 from kstreams_py.metrics import Counters
 from kstreams_py.running.pipe import report_drained, report_writer
+from kstreams_py.running.places import PLACE_AFTER, place_of
 from kstreams_py.running.reports import Report
 from kstreams_py.running.slot import REPORT_INTERVAL
 from kstreams_py.running.status import RunStatus
 from kstreams_py.running.supervisor import Supervisor
 from kstreams_py.running.terminal import logs
+from kstreams_py.running.watch import Stillness
 from kstreams_py.running.wiring import DRAIN_EXTRA, GARBAGE_THRESHOLD, SIGNALS
 from kstreams_py.settings import Settings
+from kstreams_py.steps import calls
 from kstreams_py.steps.environment import Environment
 
 logger = logging.getLogger(__name__)
@@ -109,8 +113,8 @@ class PeerRun:
                 )
         self._fingerprints = {name: fingerprint_of(graph) for name, graph in self._graphs.items()}
         self._stopping = threading.Event()
-        self._is_running = False
         self._write = report_writer()
+        self._stillness = Stillness()
 
     def stop(self) -> None:
         """Lets the peer leave, then end. Any thread may call this."""
@@ -143,8 +147,7 @@ class PeerRun:
     def _run_once(self, cluster: KafkaCluster, on_start: Callable[[], None]) -> None:
         """Runs one incarnation of the peer: until `stop`, or until it has left."""
         options = self._options
-        me = PeerId(options.peer) if options.peer and not self._is_running else new_peer_id()
-        self._is_running = True
+        me = PeerId(options.peer) if options.peer else new_peer_id()
         logs.set_context(graph=options.cluster, processor=me)
         messenger = open_messenger(
             options.messenger,
@@ -174,7 +177,10 @@ class PeerRun:
                     left = IDLE_SECONDS if due is None else min(IDLE_SECONDS, due - time.monotonic())
                     messenger.wait(max(0.0, left))
             if membership.has_left:
-                logger.warning("the others found this peer silent: it drops what it had, and joins again")
+                why = "the others found this peer silent: it drops what it had, and joins again"
+                if options.peer:  # its supervisor gives it another id
+                    raise Retriable(why)
+                logger.warning("%s", why)
             elif keeper.failure is None:
                 self._leave(peer, membership)
         finally:
@@ -189,7 +195,11 @@ class PeerRun:
         if self._write is None:
             return
         try:
-            self._write([report_of(peer, self._options.slot)])
+            ended = peer.task.runner.ended if isinstance(peer.task, FunctionTask) else 0
+            seconds = round(self._stillness.look((peer.turns, ended), time.monotonic()), 1)
+            thread = threading.main_thread().ident
+            place = place_of(partial(calls.frame_of, thread)) if seconds >= PLACE_AFTER else ""
+            self._write([replace(report_of(peer, self._options.slot), still_seconds=seconds, place=place)])
         except BrokenPipeError:
             self._write = None
             logger.warning("the supervisor has ended: leaving the cluster")
@@ -290,7 +300,13 @@ class SupervisedPeers:
         self._cluster = KafkaCluster(settings)
         drain = settings.drain_timeout_ms / 1000 + DRAIN_EXTRA
         environment = settings.as_environment()
-        self._supervisor = Supervisor(self._command, range(count), drain_seconds=drain, environment=environment)
+        self._supervisor = Supervisor(
+            self._command,
+            range(count),
+            drain_seconds=drain,
+            environment=environment,
+            stuck_timeout_ms=settings.stuck_timeout_ms,
+        )
 
     def _command(self, slot: int) -> Sequence[str]:
         self._ids[slot] = me = PeerId(f"{socket.gethostname()}-{os.getpid()}-{slot}-{secrets.token_hex(4)}")
@@ -331,8 +347,10 @@ class SupervisedPeers:
         running = {slot.number: slot.pid for slot in status.slots}
         for slot, pid in self._started.items():
             if running.get(slot) != pid and (dead := self._seen.pop(slot, None)) is not None:
+                name = self._options.cluster
                 try:
-                    append_command(self._cluster, self._options.cluster, Leave(dead, LeaveReason.DIED))
+                    if dead in read_replica(self._cluster, name).peers:
+                        append_command(self._cluster, name, Leave(dead, LeaveReason.DIED))
                 except (BrokerUnavailable, KStreamsError) as error:
                     logger.warning("cannot say that peer %s has died: the others will find it silent: %s", dead, error)
         self._started = {slot: pid for slot, pid in running.items() if pid is not None}

@@ -85,6 +85,8 @@ class Peer:
         self._open_at = float("-inf")
         """When a task that could not be opened is tried again."""
         self._epochs: dict[str, int] = {}
+        self.turns = 0
+        """The number of turns."""
         self._died_at = float("-inf")
         """When a peer was last seen to die, or to be silent."""
         self._deaths = 0
@@ -99,6 +101,7 @@ class Peer:
         4. Send what is due.
         """
         now = self._clock()
+        self.turns += 1
         self._adopt(now)
         received = self._messenger.receive()
         self._links.take(received, now)
