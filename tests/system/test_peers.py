@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -20,7 +21,7 @@ from tests.system.command import command, kstreams, list_children
 from tests.system.harness import Cluster, wait_until
 from tests.system.test_jobs import Shop
 
-SILENT = 8.0
+SILENT: Final = 8.0
 """Seconds of a freeze after which the others have found a peer silent."""
 
 
@@ -62,3 +63,54 @@ def test_peers_killed_and_frozen_at_random_store_each_row_once(
     ends = {reason: len(set(re.findall(rf"peer (\S+) leaves: {reason}", log))) for reason in ("died", "silent")}
     assert ends == {"died": kills, "silent": freezes}
     shop.check(rows)
+
+
+HANGING: Final = """
+import os
+import time
+
+import kstreams_py as ks
+from kstreams_py import sinks, sources
+
+graph = ks.Graph("orders")
+rows = graph.source("rows", sources.SQLite({source!r}, table="orders", key="id", ends=True, lease=1.0))
+parsed = graph.channel("parsed")
+
+
+@graph.map(rows, to=parsed)
+def parse(row):
+    if row["id"] == 7 and not os.path.exists({hung!r}):
+        open({hung!r}, "w").close()
+        time.sleep(1_000)
+    if row["id"] == 13:
+        raise ValueError("no 13")
+    return row
+
+
+@graph.sink(parsed, to=sinks.SQLite({target!r}, table="stored", columns={{"id": int, "item": str}}))
+def store(row):
+    return row["id"], row["item"]
+"""
+
+
+def test_peer_whose_function_never_returns_is_named_and_replaced(
+    cluster: Cluster, name: str, tmp_path: Path, settings: Callable[..., Settings]
+) -> None:
+    del cluster
+    environment = settings(**SHORT, stuck_timeout_ms=2_000).as_environment()
+    shop = Shop(tmp_path, rows=20)
+    places = {"source": str(shop.source), "target": str(shop.target), "hung": str(tmp_path / "hung")}
+    shop.file.write_text(HANGING.format(**places), encoding="utf-8")
+    of_cluster = ("--cluster", name)
+    with command(
+        tmp_path, "peer", *of_cluster, "--allow", shop.file, "--workers", 3, environment=environment
+    ) as running:
+        status = ("cluster", "status", *of_cluster)
+        wait_until(lambda: ": 3 peers," in kstreams(*status, environment=environment).out, "all have joined", pause=0.5)
+        job = kstreams("job", "submit", shop.file, *of_cluster, environment=environment).out.strip()
+        running.await_text(r"slot \d \(process \d+\) is stuck, for longer than stuck_timeout_ms")
+        waited = kstreams("job", "wait", job, *of_cluster, environment=environment)
+        assert (waited.status, waited.out) == (0, f"{job} is completed\n")
+        running.send(signal.SIGTERM)
+        assert running.wait() == 0, running.text
+    shop.check(20)
