@@ -298,8 +298,8 @@ class SourceInputs:
             self._failed.pop(segment, None)
         return lost
 
-    def give_up_all(self, segments: Iterable[SegmentId], *, failed: bool) -> list[SegmentId]:
-        """Takes and returns those of some inputs that are under way, for `return_expired`.
+    def give_up_all(self, segments: Iterable[SegmentId], *, failed: bool) -> None:
+        """Takes those of some inputs that are under way, for `return_expired`.
 
         - `failed`: whether this counts as an attempt.
         """
@@ -308,7 +308,6 @@ class SourceInputs:
         self.counts.died += len(taken)
         for segment in taken:
             self._failed.pop(segment, None)
-        return taken
 
     def give_up_paused(self, paused: Callable[[], Collection[SegmentId]]) -> list[SegmentId]:
         """Takes and returns the inputs under way, for `return_expired`, if they only wait and keep suspects waiting.

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
-from kstreams_py.errors import BrokerUnavailable, KStreamsError, Retriable, SettingsError
+from kstreams_py.errors import KStreamsError, Retriable, SettingsError
 from kstreams_py.formats.registries import open_registry
 from kstreams_py.graph.loading import load, show_target
 from kstreams_py.graph.topology import Graph
@@ -293,10 +293,8 @@ class SupervisedPeers:
         self._options, self._settings = options, settings
         self._ids: dict[int, PeerId] = {}
         """The id of the peer in each slot that has a process."""
-        self._started: dict[int, int] = {}
-        """The process in each slot."""
-        self._seen: dict[int, PeerId] = {}
-        """The peer of this process."""
+        self._running: dict[int, tuple[int, PeerId]] = {}
+        """The process in each slot, and its peer."""
         self._cluster = KafkaCluster(settings)
         drain = settings.drain_timeout_ms / 1000 + DRAIN_EXTRA
         environment = settings.as_environment()
@@ -345,14 +343,12 @@ class SupervisedPeers:
     def _observe(self, status: RunStatus) -> None:
         """Appends a leave for each peer whose process has ended, so that the others need not wait for heartbeats."""
         running = {slot.number: slot.pid for slot in status.slots}
-        for slot, pid in self._started.items():
-            if running.get(slot) != pid and (dead := self._seen.pop(slot, None)) is not None:
+        for slot, (pid, dead) in self._running.items():
+            if running.get(slot) != pid:
                 name = self._options.cluster
                 try:
                     if dead in read_replica(self._cluster, name).peers:
                         append_command(self._cluster, name, Leave(dead, LeaveReason.DIED))
-                except (BrokerUnavailable, KStreamsError) as error:
+                except KStreamsError as error:
                     logger.warning("cannot say that peer %s has died: the others will find it silent: %s", dead, error)
-        self._started = {slot: pid for slot, pid in running.items() if pid is not None}
-        for slot in self._started:
-            self._seen[slot] = self._ids[slot]
+        self._running = {slot: (pid, self._ids[slot]) for slot, pid in running.items() if pid is not None}

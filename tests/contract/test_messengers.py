@@ -1,4 +1,4 @@
-"""What each messenger does, whatever it is made of: frames of members arrive in order, and all else is dropped."""
+"""The contract of messengers: frames of members arrive in order, and all others are dropped."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ class SubmitJob:
 
 @dataclass(frozen=True, slots=True)
 class KillJob:
-    """A job is ended, whatever it has left to do. `why`: the error that ended it; "" if a person did."""
+    """Ends a job, also if its inputs are not all read. `why`: the error that ended it; "" if a person did."""
 
     job: JobId
     why: str = ""

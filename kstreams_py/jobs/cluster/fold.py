@@ -138,7 +138,7 @@ def _complete_task(replica: Replica, command: CompleteTask) -> Replica:
     job = replica.jobs.get(command.job)
     if job is None or job.has_ended or command.task not in {task.id for task in job.left}:
         return replica
-    job = replace(job, complete=(*job.complete, command.task), sealed=_without(job.sealed, command.task))
+    job = replace(job, complete=(*job.complete, command.task))
     replica = _with_job(replica, command.job, job)
     if not job.left:
         return _end(replica, command.job, JobPhase.COMPLETED)
@@ -176,9 +176,7 @@ def _leave(replica: Replica, command: Leave) -> Replica:
     )
     if assigned is None:
         return replica
-    job, left = replica.jobs[assigned.job], _without(replica.assignments, command.peer)
-    # what the peer had goes back to the source: nobody is at its end any more
-    replica = _with_job(replica, assigned.job, replace(job, sealed=_without(job.sealed, assigned.task)))
+    left = _without(replica.assignments, command.peer)
     if not replica.covers(assigned.job, left):
         stopped = _stop(replica, assigned.job)
         job = stopped.jobs[assigned.job]
@@ -241,7 +239,9 @@ def _change(replica: Replica, assignments: Mapping[PeerId, Assignment], name: Jo
         job,
         phase=job.phase if job.is_active else JobPhase.STARTING,
         epoch=job.epoch + 1,
-        sealed={},  # each peer says again whether it has nothing left to read: who had not said so may be gone
+        # each peer says again whether it has nothing left to read: one that had not said so may be gone, and what it
+        # had goes back to the source
+        sealed={},
         ready=tuple(peer for peer in job.ready if peer in kept),
         slots={task: _slots(job.slots.get(task), peers) for task, peers in numbers.items()},
     )

@@ -1,4 +1,4 @@
-"""What a peer needs of a messenger, whatever it is made of."""
+"""The protocol of messengers, and their settings."""
 
 from __future__ import annotations
 
