@@ -10,6 +10,8 @@ import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
+from operator import is_
 from pathlib import Path
 from types import ModuleType
 from typing import Final
@@ -223,6 +225,7 @@ def _file_of(module: ModuleType) -> str | None:
 def _homes(graph: Graph) -> Iterator[tuple[str, ModuleType, str]]:
     """Yields each loaded module that has the graph as a global: its name, itself, and the name of the global."""
     for module_name, module in list(sys.modules.items()):
-        for name, value in list(vars(module).items()) if module is not None else ():
-            if value is graph:
-                yield module_name, module, name
+        found = {} if module is None else vars(module)
+        # a process has 100,000 globals, and each start of a processor asks
+        if True in map(partial(is_, graph), list(found.values())):
+            yield from ((module_name, module, name) for name, value in list(found.items()) if value is graph)

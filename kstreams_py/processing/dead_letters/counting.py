@@ -38,8 +38,7 @@ class LetterCounter:
 
     def __init__(self, graph: Graph, environment: Environment) -> None:
         """Makes no request."""
-        self._graph_name = graph.name
-        self._create = show_command(graph, "topics create")
+        self._graph = graph
         self._cluster = environment.cluster
         self._clock = environment.clock
         self._marks = TopicPartition(graph.replayed, 0)
@@ -131,7 +130,7 @@ class LetterCounter:
         self._topics = {name: info for name, info in self._topics.items() if name not in names} | found
         self._starts, self._ends = self._starts | starts, self._ends | ends
         return {
-            name: TopicError(f"topic {name!r} does not exist: run `{self._create}`")
+            name: TopicError(f"topic {name!r} does not exist: run `{show_command(self._graph, 'topics create')}`")
             for name in names
             if name not in found and name in self._places
         }
@@ -178,7 +177,7 @@ class LetterCounter:
             letter = parse(m, self._decode[m.topic()])
         except DecodeError:
             return  # `kstreams dead-letters list` names such records
-        if letter.is_of(self._graph_name):
+        if letter.is_of(self._graph.name):
             self._partition(TopicPartition(m.topic(), m.partition())).add(m.offset())
 
     def _explain(self, name: str, error: KStreamsError) -> WaitingCount:

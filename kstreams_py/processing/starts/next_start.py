@@ -42,8 +42,7 @@ class NextStart:
         self, graph: Graph, processor: Processor, environment: Environment, topics: Mapping[str, TopicInfo]
     ) -> None:
         """Asks for the framework's own topics. `topics`: existing topics of the graph, with the processor's inputs."""
-        self._processor = processor
-        self._reset = show_command(graph, "recover reset", processor.id)
+        self._processor, self._graph = processor, graph
         inputs = {topic.name: topics[topic.name] for topic in processor.inputs}
         self.beginning = Beginning(environment, graph, processor, inputs)
         self._journal = open_journal(graph, processor, environment, topics, "")
@@ -71,9 +70,10 @@ class NextStart:
             return StartDecision(f"goes on at the offsets that {self._processor.target} has, whatever is committed")
         if lost := [tp for tp, offset in at.items() if offset < starts[tp]]:
             (tp, *_) = lost
+            reset = show_command(self._graph, "recover reset", self._processor.id)
             raise InputLost(
                 f"{tp} begins at offset {starts[tp]}, and its committed offset is {at[tp]}: set it "
-                f"(`{self._reset} --to-offset {tp.topic}:{tp.partition}:{starts[tp]}`)"
+                f"(`{reset} --to-offset {tp.topic}:{tp.partition}:{starts[tp]}`)"
             )
         missing = [tp for tp in mine if tp not in at]
         look = self.beginning.plan if self._was_started else self.beginning.first
