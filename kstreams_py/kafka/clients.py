@@ -1,4 +1,8 @@
-"""Makes clients, makes calls that may not return, and ends clients within a time limit."""
+"""Makes clients, makes calls that may not return, and ends clients within a time limit.
+
+If a call of confluent-kafka 2.16 fails while another exception is being handled, that exception is never freed, nor are
+the frames in its traceback, with all that they hold. So what is repeated makes no call in an `except` block.
+"""
 
 from __future__ import annotations
 

@@ -179,13 +179,23 @@ class Worker:
     def run_turn(self) -> None:
         """Runs one turn; after a client error, recovers and rewinds before the next turn."""
         self.turned_at = self._environment.clock()
+        if (failure := self._try_turn()) is not None:
+            # not in the handler: see kafka/clients.py
+            try:
+                self._recover(failure)
+            finally:
+                del failure  # its traceback has this frame
+
+    def _try_turn(self) -> ClientError | None:
+        """Runs one turn; returns the error that ended it."""
         try:
             self.turn()
             if self._must_rewind and self._assigned is not None:
                 # after `consume`: the client must hear from the group even if offsets can be neither read nor committed
                 self.committer.attempts.ask(self.rewind)
         except ClientError as error:
-            self._recover(error)
+            return error
+        return None
 
     def _recover(self, error: ClientError) -> None:
         """Lets the guarantee recover, notes whether to rewind, and narrows the search for a step that fails."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import re
+import sys
 import threading
 import time
 from collections import Counter
@@ -396,6 +397,7 @@ class Run:
             assigned(partitions)
 
         def count_recovery(error: ClientError) -> bool:
+            assert sys.exc_info()[1] is None, "a client never lets go of it if a call fails now: see kafka/clients.py"
             # after a refusal, at_most_once only writes its outputs again
             if not (isinstance(error, Refused) and self._cell.guarantee is Guarantee.AT_MOST_ONCE):
                 self._seen.recovered += 1

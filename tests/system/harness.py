@@ -10,6 +10,7 @@ import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
@@ -69,9 +70,19 @@ def watermarks(consumer: ck.Consumer, partition: ck.TopicPartition) -> tuple[int
         except ck.KafkaException:
             if time.monotonic() > deadline:
                 raise
-            with suppress(ck.KafkaException):  # otherwise the client goes on asking the old leader
-                consumer.list_topics(partition.topic, 2)
-            time.sleep(0.02)
+        # not in the handler: see kafka/clients.py
+        with suppress(ck.KafkaException):  # otherwise the client goes on asking the old leader
+            consumer.list_topics(partition.topic, 2)
+        time.sleep(0.02)
+
+
+def _knows(address: str, names: Sequence[str]) -> bool:
+    """Whether one broker knows topics; True if it is away. A new client can ask no other one first."""
+    client = AdminClient({"bootstrap.servers": address})
+    try:
+        return all(client.list_topics(name, 2).topics[name].error is None for name in names)
+    except ck.KafkaException:
+        return True
 
 
 def metadata(client: Any, *topic: str, renew: Callable[[], Any] | None = None) -> Any:
@@ -134,8 +145,11 @@ class Cluster:
             return not left
 
         wait_until(are_created, "a broker takes topics: one that stood still is fenced until its next heartbeat")
-        # the controller has answered; the brokers learn of the topics later
+        # the controller has answered; the brokers learn of the topics later, each at its own time
         wait_until(lambda: all(map(self._has, names)), "the topics are known")
+        addresses = self.bootstrap_servers.split(",")
+        for address in addresses if len(addresses) > 1 else ():
+            wait_until(partial(_knows, address, names), f"the broker at {address} knows the topics")
 
     def delete(self, *names: str) -> None:
         for future in self.admin.delete_topics(list(names)).values():

@@ -169,7 +169,7 @@ def test_stopped_object_goes_on_with_all_that_it_missed_while_its_worker_is_kill
 
     worker.kill()
     status, lines = order("resume", "a", "--yes", "--wait", "0")
-    assert (status, lines[-1][:33]) == (1, "the decision on 'a' is written, a")
+    assert (status, lines[-1][:35]) == (1, "the decision on 'a' is written, but")
     write_chain(cluster, f"{name}.in", "a", (10, 5, 5))
     worker = start(0)
     wait_until(lambda: "`kstreams order resume` of 'a', after event 2" in worker.text, "the decision is read")
