@@ -19,10 +19,10 @@ def copy_value(value: Any) -> Any:
     if kind in IMMUTABLE:
         return value
     # a shallow copy takes a tenth of the time of `deepcopy`
-    if kind is dict and IMMUTABLE.issuperset(map(type, value.values())):
-        return value.copy()
     if kind in (tuple, list) and IMMUTABLE.issuperset(map(type, value)):
         return kind(value)
+    if kind is dict and IMMUTABLE.issuperset(map(type, value.values())):
+        return value.copy()
     return deepcopy(value)
 
 

@@ -168,7 +168,7 @@ class SourceInputs:
         self.counts.died += sum(claim.taken_over for claim in claims)
         self._settled_at = now if self._settled_at is None else self._settled_at
         values = [claim.value for claim in claims]
-        read = Segments(ids, (), self._identify(claims), [ROOT] * len(ids), values)
+        read = Segments(ids, [], self._identify(claims), [ROOT] * len(ids), values)
         if BadInput not in map(type, values):
             return read
         bad = {segment: value for segment, value in zip(ids, values, strict=True) if type(value) is BadInput}
@@ -192,7 +192,7 @@ class SourceInputs:
         }
 
     def _identify(self, claims: Sequence[Claim]) -> list[Given]:
-        return identify(name_source(self.name, self.connection.identity), (claim.key for claim in claims))
+        return identify(name_source(self.name, self.connection.identity), [claim.key for claim in claims])
 
     def _note_refused(self) -> None:
         """Warns of inputs that the source has refused by itself."""

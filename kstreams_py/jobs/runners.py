@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial, reduce
 from heapq import heapify, heappop, heappush
@@ -17,7 +17,7 @@ from kstreams_py.graph.declarations import Channel
 from kstreams_py.graph.retry import Then
 from kstreams_py.jobs.adaptive_limit import AdaptiveLimit
 from kstreams_py.jobs.attempts import FailedAttempt, FailedAttempts
-from kstreams_py.jobs.copies import copy_value, copy_values
+from kstreams_py.jobs.copies import copy_value
 from kstreams_py.jobs.environment import JobEnvironment
 from kstreams_py.jobs.gathering import Gathering, Held
 from kstreams_py.jobs.identity import ROOT, Origin, Pattern, SegmentId, cut_path, extend_all, name_in_path, origins_of
@@ -92,7 +92,7 @@ class TaskRunner:
         self._name = name_in_path(task.id)
         self._sending = Sending(task, readers, environment.open_outputs(task), traces) if task.written else None
         self._storing = Storing(task, environment.open_sink, f"{graph}.{task.id}") if task.target is not None else None
-        self._unstored: tuple[Segments, Sequence[Any]] | None = None
+        self._unstored: tuple[Segments, list[Any]] | None = None
         """The results whose rows the target could not store yet."""
         self.attempts = FailedAttempts(task.id)
         self._last_attempt: BaseException | None = None
@@ -225,25 +225,17 @@ class TaskRunner:
             taken.add(inbox.take(share))
         return taken
 
-    def _run(self, segments: Segments) -> tuple[Segments, Sequence[Any]]:
+    def _run(self, segments: Segments) -> tuple[Segments, list[Any]]:
         """Runs segments while the turn has time for them; returns those that are done, and their results."""
         if self._traces is not None:
             return self._run_in_spans(segments, self._traces)
-        if len(segments) <= 1:
-            return segments, self._function.results(self._values(segments), self._origins(segments))
-        clock, slice_size, done, results = self._environment.clock, 1, Segments(), list[Any]()
-        until = clock() + TURN_SECONDS
-        while segments and (not done or clock() < until):
-            part = segments.take(slice_size)
-            made = self._function.results(self._values(part), self._origins(part), until)
-            results += made
-            done.add(part.take(len(made)))
-            part.add(segments)
-            segments, slice_size = part, slice_size * 4
-        self._rest = segments
+        until = self._environment.clock() + TURN_SECONDS
+        origins = self._origins(segments) if self._task.wants_step else iter(())
+        results = self._function.results(self._values(segments), origins, until)
+        done, self._rest = segments.take(len(results)), segments
         return done, results
 
-    def _run_in_spans(self, segments: Segments, traces: TaskTraces) -> tuple[Segments, Sequence[Any]]:
+    def _run_in_spans(self, segments: Segments, traces: TaskTraces) -> tuple[Segments, list[Any]]:
         """Runs segments one by one, each in a span."""
         clock, done, results = self._environment.clock, Segments(), list[Any]()
         until = clock() + TURN_SECONDS
@@ -263,15 +255,15 @@ class TaskRunner:
         (origin,), (pattern,) = self._origins(one), one.patterns
         return traces.call(one.ids[0], one.paths[0], origin, self.attempts.failed(pattern) + 1)
 
-    def _values(self, segments: Segments) -> Sequence[Any]:
-        """Returns the values of segments for a call; copies if another attempt may need the unchanged originals."""
-        return segments.values if self._task.retry is None else copy_values(segments.values)
+    def _values(self, segments: Segments) -> Iterable[Any]:
+        """Returns the values of segments for calls; copies if another attempt may need the unchanged originals."""
+        return segments.values if self._task.retry is None else map(copy_value, segments.values)
 
     def _origins(self, segments: Segments) -> Iterator[Origin]:
-        """Returns the origins of the steps of segments, for their functions."""
+        """Returns the origins of the steps of segments."""
         return origins_of(segments.given, extend_all(segments.paths, self._name))
 
-    def _repeat(self, segments: Segments, results: Sequence[Any], now: float) -> tuple[Segments, Sequence[Any]]:
+    def _repeat(self, segments: Segments, results: list[Any], now: float) -> tuple[Segments, list[Any]]:
         """Keeps the segments that are to be run again; returns the others with their results."""
         retry = self._task.retry
         assert retry is not None
@@ -394,7 +386,7 @@ class OverlappingTaskRunner(TaskRunner):
                 group = FailedCall(error)
             self._groups[pattern] = group
 
-    def _run(self, segments: Segments) -> tuple[Segments, Sequence[Any]]:
+    def _run(self, segments: Segments) -> tuple[Segments, list[Any]]:
         """Starts calls; returns the segments whose calls have ended."""
         done, results = self._start(segments)
         for ended in self._calls.collect() if self._open else ():

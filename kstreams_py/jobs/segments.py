@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 from kstreams_py.jobs.identity import Given, Path, Pattern, SegmentId
@@ -23,17 +23,18 @@ class Segments:
 
     def __init__(
         self,
-        ids: Sequence[SegmentId] = (),
-        patterns: Sequence[Pattern] = (),
-        given: Sequence[Given] = (),
-        paths: Sequence[Path] = (),
-        values: Sequence[Any] = (),
+        ids: list[SegmentId] | None = None,
+        patterns: list[Pattern] | None = None,
+        given: list[Given] | None = None,
+        paths: list[Path] | None = None,
+        values: list[Any] | None = None,
     ) -> None:
-        self.ids = [*ids]
-        self.patterns = [*patterns]
-        self.given = [*given]
-        self.paths = [*paths]
-        self.values = [*values]
+        """Keeps the lists as they are: those of segments that `add` or `take` changes must be in no other object."""
+        self.ids = [] if ids is None else ids
+        self.patterns = [] if patterns is None else patterns
+        self.given = [] if given is None else given
+        self.paths = [] if paths is None else paths
+        self.values = [] if values is None else values
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -64,9 +65,11 @@ class Segments:
 
     def choose(self, indexes: Iterable[int]) -> Segments:
         """Returns the segments at these indexes."""
+        if isinstance(indexes, range):  # a slice takes a tenth of the time
+            return Segments(*(field[indexes.start : indexes.stop : indexes.step] for field in self._fields()))
         at = [*indexes]
         # inputs have no patterns yet
-        return Segments(*([field[i] for i in at] if field else () for field in self._fields()))
+        return Segments(*([field[i] for i in at] if field else [] for field in self._fields()))
 
     def without(self, dropped: Collection[SegmentId]) -> Segments:
         """Returns the segments of other inputs than these."""

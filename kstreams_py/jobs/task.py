@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import starmap
 from operator import xor
 from typing import Any, Final, NamedTuple
 
@@ -13,7 +12,7 @@ from kstreams_py.graph.channels import JobTask, TaskKind
 from kstreams_py.graph.declarations import Channel, Topic
 from kstreams_py.graph.functions import show_function
 from kstreams_py.graph.sink import Row, Sink, SinkConnection
-from kstreams_py.jobs.copies import copy_value, copy_values
+from kstreams_py.jobs.copies import IMMUTABLE, copy_value, copy_values
 from kstreams_py.jobs.identity import (
     Entropy,
     Given,
@@ -83,12 +82,13 @@ class Function:
 
     def __init__(self, task: JobTask, clock: Callable[[], float]) -> None:
         self._task, self._clock = task, clock
-        self._call = function = task.function
+        self._call, self._kept = task.function, IMMUTABLE
+        """The function, and the types of results that are not copied."""
         if task.generator:
+            function = task.function
             self._call = lambda *arguments: [*map(copy_value, function(*arguments))]
+            self._kept = frozenset({list})
         self._ended = 0
-        self._is_late = False
-        """Whether the last call of `results` ended before all values had results."""
         self._results: list[Any] = []
         """The results of the calls under way."""
 
@@ -97,23 +97,23 @@ class Function:
         """How many calls have ended. Any thread may read it while a call is under way."""
         return self._ended + len(self._results)
 
-    def results(self, values: Sequence[Any], origins: Iterator[Origin], until: float = float("inf")) -> list[Any]:
+    def results(self, values: Iterable[Any], origins: Iterator[Origin], until: float = float("inf")) -> list[Any]:
         """Returns the result, or FailedCall, for each value; only for the first ones if there is no time for all.
 
         - `origins`: the origin of each value's step.
         - `until`: the clock time after which no call is begun, except for the first one.
         """
-        results, count = list[Any](), len(values)
-        self._results, self._is_late = results, False
-        arguments = self._in_time(arguments_of(self._task, values, origins), until)
-        while len(results) < count and not self._is_late:
+        results = self._results = list[Any]()
+        call, kept, clock = self._call, self._kept, self._clock
+        for arguments in arguments_of(self._task, values, origins):
+            if results and clock() >= until:  # before each call: a fast function may become slow
+                break
             try:
-                called = starmap(self._call, arguments)
-                # `extend` keeps the results before a call that raises. Each result is copied immediately: a function
-                # may change later what it has returned
-                results.extend(called if self._task.generator else map(copy_value, called))
-                if len(results) < count and not self._is_late:  # `extend` takes StopIteration for the end of its input
-                    results.append(FailedCall(RuntimeError("the function raised StopIteration")))
+                result = call(*arguments)
+                # copied immediately: a function may change later what it has returned
+                results.append(result if type(result) in kept else copy_value(result))
+            except StopIteration:
+                results.append(FailedCall(RuntimeError("the function raised StopIteration")))
             except Exception as error:
                 results.append(FailedCall(error))
             except (SystemExit, KeyboardInterrupt) as error:
@@ -121,18 +121,8 @@ class Function:
         self._ended, self._results = self._ended + len(results), []
         return results
 
-    def _in_time(self, arguments: Iterable[tuple[Any, ...]], until: float) -> Iterator[tuple[Any, ...]]:
-        """Yields arguments until it is late: a fast function may become slow between two calls."""
-        clock, is_first = self._clock, True
-        for each in arguments:
-            if not is_first and clock() >= until:
-                self._is_late = True
-                return
-            is_first = False
-            yield each
 
-
-def arguments_of(task: JobTask, values: Sequence[Any], origins: Iterator[Origin]) -> Iterator[tuple[Any, ...]]:
+def arguments_of(task: JobTask, values: Iterable[Any], origins: Iterator[Origin]) -> Iterator[tuple[Any, ...]]:
     """Returns the arguments of each call."""
     several = values if task.kind is TaskKind.GATHER else zip(values)
     if not task.wants_step:
@@ -181,7 +171,7 @@ class Sending:
         self._addressed: Addressed | None = None
         """The destinations of results whose records are not all written yet; None if there are none."""
 
-    def send(self, segments: Segments, results: Sequence[Any]) -> Made:
+    def send(self, segments: Segments, results: list[Any]) -> Made:
         """Sends the results for segments.
 
         Raises SinkAway while a topic cannot be written: the next call must have the same results.
@@ -200,16 +190,16 @@ class Sending:
         patterns: list[int] = [*segments.patterns]
         for channel, (indexes, paths, values) in addressed.values.items():
             ids, given = [segments.ids[i] for i in indexes], [segments.given[i] for i in indexes]
-            sums = self._readers.send(channel, Segments(ids, (), given, paths, values))
+            sums = self._readers.send(channel, Segments(ids, [], given, paths, values))
             for index, pattern in zip(indexes, sums, strict=True):
                 patterns[index] ^= pattern
         sent = sum(len(indexes) for indexes, _, _ in addressed.values.values())
         return Made(sent + len(addressed.records), patterns, addressed.failed)
 
-    def _send_each(self, segments: Segments, results: Sequence[Any]) -> Made:
+    def _send_each(self, segments: Segments, results: list[Any]) -> Made:
         """Sends one result for each segment, to one channel."""
         paths = extend_all(segments.paths, self._name)
-        made = Segments(segments.ids, (), segments.given, paths, results)
+        made = Segments(segments.ids, [], segments.given, paths, results)
         sums = self._readers.send(self._task.outputs[0], made)
         return Made(len(made), [*map(xor, segments.patterns, sums)], ())
 

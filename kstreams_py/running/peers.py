@@ -56,8 +56,10 @@ logger = logging.getLogger(__name__)
 READ_SECONDS: Final = 0.02
 """Seconds between two looks at the log of the cluster."""
 
-IDLE_SECONDS: Final = 0.05
-"""The longest wait of a task without anything to do: its source is asked after it."""
+IDLE_SECONDS: Final = (0.0005, 0.05)
+"""The shortest and the longest wait of a task without anything to do; while it is polled, each wait is twice the one
+before.
+"""
 
 IDLE: Final = "idle"
 """Stands for the task of a peer that has none."""
@@ -171,11 +173,14 @@ class PeerRun:
             membership.start()
             on_start()
             keeper.start()
+            idle, (shortest, longest) = 0.0, IDLE_SECONDS
             while not self._stopping.is_set() and not membership.has_left and keeper.failure is None:
-                if not peer.turn():
-                    due = links.next_due()
-                    left = IDLE_SECONDS if due is None else min(IDLE_SECONDS, due - time.monotonic())
-                    messenger.wait(max(0.0, left))
+                if peer.turn():
+                    idle = 0.0
+                    continue
+                idle = min(max(2 * idle, shortest), longest) if peer.is_polled else longest
+                due = links.next_due()
+                messenger.wait(idle if due is None else max(0.0, min(idle, due - time.monotonic())))
             if membership.has_left:
                 why = "the others found this peer silent: it drops what it had, and joins again"
                 if options.peer:  # its supervisor gives it another id

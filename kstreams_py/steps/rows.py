@@ -51,10 +51,9 @@ class Rows:
             for number, values in enumerate(self.values_of(results))
         ]
 
-    def are_rows(self, results: Iterable[Any]) -> bool:
+    def are_rows(self, results: Sequence[Any]) -> bool:
         """Returns whether each result is a tuple with a value for each column: a row as it is."""
-        count = len(self._columns)
-        return all(type(result) is tuple and len(result) == count for result in results)
+        return {*map(type, results)} <= {tuple} and {*map(len, results)} <= {len(self._columns)}
 
     def values_of(self, results: Iterable[Any]) -> Iterator[tuple[Any, ...]]:
         """Returns the values of each row; a result is a row, or a list of rows. Raises GraphError as `of` does."""

@@ -10,7 +10,7 @@ import pytest
 from kstreams_py.jobs.cluster.state import JobPhase
 from kstreams_py.jobs.peers.input_task import InputTask
 from kstreams_py.sources.suspects import DEATHS_MAX, REASON
-from tests.simulation.clusters import ClusterPlant
+from tests.simulation.clusters import ClusterPlant, PeerConnection
 from tests.simulation.jobs import Died, Table
 from tests.simulation.test_jobs import GRAPHS, INPUTS
 
@@ -85,6 +85,23 @@ def test_inputs_that_a_dead_peer_had_are_read_again_and_no_others() -> None:
     plant.die_now(name)
     plant.finish_job()
     assert plant.replayed == dict.fromkeys(unstored, 1)
+
+
+def test_source_that_learns_of_inputs_wakes_the_peer_that_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    plant, wakes = plant_of("chain"), list[Any]()
+    plant.begin(3)
+    plant.run_until(lambda: plant.job is not None and plant.job.phase is JobPhase.RUNNING)
+    assert [peer.is_polled for peer in plant.peers.values()] == [
+        isinstance(peer.task, InputTask) for peer in plant.peers.values()
+    ]
+    plant = plant_of("chain")
+    monkeypatch.setattr(PeerConnection, "wake_by", lambda _, wake: wakes.append(wake), raising=False)
+    plant.begin(3)
+    plant.run_until(lambda: plant.job is not None and plant.job.phase is JobPhase.RUNNING)
+    readers = [peer for peer in plant.peers.values() if isinstance(peer.task, InputTask)]
+    assert wakes == [reader._messenger.wake for reader in readers]
+    assert not any(peer.is_polled for peer in plant.peers.values())
+    plant.finish_job()
 
 
 def test_gather_with_many_branches_of_one_input_does_not_stand_still() -> None:

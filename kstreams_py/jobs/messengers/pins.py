@@ -6,11 +6,11 @@ of the cluster are by then.
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import Final
 
-from kstreams_py.jobs.identity import ID_BYTES, Entropy, SegmentId
+from kstreams_py.jobs.identity import ID_BYTES, Entropy, SegmentId, begin_alike, replace_begin
 
 PIN_BYTES: Final = 4
 """Bytes of the number of a peer."""
@@ -25,19 +25,22 @@ PEERS: Final = 1 << 8 * PIN_BYTES
 def pin_ids(entropy: Entropy, count: int, ackers: Sequence[int], own: int) -> list[SegmentId]:
     """Returns new ids of inputs.
 
-    - `ackers`: the numbers of the peers that have an acker, in the order of the cluster's log. The random bytes choose
-      one, so ids are spread evenly.
+    - `ackers`: the numbers of the peers that have an acker, in the order of the cluster's log. Each gets as many ids as
+      the others, one after the other, so that most messages are for one acker; a random byte chooses the first.
     - `own`: the number of the peer that reads the inputs.
     """
-    data, inputs = entropy(count * ID_BYTES), own.to_bytes(PIN_BYTES, "big")
-    begins = [each.to_bytes(PIN_BYTES, "big") + inputs for each in ackers]
-    of, chosen = len(begins), array("Q", data)[::2]
-    found: Any = [
-        begins[number % of] + data[start : start + ID_BYTES]
-        for number, start in zip(chosen, range(0, len(data), ID_BYTES), strict=True)
-    ]
-    ids: list[SegmentId] = found
-    return ids
+    if not count:
+        return []
+    data, found, of = entropy(count * ID_BYTES), list[SegmentId](), len(ackers)
+    for number, (start, end) in enumerate(pairwise(count * part // of for part in range(of + 1)), data[0]):
+        pins = ackers[number % of].to_bytes(PIN_BYTES, "big") + own.to_bytes(PIN_BYTES, "big")
+        found += replace_begin(pins, data[start * ID_BYTES : end * ID_BYTES], ID_BYTES)
+    return found
+
+
+def are_pinned_alike(ids: Iterable[SegmentId], start: int = 0) -> bool:
+    """Returns whether all ids name the same peer. `start`: where its number begins."""
+    return begin_alike(b"".join(ids), PINNED_BYTES, start, start + PIN_BYTES)
 
 
 def acker_of(segment: SegmentId) -> int:

@@ -20,7 +20,7 @@ from kstreams_py.jobs.messengers.frames import (
     LostInputs,
     Opened,
 )
-from kstreams_py.jobs.messengers.pins import PIN_BYTES, acker_of, input_of
+from kstreams_py.jobs.messengers.pins import PIN_BYTES, acker_of, are_pinned_alike, input_of
 from kstreams_py.jobs.peers.audits import SegmentAudit
 
 Addressed = list[tuple[int, Item]]
@@ -213,9 +213,8 @@ def by_peer(ids: Iterable[SegmentId], start: int = 0) -> dict[int, list[SegmentI
     - `start`: where the number begins; PIN_BYTES for the peer that has read the input.
     """
     segments = [*ids]
-    pins = {segment[start : start + PIN_BYTES] for segment in segments}
-    if len(pins) == 1:  # as in most turns: to look at each takes four times as long
-        return {int.from_bytes(pins.pop(), "big"): segments}
+    if segments and are_pinned_alike(segments, start):  # as in most turns: to look at each takes four times as long
+        return {int.from_bytes(segments[0][start : start + PIN_BYTES], "big"): segments}
     found = dict[int, list[SegmentId]]()
     for segment in segments:
         found.setdefault(int.from_bytes(segment[start : start + PIN_BYTES], "big"), []).append(segment)
@@ -231,7 +230,7 @@ class Acknowledgements:
 
     def add(self, ids: Sequence[SegmentId], patterns: Iterable[int]) -> None:
         """Adds the acknowledgements of copies: see Acker.ack."""
-        if len({segment[:PIN_BYTES] for segment in ids}) == 1:  # one acker, as in most turns
+        if ids and are_pinned_alike(ids):  # as in most turns
             acks = self._of(ids[0])
             acks.ids.extend(ids)
             acks.patterns.extend(patterns)

@@ -131,6 +131,11 @@ class FunctionTask:
         return self.runner.waiting + sum(len(frame) for _, frame in self._arrived.copy())
 
     @property
+    def is_polled(self) -> bool:
+        """Whether calls end, or are due, without a sign."""
+        return self.runner.is_busy or self.runner.retrying > 0
+
+    @property
     def is_empty(self) -> bool:
         """Whether no segment is here."""
         return not self._arrived and not self.runner.waiting and not self.runner.is_busy

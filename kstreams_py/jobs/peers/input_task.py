@@ -9,6 +9,7 @@ from typing import Final
 
 from kstreams_py.graph.channels import JobTask
 from kstreams_py.graph.declarations import Channel
+from kstreams_py.graph.source import WakingConnection
 from kstreams_py.jobs.environment import JobEnvironment
 from kstreams_py.jobs.identity import SegmentId
 from kstreams_py.jobs.inputs import SourceInputs
@@ -64,6 +65,16 @@ class InputTask:
     def set_ackers(self, ackers: Sequence[int], own: int) -> None:
         """Takes the numbers of the peers that have an acker in this epoch, and of this peer."""
         self._ackers, self._own = ackers, own
+
+    def wake_by(self, wake: Callable[[], None]) -> None:
+        """Takes the function that ends the wait of the peer, for a source that learns of inputs immediately."""
+        if isinstance(self.inputs.connection, WakingConnection):
+            self.inputs.connection.wake_by(wake)
+
+    @property
+    def is_polled(self) -> bool:
+        """Whether inputs come without a sign."""
+        return not isinstance(self.inputs.connection, WakingConnection)
 
     def _new_ids(self, count: int) -> list[SegmentId]:
         return pin_ids(self._environment.entropy, count, self._ackers, self._own)

@@ -64,8 +64,10 @@ class Outbox(Readers):
         for route in self._of([channel]):
             copy = Segments(made.ids, new_patterns(self._entropy, count), made.given, made.paths, made.values)
             lost = self._deliver(route.channel, route.task, copy)
-            patterns = [0 if index in lost else pattern for index, pattern in enumerate(copy.patterns)]
-            sums = [*map(xor, sums, patterns)] if sums else patterns
+            patterns: Sequence[int] = copy.patterns
+            if lost:
+                patterns = [0 if index in lost else pattern for index, pattern in enumerate(patterns)]
+            sums = [*map(xor, sums, patterns)] if sums else [*patterns]
         return sums or [0] * count
 
     def _of(self, channels: Iterable[Channel]) -> Iterable[Route]:

@@ -120,6 +120,11 @@ class Peer:
         self._links.flush(self._clock(), self._messenger.send)
         return worked
 
+    @property
+    def is_polled(self) -> bool:
+        """Whether a turn may have something to do though nothing has come and nothing is due."""
+        return self.task is not None and self.task.is_polled
+
     def _take_back(self, frames: Sequence[SegmentFrame]) -> None:
         if self._outbox is not None and self.assignment is not None:
             self._outbox.take_back(frames, self.assignment.job, self.assignment.since)
@@ -236,6 +241,7 @@ class Peer:
                 task: PeerTask = InputTask(
                     graph.name, channel, graph.tasks, wanted.job, outbox, environment, self._may_act
                 )
+                task.wake_by(self._messenger.wake)
             else:
                 function = next(each for each in graph.tasks if each.id == wanted.task)
                 task = FunctionTask(graph.name, function, graph.tasks, wanted.job, outbox, environment)
