@@ -255,7 +255,8 @@ class EventCounts:
 REPLAYS: Final[Mapping[str, str]] = {
     "died": "its worker died, or was silent for longer than its lease; the worker that reads it again counts it",
     "expired": "its timeout passed while no task held a part of it",
-    "raised": "an exception ended the job, which gave it back",
+    "raised": "an exception, or the death of a task's last peer, stopped the job, which gave it back",
+    "given_back": "its process stopped, or a peer left that had a part of it or counted its acknowledgements",
 }
 """Why an input of a source is read again, each cause with its meaning."""
 
@@ -269,13 +270,23 @@ LATE_ACKS: Final[Mapping[str, str]] = {
 """Acknowledgements that changed nothing, each kind with its meaning."""
 
 
+FRAMES: Final[Mapping[str, str]] = {
+    "resent": "sent again, after a time-out or because the other peer had missed one",
+    "returned": "given back to their sender because of their old epoch",
+    "came_back": "given back by the other peer because of their old epoch, and sent to a peer of the new one",
+    "garbage": "dropped: no frame of this protocol, or above the limit; connections that begin so count too",
+    "strangers": "dropped: of no member of the cluster; refused connections count too",
+}
+"""What may happen to a frame between peers beside its arrival, each kind with its meaning."""
+
+
 @dataclass(slots=True)
 class InputCounts:
     """Counts of the inputs of one source in one worker since it started; only that worker's thread writes them.
 
     - `done`: acknowledged.
     - `refused`: acknowledged with a reason why they were not processed.
-    - `died`, `expired`, `raised`: read again, see REPLAYS.
+    - `died`, `expired`, `raised`, `given_back`: read again, see REPLAYS.
     """
 
     done: int = 0
@@ -283,6 +294,7 @@ class InputCounts:
     died: int = 0
     expired: int = 0
     raised: int = 0
+    given_back: int = 0
 
     def measures(self, source: str) -> dict[str, float]:
         """Returns the counts by name, as `inputs:name:source`, in the form of `Counters.measures`."""

@@ -18,12 +18,18 @@ from kstreams_py.deployment.kubernetes import DATA, Deployment, kubernetes_name,
 from kstreams_py.deployment.systemd import UnitParameters, unit
 from kstreams_py.errors import SettingsError
 from kstreams_py.graph.topology import Graph
+from kstreams_py.jobs.cluster.commands import Scheduler
+from kstreams_py.jobs.peers.routes import specify_tasks
+from kstreams_py.running.peer_graphs import load_graphs
 from kstreams_py.secrets import is_secret, redact
 from kstreams_py.settings import Settings
 from kstreams_py.sinks import Parquet, SQLite
 
 GRACE_SECONDS: Final = 10
 """Seconds beyond drain_timeout_ms until the process is killed. The supervisor itself gives its workers five."""
+
+PEER_PORT: Final = 7400
+"""The port on which peers in pods reach one another."""
 
 _LOCAL: Final = ("127.", "localhost:", "[::1]:", "::1:")
 
@@ -38,7 +44,9 @@ def k8s(
     image: Annotated[
         str, typer.Option(help="an image with the graph; its entry point is kstreams; docker/Dockerfile builds one")
     ],
-    replicas: Annotated[int, typer.Option(help="pods, one for each slot", min=1, max=1000)] = 1,
+    replicas: Annotated[
+        int | None, typer.Option(help="pods; 1 by default, with --peers as many as tasks", min=1, max=1000)
+    ] = None,
     name: Annotated[str | None, typer.Option(help="name of the objects; the graph's by default, with -")] = None,
     namespace: Annotated[str | None, typer.Option(help="the namespace; that of kubectl by default")] = None,
     cpu: Annotated[str | None, typer.Option(help="CPU request of a pod, such as 500m")] = None,
@@ -49,10 +57,14 @@ def k8s(
     ] = None,
     http_port: Annotated[int, typer.Option(help="port of /livez, /readyz and /metrics", min=1, max=65535)] = 8080,
     create_topics: CreateTopics = False,
+    peers: Annotated[bool, typer.Option("--peers", help="each pod is a peer, which runs `kstreams peer`")] = False,
+    cluster: Annotated[str | None, typer.Option(help="with --peers: its name; by default the graph's")] = None,
+    scheduler: Annotated[Scheduler | None, typer.Option(help="with --peers: see kstreams peer")] = None,
+    messenger: Annotated[str | None, typer.Option(help="with --peers: see kstreams peer")] = None,
     bootstrap_servers: Bootstrap = None,
     config: Config = None,
 ) -> None:
-    """Print a StatefulSet with a pod for each slot, a headless Service and a PodDisruptionBudget, as YAML.
+    """Print a StatefulSet with a pod for each slot or peer, a headless Service and a PodDisruptionBudget, as YAML.
 
     The pods comply with Pod Security "restricted": they run as user 10001, and write only to /tmp and /data.
 
@@ -60,32 +72,48 @@ def k8s(
     environment variables. Kubernetes restarts a pod whatever its exit status: after 2 and 5, correct what its log
     names; 4 means that a worker elsewhere has its slot.
     """
-    graph = load_valid(target)
+    of_peers = {"--cluster": cluster, "--scheduler": scheduler, "--messenger": messenger}
+    given = {name: value for name, value in of_peers.items() if value is not None}
+    graph, arguments = (_of_peers if peers else _of_slots)(target, given, create_topics=create_topics)
     settings = Settings.load(config, bootstrap_servers=bootstrap_servers)
     variables = _variables(settings, env or [], "put it into a Secret, and name that with --secret", hidden=secret)
     servers = variables.get("KSTREAMS_BOOTSTRAP_SERVERS", settings.bootstrap_servers)
     if servers.startswith(_LOCAL) and secret is None:
         raise SettingsError(f"no pod reaches the brokers at {servers}: pass --bootstrap-servers")
-    arguments = ["run", target, "--slot", "auto", *(["--create-topics"] if create_topics else [])]
     wanted = Deployment(
         name=name or kubernetes_name(graph.name),
         namespace=namespace,
         image=image,
         arguments=arguments,
-        replicas=replicas,
+        replicas=replicas or (len(specify_tasks(graph.tasks)) if peers else 1),
         # states go where the pod may write; schemas do not: each pod's volume would have different ones
-        environment={
-            "KSTREAMS_STATE_DIRECTORY": f"{DATA}/state",
-            **variables,
-            "KSTREAMS_HTTP": f"0.0.0.0:{http_port}",
-        },
+        environment={"KSTREAMS_STATE_DIRECTORY": f"{DATA}/state", **variables, "KSTREAMS_HTTP": f"0.0.0.0:{http_port}"},
         port=http_port,
         grace_seconds=_grace_seconds(settings),
+        peer_port=PEER_PORT if peers else None,
         secret=secret,
         cpu=cpu,
         memory=memory,
     )
     print(manifest(wanted), end="")
+
+
+def _of_slots(target: str, given: Mapping[str, str], *, create_topics: bool) -> tuple[Graph, list[str]]:
+    """Returns the graph, and the arguments of a pod that is a slot. `given`: options of peers: refused."""
+    if given:
+        raise SettingsError(f"only with --peers: {', '.join(given)}: add that, or leave it out")
+    return load_valid(target), ["run", target, "--slot", "auto", *(["--create-topics"] if create_topics else [])]
+
+
+def _of_peers(target: str, given: Mapping[str, str], *, create_topics: bool) -> tuple[Graph, list[str]]:
+    """Returns the graph, and the arguments of a pod that is a peer. `given`: the options that are passed on."""
+    if create_topics:
+        raise SettingsError(
+            "`kstreams peer` creates no topics: leave --create-topics out, and use `kstreams topics create`"
+        )
+    (graph,) = load_graphs([target]).values()
+    named = [word for option, value in ({"--cluster": graph.name} | dict(given)).items() for word in (option, value)]
+    return graph, ["peer", "--allow", target, *named, "--host", "0.0.0.0", "--port", str(PEER_PORT)]
 
 
 def systemd(

@@ -51,6 +51,10 @@ def peer(
     advertised: Annotated[str, typer.Option(help="the address for other machines, if it is not that of --host")] = "",
     identity: Annotated[str, typer.Option("--id", hidden=True)] = "",
     slot: Annotated[int, typer.Option("--slot", hidden=True)] = 0,
+    http: Annotated[
+        str | None,
+        typer.Option(help="serve a page (/), /metrics, /livez, /readyz, /status at host:port, such as 127.0.0.1:8080"),
+    ] = None,
     bootstrap_servers: Bootstrap = None,
     config: Config = None,
 ) -> None:
@@ -58,7 +62,7 @@ def peer(
 
     A peer runs only graphs of the modules that --allow names: a job names its graph, and never brings code.
     """
-    settings = Settings.load(config, bootstrap_servers=bootstrap_servers)
+    settings = Settings.load(config, bootstrap_servers=bootstrap_servers, http=http)
     options = PeerOptions(
         cluster=cluster,
         targets=allow,

@@ -1,4 +1,4 @@
-"""A StatefulSet with a pod for each slot, its headless Service and its PodDisruptionBudget, as YAML."""
+"""A StatefulSet with a pod for each slot or peer, its headless Service and its PodDisruptionBudget, as YAML."""
 
 from __future__ import annotations
 
@@ -34,10 +34,12 @@ class Deployment:
     """The parameters of a graph's StatefulSet.
 
     - `name`: the name of the StatefulSet, the Service and the budget; see `kubernetes_name`.
+    - `peer_port`: the port on which the pods, which are peers, reach one another; None for slots. Each pod then has the
+      argument `--advertised` with its own name in the Service.
     - `namespace`, `secret`, `cpu`, `memory`: None leaves them out. `secret` is a Secret of environment variables.
     - `image`: an image whose entry point is `kstreams`.
     - `arguments`: the arguments of the entry point.
-    - `replicas`: the number of slots, numbered from 0.
+    - `replicas`: the number of slots, numbered from 0, or of peers.
     - `environment`: variables of the worker, passed literally: `$` is not expanded.
     - `port`: the port on which the worker answers `/livez` and `/readyz`.
     - `grace_seconds`: seconds from SIGTERM to SIGKILL.
@@ -52,6 +54,7 @@ class Deployment:
     environment: Mapping[str, str]
     port: int
     grace_seconds: int
+    peer_port: int | None = None
     namespace: str | None = None
     secret: str | None = None
     cpu: str | None = None
@@ -102,12 +105,12 @@ metadata:
   labels: {labels}
 spec:
   clusterIP: None
-  publishNotReadyAddresses: true  # metrics are also read from pods that are not ready
+  publishNotReadyAddresses: true  # {unready}
   selector: {labels}
   ports:
     - name: http
       port: {port}
-      targetPort: http
+      targetPort: http{service_port}
 ---
 apiVersion: policy/v1
 kind: PodDisruptionBudget
@@ -127,7 +130,7 @@ metadata:
 spec:
   serviceName: {name}
   replicas: {replicas}
-  podManagementPolicy: Parallel  # slots do not wait for one another
+  podManagementPolicy: Parallel  # {pods} do not wait for one another
   selector:
     matchLabels: {labels}
   template:
@@ -144,14 +147,14 @@ spec:
         fsGroup: {user}
         seccompProfile: {{type: RuntimeDefault}}
       containers:
-        - name: worker
+        - name: {container}
           image: {image}
           args: {arguments}
           env:
-{environment}{secret}{resources}
+{pod_name}{environment}{secret}{resources}
           ports:
             - name: http
-              containerPort: {port}
+              containerPort: {port}{container_port}
           startupProbe:
             httpGet: {{path: /livez, port: http}}
             periodSeconds: 2
@@ -182,6 +185,29 @@ spec:
 """
 
 
+_OF_SLOTS: Final[Mapping[str, str]] = {
+    "pods": "slots",
+    "container": "worker",
+    "unready": "metrics are also read from pods that are not ready",
+    "service_port": "",
+    "container_port": "",
+    "pod_name": "",
+}
+"""What the template says of slots."""
+
+
+def _of_peers(port: int) -> Mapping[str, str]:
+    """Returns what the template says of peers."""
+    return {
+        "pods": "peers",
+        "container": "peer",
+        "unready": "peers reach one another before they are ready",
+        "service_port": f"\n    - name: peers\n      port: {port}\n      targetPort: peers",
+        "container_port": f"\n            - name: peers\n              containerPort: {port}",
+        "pod_name": "            - name: POD_NAME\n              valueFrom: {fieldRef: {fieldPath: metadata.name}}\n",
+    }
+
+
 def manifest(wanted: Deployment) -> str:
     """Returns the YAML of the three objects, for `kubectl apply`."""
     resources = ""
@@ -192,7 +218,11 @@ def manifest(wanted: Deployment) -> str:
         resources = f"\n          resources:\n            requests: {{{', '.join(requests)}}}"
         if wanted.memory:
             resources += f"\n            limits: {{memory: {_quoted(wanted.memory)}}}"
+    arguments = list(map(_literal, wanted.arguments))
+    if wanted.peer_port is not None:  # Kubernetes replaces the variable
+        arguments += [_quoted("--advertised"), _quoted(f"$(POD_NAME).{wanted.name}")]
     return _TEMPLATE.format(
+        **(_OF_SLOTS if wanted.peer_port is None else _of_peers(wanted.peer_port)),
         name=_quoted(wanted.name),
         namespace=f"\n  namespace: {_quoted(wanted.namespace)}" if wanted.namespace else "",
         labels=f"{{app.kubernetes.io/name: {_quoted(wanted.name)}, app.kubernetes.io/part-of: kstreams}}",
@@ -202,7 +232,7 @@ def manifest(wanted: Deployment) -> str:
         replicas=wanted.replicas,
         grace_seconds=wanted.grace_seconds,
         image=_quoted(wanted.image),
-        arguments=f"[{', '.join(map(_literal, wanted.arguments))}]",
+        arguments=f"[{', '.join(arguments)}]",
         environment="\n".join(
             f"            - name: {_quoted(name)}\n              value: {_literal(value)}"
             for name, value in wanted.environment.items()

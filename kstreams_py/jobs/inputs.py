@@ -305,7 +305,10 @@ class SourceInputs:
         """
         taken = [segment for segment in segments if segment in self.pending]
         self._given_up[failed] += self.pending.expire(taken)
-        self.counts.died += len(taken)
+        if failed:
+            self.counts.died += len(taken)
+        else:
+            self.counts.given_back += len(taken)
         for segment in taken:
             self._failed.pop(segment, None)
 
@@ -377,4 +380,7 @@ class SourceInputs:
         self._refused, self._done = [], []
         if claims:
             self.connection.give_back(claims, failed=failed)
-            self.counts.raised += len(claims) if failed else 0
+            if failed:
+                self.counts.raised += len(claims)
+            else:
+                self.counts.given_back += len(claims)

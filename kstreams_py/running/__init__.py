@@ -19,6 +19,8 @@ terminal/             the log, and a live table below the workers' output
 http/                 the page of a run, its status, health and metrics
 span_export  adapter  exports spans as the OTEL_* variables say
 wiring       acts     builds a run: a slot on a real cluster, or a supervisor of several
+peer_graphs  acts     loads the graphs that peers may run, and shows them as one
+peer_reports acts     the reports of a peer
 peers        acts     a peer as a process, and a supervisor of several
 start        acts     the Python functions run() and start()
 """

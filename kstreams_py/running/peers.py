@@ -12,43 +12,40 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
-from kstreams_py.errors import KStreamsError, Retriable, SettingsError
+from kstreams_py.errors import KStreamsError, Retriable
 from kstreams_py.formats.registries import open_registry
-from kstreams_py.graph.loading import load, show_target
+from kstreams_py.graph.loading import show_target
 from kstreams_py.graph.topology import Graph
 from kstreams_py.jobs.cluster.commands import AcceptJoin, Found, Leave, LeaveReason, PeerId, Scheduler
 from kstreams_py.jobs.cluster.fold import VERSION
 from kstreams_py.jobs.cluster.heartbeats import Heartbeats
 from kstreams_py.jobs.cluster.kafka_log import KafkaLog, append_command, read_replica
 from kstreams_py.jobs.cluster.membership import ClusterMembership
+from kstreams_py.jobs.cluster.observations import ClusterFigures
+from kstreams_py.jobs.cluster.watcher import ClusterWatcher
 from kstreams_py.jobs.environment import JobEnvironment, job_environment
 from kstreams_py.jobs.messengers.contract import MessengerSettings
 from kstreams_py.jobs.messengers.links import Links
 from kstreams_py.jobs.messengers.registry import open_messenger
 from kstreams_py.jobs.peers.fingerprints import fingerprint_of
-from kstreams_py.jobs.peers.function_task import FunctionTask
-from kstreams_py.jobs.peers.input_task import InputTask
 from kstreams_py.jobs.peers.peer import Peer
-from kstreams_py.jobs.peers.routes import READ
 from kstreams_py.kafka.cluster import KafkaCluster
 from kstreams_py.log_fields import repeated
-from kstreams_py.metrics import Counters
+from kstreams_py.running.peer_graphs import PeerGraphs, load_graphs
+from kstreams_py.running.peer_reports import PeerReports
 from kstreams_py.running.pipe import report_drained, report_writer
-from kstreams_py.running.places import PLACE_AFTER, place_of
-from kstreams_py.running.reports import Report
 from kstreams_py.running.slot import REPORT_INTERVAL
-from kstreams_py.running.status import RunStatus
+from kstreams_py.running.status import RunStatus, SlotStatus
 from kstreams_py.running.supervisor import Supervisor
 from kstreams_py.running.terminal import logs
-from kstreams_py.running.watch import Stillness
-from kstreams_py.running.wiring import DRAIN_EXTRA, GARBAGE_THRESHOLD, SIGNALS
+from kstreams_py.running.wiring import DRAIN_EXTRA, GARBAGE_THRESHOLD, SIGNALS, Observe, observing
 from kstreams_py.settings import Settings
-from kstreams_py.steps import calls
 from kstreams_py.steps.environment import Environment
 
 logger = logging.getLogger(__name__)
@@ -61,11 +58,17 @@ IDLE_SECONDS: Final = (0.0005, 0.05)
 before.
 """
 
-IDLE: Final = "idle"
-"""Stands for the task of a peer that has none."""
-
 LEAVE_SECONDS: Final = 5.0
 """Seconds that a peer waits for its own leave: after that, the others find it silent."""
+
+LOOK_SECONDS: Final = 0.2
+"""Seconds between two looks of a supervisor at the log of its cluster."""
+
+START_AGAIN_SECONDS: Final = 2.0
+"""Seconds until a supervisor that could not begin to read the log tries again."""
+
+END_SECONDS: Final = 1.0
+"""Seconds that a supervisor waits for its last look at the log."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,24 +102,15 @@ class PeerRun:
     """A peer in this process, from `run` to `stop`. A peer that was found silent joins again under another id."""
 
     def __init__(self, options: PeerOptions, settings: Settings) -> None:
-        """Loads the graphs. Raises GraphError, and SettingsError if two graphs have one name."""
+        """Loads the graphs. Raises the same as `load_graphs`."""
         self._options, self._settings = options, settings
-        self._graphs: dict[str, Graph] = {}
-        for graph in map(load, options.targets):
-            graph.validate()
-            if self._graphs.setdefault(graph.name, graph) is not graph:
-                raise SettingsError(f"two graphs are called {graph.name!r}: rename one")
-            if not graph.tasks:
-                raise SettingsError(f"graph {graph.name!r} has no channels: run it with `kstreams run`")
-            if names := ", ".join(each.id for each in graph.processors):
-                raise SettingsError(
-                    f"graph {graph.name!r} has processors of topics, which peers do not run ({names}): declare them in "
-                    "a graph of their own, and run that with `kstreams run`"
-                )
+        self._graphs = load_graphs(options.targets)
         self._fingerprints = {name: fingerprint_of(graph) for name, graph in self._graphs.items()}
         self._stopping = threading.Event()
         self._write = report_writer()
-        self._stillness = Stillness()
+        self._observe: Observe | None = None
+        self._began_at = time.monotonic()
+        self._reports = PeerReports(options.slot)
 
     def stop(self) -> None:
         """Lets the peer leave, then end. Any thread may call this."""
@@ -137,10 +131,13 @@ class PeerRun:
 
     def run(self, on_start: Callable[[], None], /) -> None:
         """Runs until `stop`. Calls `on_start` once the peer has begun to join. Raises KStreamsError."""
+        graphs = PeerGraphs(self._options.cluster, tuple(self._graphs.values()))
         cluster = KafkaCluster(self._settings)
         try:
-            while not self._stopping.is_set():
-                self._run_once(cluster, on_start)
+            # its supervisor serves the page of a peer that has one
+            with observing(graphs, self._settings) if self._write is None else nullcontext() as self._observe:
+                while not self._stopping.is_set():
+                    self._run_once(cluster, on_start)
         finally:
             cluster.close()
         if self._write is not None:
@@ -150,7 +147,7 @@ class PeerRun:
         """Runs one incarnation of the peer: until `stop`, or until it has left."""
         options = self._options
         me = PeerId(options.peer) if options.peer else new_peer_id()
-        logs.set_context(graph=options.cluster, processor=me)
+        logs.set_context(graph=options.cluster, processor=me, slot=options.slot)
         messenger = open_messenger(
             options.messenger,
             MessengerSettings(
@@ -168,7 +165,8 @@ class PeerRun:
         membership = ClusterMembership(KafkaLog(cluster, options.cluster, me), found, join, Heartbeats(me))
         links = Links(options.cluster, me, random.random)
         peer = Peer(membership, messenger, links, self._graphs, self._open(cluster), time.monotonic)
-        keeper = _Keeper(membership, messenger.wake, lambda: self._report(peer))
+        self._reports.begin(peer, links, messenger)
+        keeper = _Keeper(membership, messenger.wake, partial(self._report, membership), options)
         try:
             membership.start()
             on_start()
@@ -191,20 +189,25 @@ class PeerRun:
         finally:
             keeper.end()
             peer.close()
+            self._reports.end(time.monotonic())
             membership.close()
         if keeper.failure is not None:
             raise keeper.failure
 
-    def _report(self, peer: Peer) -> None:
-        """Writes a report to the supervisor. Any thread may call it."""
-        if self._write is None:
+    def _report(self, membership: ClusterMembership, now: float, why: str) -> None:
+        """Writes a report to the supervisor, or shows it on the page. `why`: why the log is away; "" if it is not."""
+        if self._write is None and self._observe is None:
             return
+        reports, slot = tuple(self._reports.look(now)), self._options.slot
+        if self._observe is not None:
+            figures = membership.seen.figures(membership.replica, now)
+            cluster = replace(figures, own={membership.me: slot}, why=why)
+            slots = (SlotStatus(slot, os.getpid(), reports, began_at=self._began_at),)
+            self._observe(RunStatus(slots, now, stopping=self._stopping.is_set(), cluster=cluster))
+            return
+        assert self._write is not None
         try:
-            ended = peer.task.runner.ended if isinstance(peer.task, FunctionTask) else 0
-            seconds = round(self._stillness.look((peer.turns, ended), time.monotonic()), 1)
-            thread = threading.main_thread().ident
-            place = place_of(partial(calls.frame_of, thread)) if seconds >= PLACE_AFTER else ""
-            self._write([replace(report_of(peer, self._options.slot), still_seconds=seconds, place=place)])
+            self._write(reports)
         except BrokenPipeError:
             self._write = None
             logger.warning("the supervisor has ended: leaving the cluster")
@@ -231,34 +234,17 @@ class PeerRun:
             time.sleep(READ_SECONDS)
 
 
-def report_of(peer: Peer, slot: int) -> Report:
-    """Returns the report on the task of a peer. Any thread may call it."""
-    task = peer.task
-    if isinstance(task, FunctionTask):
-        runner = task.runner
-        return Report(
-            task.id,
-            slot,
-            runner.counters.as_dict(),
-            task.waiting,
-            measures=runner.measures(),
-            failure=runner.newest_failure,
-            is_task=True,
-        )
-    counts = Counters().as_dict()
-    if isinstance(task, InputTask):
-        name, why = task.channel.name, task.outages.away.get(task.inputs.name, "")
-        figures = task.inputs.show_pending(time.monotonic(), lambda _: (), why)
-        measures = task.inputs.counts.measures(name)
-        return Report(READ + name, slot, counts, 0, measures=measures, is_task=True, sources={name: figures})
-    return Report(IDLE, slot, counts, 0, is_task=True)
-
-
 class _Keeper:
     """The thread that gives a membership its turns: a function may take longer than the others wait for heartbeats."""
 
-    def __init__(self, membership: ClusterMembership, wake: Callable[[], None], report: Callable[[], None]) -> None:
-        self._membership, self._wake, self._report = membership, wake, report
+    def __init__(
+        self,
+        membership: ClusterMembership,
+        wake: Callable[[], None],
+        report: Callable[[float, str], None],
+        options: PeerOptions,
+    ) -> None:
+        self._membership, self._wake, self._report, self._options = membership, wake, report, options
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="membership", daemon=True)
         self.failure: BaseException | None = None
@@ -267,16 +253,19 @@ class _Keeper:
         self._thread.start()
 
     def _run(self) -> None:
-        reported_at = 0.0
+        reported_at, why = 0.0, ""
+        logs.set_context(graph=self._options.cluster, processor=self._membership.me, slot=self._options.slot)
         try:
             while not self._ended.wait(READ_SECONDS):
                 before, now = self._membership.replica, time.monotonic()
                 if now > reported_at + REPORT_INTERVAL:
                     reported_at = now
-                    self._report()
+                    self._report(now, why)
                 try:
                     self._membership.turn(now)
+                    why = ""
                 except Retriable as error:
+                    why = str(error)
                     logger.info("the log of the cluster is away: %s", error, extra=repeated("the log of the cluster"))
                 if self._membership.replica is not before:
                     self._wake()
@@ -288,6 +277,56 @@ class _Keeper:
         self._ended.set()
         if self._thread.is_alive():
             self._thread.join()
+
+
+class _LogWatch:
+    """The thread in which a supervisor reads the log of its cluster, for the page."""
+
+    def __init__(self, cluster: KafkaCluster, name: str) -> None:
+        self._cluster, self._name = cluster, name
+        self._ended = threading.Event()
+        self._newest: ClusterFigures | None = None
+        self._why = ""
+        self._thread = threading.Thread(target=self._run, name="cluster", daemon=True)
+        self._thread.start()
+
+    def figures(self, running: Mapping[int, tuple[int, PeerId]]) -> ClusterFigures | None:
+        """Returns the newest figures; None until the log is read. `running`: the process and the peer of each slot."""
+        newest = self._newest
+        if newest is None:
+            return None
+        return replace(newest, own={peer: slot for slot, (_, peer) in running.items()}, why=self._why)
+
+    def _run(self) -> None:
+        logs.set_context(graph=self._name)
+        while not self._ended.is_set():
+            # an id of its own for each attempt: what was seen would not fit to another beginning
+            log = KafkaLog(self._cluster, self._name, f"supervisor-{secrets.token_hex(6)}")
+            try:
+                self._follow(ClusterWatcher(log))
+            except KStreamsError as error:
+                self._why = str(error)
+                logger.info("cannot read the log of the cluster: %s", error, extra=repeated("reads of the log"))
+                self._ended.wait(START_AGAIN_SECONDS)
+            finally:
+                log.close()
+
+    def _follow(self, watcher: ClusterWatcher) -> None:
+        watcher.start()
+        while not self._ended.wait(LOOK_SECONDS):
+            now = time.monotonic()
+            try:
+                watcher.turn(now)
+                self._why = ""
+            except Retriable as error:
+                self._why = str(error)
+            if watcher.replica.version:
+                self._newest = watcher.seen.figures(watcher.replica, now)
+
+    def end(self) -> None:
+        """Ends the thread."""
+        self._ended.set()
+        self._thread.join(END_SECONDS)
 
 
 class SupervisedPeers:
@@ -338,14 +377,33 @@ class SupervisedPeers:
             signal.signal(signum, ask)
 
     def run(self, on_start: Callable[[], None], /) -> None:
-        """Runs the peers until `stop`. Raises WorkersFailed."""
-        on_start()
+        """Runs the peers until `stop`. Raises GraphError and SettingsError before they start; later, WorkersFailed."""
+        graphs = PeerGraphs(self._options.cluster, tuple(load_graphs(self._options.targets).values()))
         try:
-            self._supervisor.run(lambda _: None, self._observe)
+            with observing(graphs, self._settings) as observe, self._watching(observe) as watch:
+
+                def note(status: RunStatus) -> None:
+                    self._note_ends(status)
+                    if observe is not None and watch is not None:
+                        observe(replace(status, cluster=watch.figures(self._running)))
+
+                on_start()
+                self._supervisor.run(lambda _: None, note)
         finally:
             self._cluster.close()
 
-    def _observe(self, status: RunStatus) -> None:
+    @contextmanager
+    def _watching(self, observe: Observe | None) -> Iterator[_LogWatch | None]:
+        if observe is None:
+            yield None
+            return
+        watch = _LogWatch(self._cluster, self._options.cluster)
+        try:
+            yield watch
+        finally:
+            watch.end()
+
+    def _note_ends(self, status: RunStatus) -> None:
         """Appends a leave for each peer whose process has ended, so that the others need not wait for heartbeats."""
         running = {slot.number: slot.pid for slot in status.slots}
         for slot, (pid, dead) in self._running.items():

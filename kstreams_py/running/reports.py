@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from kstreams_py.metrics import INPUTS, PendingFigures, WorkerState
 from kstreams_py.records import Positions, TopicPartition
+
+PEER: Final = "the peer"
+"""Stands for a processor in the report on the membership of a peer. No id has a space."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,7 @@ class Report:
       stopped; `held_seconds`: the age of the event that has waited longest; `held_limit`: the age that is reported.
     - `is_task`: whether it is a task, which reads channels.
     - `sources`: by name, the pending inputs of the sources that are shown with this task.
+    - `heartbeat_seconds`: of a peer, the seconds since its newest heartbeat that came back was sent; None otherwise.
     """
 
     processor: str
@@ -51,6 +55,7 @@ class Report:
     events: Mapping[str, float] | None = None
     is_task: bool = False
     sources: Mapping[str, PendingFigures] = field(default_factory=dict)
+    heartbeat_seconds: float | None = None
 
     def head(self) -> dict[str, Any]:
         """Returns the fields of bounded size, as JSON values: all but measures, lags, sources and texts."""
@@ -67,13 +72,22 @@ class Report:
             "hidden_partitions": self.hidden_partitions,
             "events": self.events,
             "is_task": self.is_task,
+            "heartbeat_seconds": self.heartbeat_seconds,
         }
 
     def as_past(self) -> Report:
         """Returns this report as one from a process that has ended: the counts stay."""
         sources = dict.fromkeys(self.sources, PendingFigures())
         return replace(
-            self, still_seconds=0.0, place="", open_seconds=None, why="", hidden_seconds=0.0, hidden="", sources=sources
+            self,
+            still_seconds=0.0,
+            place="",
+            open_seconds=None,
+            why="",
+            hidden_seconds=0.0,
+            hidden="",
+            sources=sources,
+            heartbeat_seconds=None,
         )
 
     def after(self, past: Mapping[str, int], measures: Mapping[str, float] | None = None) -> Report:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from kstreams_py.jobs.cluster.observations import ClusterFigures
 from kstreams_py.metrics import WorkerState
 from kstreams_py.processing.dead_letters.waiting import WaitingCount
 from kstreams_py.running.reports import Report
@@ -59,12 +60,14 @@ class RunStatus:
 
     - `stopping`: the workers drain.
     - `waiting`: how many dead letters wait, by topic; empty if nothing counts them.
+    - `cluster`: the cluster of peers, if the slots are peers; None otherwise, and until its log is read.
     """
 
     slots: tuple[SlotStatus, ...]
     looked_at: float
     stopping: bool = False
     waiting: Mapping[str, WaitingCount] = field(default_factory=dict)
+    cluster: ClusterFigures | None = None
 
 
 def without_errors(status: RunStatus) -> RunStatus:
@@ -85,7 +88,16 @@ def without_errors(status: RunStatus) -> RunStatus:
             taken=_class_of(slot.taken),
         )
 
-    return replace(status, slots=tuple(map(of_slot, status.slots)))
+    return replace(
+        status,
+        slots=tuple(map(of_slot, status.slots)),
+        cluster=None if status.cluster is None else _without_texts(status.cluster),
+    )
+
+
+def _without_texts(cluster: ClusterFigures) -> ClusterFigures:
+    jobs = {name: replace(job, why=_class_of(job.why)) for name, job in cluster.replica.jobs.items()}
+    return replace(cluster, replica=replace(cluster.replica, jobs=jobs), why=_class_of(cluster.why))
 
 
 def _class_of(text: str) -> str:

@@ -22,8 +22,10 @@ from kstreams_py.graph.loading import load, show_command, show_target
 from kstreams_py.graph.source import InspectedSource
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.cluster import KafkaCluster
+from kstreams_py.processing.dead_letters.waiting import WaitingCount
 from kstreams_py.processing.topics import check_topics, describe_idle_slots
 from kstreams_py.processing.topics import create_topics as create_graph_topics
+from kstreams_py.running.peer_graphs import Shown, graphs_of
 from kstreams_py.running.pipe import report_drained, report_writer
 from kstreams_py.running.reports import Report, inputs_of, show_totals
 from kstreams_py.running.slot import Slot
@@ -315,7 +317,7 @@ def open_progress(*, background: bool) -> Progress:
 
 
 @contextmanager
-def observing(graph: Graph, settings: Settings) -> Iterator[Observe | None]:
+def observing(graph: Shown, settings: Settings) -> Iterator[Observe | None]:
     """Serves a run's endpoints inside the block; yields a function that takes the run's status, or None without `http`.
 
     Raises SettingsError if the address cannot be bound, MissingSoftware without prometheus-client.
@@ -333,18 +335,23 @@ def observing(graph: Graph, settings: Settings) -> Iterator[Observe | None]:
         serving(settings.http, Endpoints(graph, observed, settings.livez_seconds).answer, settings.http_hosts),
         _counting(graph, settings) as waiting,
     ):
-        yield lambda status: observed.note(replace(status, waiting=waiting.read()))
+        yield lambda status: observed.note(replace(status, waiting=waiting()))
 
 
 @contextmanager
-def _counting(graph: Graph, settings: Settings) -> Iterator[WaitingLetters]:
-    """Counts dead letters inside the block, with clients of its own: workers do not wait for its requests."""
+def _counting(shown: Shown, settings: Settings) -> Iterator[Callable[[], Mapping[str, WaitingCount]]]:
+    """Counts dead letters inside the block, with clients of its own: workers do not wait for its requests.
+
+    Yields a function that returns the newest counts.
+    """
     cluster = KafkaCluster(settings)
-    waiting = WaitingLetters(graph, Environment(cluster, _registry(settings), settings))
+    environment = Environment(cluster, _registry(settings), settings)
+    counters = [WaitingLetters(graph, environment) for graph in graphs_of(shown)]
     try:
-        yield waiting
+        yield lambda: {topic: count for each in counters for topic, count in each.read().items()}
     finally:
-        waiting.end()
+        for each in counters:
+            each.end()
         cluster.close()
 
 

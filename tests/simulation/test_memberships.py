@@ -107,7 +107,7 @@ class Cluster:
         replicas = [peer.replica for peer in self.peers.values()]
         assert all(replica == replicas[0] for replica in replicas)
         assert {*replicas[0].peers} == {*self.peers}
-        assert not any(peer.diverged for peer in self.peers.values())
+        assert not any(peer.seen.diverged for peer in self.peers.values())
 
 
 def test_peers_join_and_run_a_job() -> None:
@@ -227,7 +227,7 @@ def test_record_of_others_in_the_log_is_left_out() -> None:
     cluster.add()
     cluster.run(2)
     cluster.settle()
-    assert cluster.peers[PeerId("p1")].foreign == 1
+    assert cluster.peers[PeerId("p1")].seen.foreign == 1
 
 
 def test_log_is_cut_and_a_later_peer_begins_with_the_kept_replica() -> None:

@@ -212,7 +212,9 @@ def test_page_metrics_and_doctor_show_a_hung_call_a_replay_and_a_refused_input(t
         assert (shown["pending"], shown["oldest_key"], shown["oldest_tasks"]) == (1, "7", ["enrich"])
         still = {worker["processor"]: worker["still_seconds"] > 0.9 for worker in slot["workers"]}
         assert still == {"parse": False, "enrich": True}
-        assert site.sums("replayed_inputs_total", "cause") == {("died",): 20.0, ("expired",): 0.0, ("raised",): 0.0}
+        assert site.sums("replayed_inputs_total", "cause") == {
+            ("died",): 20.0, ("expired",): 0.0, ("raised",): 0.0, ("given_back",): 0.0,
+        }  # fmt: skip
         assert site.sums("pending_inputs", "source") == {("rows",): 1.0}
         assert {each.kind for each in site.findings()} == {"refused"}
         found = run("doctor", shop.file, status=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import re
@@ -11,14 +12,18 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
 from kstreams_py import Settings
+from kstreams_py.graph.loading import load
+from kstreams_py.kafka.cluster import KafkaCluster
+from kstreams_py.operations.clusters import submit_job
 from tests.system.app import SHORT
 from tests.system.command import command, kstreams, list_children
 from tests.system.harness import Cluster, wait_until
+from tests.system.site import Site
 from tests.system.test_jobs import Shop
 
 SILENT: Final = 8.0
@@ -114,3 +119,62 @@ def test_peer_whose_function_never_returns_is_named_and_replaced(
         running.send(signal.SIGTERM)
         assert running.wait() == 0, running.text
     shop.check(20)
+
+
+def test_page_of_peers_shows_that_a_job_moves_when_a_peer_is_killed(
+    cluster: Cluster, name: str, tmp_path: Path, settings: Callable[..., Settings]
+) -> None:
+    del cluster
+    found = settings(**SHORT, http="127.0.0.1:0")
+    environment, kafka = found.as_environment(), KafkaCluster(found)
+    shop = Shop(tmp_path, rows=50, ends=False)
+    peer = ("peer", "--cluster", name, "--allow", shop.file)
+    with (
+        command(tmp_path, *peer, "--workers", 2, environment=environment) as supervised,
+        command(tmp_path, *peer, environment=environment) as alone,
+    ):
+        sites = Site(supervised), Site(alone)
+
+        def seen(site: Site) -> dict[str, Any]:
+            found: dict[str, Any] = json.loads(site.get("/status")[1])["cluster"] or {"peers": [], "jobs": []}
+            return found
+
+        def covered(site: Site) -> dict[str, list[str]]:
+            """The peers of each task of the job, if it runs."""
+            jobs = [each for each in seen(site)["jobs"] if each["phase"] == "running"]
+            return {task["task"]: task["peers"] for job in jobs for task in job["tasks"]}
+
+        def has_peers(site: Site, count: int) -> bool:
+            return len(seen(site)["peers"]) == count
+
+        def runs_without(site: Site, peer: str) -> bool:
+            return bool(found := covered(site)) and peer not in str(found)
+
+        for site in sites:
+            wait_until(partial(has_peers, site, 3), "the page shows three peers", pause=0.3)
+            site.await_page("/readyz", 200)
+        submit_job(kafka, name, load(str(shop.file)), None)
+        wait_until(lambda: shop.has_stored(49), "the rows are stored", pause=0.3)
+        assert [*covered(sites[0])] == ["read-rows", "parse", "store"]
+        ours = [each for each in seen(sites[0])["peers"] if each["slot"] is not None]
+        slots = {slot["slot"]: slot["process"] for slot in json.loads(sites[0].get("/status")[1])["slots"]}
+        dead = next(each for each in ours if each["task"] != "read-rows")
+        os.kill(slots[dead["slot"]], signal.SIGKILL)
+        for site in sites:
+            wait_until(partial(runs_without, site, dead["peer"]), "other peers run the job", pause=0.3)
+            (job,) = seen(site)["jobs"]
+            assert (job["why"], job["deaths"], seen(site)["left"]) == (None, 1, {"ended": 0, "died": 1, "silent": 0})
+            assert site.sums("peers") == {(): 3.0}
+            assert site.sums("departed_peers_total", "reason")[("died",)] == 1.0
+            assert site.sums("tasks_without_peer", "job") == {(job["job"],): 0.0}
+        shop.insert(range(50, 90))
+        wait_until(lambda: shop.has_stored(89), "the new rows are stored")
+
+        def count_done() -> float:
+            return sum(site.sums("done_inputs_total", "source").get(("rows",), 0.0) for site in sites)
+
+        wait_until(lambda: count_done() == 89.0, "each input is counted once", pause=0.3)
+        for running in (alone, supervised):
+            running.send(signal.SIGTERM)
+            assert running.wait() == 0, running.text
+    kafka.close()

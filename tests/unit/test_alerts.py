@@ -177,7 +177,7 @@ def test_the_files_that_watching_mounts_exist_and_its_ports_are_on_loopback() ->
 
 def test_the_image_of_the_worker_can_serve_metrics_and_log_json() -> None:
     installed = re.findall(r"'\.\[([\w,]+)\]'", (DOCKER / "Dockerfile").read_text())
-    assert [names.split(",") for names in installed] == [["logs", "metrics", "registry"]]
+    assert [names.split(",") for names in installed] == [["logs", "metrics", "registry", "peers"]]
 
 
 def test_the_dashboard_reads_from_the_provisioned_source() -> None:

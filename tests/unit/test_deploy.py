@@ -18,6 +18,7 @@ import yaml
 from kstreams_py.cli import deploy
 from kstreams_py.deployment.kubernetes import Deployment, kubernetes_name, manifest
 from kstreams_py.errors import NOT_RESTARTED, GraphError, SettingsError
+from kstreams_py.jobs.cluster.commands import Scheduler
 
 VERSIONS = ("1.30.0", kubernetes_validate.latest_version())
 
@@ -258,6 +259,78 @@ def test_manifest_without_options_leaves_them_out(printed: Print) -> None:
         {"name": "KSTREAMS_BOOTSTRAP_SERVERS", "value": "kafka:9092"},
         {"name": "KSTREAMS_HTTP", "value": "0.0.0.0:8080"},
     ]
+
+
+PEERS = """
+import kstreams_py as ks
+from kstreams_py import sinks, sources
+
+graph = ks.Graph("enrich")
+rows = graph.source("rows", sources.SQLite("orders.db", table="orders", key="id"))
+parsed = graph.channel("parsed")
+graph.map(rows, to=parsed, id="parse")(lambda row: row)
+graph.sink(parsed, to=sinks.SQLite("stored.db", table="stored", columns={"id": int}), id="store")(lambda row: row)
+"""
+
+
+def as_peers(text: str) -> str:
+    """The manifest of slots with what peers have instead."""
+    for before, after in {
+        "my-shop": "enrich",
+        "metrics are also read from pods that are": "peers reach one another before they are",
+        "      targetPort: http\n": "      targetPort: http\n    - name: peers\n      port: 7400\n"
+        "      targetPort: peers\n",
+        "replicas: 4": "replicas: 3",
+        "slots do not": "peers do not",
+        "- name: worker": "- name: peer",
+        '["run", "shop.py", "--slot", "auto", "--create-topics"]': '["peer", "--allow", "shop.py", '
+        '"--cluster", "shop", "--scheduler", "greedy", "--host", "0.0.0.0", "--port", "7400", "--advertised", '
+        '"$(POD_NAME).enrich"]',
+        "          env:\n": "          env:\n            - name: POD_NAME\n"
+        "              valueFrom: {fieldRef: {fieldPath: metadata.name}}\n",
+        "containerPort: 9000\n": "containerPort: 9000\n            - name: peers\n              containerPort: 7400\n",
+    }.items():
+        assert before in text, before
+        text = text.replace(before, after)
+    return text.replace("before they are not ready", "before they are ready")
+
+
+def test_manifest_of_peers_has_a_pod_for_each_task_and_the_names_of_the_pods(printed: Print) -> None:
+    Path("shop.py").write_text(PEERS)
+    text = printed(
+        deploy.k8s,
+        image="images/shop:1",
+        namespace="sales",
+        cpu="500m",
+        memory="512Mi",
+        env=['PRICE=5 $ "net", $(VAT)=é'],
+        secret="shop.passwords",
+        http_port=9000,
+        peers=True,
+        cluster="shop",
+        scheduler=Scheduler.GREEDY,
+        config=Path("shop.toml"),
+    )
+    assert text == as_peers(MANIFEST)
+    service, _, pods = validate(text)
+    assert [each["name"] for each in service["spec"]["ports"]] == ["http", "peers"]
+    assert pods["spec"]["serviceName"] == "enrich"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"cluster": "shop", "messenger": "http"},
+         "only with --peers: --cluster, --messenger: add that, or leave it out"),
+        ({"peers": True}, "graph 'my.Shop' has no channels: run it with `kstreams run`"),
+        ({"peers": True, "create_topics": True},
+         "`kstreams peer` creates no topics: leave --create-topics out, and use `kstreams topics create`"),
+    ],
+)  # fmt: skip
+def test_manifest_of_peers_that_cannot_be_is_refused(place: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        deploy.k8s("shop.py", image="shop", bootstrap_servers="kafka:9092", **options)
+    assert str(caught.value) == message
 
 
 def test_words_that_yaml_reads_as_something_else_stay_text() -> None:

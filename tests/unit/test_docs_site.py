@@ -21,6 +21,7 @@ from kstreams_py.cli.main import app
 from kstreams_py.errors import EXIT_STATUSES
 from kstreams_py.graph.declarations import OptionsOfAll
 from kstreams_py.graph.decorators import Decorators
+from kstreams_py.jobs.cluster.commands import LeaveReason
 from kstreams_py.metrics import RENEWALS, WorkerState
 from kstreams_py.running.http.series import meanings
 from kstreams_py.settings import OWNED, Settings
@@ -135,7 +136,7 @@ def test_each_alert_of_the_runbook_is_about_series_states_and_reasons_that_exist
             base = name.removesuffix(next((end for end in suffixes if name.endswith(end)), ""))
             assert name in meanings() or base in meanings(), f"{title}: {name}"
     assert set(re.findall(r'state="([\w ]+)"', ALERTS)) <= {state.value for state in WorkerState}
-    assert set(re.findall(r'reason="(\w+)"', ALERTS)) <= RENEWALS.keys()
+    assert set(re.findall(r'reason="(\w+)"', ALERTS)) <= {*RENEWALS, *LeaveReason}
 
 
 def test_runbook_has_a_section_for_each_alert_rule_and_for_no_other() -> None:

@@ -159,6 +159,7 @@ kstreams_refused_inputs_total{graph="shop",slot="1",source="rows"} 2.0
 kstreams_replayed_inputs_total{cause="died",graph="shop",slot="1",source="rows"} 5.0
 kstreams_replayed_inputs_total{cause="expired",graph="shop",slot="1",source="rows"} 1.0
 kstreams_replayed_inputs_total{cause="raised",graph="shop",slot="1",source="rows"} 0.0
+kstreams_replayed_inputs_total{cause="given_back",graph="shop",slot="1",source="rows"} 0.0
 kstreams_failed_segments_total{graph="shop",processor="price",slot="1"} 4.0
 kstreams_unpaired_segments_total{graph="shop",processor="price",slot="1"} 6.0
 kstreams_late_acks_total{graph="shop",kind="completed",slot="1"} 7.0
@@ -455,6 +456,7 @@ def test_status_has_all_that_the_page_needs() -> None:
                 "sources": [],
             }
         ],
+        "cluster": None,
         "dead_letters_waiting": [
             {"topic": "shop.errors", "count": 19, "counted": 19, "why": None},
             {"topic": "shop.more", "count": None, "counted": 7, "why": None},

@@ -458,3 +458,13 @@ def test_frames_of_strangers_and_garbage_are_dropped_and_counted() -> None:
     assert len(links.remove("b").unsent) == 1
     assert links.remove("b") == ([], [])
     assert links.next_due() is None
+
+
+def test_counts_of_links_that_were_removed_stay() -> None:
+    links = Links("shop", "a", lambda: 0.5)
+    for name in ("b", "c"):
+        links.add(name).counts.resent = 3
+    links["b"].counts.came_back = 1
+    links.remove("b")
+    links.remove("d")
+    assert links.counts() == LinkCounts(resent=6, came_back=1)

@@ -28,6 +28,7 @@ from kstreams_py.running.http.observed import ObservedRun
 from kstreams_py.running.http.page import build_page, choose_picture, draw_live, wrap
 from kstreams_py.running.http.remedies import REMEDIES, RUNBOOK, Problem
 from kstreams_py.running.http.runbook import anchor, build_runbook, render
+from kstreams_py.running.peer_graphs import Shown
 from kstreams_py.running.reports import Report
 from kstreams_py.running.status import End, RunStatus, SlotStatus
 from kstreams_py.sinks import Parquet
@@ -83,7 +84,7 @@ def text_of(element: list[Any]) -> str:
 class Browser:
     """The page of a graph, its script run; `show` answers its next request with a status."""
 
-    def __init__(self, graph: Graph = GRAPH) -> None:
+    def __init__(self, graph: Shown = GRAPH) -> None:
         tree = Tree(build_page(graph).html.decode())
         (script,) = tree.find("script")
         self._engine = MiniRacer()

@@ -78,3 +78,7 @@ class Heartbeats:
         log first, and may find that it has left.
         """
         return self._leased_at is not None and now < self._leased_at + self._lease_seconds
+
+    def age(self, now: float) -> float | None:
+        """Returns the seconds since the newest heartbeat that came back was sent; None before the first."""
+        return None if self._leased_at is None else max(0.0, now - self._leased_at)

@@ -12,13 +12,13 @@ from kstreams_py.jobs.cluster.commands import AcceptJoin, Command, Entry, Found,
 from kstreams_py.jobs.cluster.fold import VERSION, apply, find_refusal
 from kstreams_py.jobs.cluster.heartbeats import Heartbeats
 from kstreams_py.jobs.cluster.log import ClusterLog
+from kstreams_py.jobs.cluster.observations import Observations
 from kstreams_py.jobs.cluster.reactions import react
 from kstreams_py.jobs.cluster.records import (
     Beat,
     decode_beat,
     decode_entry,
     decode_replica,
-    digest,
     encode_beat,
     encode_entry,
     encode_replica,
@@ -34,9 +34,6 @@ AGAIN_SECONDS: Final = 2.0
 KEPT_EVERY: Final = 1_000
 """The replica is kept, and the log is cut, after this many entries."""
 
-DIGESTS_KEPT: Final = 20
-"""How many own digests are kept to be compared with those of other peers."""
-
 
 class ClusterMembership:
     """What one peer knows of its cluster, and says there.
@@ -44,8 +41,7 @@ class ClusterMembership:
     Attributes:
 
     - `replica`: the newest state. It is replaced and never changed, so that other threads may read it.
-    - `foreign`: how many records of the log were no entries.
-    - `diverged`: the peers whose replica differed at the same offset.
+    - `seen`: what this peer has seen of the cluster.
     """
 
     def __init__(self, log: ClusterLog, settings: Found, join: AcceptJoin, heartbeats: Heartbeats) -> None:
@@ -59,8 +55,7 @@ class ClusterMembership:
         self.me = join.peer
         self._heartbeats = heartbeats
         self.replica = Replica()
-        self.foreign = 0
-        self.diverged: set[PeerId] = set()
+        self.seen = Observations()
         self._lock = threading.Lock()
         """Guards the outbox: the thread of the peer's task appends, too."""
         self._outbox: deque[Command] = deque()
@@ -73,7 +68,6 @@ class ClusterMembership:
         """When the first command of the outbox was last appended; None if it was not."""
         self._accused: set[PeerId] = set()
         """The silent peers for which a leave waits or is on its way."""
-        self._digests: dict[int, str] = {}
         self._kept_at = -1
 
     @property
@@ -89,6 +83,10 @@ class ClusterMembership:
     def may_act(self, now: float) -> bool:
         """Returns whether this peer may take inputs, store results and acknowledge: see Heartbeats.has_lease."""
         return self.is_member and self._heartbeats.has_lease(now)
+
+    def heartbeat_seconds(self, now: float) -> float | None:
+        """Returns the seconds since the newest own heartbeat that came back was sent; None before the first."""
+        return self._heartbeats.age(now)
 
     def start(self) -> None:
         """Reads the newest kept replica, and begins to join: `turn` goes on with it.
@@ -130,24 +128,25 @@ class ClusterMembership:
         """
         records = self._log.read()
         for record in records:
-            self._apply(record.offset, record.value)
+            self._apply(record.offset, record.value, now)
         self._append_next(now)
         if self.is_member:
-            self._hear()
+            self._hear(now)
             self._beat(now)
             self._keep()
         return bool(records)
 
-    def _apply(self, offset: int, value: bytes | None) -> None:
+    def _apply(self, offset: int, value: bytes | None, now: float) -> None:
         try:
             entry = decode_entry(value)
         except DecodeError as error:
-            self.foreign += 1
+            self.seen.foreign += 1
             logger.warning(
                 "the log of cluster %s has %s at offset %d: somebody else writes to it; it is left out",
                 self._settings.cluster, error, offset, extra=repeated("foreign records of a cluster's log"),
             )  # fmt: skip
             return
+        self.seen.note(self.replica, entry, now)
         before, self.replica = self.replica, apply(self.replica, entry, offset)
         if type(entry.command) is Found:
             self._check_settings()
@@ -198,16 +197,15 @@ class ClusterMembership:
             entry = Entry(self.me, self._sequence, self._outbox[0])
         self._log.append(encode_entry(entry))
 
-    def _hear(self) -> None:
+    def _hear(self, now: float) -> None:
         for value in self._log.read_beats():
             try:
                 beat = decode_beat(value)
             except DecodeError:
-                self.foreign += 1
+                self.seen.foreign += 1
                 continue
             self._heartbeats.hear(beat.peer, beat.number, self.replica.peers)
-            if self._digests.get(beat.offset, beat.digest) != beat.digest and beat.peer not in self.diverged:
-                self.diverged.add(beat.peer)
+            if self.seen.hear(beat, self.replica, now):
                 logger.error(
                     "peers %s and %s do not agree at offset %d of the log of cluster %s: this is a fault of "
                     "kstreams_py: keep the topic for a report, and begin a cluster with another name",
@@ -221,11 +219,8 @@ class ClusterMembership:
     def _beat(self, now: float) -> None:
         if (number := self._heartbeats.next_number(now)) is None:
             return
-        offset, found = self.replica.offset, digest(self.replica)
-        self._digests[offset] = found
-        for old in [*self._digests][:-DIGESTS_KEPT]:
-            del self._digests[old]
-        self._log.beat(encode_beat(Beat(self.me, number, offset, found)))
+        found = self.seen.digest_of(self.replica)
+        self._log.beat(encode_beat(Beat(self.me, number, self.replica.offset, found)))
 
     def _keep(self) -> None:
         """Keeps the replica after many entries: the member that joined first does it."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from operator import add
 from typing import Final
 
 SEND_AGAIN: Final = 0.02
@@ -32,6 +33,9 @@ class LinkCounts:
     returned: int = 0
     came_back: int = 0
     unexpected: int = 0
+
+    def __add__(self, other: LinkCounts) -> LinkCounts:
+        return LinkCounts(*map(add, astuple(self), astuple(other)))
 
 
 class OutgoingLane:

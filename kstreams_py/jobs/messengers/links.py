@@ -8,6 +8,7 @@ from functools import partial
 from kstreams_py.errors import DecodeError
 from kstreams_py.jobs.messengers.backoff import Backoff
 from kstreams_py.jobs.messengers.frames import decode_frame
+from kstreams_py.jobs.messengers.lanes import LinkCounts
 from kstreams_py.jobs.messengers.link import RESENT, Link, LinkLimits, LinkRest
 
 
@@ -16,6 +17,7 @@ class Links:
 
     - `strangers`: how many frames came from peers that have no link.
     - `garbage`: how many frames could not be read.
+    - `ended`: the counts of the links that were removed.
     """
 
     def __init__(
@@ -32,6 +34,7 @@ class Links:
         self._links: dict[str, Link] = {}
         self.strangers = 0
         self.garbage = 0
+        self.ended = LinkCounts()
 
     def __len__(self) -> int:
         return len(self._links)
@@ -57,7 +60,14 @@ class Links:
     def remove(self, peer: str) -> LinkRest:
         """Ends the link to a peer that has left; its id must never be used again. Returns what may not have arrived."""
         link = self._links.pop(peer, None)
-        return LinkRest([], []) if link is None else link.close()
+        if link is None:
+            return LinkRest([], [])
+        self.ended += link.counts
+        return link.close()
+
+    def counts(self) -> LinkCounts:
+        """Returns what has happened on all links so far. Any thread may call it."""
+        return sum((link.counts for link in [*self._links.values()]), self.ended)
 
     def take(self, received: Iterable[tuple[str, bytes]], now: float) -> None:
         """Gives frames to their links. `received`: as `Messenger.receive` returns them."""

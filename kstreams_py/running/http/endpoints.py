@@ -12,18 +12,19 @@ from typing import Any, Final, NamedTuple
 
 from kstreams_py.graph.channels import JobTask, filled_channels
 from kstreams_py.graph.declarations import Channel, Processor
-from kstreams_py.graph.loading import UNKNOWN, show_target
+from kstreams_py.graph.loading import UNKNOWN
 from kstreams_py.graph.pipelines import Pipeline
-from kstreams_py.graph.topology import Graph
 from kstreams_py.metrics import INPUTS
 from kstreams_py.printable import join_lines
 from kstreams_py.running.health import still, unready
+from kstreams_py.running.http.coverage import cover
 from kstreams_py.running.http.observed import ObservedRun, View
 from kstreams_py.running.http.page import Page, build_page
 from kstreams_py.running.http.remedies import Problem, Seen, find
 from kstreams_py.running.http.runbook import build_runbook
 from kstreams_py.running.http.series import CONTENT_TYPE, exposition
-from kstreams_py.running.reports import Report, source_key, totals
+from kstreams_py.running.peer_graphs import PeerGraphs, Shown, target_of
+from kstreams_py.running.reports import PEER, Report, source_key, totals
 from kstreams_py.running.status import RunStatus, SlotStatus
 
 
@@ -33,7 +34,7 @@ def timestamp(at: float) -> str:
 
 
 def overview(
-    graph: Graph,
+    graph: Shown,
     view: View | None,
     at: float,
     *,
@@ -73,6 +74,7 @@ def overview(
             "pipelines": [_pipeline(each) for each in graph.pipelines],
         },
         "slots": [] if view is None else [_slot(slot, view) for slot in slots],
+        "cluster": None if view is None or view.status.cluster is None else cover(view.status.cluster),
         "dead_letters_waiting": []
         if view is None
         else [
@@ -242,7 +244,7 @@ class Endpoints:
 
     def __init__(
         self,
-        graph: Graph,
+        graph: Shown,
         observed: ObservedRun,
         still_limit: float,
         clock: Callable[[], float] = time.monotonic,
@@ -279,7 +281,7 @@ class Endpoints:
 
     @cached_property
     def _target(self) -> str:
-        return show_target(self._graph)
+        return target_of(self._graph)
 
     @cached_property
     def _runbook(self) -> Page:
@@ -329,6 +331,8 @@ class Endpoints:
         if view is None:
             return ["the run is starting"]
         ids = [*(each.id for each in self._graph.processors), *(each.id for each in self._graph.tasks)]
+        if isinstance(self._graph, PeerGraphs):  # a peer has one task, or none
+            ids = [PEER]
         return self._still(view) + unready(view.status, ids)
 
 

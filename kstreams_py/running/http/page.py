@@ -17,6 +17,7 @@ from kstreams_py.graph.declarations import Processor
 from kstreams_py.graph.layout import ARROW, Box, Edge, Line, Point, lay_out
 from kstreams_py.graph.picture import elements
 from kstreams_py.graph.topology import Graph
+from kstreams_py.running.peer_graphs import Shown, graphs_of
 
 GAPS: Final = {False: (32.0, 76.0), True: (26.0, 46.0)}
 """Pixels between two columns, without and with lags beside the lines; the key is whether the picture is upright."""
@@ -283,22 +284,25 @@ class Page(NamedTuple):
     policy: str
 
 
-def build_page(graph: Graph) -> Page:
-    """Returns the page of a graph, whose names are escaped."""
+def build_page(shown: Shown) -> Page:
+    """Returns the page of a graph, or of several; their names are escaped."""
     text = read_template()
     script, style = (digest(text, tag) for tag in ("script", "style"))
     policy = (
         f"default-src 'none'; script-src {script}; style-src {style}; connect-src 'self'; img-src data:; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
-    wide, upright = draw_live(graph, upright=False), draw_live(graph, upright=True)
-    for place, content in (
-        ("<!-- name -->", escape(graph.name)),
-        ("choose-picture", choose_picture(wide.width, upright.width)),
-        ("<!-- picture -->", wide.svg + upright.svg),
-    ):
+    figures = "\n".join(map(_draw_figure, graphs_of(shown)))
+    for place, content in (("<!-- name -->", escape(shown.name)), ("<!-- pictures -->", figures)):
         text = text.replace(place, content)
     return Page(text.encode(), policy)
+
+
+def _draw_figure(graph: Graph) -> str:
+    wide, upright = draw_live(graph, upright=False), draw_live(graph, upright=True)
+    name = f"The graph {escape(graph.name)}, with its live values"
+    chosen = choose_picture(wide.width, upright.width)
+    return f'<figure class="{chosen}" tabindex="0" aria-label="{name}">\n{wide.svg}{upright.svg}\n</figure>'
 
 
 def choose_picture(wide: float, upright: float) -> str:

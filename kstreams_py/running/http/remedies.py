@@ -8,11 +8,14 @@ from typing import Final, Literal, NamedTuple
 
 from kstreams_py.graph.declarations import Processor
 from kstreams_py.graph.names import show_retry
+from kstreams_py.jobs.cluster.commands import LeaveReason
+from kstreams_py.jobs.cluster.explanations import explain
+from kstreams_py.jobs.cluster.state import JobPhase
 from kstreams_py.metrics import WorkerState
 from kstreams_py.printable import count_of
 from kstreams_py.running.health import AWAY, Still, still
 from kstreams_py.running.http.brokers import WorkerWaiting, find_outages
-from kstreams_py.running.reports import Report, source_key
+from kstreams_py.running.reports import PEER, Report, source_key
 from kstreams_py.running.status import RunStatus, SlotStatus
 
 Level = Literal["bad", "warning", "note"]
@@ -51,6 +54,10 @@ REMEDIES: Final[Mapping[str, str]] = {
     "behind_kafka": "Check the brokers (`kstreams_commit_seconds`), or commit less often (`commit_interval_ms`).",
     "behind": "Open the page of its run (/): it names the cause and the remedy.",
     "no_answer": "Check whether the process runs: its log and its exit status tell why it ended.",
+    "job_waits": "Start what it names: until each task of a job has a peer, its inputs are not read.",
+    "peer_silent": "Find out what froze it: memory, a CPU limit, its network. The others read again what it had.",
+    "digests_differ": "Keep the topics `__ks.cluster.*` for a report, and begin a cluster with another name.",
+    "log_away": "Check the brokers: peers take no input without the log, and continue by themselves.",
     "catching_up": "Wait; start more workers (`--slots`) if it takes too long.",
 }
 """What to do, by the kind of finding; `behind` and `no_answer` are for alerts, which see only the series or nothing."""
@@ -92,9 +99,16 @@ RUNBOOK: Final[Mapping[str, str]] = {
     "behind_kafka": "KstreamsSlowCommits",
     "behind": "KstreamsBehind",
     "no_answer": "KstreamsNoAnswer",
+    "job_waits": "KstreamsJobWaits",
+    "peer_silent": "KstreamsPeerSilent",
+    "digests_differ": "KstreamsDigestsDiffer",
+    "log_away": "KstreamsClusterLogAway",
     "catching_up": "KstreamsBehind",
 }
 """The section of docs/runbook.md for each kind of finding; the section of an alert has the alert's name."""
+
+SILENT_SHOWN_SECONDS: Final = 600.0
+"""Seconds for which a peer that was found silent is reported."""
 
 BEHIND_SECONDS: Final = 10.0
 """A processor is behind if, at its rate, it needs more seconds than this for its lag."""
@@ -207,6 +221,7 @@ def find(processors: Sequence[Processor], seen: Seen) -> list[Problem]:
         found += _failed(task, reports, seen)
         if topics := {tp.topic: None for _, report in reports for tp in report.lags}:
             found += _behind(_Read(task, tuple(topics)), reports, seen, found)
+    found += _of_peers(seen.status)
     found += _refused(seen)
     found += _letters(seen.status)
     return sorted(found, key=lambda each: _ORDER.index(each.level))
@@ -240,8 +255,8 @@ def _kind_of(each: Still) -> str:
 
 
 def _away(processors: Sequence[Processor], seen: Seen) -> Iterator[Problem]:
-    """Yields a finding for each broker that is away, with all that it affects."""
-    slots = [slot for slot in seen.status.slots if not slot.taken]
+    """Yields a finding for each broker that is away, with all that it affects. Of peers, see `_of_peers`."""
+    slots = [slot for slot in seen.status.slots if not slot.taken and not _reports(slot, PEER)]
     waiting = [
         WorkerWaiting(slot.number, report.processor, report.why)
         for slot in slots
@@ -320,8 +335,10 @@ def _pending(slot: SlotStatus, report: Report, seen: Seen) -> Iterator[Problem]:
     for name, each in report.sources.items():
         if each.seconds > each.limit and ill.isdisjoint(each.tasks) and slot.has_reported:
             key = f" (key {each.key})" if each.key else ""
-            where = f"in {', '.join(each.tasks)}" if each.tasks else "and in no task"
-            what = f"slot {slot.number}: an input of {name}{key} is under way for {_time(each.seconds)}, {where}"
+            where = f", in {', '.join(each.tasks)}" if each.tasks else ", and in no task"
+            if _reports(slot, PEER):  # only the peers that have its parts know where it is
+                where = ""
+            what = f"slot {slot.number}: an input of {name}{key} is under way for {_time(each.seconds)}{where}"
             yield Problem("warning", "pending", slot.number, next(iter(each.tasks), None), what)
 
 
@@ -352,6 +369,29 @@ def _how_fast(growth: float, ages: Iterable[float | None]) -> tuple[Level, str]:
     last = min((age for age in ages if age is not None), default=0.0)
     level: Level = "bad" if growth else "warning" if last <= FAILED_SECONDS else "note"
     return level, f", {growth:.1f} more each second" if growth else f", the last {_time(last)} ago"
+
+
+def _of_peers(status: RunStatus) -> Iterator[Problem]:
+    """Yields the findings of a cluster of peers: its log, its jobs, and its members."""
+    peers = [(slot.number, each) for slot in status.slots for each in _reports(slot, PEER) if slot.pid is not None]
+    if away := [(number, each) for number, each in peers if each.state is WorkerState.BROKER_AWAY]:
+        longest = max(each.heartbeat_seconds or 0.0 for _, each in away)
+        where = _slots([number for number, _ in away])
+        what = f"the log of the cluster is away: for {_time(longest)} no heartbeat of {where} came back"
+        yield Problem("bad", "log_away", None, None, what)
+    if (cluster := status.cluster) is None:
+        return
+    if cluster.diverged:
+        what = f"the state of the cluster is another one at {', '.join(cluster.diverged)}: their digests differ"
+        yield Problem("bad", "digests_differ", None, None, what)
+    for name, job in cluster.replica.open_jobs():
+        if why := explain(cluster.replica, name):
+            level: Level = "warning" if job.phase is JobPhase.WAITING else "note"
+            yield Problem(level, "job_waits", None, None, f"job {name} is {job.phase}: {why}")
+    if cluster.silent and cluster.silent_seconds < SILENT_SHOWN_SECONDS:
+        silent = cluster.left[LeaveReason.SILENT]
+        what = f"{count_of(silent, 'peer')} found silent since the run started, the last, {cluster.silent}, "
+        yield Problem("warning", "peer_silent", None, None, what + f"{_time(cluster.silent_seconds)} ago")
 
 
 def _refused(seen: Seen) -> Iterator[Problem]:

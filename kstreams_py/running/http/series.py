@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
 from typing import Final, Literal
 
 from kstreams_py.errors import MissingSoftware
-from kstreams_py.metrics import COMMIT_BOUNDS, COUNTS, EVENTS, LATE_ACKS, RENEWALS, REPLAYS, STEP_BOUNDS, WorkerState
-from kstreams_py.running.reports import Report
+from kstreams_py.jobs.cluster.commands import LeaveReason
+from kstreams_py.jobs.cluster.observations import ClusterFigures
+from kstreams_py.jobs.cluster.state import JobPhase
+from kstreams_py.metrics import (
+    COMMIT_BOUNDS,
+    COUNTS,
+    EVENTS,
+    FRAMES,
+    LATE_ACKS,
+    RENEWALS,
+    REPLAYS,
+    STEP_BOUNDS,
+    WorkerState,
+)
+from kstreams_py.running.reports import PEER, Report
 from kstreams_py.running.status import RunStatus, SlotStatus
 
 try:
@@ -195,6 +208,43 @@ def _silent(status: RunStatus) -> Iterator[tuple[Labels, float]]:
         yield (str(slot.number),), slot.silent
 
 
+def _of_cluster(
+    samples: Callable[[ClusterFigures], Iterable[tuple[Labels, float]]],
+) -> Callable[[RunStatus], Iterator[tuple[Labels, float]]]:
+    """Returns the samples of a cluster of peers; none of a run that has no peers."""
+    return lambda status: iter(() if status.cluster is None else samples(status.cluster))
+
+
+def _jobs(cluster: ClusterFigures) -> Iterator[tuple[Labels, float]]:
+    phases = [job.phase for job in cluster.replica.jobs.values()]
+    for phase in JobPhase:
+        yield (phase,), phases.count(phase)
+
+
+def _uncovered(cluster: ClusterFigures) -> Iterator[tuple[Labels, float]]:
+    for name, job in cluster.replica.open_jobs():
+        yield (name,), sum(not cluster.replica.peers_of(name, task.id) for task in job.left)
+
+
+def _heartbeats(status: RunStatus) -> Iterator[tuple[Labels, float]]:
+    for slot, report, _ in _workers(status):
+        if report.heartbeat_seconds is not None and slot.pid is not None:
+            yield (str(slot.number),), report.heartbeat_seconds
+
+
+def _entries(status: RunStatus) -> Iterator[tuple[Labels, float]]:
+    for slot, report, _ in _workers(status):
+        if report.processor == PEER:
+            yield (str(slot.number),), report.measures.get("entries", 0)
+
+
+def _frames(status: RunStatus) -> Iterator[tuple[Labels, float]]:
+    for slot, report, _ in _workers(status):
+        if report.processor == PEER:
+            for kind in FRAMES:
+                yield (str(slot.number), kind), report.measures.get(f"frames:{kind}", 0)
+
+
 def _letters(status: RunStatus) -> Iterator[tuple[Labels, float]]:
     for topic, count in status.waiting.items():
         if count.known is not None:
@@ -204,6 +254,9 @@ def _letters(status: RunStatus) -> Iterator[tuple[Labels, float]]:
 _STATES: Final = ", ".join(WorkerState)
 _OUTCOMES: Final = "; ".join(f"{name}: {meaning}" for name, meaning in EVENTS.items())
 _CAUSES: Final = "; ".join(f"{name}: {meaning}" for name, meaning in REPLAYS.items())
+_PHASES: Final = ", ".join(JobPhase)
+_REASONS: Final = ", ".join(LeaveReason)
+_FRAMES: Final = "; ".join(f"{name}: {meaning}" for name, meaning in FRAMES.items())
 _KINDS: Final = "; ".join(f"{name}: {meaning}" for name, meaning in LATE_ACKS.items())
 
 SERIES: Final[tuple[Series, ...]] = (
@@ -297,6 +350,51 @@ SERIES: Final[tuple[Series, ...]] = (
         ("slot", "kind"),
         _late_acks,
     ),
+    Series(
+        "peers",
+        "gauge",
+        "members of the cluster of peers, on all machines",
+        (),
+        _of_cluster(lambda cluster: [((), len(cluster.replica.peers))]),
+    ),
+    Series("jobs", "gauge", f"jobs of the cluster of peers, by phase: {_PHASES}", ("phase",), _of_cluster(_jobs)),
+    Series(
+        "tasks_without_peer",
+        "gauge",
+        "tasks of a job that are not complete and have no peer; all of them while the job waits",
+        ("job",),
+        _of_cluster(_uncovered),
+    ),
+    Series(
+        "job_epoch",
+        "gauge",
+        "epoch of a job that has not ended: it grows when the peers of the job change",
+        ("job",),
+        _of_cluster(lambda cluster: [((name,), job.epoch) for name, job in cluster.replica.open_jobs()]),
+    ),
+    Series(
+        "departed_peers",
+        "counter",
+        f"peers that left since the process began to read the log of the cluster, by reason: {_REASONS}",
+        ("reason",),
+        _of_cluster(lambda cluster: [((reason,), cluster.left.get(reason, 0)) for reason in LeaveReason]),
+    ),
+    Series(
+        "differing_replicas",
+        "gauge",
+        "peers whose state of the cluster differed from the one here at the same offset of the log",
+        (),
+        _of_cluster(lambda cluster: [((), len(cluster.diverged))]),
+    ),
+    Series(
+        "heartbeat_seconds",
+        "gauge",
+        "seconds since the newest heartbeat of the peer that came back from the log was sent",
+        ("slot",),
+        _heartbeats,
+    ),
+    Series("log_entries", "counter", "entries of the log that the peer has applied", ("slot",), _entries),
+    Series("frames", "counter", f"frames of the peer with other peers; {_FRAMES}", ("slot", "kind"), _frames),
     Series(
         "dead_letters_waiting",
         "gauge",

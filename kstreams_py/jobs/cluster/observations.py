@@ -1,0 +1,107 @@
+"""What is seen of a cluster beside its replica: who left and why, which heartbeats came, whose digest differs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from kstreams_py.jobs.cluster.commands import Entry, Leave, LeaveReason, PeerId
+from kstreams_py.jobs.cluster.records import Beat, digest
+from kstreams_py.jobs.cluster.state import Replica
+
+DIGESTS_KEPT: Final = 20
+"""How many own digests are kept to be compared with those of other peers."""
+
+
+class BeatFigures(NamedTuple):
+    """The newest heartbeat of a peer: seconds since it was read, and the digest of that peer's replica at an offset."""
+
+    seconds: float
+    offset: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterFigures:
+    """A cluster of peers at one moment, as one process of this machine sees it.
+
+    - `left`: how many peers left since the process began to read the log, by reason.
+    - `silent`: the peer that was found silent last; "" for none. `silent_seconds`: how long ago.
+    - `beats`: the newest heartbeat of each member that was heard.
+    - `diverged`: the peers whose replica differed from this one at the same offset.
+    - `own`: the peers of this machine, with their slots.
+    - `why`: why the log cannot be read; "" if it can.
+    """
+
+    replica: Replica
+    left: Mapping[LeaveReason, int] = field(default_factory=dict)
+    silent: str = ""
+    silent_seconds: float = 0.0
+    beats: Mapping[PeerId, BeatFigures] = field(default_factory=dict)
+    diverged: tuple[PeerId, ...] = ()
+    own: Mapping[PeerId, int] = field(default_factory=dict)
+    why: str = ""
+
+
+class Observations:
+    """What one reader of a log has seen.
+
+    Attributes:
+
+    - `entries`: how many entries of the log were applied.
+    - `foreign`: how many records were no entries or heartbeats.
+    - `diverged`: the peers whose replica differed at the same offset.
+    """
+
+    def __init__(self) -> None:
+        self.entries = 0
+        self.foreign = 0
+        self.diverged: dict[PeerId, None] = {}
+        self._left = dict.fromkeys(LeaveReason, 0)
+        self._silent, self._silent_at = "", 0.0
+        self._beats: dict[PeerId, tuple[float, Beat]] = {}
+        self._digests: dict[int, str] = {}
+
+    def note(self, before: Replica, entry: Entry, now: float) -> None:
+        """Takes an entry. `before`: the replica to which it is applied. `now`: monotonic seconds."""
+        self.entries += 1
+        command = entry.command
+        if not isinstance(command, Leave) or command.peer not in before.peers:
+            return  # every peer says of a silent one that it leaves: the first one counts
+        self._left[command.reason] += 1
+        self._beats.pop(command.peer, None)
+        if command.reason is LeaveReason.SILENT:
+            self._silent, self._silent_at = command.peer, now
+
+    def digest_of(self, replica: Replica) -> str:
+        """Returns the digest of the own replica, with which those of other peers are compared."""
+        if replica.offset not in self._digests:
+            self._digests[replica.offset] = digest(replica)
+            for old in [*self._digests][:-DIGESTS_KEPT]:
+                del self._digests[old]
+        return self._digests[replica.offset]
+
+    def hear(self, beat: Beat, replica: Replica, now: float) -> bool:
+        """Takes a heartbeat; returns whether it is the first that shows that its peer differs."""
+        if beat.peer in replica.peers:
+            self._beats[beat.peer] = now, beat
+        if self._digests.get(beat.offset, beat.digest) == beat.digest or beat.peer in self.diverged:
+            return False
+        self.diverged[beat.peer] = None
+        return True
+
+    def figures(self, replica: Replica, now: float) -> ClusterFigures:
+        """Returns what was seen. `replica`: the newest one."""
+        return ClusterFigures(
+            replica,
+            dict(self._left),
+            self._silent,
+            round(now - self._silent_at, 1) if self._silent else 0.0,
+            {
+                peer: BeatFigures(round(max(0.0, now - at), 1), beat.offset, beat.digest)
+                for peer, (at, beat) in self._beats.items()
+                if peer in replica.peers
+            },
+            tuple(peer for peer in self.diverged if peer in replica.peers),
+        )

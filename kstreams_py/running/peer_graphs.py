@@ -1,0 +1,79 @@
+"""The graphs that the peers of a machine may run: loads them, and shows them as one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kstreams_py.errors import SettingsError
+from kstreams_py.graph.channels import JobTask
+from kstreams_py.graph.declarations import Processor
+from kstreams_py.graph.loading import UNKNOWN, load, show_target
+from kstreams_py.graph.pipelines import Pipeline
+from kstreams_py.graph.topology import Graph
+
+
+@dataclass(frozen=True)
+class PeerGraphs:
+    """Several graphs, of which the page and the series show what they show of one graph.
+
+    - `name`: that of the cluster of peers.
+    """
+
+    name: str
+    graphs: Sequence[Graph]
+
+    @property
+    def topics(self) -> list[str]:
+        """The topics of all graphs."""
+        return list(dict.fromkeys(topic for graph in self.graphs for topic in graph.topics))
+
+    @property
+    def processors(self) -> Sequence[Processor]:
+        """The processors of topics: peers run none."""
+        return ()
+
+    @property
+    def tasks(self) -> Sequence[JobTask]:
+        """The tasks of all graphs."""
+        return [task for graph in self.graphs for task in graph.tasks]
+
+    @property
+    def pipelines(self) -> Sequence[Pipeline]:
+        """The pipelines of all graphs."""
+        return [each for graph in self.graphs for each in graph.pipelines]
+
+
+Shown = Graph | PeerGraphs
+"""What a page shows."""
+
+
+def graphs_of(shown: Shown) -> Sequence[Graph]:
+    """Returns the graphs that a page shows."""
+    return shown.graphs if isinstance(shown, PeerGraphs) else (shown,)
+
+
+def target_of(shown: Shown) -> str:
+    """Returns how a command names the graph; UNKNOWN for several."""
+    graphs = graphs_of(shown)
+    return show_target(graphs[0]) if len(graphs) == 1 else UNKNOWN
+
+
+def load_graphs(targets: Sequence[str]) -> dict[str, Graph]:
+    """Returns the graphs that peers may run, by name.
+
+    Raises GraphError, and SettingsError if two graphs have one name, or if peers cannot run one.
+    """
+    found: dict[str, Graph] = {}
+    for graph in map(load, targets):
+        graph.validate()
+        if found.setdefault(graph.name, graph) is not graph:
+            raise SettingsError(f"two graphs are called {graph.name!r}: rename one")
+        if not graph.tasks:
+            raise SettingsError(f"graph {graph.name!r} has no channels: run it with `kstreams run`")
+        if names := ", ".join(each.id for each in graph.processors):
+            raise SettingsError(
+                f"graph {graph.name!r} has processors of topics, which peers do not run ({names}): declare them in "
+                "a graph of their own, and run that with `kstreams run`"
+            )
+    return found
