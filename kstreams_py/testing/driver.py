@@ -162,8 +162,8 @@ class TestDriver(Contents):
         - `count`: how many peers. A job needs one for each source and each function.
         - `seed`: chooses the order of the turns, and which peer gets what.
 
-        Raises UserMistake for a graph that peers do not run, and if the job waits for more peers, as `kstreams job list`
-        says it.
+        Raises UserMistake for a graph that peers do not run, and if the job waits for more peers, with what
+        `kstreams job list` says.
         """
         check_graph(self._graph)
         if self._peers is not None or self._workers or self._down or len(self._slots) > 1:

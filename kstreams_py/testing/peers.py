@@ -1,4 +1,4 @@
-"""The peers of a TestDriver: they run its graph as a job, and the test kills and freezes them, and loses their frames."""
+"""The peers of a TestDriver: they run its graph as a job; a test kills and freezes them, and loses their frames."""
 
 from __future__ import annotations
 
@@ -260,9 +260,10 @@ class Peers:
         return still > (WAITING_SECONDS if is_waiting else self._still_seconds)
 
     def _describe_stillness(self) -> str:
+        if not self._peers.peers:
+            return "no peer is left: add() starts one"
         frozen = ", ".join(self._peers.peers[slot].me for slot in sorted(self._peers.frozen))
-        remedy = f"; thaw() lets {frozen} go on" if frozen else ""
-        return f"the peers stand still: {self.status if self._peers.peers else 'none is left: add() starts one'}{remedy}"
+        return f"nothing happens any more: {self.status}{f'; thaw() lets {frozen} go on' if frozen else ''}"
 
     def _find(self, wanted: int | str) -> int:
         """Returns the slot of a peer. Raises UserMistake if there is none."""
@@ -272,9 +273,9 @@ class Peers:
                 raise UserMistake(f"there is no peer {wanted}: there are {', '.join(map(str, sorted(found)))}")
             return wanted
         if wanted in self._tasks:
-            self._run_until(lambda: self._with_task(wanted) is not None)
-            slot = self._with_task(wanted)
-            assert slot is not None
+            self._run_until(lambda: self._state.has_ended or self._with_task(wanted) is not None)
+            if (slot := self._with_task(wanted)) is None:
+                raise UserMistake(f"no peer has task {wanted!r}: {self.status}")
             return slot
         by_id = {str(peer.me): slot for slot, peer in found.items()}
         if wanted not in by_id:
