@@ -227,9 +227,8 @@ class Peers:
         state = self._state
         if state.phase in (JobPhase.KILLED, JobPhase.REFUSED):
             raise UserMistake(self.status)
-        can_end = all(source.ends for source in self._sources.values()) and len(self._sources) == len(
-            filled_channels(self._graph.tasks)
-        )
+        inputs = filled_channels(self._graph.tasks)
+        can_end = all(each.topic is None and self._sources[each.name].ends for each in inputs)
         return state.phase is JobPhase.COMPLETED or (not can_end and self._are_done())
 
     def _run_until(self, is_done: Callable[[], bool]) -> None:
