@@ -11,6 +11,7 @@ from kstreams_py.graph.declarations import Processor
 from kstreams_py.graph.loading import UNKNOWN, load, show_target
 from kstreams_py.graph.pipelines import Pipeline
 from kstreams_py.graph.topology import Graph
+from kstreams_py.jobs.peers.routes import check_graph
 
 
 @dataclass(frozen=True)
@@ -69,11 +70,5 @@ def load_graphs(targets: Sequence[str]) -> dict[str, Graph]:
         graph.validate()
         if found.setdefault(graph.name, graph) is not graph:
             raise SettingsError(f"two graphs are called {graph.name!r}: rename one")
-        if not graph.tasks:
-            raise SettingsError(f"graph {graph.name!r} has no channels: run it with `kstreams run`")
-        if names := ", ".join(each.id for each in graph.processors):
-            raise SettingsError(
-                f"graph {graph.name!r} has processors of topics, which peers do not run ({names}): declare them in "
-                "a graph of their own, and run that with `kstreams run`"
-            )
+        check_graph(graph)
     return found

@@ -80,7 +80,7 @@ def test_commands_of_the_page_of_channels_show_refused_rows_and_give_them_back(t
 def test_examples_pass_at_each_branch_and_more_than_50_crash_points(tmp_path: Path) -> None:
     shutil.copy(EXAMPLES / "shop.py", tmp_path)
     (tmp_path / "tests").mkdir()
-    for name in ("test_shop.py", "test_departures.py"):
+    for name in ("test_shop.py", "test_departures.py", "test_departures_on_peers.py"):
         shutil.copy(EXAMPLES / "tests" / name, tmp_path / "tests")
     blocks = named_blocks(DELIVERY)
     assert blocks.keys() == {
