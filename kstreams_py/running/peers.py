@@ -12,7 +12,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
@@ -38,6 +38,7 @@ from kstreams_py.jobs.peers.routes import READ
 from kstreams_py.kafka.cluster import KafkaCluster
 from kstreams_py.log_fields import repeated
 from kstreams_py.metrics import Counters
+from kstreams_py.running.output import Write
 from kstreams_py.running.pipe import report_drained, report_writer
 from kstreams_py.running.places import PLACE_AFTER, place_of
 from kstreams_py.running.reports import Report
@@ -288,8 +289,10 @@ class _Keeper:
 class SupervisedPeers:
     """Several peers of this machine, each in a process; says at once that one has died."""
 
-    def __init__(self, options: PeerOptions, count: int, settings: Settings) -> None:
-        """Starts nothing yet."""
+    def __init__(
+        self, options: PeerOptions, count: int, settings: Settings, environment: Mapping[str, str] | None = None
+    ) -> None:
+        """Starts nothing yet. `environment`: variables of the peers in addition to the settings."""
         self._options, self._settings = options, settings
         self._ids: dict[int, PeerId] = {}
         """The id of the peer in each slot that has a process."""
@@ -297,12 +300,11 @@ class SupervisedPeers:
         """The process in each slot, and its peer."""
         self._cluster = KafkaCluster(settings)
         drain = settings.drain_timeout_ms / 1000 + DRAIN_EXTRA
-        environment = settings.as_environment()
         self._supervisor = Supervisor(
             self._command,
             range(count),
             drain_seconds=drain,
-            environment=environment,
+            environment=settings.as_environment() | dict(environment or {}),
             stuck_timeout_ms=settings.stuck_timeout_ms,
         )
 
@@ -316,6 +318,11 @@ class SupervisedPeers:
             *("--scheduler", options.scheduler, "--messenger", options.messenger, "--host", options.host),
             *("--port", str(port), "--advertised", options.advertised, "--id", me, "--slot", str(slot)),
         )
+
+    @property
+    def running(self) -> Mapping[int, tuple[int, PeerId]]:
+        """The process and the peer of each slot that has one. It is replaced and never changed."""
+        return self._running
 
     def stop(self) -> None:
         """Lets all peers leave, then end."""
@@ -332,11 +339,11 @@ class SupervisedPeers:
         for signum in SIGNALS:
             signal.signal(signum, ask)
 
-    def run(self, on_start: Callable[[], None], /) -> None:
-        """Runs the peers until `stop`. Raises WorkersFailed."""
+    def run(self, on_start: Callable[[], None], /, output: Write | None = None) -> None:
+        """Runs the peers until `stop`. `output`: as in Supervisor.run. Raises WorkersFailed."""
         on_start()
         try:
-            self._supervisor.run(lambda _: None, self._observe)
+            self._supervisor.run(lambda _: None, self._observe, output)
         finally:
             self._cluster.close()
 
