@@ -223,7 +223,7 @@ again. 5 rows were written: 2 of them were there already, and were recognized by
     assert "\n".join(describe_jobs(tables, new_run())) == told
 
 
-PEERS_TOLD = "the two jobs have 10 tasks, and each needs a peer: 9 are too few: give --peers 10 or more; 12 leave some for the kills"
+PEERS_TOLD = "the two jobs have 10 tasks, and each needs a peer: give --peers 10, or better 12: some are killed"
 ROWS_TOLD = (
     "4 kills and freezes in 100 rows could hit one row 5 times, and then it is refused: give at least 2,000 rows"
 )

@@ -82,8 +82,8 @@ class JobsOptions:
         """Raises SettingsError for too few peers or rows."""
         if self.peers < TASKS:
             raise SettingsError(
-                f"the two jobs have {TASKS} tasks, and each needs a peer: {self.peers} are too few: give --peers "
-                f"{TASKS} or more; {TASKS + 2} leave some for the kills"
+                f"the two jobs have {TASKS} tasks, and each needs a peer: give --peers {TASKS}, or better {TASKS + 2}: "
+                "some are killed"
             )
         hits = self.kills + self.freezes
         if hits + 1 >= DEATHS_MAX and self.rows < hits * ROWS_PER_FAULT:
