@@ -71,16 +71,16 @@ def read_weather() -> dict[tuple[str, str], Weather]:
 
 
 class Plane(NamedTuple):
-    """An aircraft: its model, and how many seats it has."""
+    """An aircraft: its model, and how many engines it has."""
 
     model: str
-    seats: int
+    engines: int
 
 
 def read_planes() -> dict[str, Plane]:
     """Reads the aircraft, by tail number. Some that flew are not among them."""
     with (_directory() / "planes.csv").open(encoding="utf-8", newline="") as file:
-        return {line["tailnum"]: Plane(line["model"], int(line["seats"])) for line in csv.DictReader(file)}
+        return {line["tailnum"]: Plane(line["model"], int(line["engines"])) for line in csv.DictReader(file)}
 
 
 def _directory() -> Path:

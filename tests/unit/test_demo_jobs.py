@@ -20,25 +20,10 @@ from kstreams_py.demo.jobs.checks import DoneFault, JobsRun, describe_jobs, judg
 from kstreams_py.demo.jobs.faults import FaultKind, PlannedFault, plan_faults
 from kstreams_py.demo.jobs.peers import ClusterWatch, DemoPeer, DemoPeers
 from kstreams_py.demo.jobs.stage import JobsOptions
-from kstreams_py.demo.jobs.timeline import Logged, Phase, Stay, Timeline, Work, build_timeline
+from kstreams_py.demo.jobs.timeline import Logged, Stay, TaskSpan, Timeline, build_timeline
 from kstreams_py.errors import SettingsError, WorkersFailed
-from kstreams_py.jobs.cluster.commands import (
-    AcceptJoin,
-    Command,
-    CompleteTask,
-    Entry,
-    Found,
-    JobId,
-    KillJob,
-    Leave,
-    LeaveReason,
-    PeerId,
-    Scheduler,
-    SignalReady,
-    SubmitJob,
-    TaskSpec,
-    Volunteer,
-)
+from kstreams_py.jobs.cluster import commands
+from kstreams_py.jobs.cluster.commands import Command, Entry, JobId, Leave, LeaveReason, PeerId
 from kstreams_py.jobs.cluster.fold import VERSION
 from kstreams_py.jobs.cluster.kafka_log import KafkaLog, append_command
 from kstreams_py.jobs.cluster.state import JobPhase
@@ -54,27 +39,29 @@ EXPECTED = {"aircraft": look_up_all(DAY), "weather": rate(DAY)}
 PLANNED = Counter({FaultKind.KILL: 1, FaultKind.FREEZE: 1, FaultKind.JOIN: 1, FaultKind.RESUBMIT: 1})
 
 
-def submit(job: JobId) -> SubmitJob:
-    return SubmitJob(job, "aircraft", "f", (TaskSpec("read-departures", is_input=True), TaskSpec("look_up")))
+def submit(job: JobId) -> commands.SubmitJob:
+    return commands.SubmitJob(
+        job, "aircraft", "f", (commands.TaskSpec("read-departures", is_input=True), commands.TaskSpec("look_up"))
+    )
 
 
 LOG: list[tuple[int, Command]] = [
-    (0, Found(VERSION, "demo", Scheduler.ROUND_ROBIN)),
-    (1_000, AcceptJoin(P0, "", "", {"aircraft": "f"})),
-    (2_000, AcceptJoin(P1, "", "", {"aircraft": "f"})),
+    (0, commands.Found(VERSION, "demo", commands.Scheduler.ROUND_ROBIN)),
+    (1_000, commands.AcceptJoin(P0, "", "", {"aircraft": "f"})),
+    (2_000, commands.AcceptJoin(P1, "", "", {"aircraft": "f"})),
     (3_000, submit(FIRST)),
-    (3_000, Volunteer(P0, 3)),
-    (4_000, SignalReady(P0, FIRST, 1)),
-    (5_000, SignalReady(P1, FIRST, 1)),
+    (3_000, commands.Volunteer(P0, 3)),
+    (4_000, commands.SignalReady(P0, FIRST, 1)),
+    (5_000, commands.SignalReady(P1, FIRST, 1)),
     (6_000, Leave(P1, LeaveReason.DIED)),
-    (7_000, AcceptJoin(P2, "", "", {"aircraft": "f"})),
-    (7_000, Volunteer(P2, 8)),
-    (8_000, KillJob(FIRST)),
+    (7_000, commands.AcceptJoin(P2, "", "", {"aircraft": "f"})),
+    (7_000, commands.Volunteer(P2, 8)),
+    (8_000, commands.KillJob(FIRST)),
     (9_000, submit(SECOND)),
-    (9_000, Volunteer(P0, 11)),
+    (9_000, commands.Volunteer(P0, 11)),
     (10_000, Leave(P0, LeaveReason.SILENT)),
-    (10_500, CompleteTask(SECOND, "read-departures")),
-    (11_000, CompleteTask(SECOND, "look_up")),
+    (10_500, commands.CompleteTask(SECOND, "read-departures")),
+    (11_000, commands.CompleteTask(SECOND, "look_up")),
 ]
 ENTRIES: list[Logged] = [(n, at, Entry(f"a{n}", 1, each)) for n, (at, each) in enumerate(LOG)]
 TIMELINE = build_timeline([*ENTRIES, (len(LOG), 11_500, None)], 12_000)
@@ -133,42 +120,31 @@ def test_faults_are_spread_over_the_rows_in_an_order_of_their_seed() -> None:
 
 
 def test_timeline_has_each_peer_each_of_its_tasks_and_each_phase() -> None:
-    assert (
-        Timeline(
-            [
-                Stay(P0, 1_000, 10_000, LeaveReason.SILENT),
-                Stay(P1, 2_000, 6_000, LeaveReason.DIED),
-                Stay(P2, 7_000, 12_000, None),
-            ],
-            [
-                Work(P0, FIRST, "read-departures", 3_000, 6_000),
-                Work(P1, FIRST, "look_up", 3_000, 6_000),
-                Work(P0, FIRST, "read-departures", 7_000, 8_000),
-                Work(P2, FIRST, "look_up", 7_000, 8_000),
-                Work(P0, SECOND, "read-departures", 9_000, 10_000),
-                Work(P2, SECOND, "look_up", 9_000, 10_000),
-            ],
-            [
-                Phase(FIRST, JobPhase.WAITING, 3_000, 3_000),
-                Phase(FIRST, JobPhase.STARTING, 3_000, 5_000),
-                Phase(FIRST, JobPhase.RUNNING, 5_000, 6_000),
-                Phase(FIRST, JobPhase.WAITING, 6_000, 7_000),
-                Phase(FIRST, JobPhase.STARTING, 7_000, 8_000),
-                Phase(SECOND, JobPhase.WAITING, 9_000, 9_000),
-                Phase(SECOND, JobPhase.STARTING, 9_000, 10_000),
-                Phase(SECOND, JobPhase.WAITING, 10_000, 11_000),
-            ],
-        )
-        == TIMELINE
-    )
-    assert TIMELINE.work_of(P0, 7_500) == Work(P0, FIRST, "read-departures", 7_000, 8_000)
+    reads, looks = ("read-departures", "look_up")
+    silent, died = LeaveReason.SILENT, LeaveReason.DIED
+    assert TIMELINE.stays == [
+        Stay(P0, 1_000, 10_000, silent),
+        Stay(P1, 2_000, 6_000, died),
+        Stay(P2, 7_000, 12_000, None),
+    ]
+    assert TIMELINE.works == [
+        TaskSpan(P0, FIRST, reads, 3_000, 6_000), TaskSpan(P1, FIRST, looks, 3_000, 6_000),
+        TaskSpan(P0, FIRST, reads, 7_000, 8_000), TaskSpan(P2, FIRST, looks, 7_000, 8_000),
+        TaskSpan(P0, SECOND, reads, 9_000, 10_000), TaskSpan(P2, SECOND, looks, 9_000, 10_000),
+    ]  # fmt: skip
+    assert [(each.job, each.phase.value, each.began, each.ended) for each in TIMELINE.phases] == [
+        (FIRST, "waiting", 3_000, 3_000), (FIRST, "starting", 3_000, 5_000), (FIRST, "running", 5_000, 6_000),
+        (FIRST, "waiting", 6_000, 7_000), (FIRST, "starting", 7_000, 8_000),
+        (SECOND, "waiting", 9_000, 9_000), (SECOND, "starting", 9_000, 10_000), (SECOND, "waiting", 10_000, 11_000),
+    ]  # fmt: skip
+    assert TIMELINE.work_of(P0, 7_500) == TaskSpan(P0, FIRST, "read-departures", 7_000, 8_000)
     assert (TIMELINE.work_of(P0, 8_000), TIMELINE.stay_of(PeerId("p9"))) == (None, None)
 
 
 def test_expected_rows_of_the_aircraft_are_those_of_the_functions() -> None:
     assert EXPECTED["aircraft"].rows == Counter(
         [
-            (1, "UA 1", "N10156", "EMB-145XR", 55),
+            (1, "UA 1", "N10156", "EMB-145XR", 2),
             (2, "UA 2", "N9", "unknown", 0),
             (4, "UA 4", "N4", "unknown", 0),
         ]

@@ -25,7 +25,7 @@ UNKNOWN = Plane("unknown", 0)
 graph = ks.Graph("aircraft")
 
 SOURCE = sources.SQLite(DIRECTORY / "departures.db", table="departures", key="id", ends=True, lease=2.0)
-COLUMNS = {"id": int, "flight": str, "aircraft": str, "model": str, "seats": int}
+COLUMNS = {"id": int, "flight": str, "aircraft": str, "model": str, "engines": int}
 TARGET = sinks.SQLite(DIRECTORY / "flown.db", table="flown", columns=COLUMNS, evidence="hash")
 
 departures = graph.source("departures", SOURCE)
@@ -48,4 +48,4 @@ def look_up(flight: Flight) -> Flight:
 
 def with_plane(flight: Flight) -> Flight:
     plane = PLANES.get(flight["aircraft"], UNKNOWN)
-    return {**flight, "model": plane.model, "seats": plane.seats}
+    return {**flight, "model": plane.model, "engines": plane.engines}

@@ -59,8 +59,11 @@ def _draw_bars(plot: Any, run: JobsRun, y_of: dict[Any, float], inches: float) -
         plot.barh(y_of[phase.job], ended - began, 0.7 if runs else 0.2, began, color=colour, linewidth=0)
     for stay in run.timeline.stays:
         if (place := run.places.get(stay.peer)) is not None:
-            began, ended = run.seconds_at(stay.joined), run.seconds_at(stay.left)
-            plot.plot([max(0.0, began), ended], [y_of[place]] * 2, color=INKS["soft"], linewidth=0.8)
+            busy = [(work.began, work.ended) for work in run.timeline.works if work.peer == stay.peer]
+            edges = [stay.joined, *(edge for work in busy for edge in work), stay.left]
+            for idle in zip(edges[::2], edges[1::2], strict=True):
+                began, ended = map(run.seconds_at, idle)
+                plot.plot([max(0.0, began), max(0.0, ended)], [y_of[place]] * 2, color=INKS["soft"], linewidth=0.8)
     for work in run.timeline.works:
         if (place := run.places.get(work.peer)) is None:
             continue

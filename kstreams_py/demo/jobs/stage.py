@@ -49,7 +49,7 @@ ROWS_PER_FAULT: Final = 500
 STEADY: Final = 0.6
 """The part of a run in which a job is processed: in the rest, one of its tasks waits for a peer."""
 
-START_SECONDS: Final = 120.0
+START_SECONDS: Final = 240.0
 """Seconds for which the demo waits until all peers have joined."""
 
 STALLED: Final = 60.0

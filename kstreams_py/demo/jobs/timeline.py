@@ -23,7 +23,7 @@ class Stay(NamedTuple):
     why: LeaveReason | None
 
 
-class Work(NamedTuple):
+class TaskSpan(NamedTuple):
     """The time for which a peer had a task, in milliseconds since 1970."""
 
     peer: PeerId
@@ -33,7 +33,7 @@ class Work(NamedTuple):
     ended: int
 
 
-class Phase(NamedTuple):
+class PhaseSpan(NamedTuple):
     """The time of a job in one phase, in milliseconds since 1970."""
 
     job: JobId
@@ -47,10 +47,10 @@ class Timeline:
     """What happened in a cluster, in the order of the beginnings. Jobs that have ended have no phase."""
 
     stays: list[Stay]
-    works: list[Work]
-    phases: list[Phase]
+    works: list[TaskSpan]
+    phases: list[PhaseSpan]
 
-    def work_of(self, peer: PeerId, at: int) -> Work | None:
+    def work_of(self, peer: PeerId, at: int) -> TaskSpan | None:
         """Returns what a peer ran at a time; None if it had no task."""
         return next((each for each in self.works if each.peer == peer and each.began <= at < each.ended), None)
 
@@ -69,13 +69,13 @@ def build_timeline(entries: Iterable[Logged], until: int) -> Timeline:
     def note(now: Replica, at: int, why: LeaveReason | None) -> None:
         for peer in [peer for peer in assigned if now.assignments.get(peer) != assigned[peer][0]]:
             had, began = assigned.pop(peer)
-            found.works.append(Work(peer, had.job, had.task, began, at))
+            found.works.append(TaskSpan(peer, had.job, had.task, began, at))
         for peer in [peer for peer in joined if peer not in now.peers]:
             found.stays.append(Stay(peer, joined.pop(peer), at, why))
         current = {job: state.phase for job, state in now.open_jobs()}
         for job in [job for job in phases if current.get(job) is not phases[job][0]]:
             phase, began = phases.pop(job)
-            found.phases.append(Phase(job, phase, began, at))
+            found.phases.append(PhaseSpan(job, phase, began, at))
         joined.update({peer: at for peer in now.peers if peer not in joined})
         assigned.update({peer: (has, at) for peer, has in now.assignments.items() if peer not in assigned})
         phases.update({job: (phase, at) for job, phase in current.items() if job not in phases})
