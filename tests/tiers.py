@@ -25,6 +25,7 @@ PARTS: Final[dict[str, tuple[str, ...]]] = {
         "contract/test_source*",
         "simulation/test_mutations_of_jobs*",
         "system/test_demo_channels*",
+        "system/test_demo_jobs*",
     ),
     "journal": ("simulation/test_grid*", "*/test_journal*", "system/test_grid*", "*/test_two_clusters*"),
     "spark": (

@@ -74,3 +74,25 @@ def run_channels(
     from kstreams_py.demo import channels  # noqa: PLC0415, its libraries take time to import
 
     raise typer.Exit(channels.run(rows, kills, workers, seed, output))
+
+
+@app.command("jobs")
+def run_jobs(
+    rows: Annotated[
+        int, typer.Option(help="number of flights of each job, spread over the year, of 336,776", min=1)
+    ] = 20_000,
+    kills: Annotated[int, typer.Option(help="how often a peer is killed, spread over the run", min=0)] = 10,
+    freezes: Annotated[int, typer.Option(help="how often a peer is frozen until the others find it silent", min=0)] = 3,
+    peers: Annotated[int, typer.Option(help="how many peers start together; two join later", max=50)] = 12,
+    seed: Annotated[int, typer.Option(help="seed of the random faults")] = 1,
+    output: Annotated[Path, typer.Option(help="directory for the report and the tables")] = Path("jobs-demo"),
+) -> None:
+    """Run two jobs on peers, kill, freeze and join peers, kill a job and submit it again, and check every row.
+
+    The peers share the jobs by percentages, over ZeroMQ. Exit status 1 if any check fails.
+    """
+    try:
+        from kstreams_py.demo.jobs import command, stage  # noqa: PLC0415, their libraries are optional
+    except ImportError as error:
+        raise MissingSoftware(f"{error.name} is not installed: run pip install 'kstreams_py[demo,peers]'") from None
+    raise typer.Exit(command.run(stage.JobsOptions(rows, kills, freezes, peers, seed), output))

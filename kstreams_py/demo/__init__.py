@@ -24,4 +24,6 @@ channels_graph adapter  the graph over channels, as a user would write it
 channel_checks acts     compares the rows that were stored with those that follow from the file
 channel_tables adapter  the tables that are read and written, and counts of both
 channels       adapter  `kstreams demo channels` from start to end
+
+The package `jobs` has `kstreams demo jobs`.
 """

@@ -1,12 +1,12 @@
-"""The tables of `kstreams demo channels`: the flights that are read, and those that are stored, with counts of both."""
+"""The tables of a demo over channels: the flights that are read, and those that are stored, with counts of both."""
 
 from __future__ import annotations
 
 import sqlite3
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -15,6 +15,7 @@ from kstreams_py.demo.channels_graph import COLUMNS, SOURCE, TARGET
 from kstreams_py.demo.data import FIELDS, Row
 from kstreams_py.sinks import SQLite
 from kstreams_py.sinks.sqlite import listed
+from kstreams_py.sources import SQLite as SourceTable
 from kstreams_py.sources.claims import CLAIMS, DONE, REFUSED
 
 _COUNTED: Final = """
@@ -28,30 +29,44 @@ CREATE TRIGGER counted_stored AFTER INSERT ON {table} BEGIN UPDATE counted SET s
 
 @dataclass(frozen=True, slots=True)
 class DemoTables:
-    """The two tables. `directory`: the directory of their files."""
+    """The two tables.
+
+    - `directory`: the directory of their files.
+    - `reads`, `stores`: as the graph declares them; `columns`: those of the second one, with their types.
+    """
 
     directory: Path
+    reads: SourceTable = SOURCE
+    stores: SQLite = TARGET
+    columns: Mapping[str, type] = field(default_factory=lambda: COLUMNS)
+
+    @property
+    def files(self) -> list[str]:
+        """The names of the files of both tables."""
+        return [f"{path.name}{end}" for path in (self.source, self.target) for end in ("", "-wal", "-shm")]
 
     @property
     def source(self) -> Path:
         """The path of the file with the flights that are read."""
-        return self.directory / SOURCE.path.name
+        return self.directory / self.reads.path.name
 
     @property
     def target(self) -> Path:
         """The path of the file with the flights that are stored."""
-        return self.directory / TARGET.path.name
+        return self.directory / self.stores.path.name
 
     def create(self, rows: Sequence[Row]) -> None:
         """Creates both tables, and fills the first one. The key of a flight is its number, from 1 on."""
         with closing(sqlite3.connect(self.source)) as connection, connection:
-            connection.execute(f"CREATE TABLE {SOURCE.table} ({SOURCE.key} INTEGER PRIMARY KEY, {listed(FIELDS)})")
+            connection.execute(
+                f"CREATE TABLE {self.reads.table} ({self.reads.key} INTEGER PRIMARY KEY, {listed(FIELDS)})"
+            )
             marks = ", ".join("?" * (1 + len(FIELDS)))
             numbered = ((number, *row) for number, row in enumerate(rows, 1))
-            connection.executemany(f"INSERT INTO {SOURCE.table} VALUES ({marks})", numbered)
-        SQLite(self.target, table=TARGET.table, columns=COLUMNS).open("").close()
+            connection.executemany(f"INSERT INTO {self.reads.table} VALUES ({marks})", numbered)
+        SQLite(self.target, table=self.stores.table, columns=self.columns).open("").close()
         with closing(sqlite3.connect(self.target)) as connection, connection:
-            connection.executescript(_COUNTED.format(table=TARGET.table))
+            connection.executescript(_COUNTED.format(table=self.stores.table))
 
     def count(self) -> tuple[int, int]:
         """Returns how many rows were written, and how many of them were new, so far."""
@@ -66,5 +81,5 @@ class DemoTables:
             refused = dict(connection.execute(f"SELECT key, reason FROM {CLAIMS} WHERE state = {REFUSED}"))
             deaths = Counter(dict(connection.execute(f"SELECT key, deaths FROM {CLAIMS} WHERE deaths > 0")))
         with closing(sqlite3.connect(self.target)) as connection:
-            rows = Counter[StoredRow](connection.execute(f"SELECT {listed(COLUMNS)} FROM {TARGET.table}"))
+            rows = Counter[StoredRow](connection.execute(f"SELECT {listed(self.columns)} FROM {self.stores.table}"))
         return TablesFound(rows, refused, states.get(DONE, 0), sum(states.values()), deaths, self.count()[0])

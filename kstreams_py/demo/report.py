@@ -90,7 +90,7 @@ def page(run: ReportedRun) -> str:
         delays=charts.draw_delays(run.delays, run.carriers),
         delay_rows=len(run.delays),
         delay_table=_delay_table(run.delays, run.carriers),
-        checks="\n".join(_row(check) for check in run.checks),
+        checks="\n".join(draw_check(check) for check in run.checks),
     )
     return build_page(
         title=f"kstreams_py: {records:,} departures, {kills} kills",
@@ -126,10 +126,11 @@ def _figures(run: ReportedRun, found: Mapping[str, int]) -> str:
     ]
     if known:
         tiles.append(("From kill to commit", f"{max(known):.1f}", " s at most", None))
-    return "\n".join(_tile(*tile) for tile in tiles)
+    return "\n".join(draw_tile(*tile) for tile in tiles)
 
 
-def _tile(name: str, value: str, unit: str, mistakes: int | None) -> str:
+def draw_tile(name: str, value: str, unit: str, mistakes: int | None) -> str:
+    """Returns a figure below the headline. `mistakes`: how many it stands for; None if it stands for none."""
     tone = "" if mistakes is None else ' class="bad"' if mistakes else ' class="good"'
     return f"<div><dt>{name}</dt><dd{tone}>{value}<small>{unit}</small></dd></div>"
 
@@ -211,7 +212,8 @@ def _delay_table(delays: Delays, carriers: Mapping[str, str]) -> str:
     )
 
 
-def _row(check: Check) -> str:
+def draw_check(check: Check) -> str:
+    """Returns a check as a row of a table."""
     kind, mark = ("", "<span class=good>ok</span>") if check.ok else (' class="wrong"', "wrong")
     figures = f'<td class="n">{check.expected:,}</td><td class="n">{check.found:,}</td>'
     return f"<tr{kind}><td>{mark}</td><td>{escape(check.what)}</td>{figures}</tr>"

@@ -37,6 +37,7 @@ from kstreams_py.jobs.peers.fingerprints import fingerprint_of
 from kstreams_py.jobs.peers.peer import Peer
 from kstreams_py.kafka.cluster import KafkaCluster
 from kstreams_py.log_fields import repeated
+from kstreams_py.running.output import Write
 from kstreams_py.running.peer_graphs import PeerGraphs, load_graphs
 from kstreams_py.running.peer_reports import PeerReports
 from kstreams_py.running.pipe import report_drained, report_writer
@@ -332,8 +333,10 @@ class _LogWatch:
 class SupervisedPeers:
     """Several peers of this machine, each in a process; says at once that one has died."""
 
-    def __init__(self, options: PeerOptions, count: int, settings: Settings) -> None:
-        """Starts nothing yet."""
+    def __init__(
+        self, options: PeerOptions, count: int, settings: Settings, environment: Mapping[str, str] | None = None
+    ) -> None:
+        """Starts nothing yet. `environment`: variables of the peers in addition to the settings."""
         self._options, self._settings = options, settings
         self._ids: dict[int, PeerId] = {}
         """The id of the peer in each slot that has a process."""
@@ -341,12 +344,11 @@ class SupervisedPeers:
         """The process in each slot, and its peer."""
         self._cluster = KafkaCluster(settings)
         drain = settings.drain_timeout_ms / 1000 + DRAIN_EXTRA
-        environment = settings.as_environment()
         self._supervisor = Supervisor(
             self._command,
             range(count),
             drain_seconds=drain,
-            environment=environment,
+            environment=settings.as_environment() | dict(environment or {}),
             stuck_timeout_ms=settings.stuck_timeout_ms,
         )
 
@@ -360,6 +362,11 @@ class SupervisedPeers:
             *("--scheduler", options.scheduler, "--messenger", options.messenger, "--host", options.host),
             *("--port", str(port), "--advertised", options.advertised, "--id", me, "--slot", str(slot)),
         )
+
+    @property
+    def running(self) -> Mapping[int, tuple[int, PeerId]]:
+        """The process and the peer of each slot that has one. It is replaced and never changed."""
+        return self._running
 
     def stop(self) -> None:
         """Lets all peers leave, then end."""
@@ -376,8 +383,11 @@ class SupervisedPeers:
         for signum in SIGNALS:
             signal.signal(signum, ask)
 
-    def run(self, on_start: Callable[[], None], /) -> None:
-        """Runs the peers until `stop`. Raises GraphError and SettingsError before they start; later, WorkersFailed."""
+    def run(self, on_start: Callable[[], None], /, output: Write | None = None) -> None:
+        """Runs the peers until `stop`. `output`: as in Supervisor.run.
+
+        Raises GraphError and SettingsError before they start; later, WorkersFailed.
+        """
         graphs = PeerGraphs(self._options.cluster, tuple(load_graphs(self._options.targets).values()))
         try:
             with observing(graphs, self._settings) as observe, self._watching(observe) as watch:
@@ -388,7 +398,7 @@ class SupervisedPeers:
                         observe(replace(status, cluster=watch.figures(self._running)))
 
                 on_start()
-                self._supervisor.run(lambda _: None, note)
+                self._supervisor.run(lambda _: None, note, output)
         finally:
             self._cluster.close()
 

@@ -81,7 +81,7 @@ def test_wheel_holds_the_package_with_its_schemas_and_nothing_else(wheel: Path, 
         (points,) = [name for name in archive.namelist() if name.endswith("entry_points.txt")]
         commands = archive.read(points).decode()
     assert held == expected
-    pages = {"kstreams_py/demo/report.html", "kstreams_py/reports/page.html"}
+    pages = {f"kstreams_py/{name}" for name in ("demo/report.html", "demo/jobs/report.html", "reports/page.html")}
     assert {"kstreams_py/py.typed", "kstreams_py/schemas/flight.avsc", *pages} <= held
     assert commands.split("\n\n") == [
         "[console_scripts]\nkstreams = kstreams_command:main",

@@ -63,7 +63,7 @@ SPOILED: dict[str, tuple[Callable[[TablesFound], TablesFound], set[str]]] = {
     "an input that nobody claimed": (lambda f: replace(f, claimed=3), {"inputs claimed"}),
     "another reason": (
         lambda f: replace(f, refused={3: "died"}),
-        {"inputs refused for another reason than in the file"},
+        {"inputs refused for another reason"},
     ),
 }
 
