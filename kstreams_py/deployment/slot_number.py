@@ -30,12 +30,12 @@ def slot_number(text: str, environment: Mapping[str, str], host: str) -> int:
     """
     if text != AUTO:
         if not _NUMBER.fullmatch(text):
-            raise SettingsError(f"--slot {text!r} is no slot: write a number from 0, or {AUTO}")
+            raise SettingsError(f"--slot {text!r} is not a slot: write a number from 0, or {AUTO}")
         return int(text)
     named = environment.get(SLOT)
     if named is not None:
         if not _NUMBER.fullmatch(named):
-            raise SettingsError(f"{SLOT}={named!r} is no slot: set a number from 0")
+            raise SettingsError(f"{SLOT}={named!r} is not a slot: set a number from 0")
         return int(named)
     name = environment.get("HOSTNAME") or host
     pod = _POD.fullmatch(name.partition(".")[0])

@@ -130,11 +130,11 @@ def describe_tasks(tasks: Iterable[JobTask]) -> list[str]:
 def check_source(what: str, source: object, max_pending: object, timeout: object) -> None:
     """Raises GraphError if `source` is not a source, or if a limit is not a number above 0."""
     if max_pending is not None and not (isinstance(max_pending, int) and max_pending > 0):
-        raise GraphError(f"{what}: max_pending={max_pending!r} is no number of inputs: give an int above 0")
+        raise GraphError(f"{what}: max_pending={max_pending!r} is not a number of inputs: give an int above 0")
     if timeout is not None and not (isinstance(timeout, int | float) and timeout > 0):
-        raise GraphError(f"{what}: timeout={timeout!r} is no number of seconds: give one above 0")
+        raise GraphError(f"{what}: timeout={timeout!r} is not a number of seconds: give one above 0")
     if isinstance(source, type) or not callable(getattr(source, "open", None)):
-        raise GraphError(f"{what}: {source!r} is no source: give one, such as sources.SQLite(...)")
+        raise GraphError(f"{what}: {source!r} is not a source: give one, such as sources.SQLite(...)")
 
 
 def make_task(

@@ -247,7 +247,7 @@ class Graph(Decorators, Generic[GraphKey, GraphValue]):
           another, in the order of the values; a value that is read again after a death, or tried again, comes later.
         """
         if group_by is not None and not callable(group_by):
-            raise GraphError(f"channel {name!r}: group_by={group_by!r} is no function: give one of a value")
+            raise GraphError(f"channel {name!r}: group_by={group_by!r} is not a function: give one of a value")
         return self._add_channel(Channel(name, group_by=group_by))
 
     def _add_channel(self, channel: Channel) -> Channel:
@@ -452,7 +452,7 @@ class Graph(Decorators, Generic[GraphKey, GraphValue]):
             if is_target(topic):
                 raise GraphError(f"{what} writes to topics and to {topic!r}: store its rows with graph.sink(to=...)")
             if not isinstance(topic, Topic | str):
-                raise GraphError(f"{what}: {topic!r} is no topic: give what graph.topic returned, or a topic's name")
+                raise GraphError(f"{what}: {topic!r} is not a topic: give what graph.topic returned, or a topic's name")
             if str(topic) not in known:
                 close = did_you_mean(str(topic), known) or "declare it first, with graph.topic"
                 raise GraphError(f"{what}: there is no topic {str(topic)!r}: {close}")

@@ -72,7 +72,7 @@ def decode_state(data: bytes) -> ObjectState:
         if len(digest) != length or (reason and reason not in set(Reason)):
             raise ValueError("cut off, or of another version")
     except (struct.error, ValueError) as error:
-        raise DecodeError(f"{data[:40]!r} is no state of an object: {error}") from None
+        raise DecodeError(f"{data[:40]!r} is not a state of an object: {error}") from None
     return newest, prev, digest, reason, replaced
 
 

@@ -331,7 +331,7 @@ def read_begun(cluster: Cluster, topic: str) -> tuple[dict[BegunPartition, int],
             if is_deletion(m):
                 others.pop(m.key(), None)
             else:
-                others.setdefault(m.key(), []).append(foreign(m, "record of a beginning", error))
+                others.setdefault(m.key(), []).append(foreign(m, "a record of a beginning", error))
             continue
         others.pop(m.key(), None)
         if found is None:

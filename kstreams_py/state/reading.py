@@ -98,7 +98,7 @@ def _read_tasks(
 
 def _foreign(graph: Graph, processor: Processor, m: Message, why: object) -> TopicError:
     remedy = commands_of(graph, processor).start_over(m.topic())
-    return TopicError(f"{foreign(m, 'change of a state', why)}: {remedy}")
+    return TopicError(f"{foreign(m, 'a change of a state', why)}: {remedy}")
 
 
 def _records(cluster: Cluster, tp: TopicPartition) -> Iterator[Message]:

@@ -282,7 +282,7 @@ class Stores:
             try:
                 self._decode(number)
             except ValueError as error:  # a value that was replaced since does no harm
-                raise self._foreign(self._newest[number], "record of positions", error) from None
+                raise self._foreign(self._newest[number], "a record of positions", error) from None
             del self._goals[number]
             self._newest.pop(number, None)
 
@@ -313,10 +313,10 @@ class Stores:
             changes = {m.key(): m.value() for m in records}
         except DecodeError as error:
             unread = next(m for m in records if isinstance(m, Unreadable) and m.value_fault)
-            raise self._foreign(unread, "change of a state", error) from None
+            raise self._foreign(unread, "a change of a state", error) from None
         if None in changes:
             unnamed = next(m for m in records if m.key() is None)
-            raise self._foreign(unnamed, "change of a state", "it has no key")
+            raise self._foreign(unnamed, "a change of a state", "it has no key")
         if POSITIONS_KEY in changes:
             self._newest[number] = next(m for m in reversed(records) if m.key() == POSITIONS_KEY)
         self.by_partition[number].base.apply(cast(Changes, changes))

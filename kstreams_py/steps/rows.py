@@ -45,7 +45,7 @@ class Rows:
         self._columns = tuple(columns)
 
     def of(self, results: Iterable[Any], digest: bytes) -> list[Output]:
-        """Returns the rows of the step with this delivery hash. Raises GraphError for a result that is no row."""
+        """Returns the rows of the step with this delivery hash. Raises GraphError for a result that is not a row."""
         return [
             cast(Output, (ROWS, Stored(Row(row_hash(digest, number), values)), None, -1, None, None, 0, None))
             for number, values in enumerate(self.values_of(results))

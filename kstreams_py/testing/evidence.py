@@ -183,7 +183,7 @@ class Case:
         }
         for event in sorted(history, key=lambda event: getattr(event, "at", 0)):
             if type(event) not in takers:
-                raise HistoryError(f"{event!r} is no event of a history: record it with the methods of History")
+                raise HistoryError(f"{event!r} is not an event of a history: record it with the methods of History")
             takers[type(event)](event)
         self._check()
         for name, topic in self.topics.items():

@@ -323,7 +323,7 @@ class MemoryGroup:
         if not (self.static_members or membership.member):
             return
         if self._held(membership.instance_id, membership.member) is None:
-            raise Abortable(f"group {self.name}: {membership.instance_id} is no member (any more)")
+            raise Abortable(f"group {self.name}: {membership.instance_id} is not a member, or no longer")
         if membership.generation != self.generation:
             raise Abortable(
                 f"group {self.name}: {membership.instance_id} is of generation {membership.generation}, and "

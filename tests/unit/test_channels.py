@@ -120,15 +120,15 @@ REFUSED: dict[str, tuple[str, Declare]] = {
         lambda graph, rows: [graph.sink(rows, id="f")(lambda v: v) for _ in range(2)],
     ),
     "no source": (
-        "source 'more': 'file.db' is no source: give one, such as sources.SQLite(...)",
+        "source 'more': 'file.db' is not a source: give one, such as sources.SQLite(...)",
         lambda graph, rows: graph.source("more", "file.db"),  # type: ignore[arg-type]
     ),
     "a number of inputs": (
-        "source 'more': max_pending=0 is no number of inputs: give an int above 0",
+        "source 'more': max_pending=0 is not a number of inputs: give an int above 0",
         lambda graph, rows: graph.source("more", MemorySource(), max_pending=0),
     ),
     "a time": (
-        "source 'more': timeout='1s' is no number of seconds: give one above 0",
+        "source 'more': timeout='1s' is not a number of seconds: give one above 0",
         lambda graph, rows: graph.source("more", MemorySource(), timeout="1s"),  # type: ignore[arg-type]
     ),
     "a function of two values": (

@@ -1090,7 +1090,7 @@ def test_alts_choices_that_no_longer_apply_are_dropped_with_a_reason() -> None:
     positions = {A0: 2, A1: 0, B0: 0, B1: 0}
     saved = {0: chosen(("a", 3), ("c", 0), ("a", 8), ("b", 1), a=2), 1: chosen(("a", 8), ("b", 1), a=1)}
     assert rig.tasks.assign(positions, saved) == [
-        "partition 0: 'c' is no input any more: choices saved for it are dropped",
+        "partition 0: 'c' is no longer an input: choices saved for it are dropped",
         "partition 1: the committed offset of 'a' was set back from 1 to 0: choices saved for it are dropped",
     ]
     m = [Read("b", 0, partition=1), Read("a", 0, partition=1), Read("b", 0), Read("b", 1), Read("a", 2), Read("a", 8)]

@@ -1085,7 +1085,7 @@ def test_positions_that_another_version_wrote_end_the_worker() -> None:
         driver.cluster.append(CHANGELOG, b'{"g.words":["x",1]}', POSITIONS_KEY, partition=partition)
         driver.restart()
         with pytest.raises(
-            TopicError, match=r"\]@\d+ is no record of positions: it names no changelog, or no inputs: run the newer"
+            TopicError, match=r"\]@\d+ is not a record of positions: it names no changelog, or no inputs: run the newer"
         ):
             driver.run()
 

@@ -69,15 +69,15 @@ def declared(table: Table = OFFSETS, function: Callable[..., Any] = measure, **o
         (
             lambda graph: graph.sink("a", to="b"),
             (
-                "processor 'measure': to='b' is no target of a sink: give one of kstreams_py.sinks, or declare it with "
-                "graph.map to write to a topic"
+                "processor 'measure': to='b' is not a target of a sink: give one of kstreams_py.sinks, or declare it "
+                "with graph.map to write to a topic"
             ),
         ),
         (
             lambda graph: graph.sink("a", to=Table),
             (
-                "processor 'measure': to=<class 'tests.unit.test_stored_rows.Table'> is no target of a sink: give one "
-                "of kstreams_py.sinks, or declare it with graph.map to write to a topic"
+                "processor 'measure': to=<class 'tests.unit.test_stored_rows.Table'> is not a target of a sink: give "
+                "one of kstreams_py.sinks, or declare it with graph.map to write to a topic"
             ),
         ),
         (

@@ -383,8 +383,8 @@ def test_invalid_graph_is_refused_with_its_name_and_the_remedy(make: Any, messag
         (
             lambda g: g.topic("x", key="utf-8"),
             (
-                "topic 'x': key='utf-8' is no serde: write key=ks.Json(), ks.String(), ks.Bytes() or ks.Avro(...), a "
-                "serde that makes bytes of the values"
+                "topic 'x': key='utf-8' is not a serde: write key=ks.Json(), ks.String(), ks.Bytes() or ks.Avro(...), "
+                "a serde that makes bytes of the values"
             ),
         ),
         (lambda g: g.topic("x", partitions=0), "topic 'x': partitions is 0: give 1 or more, or leave it out"),
@@ -436,7 +436,11 @@ def test_invalid_topic_is_refused_with_its_name_and_the_remedy(declare: Any, mes
             one,
             "processor 'one': topic 'a' is of another graph: declare it in this one too",
         ),
-        (lambda g: g.sink(7), one, "processor 'one': 7 is no topic: give what graph.topic returned, or a topic's name"),
+        (
+            lambda g: g.sink(7),
+            one,
+            "processor 'one': 7 is not a topic: give what graph.topic returned, or a topic's name",
+        ),
         (lambda g: g.join("a", "b", "a", by="order", to="c"), two, "processor 'two' reads 'a' twice: name it once"),
         (lambda g: g.sink("a", "b", "b", alts=True), one, "processor 'one' reads 'b' twice: name it once"),
         (lambda g: g.map("a", to=["b", "b"]), one, "processor 'one' writes 'b' twice: name it once"),
@@ -459,7 +463,7 @@ def test_invalid_topic_is_refused_with_its_name_and_the_remedy(declare: Any, mes
         (
             lambda g: g.map("a", to="b", id="p"),
             7,
-            "processor 'p': 7 is no function: give one that takes a record's value",
+            "processor 'p': 7 is not a function: give one that takes a record's value",
         ),
         (
             lambda g: g.map("a", to="b", batch=True),

@@ -44,7 +44,7 @@ class ClusterMembership:
     Attributes:
 
     - `replica`: the newest state. It is replaced and never changed, so that other threads may read it.
-    - `foreign`: how many records of the log were no entries.
+    - `foreign`: how many records of the log were not entries.
     - `diverged`: the peers whose replica differed at the same offset.
     """
 

@@ -295,7 +295,7 @@ def find_members(facts: Facts, examined: Examined) -> Iterator[Finding]:
                 Severity.ERROR,
                 "foreign_member",
                 group,
-                f"members that are no slot of this graph take partitions, whose records no worker reads: {shown}",
+                f"members that are not slots of this graph take partitions, whose records no worker reads: {shown}",
                 "stop them, or give them another group.id",
             )
         minutes = facts.least("offsets.retention.minutes")

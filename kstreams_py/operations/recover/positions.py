@@ -226,7 +226,7 @@ def _decode_positions(rows: Any) -> Positions:
     for row in rows:
         topic, number, offset = row["topic"], row["partition"], row["offset"]
         if not isinstance(topic, str) or not all(type(each) is int and each >= 0 for each in (number, offset)):
-            raise ValueError(f"{row} is no position")
+            raise ValueError(f"{row} is not a position")
         if (tp := TopicPartition(topic, number)) in found:
             raise ValueError(f"{tp} is there twice")
         found[tp] = offset

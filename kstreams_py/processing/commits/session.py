@@ -283,8 +283,8 @@ class Session:
             self._sleep(0.1)
         if owner is Owner.NOBODYS:
             logger.warning(
-                "%s: this worker is no member of its group, and nobody else is in its place", self._id,
-                extra=repeated(f"times that {self._id} is no member of its group"),
+                "%s: this worker is not a member of its group, and nobody else is in its place", self._id,
+                extra=repeated(f"times that {self._id} is not a member of its group"),
             )  # fmt: skip
         elif fenced and timed_out:
             logger.warning(

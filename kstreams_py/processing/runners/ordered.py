@@ -150,7 +150,7 @@ class OrderedRunner(Runner):
             number, prev = place_of(m.headers() or ())
             name = m.key()
             if name is None:
-                raise DecodeError("a record without a key is no event of an object")
+                raise DecodeError("a record without a key is not an event of an object")
         except DecodeError as error:
             return self._run_other(m, error, chains, plan)
         return self._offer(m, name, (number, prev), chains, plan)
@@ -169,7 +169,7 @@ class OrderedRunner(Runner):
         return self._follow(outcome, chains, plan)
 
     def _run_other(self, m: Message, error: DecodeError, chains: _Chains, plan: Plan) -> bool:
-        """Carries out the operator's decision in a record that is no event; any other record becomes a dead letter."""
+        """Carries out the operator's decision in a record that is not an event; other records become dead letters."""
         name, decision = m.key(), None
         try:
             decision = decision_of(m.headers() or ())
