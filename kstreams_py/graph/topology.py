@@ -531,7 +531,7 @@ class Graph(Decorators, Generic[GraphKey, GraphValue]):
                 if counts[name] != counts[known[0]]:
                     raise GraphError(
                         f"processor {processor.id!r} ({processor.kind}) reads {known[0]!r} with {counts[known[0]]} "
-                        f"partitions and {name!r} with {counts[name]}: give both the same number of partitions"
+                        f"partitions, but {name!r} with {counts[name]}: give both the same number of partitions"
                     )
 
     def partitions_like(self, name: str, counts: Mapping[str, int], default: int = DEFAULT_PARTITIONS) -> int:

@@ -442,7 +442,7 @@ class Broker:
         topic, number = name
         partitions = self.topic(topic).partitions
         if not 0 <= number < len(partitions):
-            raise TopicError(f"topic {topic!r} has {len(partitions)} partitions, and no {number}")
+            raise TopicError(f"topic {topic!r} has {len(partitions)} partitions, but no partition {number}")
         return partitions[number]
 
     def group(self, name: str) -> MemoryGroup:

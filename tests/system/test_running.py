@@ -640,7 +640,7 @@ def test_topics_have_four_partitions_unless_told_and_more_workers_are_warned_of(
     topics = (app.source, app.target, app.errors)
     with app.run("--create-topics", "--slots", "0,1,2,3,4") as running:
         running.await_text(
-            f"5 slots, and the inputs of graph '{app.name}' have 4 partition\\(s\\): .*so 1 of them only stand by"
+            f"graph '{app.name}' has 5 slots, but its inputs have 4 partition\\(s\\): .*so 1 of the slots stay idle"
         )
         running.process.terminate()
         assert running.wait() == 0, running.text

@@ -447,7 +447,7 @@ def test_what_is_wrong_on_another_cluster_is_found_and_names_it() -> None:
             "out --partition 0 --start-offset 5 --cluster west"
         ),
         (
-            "error: cluster 'west': dead: the graph declares it and it does not exist: no worker starts\n  kstreams "
+            "error: cluster 'west': dead: the graph declares it, but it does not exist: no worker starts\n  kstreams "
             "topics create app.py:graph"
         ),
         (

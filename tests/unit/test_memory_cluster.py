@@ -803,7 +803,7 @@ def test_write_to_a_partition_that_does_not_exist_fails_the_delivery() -> None:
     cluster = make_cluster()
     producer = start_producer(cluster)
     producer.write([("out", b"a", None, 9, None, None, 0, None)])
-    with pytest.raises(TopicError, match="topic 'out' has 1 partitions, and no 9"):
+    with pytest.raises(TopicError, match="topic 'out' has 1 partitions, but no partition 9"):
         producer.commit_transaction()
     producer.abort_transaction()
     assert values_of(cluster.records("out", "read_uncommitted")) == []

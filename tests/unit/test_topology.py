@@ -659,14 +659,14 @@ def test_unequal_partition_counts_of_inputs_are_refused_with_both_counts() -> No
     with pytest.raises(GraphError) as caught:
         graph.check_partitions({"a": 3, "b": 3, "c": 6, "d": 1})
     assert str(caught.value) == (
-        "processor 'merge' (alts) reads 'a' with 3 partitions and 'c' with 6: give both the same number of partitions"
+        "processor 'merge' (alts) reads 'a' with 3 partitions, but 'c' with 6: give both the same number of partitions"
     )
 
 
 def test_unequal_declared_partition_counts_are_refused_before_anything_starts() -> None:
     graph = Graph("app")
     graph.sink(graph.topic("a", partitions=1), graph.topic("b"), graph.topic("c", partitions=2), id="zip")(max)
-    with pytest.raises(GraphError, match=r"processor 'zip' \(sink\) reads 'a' with 1 partitions and 'c' with 2"):
+    with pytest.raises(GraphError, match=r"processor 'zip' \(sink\) reads 'a' with 1 partitions, but 'c' with 2"):
         graph.validate()
 
 

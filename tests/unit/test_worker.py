@@ -1153,7 +1153,7 @@ def test_join_with_one_input_that_grew_while_running_ends_with_both_counts() -> 
     with pytest.raises(GraphError) as caught:
         worker.run_turn()
     assert str(caught.value) == (
-        "processor 'p' (join) reads 'a' with 2 partitions and 'b' with 3: give both the same number of partitions"
+        "processor 'p' (join) reads 'a' with 2 partitions, but 'b' with 3: give both the same number of partitions"
     )
 
 
@@ -1164,7 +1164,7 @@ def test_join_with_one_input_that_grew_before_its_start_ends_with_both_counts() 
     with pytest.raises(GraphError) as caught:
         plant.worker()
     assert str(caught.value) == (
-        "processor 'p' (join) reads 'a' with 2 partitions and 'b' with 3: give both the same number of partitions"
+        "processor 'p' (join) reads 'a' with 2 partitions, but 'b' with 3: give both the same number of partitions"
     )
 
 

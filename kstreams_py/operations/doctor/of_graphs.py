@@ -24,7 +24,7 @@ def find_missing(facts: Facts, examined: Examined) -> Iterator[Finding]:
             Severity.ERROR,
             "missing_topic",
             name,
-            "the graph declares it and it does not exist: no worker starts",
+            "the graph declares it, but it does not exist: no worker starts",
             f"kstreams topics create {examined.name}",
         )
 
@@ -55,7 +55,7 @@ def find_partitions(facts: Facts, examined: Examined) -> Iterator[Finding]:
                 Severity.NOTE,
                 "spare_slots",
                 reader.name,
-                f"{members} slots share {max(counts.values())} partition(s): the others only stand by",
+                f"{members} slots share {max(counts.values())} partition(s): the other slots stay idle",
                 "run fewer slots, or, if it has no state, add partitions to the inputs",
             )
 
