@@ -162,7 +162,7 @@ class TopicDeletion:
         declared = self._declared.get(processor)
         reset = f"`kstreams recover reset {self._name} {processor} --to-beginning`, or --to-offset with where it is"
         if declared is None or declared.state is None or changelog_of(self._graph.name, declared) != changelog:
-            yield f"if {processor} is declared with this state again, it begins empty: set its group then: {reset}"
+            yield f"if {processor} is declared with this state again, it begins empty: then set its group: {reset}"
             return
         yield (f"state {declared.state.name!r} begins empty: set the group before the next start: {reset}")
         if declared.state.on_disk:

@@ -130,7 +130,7 @@ class Beginning:
     def _warn_of_another_name(self) -> None:
         for other in self.other_names():
             logger.warning(
-                "%s: begins to read %s, which %r has read, a processor that the graph does not declare: if this is its "
+                "%s: begins to read %s, which the undeclared processor %r has read: if this is its "
                 "new name, stop it, and give it the id %r back, or the positions of group %s.%s (`%s`)",
                 self._processor, ", ".join(sorted(self._inputs)), other, other, self._graph, other,
                 self._show("recover reset", self._processor, *self._positions_of(other)),

@@ -85,7 +85,7 @@ def name_offsets(offsets: Positions) -> str:
 
 def begin_empty(commands: Commands, topic: str, group: Positions) -> str:
     """Returns how to let a state begin empty at its group's offsets. `topic`: the changelog."""
-    where = "where it is" if group else "where it shall go on"
+    where = "where it is" if group else "where it should go on"
     here = name_offsets(group) or "--to-beginning"
     return (
         f"delete topic {topic!r} (`{commands.delete}`), and set the group to {where} (`{commands.reset} {here}`, and "
@@ -353,10 +353,10 @@ class Stores:
                 )
             committed = group.get(topic)
             if committed is None:
-                why = "which has no committed offset (if the processor has a new id, give it the one before)"
+                why = "which has no committed offset (if the processor has a new id, give it the previous one)"
                 raise self._mistaken(number, at_group, f"it is at {tp}@{at}, {why}")
             if committed != at:
-                raise self._mistaken(number, at_group, f"it is at {tp}@{at}, and the group is at {committed}")
+                raise self._mistaken(number, at_group, f"it is at {tp}@{at}, but the group is at {committed}")
         self._doubts.pop(number, None)
         if self.by_partition[number].base.get(POSITIONS_KEY) is None:
             self._unplaced.add(number)

@@ -587,7 +587,7 @@ def test_changelog_of_a_removed_processor_is_deleted_once_its_workers_are_stoppe
         assert started.wait() == 0, started.text
     head = f"{changelog}: 1 partitions, at most "
     assert (refused.status, refused.out.startswith(head)) == (2, True), refused
-    assert refused.error_lines[0].startswith(f"error: UserMistake: members are in the group: {name}.count.0 on ")
+    assert refused.error_lines[0].startswith(f"error: UserMistake: the group has members: {name}.count.0 on ")
     assert changelog in metadata(cluster.admin).topics
     no, yes = delete(typed="n\n"), delete(typed="y\n")
     asked = "delete these topics, with their records? [y/N]: "

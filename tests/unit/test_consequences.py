@@ -240,7 +240,7 @@ def test_processor_that_workers_run_is_not_forgotten() -> None:
         with pytest.raises(UserMistake) as raised:
             forgetting(driver, "count", Groups(member))
         assert str(raised.value) == (
-            "members are in the group: g.count.0 on host: stop these workers; a member of a processor that is no "
+            "the group has members: g.count.0 on host: stop these workers; a member of a processor that is no "
             "longer declared is gone after session_timeout_ms: nothing was changed"
         )
         groups: Any = Groups(member)

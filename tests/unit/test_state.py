@@ -352,8 +352,8 @@ def move_group(driver: TestDriver, by: int) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda driver: move_group(driver, -1), "]@9, and the group is at 8: stop all workers"),
-        (lambda driver: move_group(driver, 1), "]@9, and the group is at 10: stop all workers"),
+        (lambda driver: move_group(driver, -1), "]@9, but the group is at 8: stop all workers"),
+        (lambda driver: move_group(driver, 1), "]@9, but the group is at 10: stop all workers"),
     ],
 )
 def test_state_that_does_not_belong_to_the_offsets_ends_the_worker(
@@ -513,16 +513,16 @@ def test_commit_of_another_worker_between_offsets_and_changelog_ends_not_this_on
     task = OneTask(tmp_path)
     words, stores = task.words, task.open()
     task.other_commits("a", 1)
-    with pytest.raises(NotRestored, match=r"it is at g\.words\[0\]@1, and the group is at 0: asking again"):
+    with pytest.raises(NotRestored, match=r"it is at g\.words\[0\]@1, but the group is at 0: asking again"):
         stores.restore({words: 0}, [words])
     task.other_commits("b", 2)
-    with pytest.raises(NotRestored, match=r"it is at g\.words\[0\]@2, and the group is at 1: asking again"):
+    with pytest.raises(NotRestored, match=r"it is at g\.words\[0\]@2, but the group is at 1: asking again"):
         stores.restore({words: 1}, [words])
     stores.restore({words: 2}, [words])
     assert dict(stores.by_partition[0].range()) == {"a": 1, "b": 1}
     with pytest.raises(NotRestored):
         stores.restore({words: 1}, [words])
-    with pytest.raises(InputLost, match=r"it is at g\.words\[0\]@2, and the group is at 1: stop all workers"):
+    with pytest.raises(InputLost, match=r"it is at g\.words\[0\]@2, but the group is at 1: stop all workers"):
         stores.restore({words: 1}, [words])
     stores.close()
 
@@ -693,7 +693,7 @@ def test_deployment_without_the_state_is_noticed_by_the_next_one_with_it() -> No
         driver.run()
         driver.crash()
         deploy(driver, counting())
-        with pytest.raises(InputLost, match=r"\]@\d+, and the group is at \d+: stop all workers"):
+        with pytest.raises(InputLost, match=r"\]@\d+, but the group is at \d+: stop all workers"):
             driver.run()
 
 

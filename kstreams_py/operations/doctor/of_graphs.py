@@ -126,7 +126,7 @@ def find_doubts(facts: Facts, examined: Examined) -> Iterator[Finding]:
                 "empty_state",
                 ", ".join(f"{processor.id}[{each.partition}]" for each in empty),
                 f"the next start {empty[0].next}",
-                f"if the name of the state has changed, give it the one before; to make it again of all records, "
+                f"if the name of the state has changed, give it the previous one; to make it again of all records, "
                 f"kstreams recover reset {examined.name} {processor.id} --to-beginning",
             )
         if growth := next((each.growth for each in tasks if each.growth), ""):
