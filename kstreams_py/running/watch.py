@@ -96,7 +96,7 @@ class Watch:
                 logger.warning("slot %d: %s again, after %.0f s", self._slot, again, episode.seconds)
             episode = self._episodes[processor] = _Episode()
         episode.seconds = seconds
-        what = "its process has not reported" if processor is None else f"{processor} has not turned"
+        what = "its process has not reported" if processor is None else f"{processor} has made no progress"
         if seconds >= episode.warn_at:
             while episode.warn_at <= seconds:
                 episode.warn_at *= 2

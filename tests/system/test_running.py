@@ -364,7 +364,9 @@ def format_stuck_pattern(app: App) -> str:
     """A pattern for the message about the function that waits."""
     numbers = [i for i, text in enumerate(app.file.read_text().splitlines(), 1) if '"open"' in text]
     place = rf"copy \(copying_graph.py, line ({numbers[0]}|{numbers[0] + 1})\)"
-    return rf"copy has not turned for \d+ s: it is in {place}: its function does not return, or .* does not answer"
+    return (
+        rf"copy has made no progress for \d+ s: it is in {place}: its function does not return, or .* does not answer"
+    )
 
 
 def test_worker_whose_function_never_returns_is_replaced_after_stuck_timeout(app: App) -> None:

@@ -191,7 +191,7 @@ def test_commit_of_a_member_that_missed_a_rebalance_is_abortable() -> None:
     third = Member(cluster, "c")
     first.poll()
     second.poll()
-    with pytest.raises(Abortable, match="group group: a is of generation -1, and 2 is the newest"):
+    with pytest.raises(Abortable, match="group group: a is of generation -1, but 2 is the newest"):
         first.consumer.commit({IN0: 1})
     first.poll()
     third.poll()
