@@ -247,7 +247,7 @@ class Graph(Decorators, Generic[GraphKey, GraphValue]):
           another, in the order of the values; a value that is read again after a death, or tried again, comes later.
         """
         if group_by is not None and not callable(group_by):
-            raise GraphError(f"channel {name!r}: group_by={group_by!r} is not a function: give one of a value")
+            raise GraphError(f"channel {name!r}: group_by={group_by!r} is not a function: give a function of a value")
         return self._add_channel(Channel(name, group_by=group_by))
 
     def _add_channel(self, channel: Channel) -> Channel:

@@ -1,7 +1,8 @@
 """A Kafka broker in memory: partitions with markers, transactions with epochs, groups with memberships.
 
 The broker reads no clock and never waits: time is an argument, and it answers every request immediately. Its clients
-are in memory_clients.py, the faults in request_faults.py. It behaves as Apache Kafka does with a client that speaks EndTxn v1:
+are in memory_clients.py, the faults in request_faults.py. The broker treats a client as Apache Kafka treats one that
+speaks EndTxn v1:
 
 - A transaction opens with its first partition or group, and ends with one marker in each of its partitions. The broker
   may write the markers some time after it has answered the commit.

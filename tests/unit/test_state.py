@@ -1442,9 +1442,9 @@ def test_key_that_is_not_that_of_the_records_is_warned_of_with_its_partitions(ca
         assert driver.state("counts") == {"a": 2, "c": 1}
     (warned,) = caplog.messages
     assert warned == (
-        "count: key 'a' (str) of the state has a value in each of partitions 0, 1, which know only their own records: "
-        "they lack the key of the state, or the input has got more partitions: write them to a new topic with that "
-        "key, and read that one from the start"
+        "count: key 'a' (str) of the state has a value in each of partitions 0, 1, each made from the records of its "
+        "partition only: the records have another key than the state, or partitions were added to the input: "
+        "write the records to a new topic with the key of the state, and read the new topic from the start"
     )
 
 

@@ -74,9 +74,8 @@ def test_loop_that_does_not_turn_is_logged_at_growing_intervals_and_when_it_turn
     watch.look([report(0.0)])
     assert take_warnings() == [], "no warning was logged before"
     watch.look([replace(report(30.0, "parse"), is_task=True), report(0.0)])
-    assert take_warnings() == [
-        f"slot 3: parse has made no progress for 30 s: {IN_PRICE.replace('the broker', 'its source or target')}; {REMEDY}"
-    ]
+    in_source = IN_PRICE.replace("the broker", "its source or target")
+    assert take_warnings() == [f"slot 3: parse has made no progress for 30 s: {in_source}; {REMEDY}"]
     watch.look([report(70.0)])
     watch.look([report(80.0)])
     assert take_warnings() == [f"slot 3: copy has made no progress for 70 s: {IN_PRICE}; {REMEDY}"], "it starts again"
