@@ -189,7 +189,7 @@ def metrics() -> str:
 | path | answer |
 |---|---|
 | `/metrics` | the series below, in the text format of Prometheus; needs `pip install 'kstreams_py[metrics]'` |
-| `/livez` | 200, or 503 with the workers whose loop stands still, and where |
+| `/livez` | 200, or 503 with the workers whose loop is stuck, and where |
 | `/readyz` | 200, or 503 with the workers that do not hold their place in the group |
 | `/status` | all as JSON: the graph, slots, workers, partitions with their lag, restarts, dead letters |
 

@@ -95,7 +95,7 @@ class Graph(Decorators, Generic[GraphKey, GraphValue]):
 
     The other options are the defaults of its processors:
 
-    - `errors` (Topic, str or None): the dead-letter topic; None (the default) for none.
+    - `errors` (Topic, str or None): the dead-letter topic; None (the default) for no topic.
     - `guarantee` (Guarantee or str): "exactly_once" (the default), "at_least_once" or "at_most_once".
     - `durability` (Durability or str): "committed" (the default), "leader" or "none".
     - `stop_on` (exception class, or several): exceptions that stop the worker, instead of making a dead letter; none

@@ -23,7 +23,7 @@ class Leftovers:
 
     - `options`: the options of a command that name the cluster, see place_options().
     - `partitions`: the partitions that it writes.
-    - `group`: the group whose offsets it commits; "" for none.
+    - `group`: the group whose offsets it commits; "" if there is none.
     """
 
     cluster: Cluster

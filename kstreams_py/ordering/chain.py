@@ -32,7 +32,7 @@ from kstreams_py.ordering.decisions import Decision, Verb
 ObjectState: TypeAlias = tuple[int, int, bytes, str, int]
 """The state of an object:
 
-- id, predecessor (0 for none) and digest of its newest applied event
+- id, predecessor (0 if there is none) and digest of its newest applied event
 - the Reason of its stop, or ""
 - the id of the newest event that the newest applied one has replaced by an operator's decision, or 0
 """

@@ -23,7 +23,7 @@ class HeldBack:
     - `records`: how many it has written there.
     - `positions`: the committed offsets among them, by group, if the partition is one of POSITIONS_TOPIC.
     - `waiting`: how many committed records of other producers can be read once it has ended.
-    - `behind`: the offset of the next open transaction, at which readers of committed records stop then; None for none.
+    - `behind`: the offset of the next open transaction, at which readers of committed records stop then; None if none.
     - `is_complete`: False if the partition was not read to its end: there are more records.
     """
 

@@ -282,7 +282,7 @@ class OrderedRunner(Runner):
         self._failures.add_dead_letter((brought.record,), EventFault(fault), plan)
 
     def _limit(self, rule: EventChains) -> str:
-        """Returns the name of the limit that the held events exceed; "" for none."""
+        """Returns the name of the limit that the held events exceed; "" if there is none."""
         if rule.held_events > self._ordered.held_max:
             return "held_max"
         return "held_bytes_max" if rule.held_bytes > self._ordered.held_bytes_max else ""
