@@ -48,7 +48,7 @@ class SourceConnection(Protocol):
 
     @property
     def lease(self) -> float:
-        """Seconds after which the claims of a silent connection are taken over; infinity if nobody takes them over."""
+        """Seconds after which the claims of a silent connection are taken over; infinity if they never are."""
 
     @property
     def is_exhausted(self) -> bool:

@@ -257,7 +257,7 @@ class ClaimsFile:
         return connection.execute(asked, (self._reader, self._owner)).fetchall()
 
     def _read_new(self, connection: sqlite3.Connection, limit: int) -> list[Claim]:
-        """Claims inputs that nobody has claimed."""
+        """Claims inputs that no worker has claimed."""
         found, are_shared = self._inputs.find(connection, self._reader, limit), False
         if found:
             with transaction(connection):

@@ -409,7 +409,7 @@ class _FileRecords(ClaimedInputs):
             self._opened = None
 
     def _warn(self, file: int, opened: OpenRecords) -> None:
-        """Warns once of a file that cannot be read further as it is: perhaps nobody is writing it."""
+        """Warns once of a file that cannot be read further as it is: perhaps no program is writing it."""
         if opened.awaited and not self._source.ends and file not in self._warned:
             self._warned.add(file)
             logger.warning("%s: waits for %s", self._paths[file], opened.awaited)

@@ -460,7 +460,7 @@ class Stores:
     def look(self) -> None:
         """Requests the ends of the changelogs now and then, before the offsets of a commit are sent.
 
-        If the group then takes the offsets, nobody else had the tasks, and the stores have everything before these
+        If the group then takes the offsets, no other worker had the tasks, and the stores have everything before these
         ends. `committed` notes that. Raises InputLost if the changelog was deleted and created again.
         """
         if self._clock() - self._looked_at <= LOOK_SECONDS:

@@ -77,7 +77,7 @@ class Rows:
             listed = " in a list, which is one of rows" if in_list else ""
             raise GraphError(
                 f"{what} {show_type(row)}{listed}: return a row, as a tuple or a dict of column to value, a list "
-                "of rows, or None for none"
+                "of rows, or None for no rows"
             )
         if len(row) != len(columns):
             raise GraphError(f"{what} a row of {len(row)} values for columns {', '.join(columns)}: give one for each")

@@ -489,7 +489,7 @@ def test_batch_result_that_is_no_list_is_not_taken_for_one(result: Any, kind: st
 def test_batch_result_of_another_length_stops_the_worker_and_writes_nothing() -> None:
     rig = Bench(errors="dead").map(lambda values: [b"1"], batch=True)
     plan = rig.plan(*reads("a", b"1", b"2"))
-    remedy = "return one result per record, None for none; <lambda> (test_runner.py) read a[0]@0"
+    remedy = "return one result per record, None for no output; <lambda> (test_runner.py) read a[0]@0"
     assert (type(plan.interrupt), stop_message(plan)) == (
         GraphError,
         f"processor 'p' returned 1 for a batch of 2: {remedy}",

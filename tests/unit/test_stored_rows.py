@@ -168,7 +168,7 @@ def test_first_row_has_the_hash_of_its_step_and_each_other_one_of_its_own() -> N
     assert hashes == [row.delivery_hash for row in rows_of(*[("b", 2)] * 1000)]  # by number, whatever is in them
 
 
-RETURN = "return a row, as a tuple or a dict of column to value, a list of rows, or None for none"
+RETURN = "return a row, as a tuple or a dict of column to value, a list of rows, or None for no rows"
 
 
 @pytest.mark.parametrize(

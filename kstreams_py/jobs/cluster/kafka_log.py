@@ -80,7 +80,7 @@ class KafkaLog:
                     break
                 if time.monotonic() > deadline - START_SECONDS + CUT_SECONDS:  # a peer may just be cutting the log
                     raise InputLost(
-                        f"entries {begin} to {first - 1} of {self._log.topic} were deleted by others: nobody knows the "
+                        f"entries {begin} to {first - 1} of {self._log.topic} were deleted by others: no peer knows the "
                         f"jobs of cluster {self._name} any more: stop its peers, delete its topics, and begin again"
                     )
             time.sleep(0.2)

@@ -362,7 +362,7 @@ def _of_inputs(subject: str, name: str, status: SourceStatus, examined: Examined
             Severity.WARNING,
             "refused_inputs",
             subject,
-            f"{_inputs_were(status.refused)} refused, and nobody reads {_them(status.refused)} again ({some}{more})",
+            f"{_inputs_were(status.refused)} refused, and no worker reads {_them(status.refused)} again ({some}{more})",
             f"kstreams sources list {examined.name}; fix the cause, then {show_retry(examined.name, name)}",
         )
     alone = f"; {status.suspects:,} of the inputs were so at several deaths, and are read by themselves"
