@@ -107,7 +107,7 @@ class KeyedStore(Protocol[StateKey, V]):
         """
 
     def delete(self, key: StateKey) -> None:
-        """Deletes a key, if it is there."""
+        """Deletes a key, if it exists."""
 
     def range(self, first: StateKey | None = None, last: StateKey | None = None) -> Iterator[tuple[StateKey, V]]:
         """Yields keys and values from `first` up to, but not including, `last`, in the order of the keys' bytes.

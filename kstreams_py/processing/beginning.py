@@ -92,7 +92,7 @@ class Beginning:
         self._topic = graph.beginnings
         self._inputs = inputs
         self._begun: dict[BegunPartition, int] | None = None
-        """By begun partition, how many partitions its topic had then; None until the records are read."""
+        """How many partitions the topic of each begun partition had at that time; None until the records are read."""
         self._starts: dict[BegunPartition, int] = {}
         """The offsets at which partitions were about to begin, recorded under the current `auto_offset_reset`."""
         self._recorded: set[TopicPartition] = set()

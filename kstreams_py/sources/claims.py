@@ -344,7 +344,7 @@ def create_tables(
 
 
 def check_tables(connection: sqlite3.Connection, path: Path, columns: Mapping[str, tuple[str, ...]] = _COLUMNS) -> bool:
-    """Returns whether all tables of a claims file are there. Raises SettingsError if one has other columns."""
+    """Returns whether a claims file has all its tables. Raises SettingsError if one has other columns."""
     are_there = True
     for table, expected in columns.items():
         found = tuple(name for (name,) in connection.execute("SELECT name FROM pragma_table_info(?)", (table,)))

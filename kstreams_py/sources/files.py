@@ -262,7 +262,7 @@ class _FileRecords(ClaimedInputs):
         return found
 
     def take(self, connection: sqlite3.Connection, found: Sequence[tuple[int, Any]]) -> Sequence[tuple[int, Any]]:
-        """See ClaimedInputs: leaves out files of which another worker has claimed records meanwhile."""
+        """See ClaimedInputs: leaves out files whose records another worker has just claimed."""
         moved = f"UPDATE {_FILES} SET rows = ?, offset = ?, size = ?, print = ?, final = ?"
         taken = set[int]()
         for file, before, after, opened in self._moves:

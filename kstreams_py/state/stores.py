@@ -158,7 +158,7 @@ class Stores:
     # Between two assignments.
 
     def suspect(self) -> None:
-        """Drops uncommitted changes; another worker may have the tasks meanwhile."""
+        """Drops uncommitted changes; another worker may now have the tasks."""
         self.roll_back()
         self._trusted.clear()
         self._goals.clear()
@@ -366,7 +366,7 @@ class Stores:
     def _mistaken(self, number: int, group: Positions, why: str) -> KStreamsError:
         """Returns NotRestored the first time, then InputLost.
 
-        In between, the group is polled and asked again: another worker may have committed meanwhile.
+        In between, the group is polled and asked again: another worker may have committed since.
         """
         if self._doubts.get(number) != why:
             self._doubts[number] = why

@@ -39,7 +39,7 @@ DIGESTS_KEPT: Final = 20
 
 
 class ClusterMembership:
-    """What one peer knows of its cluster, and says there.
+    """What one peer knows of its cluster, and tells the others.
 
     Attributes:
 
