@@ -368,7 +368,8 @@ def test_sources_have_findings_for_what_nobody_reads_again() -> None:
         ),
         (
             "warning: d (d.db): 2 inputs were refused, and no worker reads them again (13: parse: ValueError: no 13, "
-            f"...)\n  kstreams sources list {named}; fix the cause, then kstreams sources retry {named} --source d --all"
+            f"...)\n  kstreams sources list {named}; fix the cause, then kstreams sources retry {named} "
+            "--source d --all"
         ),
         (
             "note: c (c.db): 1,000 inputs were given back, and no worker has read them again\n"
