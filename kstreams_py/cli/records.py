@@ -62,7 +62,7 @@ def send(
     bootstrap_servers: Bootstrap = None,
     config: Config = None,
 ) -> None:
-    """Send records to a topic: one record from --value and --key, or lines of JSON from standard input.
+    """Send records to a topic: one from --value and --key, or lines of JSON from standard input.
 
     A line is an object: {"key": "order-1", "value": {"quantity": 2}}, with optional "headers" (an object, or a list of
     [name, value]), "partition", and "timestamp" (milliseconds, or a time such as 2026-05-01T12:00:00Z). "value": null

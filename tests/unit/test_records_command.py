@@ -281,7 +281,7 @@ def test_offset_outside_of_a_partition_is_reported(terminal: Terminal) -> None:
 def test_beginnings_that_make_no_sense_are_refused(terminal: Terminal, begin: str) -> None:
     error = terminal.run("tail", "plain", "--from", begin).exception
     assert isinstance(error, SettingsError)
-    assert str(error).startswith(f"--from {begin!r}: write" if begin == "soon" else "--from end means records that are")
+    assert str(error).startswith(f"--from {begin!r}: write" if begin == "soon" else "--from end waits for new records")
 
 
 def test_open_and_aborted_transactions_are_not_printed(terminal: Terminal) -> None:
