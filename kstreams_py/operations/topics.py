@@ -89,7 +89,7 @@ class TopicDeletion:
         if processor not in self._changelogs:
             known = ", ".join(sorted(self._changelogs)) or "none"  # a command that deletes proposes no other name
             raise UserMistake(
-                f"graph {self._graph.name!r} has no processor {processor!r}, and had none: it has or had {known}"
+                f"graph {self._graph.name!r} has no processor {processor!r}, and never had: it has or had {known}"
             )
         of_others = self._used(each for each in self._declared.values() if each.id != processor)
         return self._existing([each for each in self._own(processor) if each.name not in of_others])

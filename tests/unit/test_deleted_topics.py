@@ -362,8 +362,8 @@ def test_topics_of_users_are_deleted_if_the_graph_declares_them_and_they_are_nam
         for name, message in {
             "table": "'table' is a pipeline: run `kstreams pipeline reset g.py table`, which deletes its runs together "
             "with its table",
-            "cuont": "graph 'g' has no processor 'cuont', and had none: it has or had careful, count, plain",
-            "zzz": "graph 'g' has no processor 'zzz', and had none: it has or had careful, count, plain",
+            "cuont": "graph 'g' has no processor 'cuont', and never had: it has or had careful, count, plain",
+            "zzz": "graph 'g' has no processor 'zzz', and never had: it has or had careful, count, plain",
         }.items():
             with pytest.raises(UserMistake) as raised:
                 deleting.plan_processor(name)
