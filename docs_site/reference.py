@@ -113,7 +113,7 @@ def default_of_setting(value: object) -> str:
 
 
 def settings() -> str:
-    """Every setting, the variables that are no settings, and librdkafka's settings that cannot be set."""
+    """Every setting, the variables that are not settings, and librdkafka's settings that cannot be set."""
     meanings = meanings_of_settings()
     rows = [
         (
@@ -151,7 +151,7 @@ client settings of its own: under `[clusters.west]` and `[clusters.west.kafka]` 
 as `ks.Settings(clusters={{"west": {{"bootstrap_servers": "west:9092"}}}})`. All other settings are the same for all
 clusters.
 
-## Variables that are no settings
+## Variables that are not settings
 
 {table(("variable", "what it is"), others)}"""
 
@@ -189,7 +189,7 @@ def metrics() -> str:
 | path | answer |
 |---|---|
 | `/metrics` | the series below, in the text format of Prometheus; needs `pip install 'kstreams_py[metrics]'` |
-| `/livez` | 200, or 503 with the workers whose loop stands still, and where |
+| `/livez` | 200, or 503 with the workers whose loop is stuck, and where |
 | `/readyz` | 200, or 503 with the workers that do not hold their place in the group |
 | `/status` | all as JSON: the graph, slots, workers, partitions with their lag, restarts, dead letters |
 
@@ -296,7 +296,7 @@ Other commands end with 0, or with the status of the exception that they print; 
 ## Exceptions
 
 A program that calls `ks.run` gets the exception; the command prints it and ends with its status. `ks.Stop`, raised by
-a function, commits the steps before and is no failure.
+a function, commits the steps before and is not a failure.
 
 {table(("exception", "status", "meaning"), of_classes)}"""
 

@@ -318,7 +318,7 @@ EXIT_STATUSES: Final = (
     ExitStatus(0, "stopped by a signal, or by Stop", False, "nothing: what was processed is committed"),
     ExitStatus(
         1,
-        "a function failed, stood still or did not drain",
+        "a function failed, got stuck or did not drain",
         True,
         f"restart after {RESTART_SECONDS} s; the log has the reason",
     ),

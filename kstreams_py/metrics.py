@@ -305,8 +305,8 @@ class PendingFigures(NamedTuple):
     """The inputs of one source that a worker has under way.
 
     - `pending`: how many.
-    - `seconds`: since the oldest of them was read; 0 for none.
-    - `key`: the key of the oldest, as a short text; "" for none.
+    - `seconds`: since the oldest of them was read; 0 if there is none.
+    - `key`: the key of the oldest, as a short text; "" if there is none.
     - `tasks`: the tasks that hold a part of the oldest.
     - `why`: what keeps the source from being read; "" for nothing.
     - `limit`: the seconds after which an input is overdue.

@@ -234,7 +234,7 @@ def is_possible(case: Case, earlier: Sequence[str]) -> bool:
 def recover_twice(worker: Worker, unseen: Callable[[], AbstractContextManager[None]]) -> None:
     """Lets a worker recover twice each time, as if it died in between: both are equal, and append nothing.
 
-    - `unseen`: requests within it are no points at which a process dies.
+    - `unseen`: requests within it are not points at which a process dies.
     """
     if not isinstance(worker._journal, DeliveryJournal):
         return

@@ -1,4 +1,4 @@
-"""Writes records that no client for Python writes: header names that are no text, timestamps of any value."""
+"""Writes records that no client for Python writes: header names that are not text, timestamps of any value."""
 
 from __future__ import annotations
 

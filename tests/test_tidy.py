@@ -88,7 +88,7 @@ BANNED_IMAGES = re.compile(r"\b(seats?|rooms?|houses?)\b", re.IGNORECASE)
 """Figurative words for membership, package and free space; test data may contain them."""
 
 BANNED_FUNCTIONS = {"said", "told", "made", "gone", "given", "done", "fate"}
-"""Function names that are no verbs; instead: format_error, report_error, new_client, is_missing."""
+"""Function names that are not verbs; instead: format_error, report_error, new_client, is_missing."""
 
 BANNED_NAMES = {"util", "utils", "common", "helper", "helpers", "base", "core", "manager", "misc"}
 

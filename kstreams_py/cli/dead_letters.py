@@ -139,7 +139,7 @@ def replay(
     """Process the inputs of dead letters again. Exit status 1 if a dead letter could not be replayed.
 
     Outputs are committed together with a mark of each dead letter: after a crash, run the command again, and nothing is
-    sent twice. Other processors of the input topic are not affected, and the workers may run meanwhile. A dead letter
+    sent twice. Other processors of the input topic are not affected, and the workers may keep running. A dead letter
     that differs from the record that it names is not replayed, nor is a discarded one. Needs the rights to read
     the dead letters and the inputs, to describe the groups, to write the outputs and __ks.GRAPH.replayed, and to use
     the transactional id GRAPH.dead-letters.

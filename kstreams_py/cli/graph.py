@@ -25,7 +25,9 @@ class PictureFormat(StrEnum):
 def graph(
     target: Target,
     form: Annotated[PictureFormat, typer.Option("--format", "-f", help="text, mermaid or svg")] = PictureFormat.TEXT,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="a file instead of the terminal")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="write to this file instead of the terminal")
+    ] = None,
 ) -> None:
     """Describe a graph as text, Mermaid or SVG."""
     found = load_valid(target, needs_processors=False)

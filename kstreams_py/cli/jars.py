@@ -1,4 +1,4 @@
-"""`kstreams jars`: fetches the jars of the broker, and of Spark if it is installed, from Maven, once."""
+"""`kstreams jars`: fetches the broker's jars, and Spark's if PySpark is installed, from a Maven repository."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from kstreams_py.errors import KStreamsError
 def jars() -> None:
     """Fetch the broker's jars, and Spark's if PySpark is installed, and archive their classes for a faster start.
 
-    The jars come from the Maven repository of KSTREAMS_MAVEN_REPOSITORY, or from Maven Central, and are verified.
+    The command fetches the jars from the Maven repository in KSTREAMS_MAVEN_REPOSITORY, by default Maven Central, and
+    verifies them.
     """
     kafka = kafka_classpath(print)
     if has_pyspark():

@@ -38,8 +38,8 @@ OfGraph = Annotated[
         "--graph",
         "-g",
         metavar="TARGET",
-        help="path/to/file.py or module of a graph, whose serdes read and write keys and values; without it they are "
-        "text",
+        help="path/to/file.py or module of a graph: its serdes read and write keys and values; without --graph, they "
+        "are text",
     ),
 ]
 
@@ -47,14 +47,17 @@ OfGraph = Annotated[
 def send(
     topic: Name,
     graph: OfGraph = None,
-    value: Annotated[str | None, typer.Option("--value", help="send this one record, and read no lines")] = None,
+    value: Annotated[
+        str | None,
+        typer.Option("--value", help="send one record with this value, instead of lines from standard input"),
+    ] = None,
     key: Annotated[str | None, typer.Option("--key", help="the key for --value")] = None,
     header: Annotated[
         list[str] | None,
         typer.Option("--header", help="a header for --value, as name=value; can be repeated"),
     ] = None,
     partition: Annotated[
-        int | None, typer.Option(help="the partition for --value; that of its key by default", min=0)
+        int | None, typer.Option(help="the partition for --value; by default, the key decides", min=0)
     ] = None,
     bootstrap_servers: Bootstrap = None,
     config: Config = None,
@@ -64,13 +67,15 @@ def send(
     A line is an object: {"key": "order-1", "value": {"quantity": 2}}, with optional "headers" (an object, or a list of
     [name, value]), "partition", and "timestamp" (milliseconds, or a time such as 2026-05-01T12:00:00Z). "value": null
     is a tombstone. `kstreams tail` prints such lines. For a topic of bytes, and without --graph, a string is sent as
-    its text, {"hex": "00ff"} as these bytes, and anything else as its JSON text.
+    its text, {"hex": "00ff"} as the bytes 00 and ff, and anything else as its JSON text.
 
-    Each record is acknowledged by all in-sync replicas, and written once even if a request is repeated. An invalid line
-    ends the command with status 2: the lines before it are sent, that line and those after it are not.
+    All in-sync replicas acknowledge each record, and a repeated request writes no record twice. An invalid line ends
+    the command with status 2: the command sends the lines before the invalid line, and no others.
     """
     if value is None and (key is not None or header or partition is not None):
-        raise SettingsError("--key, --header and --partition need --value: add it, or write them in the lines")
+        raise SettingsError(
+            "--key, --header and --partition need --value: add --value, or write these fields in the lines"
+        )
     with _opened(graph, topic, bootstrap_servers, config) as (lines, environment):
         found = find_topic(environment, topic, 0.0 if graph is None else CREATION_SECONDS)
         with LineSender(environment, found) as sender:
@@ -87,7 +92,7 @@ def send(
 
 
 class _At(NamedTuple):
-    """An offset of each partition, or a time in milliseconds since 1970."""
+    """An offset in each partition, or a time in milliseconds since 1970."""
 
     offset: int | None = None
     since: int | None = None
@@ -101,33 +106,33 @@ def tail(
         typer.Option(
             "--from",
             metavar="OFFSET|TIME",
-            help="start there: at an offset of each partition, at a time (of the records): 30m, 1h, 2d, or "
-            "2026-05-01T12:00; or beginning, or end",
+            help="where to start: an offset in each partition; a time of the records, such as 30m, 1h or 2d ago, or "
+            "2026-05-01T12:00; beginning; or end",
         ),
     ] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="continue with new records, until Ctrl-C")] = False,
     count: Annotated[
         int | None,
-        typer.Option("-n", help=f"the newest N records, {NEWEST} by default; with --from, the first N", min=1),
+        typer.Option("-n", help=f"print the newest N records, {NEWEST} by default; with --from, the first N", min=1),
     ] = None,
-    partition: Annotated[int | None, typer.Option(help="only this partition", min=0)] = None,
+    partition: Annotated[int | None, typer.Option(help="read only this partition", min=0)] = None,
     uncommitted: Annotated[
-        bool, typer.Option("--uncommitted", help="also records of open and aborted transactions")
+        bool, typer.Option("--uncommitted", help="also print records of open and aborted transactions")
     ] = False,
     bootstrap_servers: Bootstrap = None,
     config: Config = None,
 ) -> None:
     """Print records of a topic, one JSON object per line; without --from, the newest ones.
 
-    Prints only committed records, up to the last stable offset of each partition when the command starts; with
+    Prints only committed records, up to the last stable offset of each partition at the start of the command; with
     --follow, continues with new records. Records are in the order of their partition, and partitions are merged by the
     records' timestamps. A key or value that --graph cannot decode is printed as bytes, with the reason as "undecoded".
     Dead letters are printed with their inputs decoded.
 
     With --uncommitted, prints all records, up to the last offset of each partition. A record that readers of
-    committed records do not see has a "fate": "pending" if its transaction or an earlier one is open (with --follow it
-    is printed once, as pending), "aborted" if its transaction was aborted, and "unknown" if that cannot be told because
-    its topic is compacted.
+    committed records do not see has a "fate": "pending" if its transaction, or an earlier transaction, is open (with
+    --follow, the record is printed once, as pending), "aborted" if its transaction was aborted, and "unknown" if its
+    topic is compacted, so that the command cannot tell.
     """
     start = None if begin is None else _start(begin, follow=follow)
     with _opened(graph, topic, bootstrap_servers, config) as (lines, environment):
@@ -148,7 +153,7 @@ def tail(
         except BrokenPipeError:  # such as `| head`
             streams.discard(sys.stdout)
     if lines.shows_bytes:
-        streams.echo("some records are not text: add --graph, whose serdes decode them", file=sys.stderr)
+        streams.echo("some records are not text: add --graph to decode them with its serdes", file=sys.stderr)
 
 
 BEGINNING: Final = "beginning"
@@ -158,7 +163,7 @@ END: Final = "end"
 def _start(text: str, *, follow: bool) -> str | _At:
     """Returns what `--from` means: BEGINNING, END, an offset or a time. Raises SettingsError."""
     if text == END and not follow:
-        raise SettingsError("--from end means records that are yet to come: add --follow, or leave it out")
+        raise SettingsError("--from end waits for new records: add --follow, or leave --from out")
     if text in (BEGINNING, END):
         return text
     if text.isascii() and text.isdigit():
@@ -173,7 +178,7 @@ def _start(text: str, *, follow: bool) -> str | _At:
 
 
 def _begin(start: str | _At, reader: Tail, ends: Positions) -> Positions:
-    """Returns the offsets of a start."""
+    """Returns the offset in each partition from which records are read."""
     if start == END:
         return ends
     if isinstance(start, str):
@@ -182,11 +187,11 @@ def _begin(start: str | _At, reader: Tail, ends: Positions) -> Positions:
 
 
 def _offset(offset: int, starts: Positions, ends: Positions) -> Positions:
-    """Returns the offset in each partition; warns on standard error if a partition does not have it."""
+    """Returns the offset to read from in each partition; warns on standard error if a partition does not have it."""
     found = dict[TopicPartition, int]()
     for tp, start in starts.items():
         if offset < start:
-            streams.echo(f"{tp} begins at offset {start}: the records before are deleted", file=sys.stderr)
+            streams.echo(f"{tp} begins at offset {start}: earlier records were deleted", file=sys.stderr)
         elif offset > ends[tp]:
             streams.echo(f"{tp} ends at offset {ends[tp]}", file=sys.stderr)
         found[tp] = max(offset, start)
@@ -195,7 +200,7 @@ def _offset(offset: int, starts: Positions, ends: Positions) -> Positions:
 
 def _input_lines() -> Iterable[bytes]:
     if sys.stdin.isatty():
-        streams.echo('lines of JSON such as {"value": "text"}, then Ctrl-D:', file=sys.stderr)
+        streams.echo('enter lines of JSON such as {"value": "text"}, then Ctrl-D:', file=sys.stderr)
     return sys.stdin.buffer
 
 
@@ -203,7 +208,7 @@ def _input_lines() -> Iterable[bytes]:
 def _opened(
     target: str | None, topic: str, bootstrap_servers: str | None, config: Path | None
 ) -> Iterator[tuple[Lines, Environment]]:
-    """Yields the lines of a topic, and a real cluster that has the topic."""
+    """Yields the `Lines` of a topic, and the environment of its real cluster."""
     graph = None if target is None else load(target)
     settings = Settings.load(config, bootstrap_servers=bootstrap_servers)
     with open_environment(settings) as environment:

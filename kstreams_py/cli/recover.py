@@ -98,7 +98,7 @@ def audit(
     """Compare outputs with inputs by delivery hash. Exit status 1 for anomalies that a guarantee does not allow.
 
     Finds outputs that are duplicate, foreign or out of order, outputs of inputs that will be read again, journals that
-    a start refuses and, with --every, inputs without output. Reads the whole topics. Workers may run meanwhile; a
+    a start refuses and, with --every, inputs without output. Reads the whole topics. Workers may keep running; a
     replay of dead letters must not. Needs READ on the groups, the topics and __ks.*.
     """
     now = time.time()

@@ -134,7 +134,7 @@ def find_hanging(
     config: Config = None,
     cluster: OnCluster = None,
 ) -> None:
-    """Find transactions that never end by themselves, or are open for too long. Exit status 0 for none, 1 for some.
+    """Find transactions that never end by themselves, or are open for too long. Exit status 1 if there are any.
 
     Looks at all topics, and at __consumer_offsets, where such a transaction pins the positions of groups. Prints what
     each transaction holds back and the command that ends it, in the order in which they must be ended. Stop the workers

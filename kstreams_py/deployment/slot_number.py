@@ -1,4 +1,4 @@
-"""The slot number of `--slot`: a number, or `auto`, which takes it from the environment of the process."""
+"""Reads `--slot`: a slot number, or `auto`, which takes the number from the environment of the process."""
 
 from __future__ import annotations
 
@@ -11,37 +11,37 @@ from kstreams_py.errors import SettingsError
 AUTO: Final = "auto"
 
 SLOT: Final = "KSTREAMS_SLOT"
-"""The environment variable with the slot number of `--slot auto`."""
+"""The environment variable that gives `--slot auto` its number."""
 
 _NUMBER: Final = re.compile(r"\d{1,9}", re.ASCII)
 
 _POD: Final = re.compile(r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?-(?P<ordinal>0|[1-9]\d{0,3})", re.ASCII)
-"""The name of a StatefulSet's pod, `name-3`. A Deployment's ends with five characters, which may all be digits."""
+"""The name of a StatefulSet's pod: `name-3`. A Deployment's pods end with five characters, which may all be digits."""
 
 
 def slot_number(text: str, environment: Mapping[str, str], host: str) -> int:
     """Returns the slot that `--slot` names.
 
-    - `text`: a number, or `auto` for the number in KSTREAMS_SLOT, or else the ordinal of the pod: 3 for `name-3`.
+    - `text`: a number; or `auto`, for the number in KSTREAMS_SLOT or else the ordinal of the pod: 3 for `name-3`.
     - `environment`: the environment variables of the process; HOSTNAME takes precedence over `host`.
     - `host`: the name of this host; in a pod, the name of the pod.
 
-    Raises SettingsError if neither gives a number.
+    Raises SettingsError if it finds no number.
     """
     if text != AUTO:
         if not _NUMBER.fullmatch(text):
-            raise SettingsError(f"--slot {text!r} is no slot: write a number from 0, or {AUTO}")
+            raise SettingsError(f"--slot {text!r} is not a slot: write 0 or a higher number, or {AUTO}")
         return int(text)
     named = environment.get(SLOT)
     if named is not None:
         if not _NUMBER.fullmatch(named):
-            raise SettingsError(f"{SLOT}={named!r} is no slot: set a number from 0")
+            raise SettingsError(f"{SLOT}={named!r} is not a slot: set 0 or a higher number")
         return int(named)
     name = environment.get("HOSTNAME") or host
     pod = _POD.fullmatch(name.partition(".")[0])
     if pod is None:
         raise SettingsError(
-            f"--slot {AUTO} found no number: {SLOT} is not set, and the host name {name!r} is not that of a "
-            f"StatefulSet's pod, such as shop-3: set {SLOT}, or write --slot with a number"
+            f"--slot {AUTO} found no number: {SLOT} is not set, and the host name {name!r} is not the name of a "
+            f"StatefulSet's pod, such as shop-3: set {SLOT}, or give --slot a number"
         )
     return int(pod["ordinal"])

@@ -8,10 +8,10 @@ from typing import Final
 
 from kstreams_py.errors import NOT_RESTARTED, RESTART_SECONDS
 
-# KillMode: only the supervisor gets SIGTERM, and drains its workers. OOMPolicy: the supervisor also restarts a worker
-# that the kernel killed. No WatchdogSec: nothing would answer it; stuck_timeout_ms watches the workers. These
-# restrictions are left out on purpose: MemoryDenyWriteExecute (libraries compile code), ProcSubset (libraries ask for
-# the size of the memory) and UMask (other users read the files of sinks).
+# KillMode: only the supervisor gets SIGTERM, and drains its workers. OOMPolicy: if the kernel kills a worker, the unit
+# goes on, and the supervisor restarts the worker. No WatchdogSec: no process notifies systemd; stuck_timeout_ms watches
+# the workers. Left out on purpose: MemoryDenyWriteExecute (libraries compile code), ProcSubset (libraries ask for the
+# size of the memory) and UMask (other users read the files of sinks).
 _TEMPLATE: Final = """\
 [Unit]
 Description=kstreams: {graph}
@@ -66,9 +66,9 @@ class UnitParameters:
     - `command`: the command line; its first word is an absolute path.
     - `directory`: the working directory, an absolute path.
     - `environment`: variables that all users of the machine may read.
-    - `environment_file`: the absolute path of a file with further variables, NAME=VALUE each; None for none.
+    - `environment_file`: the absolute path of a file with further variables, one NAME=VALUE a line; or None.
     - `grace_seconds`: seconds from SIGTERM to SIGKILL.
-    - `written`: absolute paths that the unit may write to, besides temporary files; missing paths are ignored.
+    - `written`: absolute paths that the unit may write to, besides temporary files; systemd ignores missing paths.
     """
 
     graph: str
@@ -99,11 +99,11 @@ def unit(wanted: UnitParameters) -> str:
 
 
 def _path(text: str) -> str:
-    """Escapes a value that takes a whole line: only `%` has a meaning in it."""
+    """Escapes a value that takes the rest of a line: only `%` has a meaning there."""
     return text.replace("%", "%%")
 
 
 def _quoted(text: str) -> str:
-    """Escapes one word of a line, in quotes if it needs them."""
+    """Escapes one word of a line, and quotes it if necessary."""
     escaped = _path(text).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     return escaped if escaped == text and text.isprintable() and not set(text) & set(" ';#") else f'"{escaped}"'

@@ -30,7 +30,7 @@ def write_project(name: str, directory: Path) -> list[Path]:
     - `directory`: the directory to create; nothing is written if it exists.
 
     Raises SettingsError for a name that no module can have or that an installed module has, and for a directory that
-    exists or cannot be written. Nothing is left behind then.
+    exists or cannot be written; it then leaves nothing behind.
     """
     if not NAME.fullmatch(name):
         raise SettingsError(f"{name!r} cannot be the name of a module: write a-z, 0-9 and single _, a letter first")

@@ -25,7 +25,7 @@ Position = tuple[str, int, int]
 
 @dataclass(frozen=True)
 class VersionReady:
-    """A version was checked, and waits for `go`; `created`: the topics that it has created; `warning`: "" for none."""
+    """A version was checked, and waits for `go`; `created`: the topics that it has created; `warning`: "" if none."""
 
     version: Version
     created: Sequence[str]

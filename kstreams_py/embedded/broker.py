@@ -210,7 +210,7 @@ class EmbeddedKafka:
         mark_start(node.directory)
         command = [*self._java, *self._to_archive, log4j, "kafka.Kafka", str(node.directory / "server.properties")]
         null, both = subprocess.DEVNULL, subprocess.STDOUT
-        # a Ctrl-C between start and assignment would leave a broker that nobody knows
+        # a Ctrl-C between start and assignment would leave a broker that no object knows
         with _interrupt_deferred(), (node.directory / "console.log").open("wb") as console:
             process = subprocess.Popen(command, stdin=null, stdout=console, stderr=both, start_new_session=True)
             self._running[node.index] = process

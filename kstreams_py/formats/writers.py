@@ -17,7 +17,7 @@ from kstreams_py.formats.registry import Registry
 from kstreams_py.formats.schemas import JsonSchema, content_id, parse, parsing_form
 
 UNKNOWN_SECONDS: Final = 1.0
-"""Seconds for which a refused id is remembered; only a few, because its schema may be registered meanwhile."""
+"""Seconds for which a refused id is remembered; only a few, because its schema may soon be registered."""
 
 UNKNOWN_MAX: Final = 1_000
 """The number of refused ids that are remembered."""

@@ -13,9 +13,9 @@ class Kind(StrEnum):
     """The kinds of anomalies."""
 
     LOST = "lost"
-    """Fewer copies of a record than must be there."""
+    """Fewer copies of a record than there must be."""
     DUPLICATE = "duplicate"
-    """More copies than may be there."""
+    """More copies of a record than there may be."""
     FOREIGN = "foreign"
     """A record without a cause."""
     ABORTED_READ = "aborted read"

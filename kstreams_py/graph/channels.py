@@ -27,7 +27,7 @@ class TaskKind(StrEnum):
 class JobTask:
     """A function with its input and output channels; the fields are as in Processor.
 
-    - `inputs`: channels; for a topic that it reads, the channel that the topic fills.
+    - `inputs`: channels; if the task reads a topic, the channel that the topic fills.
     - `topics`: the topics that it writes.
     - `target`: where the rows of a sink are stored; None if it has no target.
     """
@@ -61,20 +61,20 @@ class JobTask:
 
     @property
     def overlaps(self) -> bool:
-        """Whether calls run beside the other tasks."""
+        """Whether calls run at the same time as other tasks."""
         return self.asynchronous or self.concurrency > 1
 
 
 REFUSED: Final = {
     "guarantee": "tasks are at_least_once: a sink stores each row once, by its delivery hash; leave guarantee= out",
-    "state": "a channel has no partitions, so its tasks have no state: read and write topics there",
-    "persistence": "a channel keeps nothing, so that there is nothing to journal: leave persistence= out",
-    "durability": "the source keeps an input until all is done: leave durability= out",
+    "state": "a channel has no partitions, so its tasks have no state: read and write topics instead",
+    "persistence": "a channel keeps nothing, so there is nothing to journal: leave persistence= out",
+    "durability": "the source keeps an input until everything made from it is done: leave durability= out",
     "batch": "a task takes one value at a time: leave batch= out",
     "order": "a channel has neither partitions nor keys: leave order= out",
     "errors": "an input that fails is refused at its source, with the reason; a record of a topic goes to the errors= "
     "of its graph: leave errors= out",
-    "hash_header": "a channel has no headers; step.delivery_hash is there: leave hash_header= out",
+    "hash_header": "a channel has no headers, but step.delivery_hash has the hash: leave hash_header= out",
 }
 """The options of processors that tasks refuse, each with the reason and the remedy."""
 
@@ -130,11 +130,11 @@ def describe_tasks(tasks: Iterable[JobTask]) -> list[str]:
 def check_source(what: str, source: object, max_pending: object, timeout: object) -> None:
     """Raises GraphError if `source` is not a source, or if a limit is not a number above 0."""
     if max_pending is not None and not (isinstance(max_pending, int) and max_pending > 0):
-        raise GraphError(f"{what}: max_pending={max_pending!r} is no number of inputs: give an int above 0")
+        raise GraphError(f"{what}: max_pending={max_pending!r} is not a number of inputs: give an int above 0")
     if timeout is not None and not (isinstance(timeout, int | float) and timeout > 0):
-        raise GraphError(f"{what}: timeout={timeout!r} is no number of seconds: give one above 0")
+        raise GraphError(f"{what}: timeout={timeout!r} is not a number of seconds: give a number above 0")
     if isinstance(source, type) or not callable(getattr(source, "open", None)):
-        raise GraphError(f"{what}: {source!r} is no source: give one, such as sources.SQLite(...)")
+        raise GraphError(f"{what}: {source!r} is not a source: give a source, such as sources.SQLite(...)")
 
 
 def make_task(
@@ -158,7 +158,9 @@ def make_task(
         _check_topic(what, topic, inputs)
     concurrency, target = fields["concurrency"], fields["target"]
     if kind is TaskKind.GATHER and (concurrency > 1 or is_asynchronous(function)):
-        raise GraphError(f"{what} gathers: its calls do not overlap: gather first, and call in a map after it")
+        raise GraphError(
+            f"{what} gathers: its calls do not overlap: gather first, and make these calls in a map after it"
+        )
     if target is not None and target.evidence is not Evidence.HASH:
         raise GraphError(f"{what}: {target} keeps offsets, which channels do not have: give it evidence='hash'")
     values = len(inputs) if kind is TaskKind.GATHER else 1
@@ -184,16 +186,18 @@ def _check_topic(what: str, topic: Topic, inputs: Sequence[Channel]) -> None:
         )
     for channel in inputs:
         if topic in (channel.topic, channel.errors) or topic.name == channel.errors:
-            raise GraphError(f"{what} reads {channel} and writes to {topic}: its records would go round for ever")
+            raise GraphError(f"{what} reads {channel} and writes to {topic}: its records would loop for ever")
 
 
 def check_tasks(graph: str, channels: Iterable[Channel], tasks: Sequence[JobTask]) -> None:
-    """Raises GraphError for channels without a reader or a writer, and for tasks that form a circle."""
+    """Raises GraphError for channels without a reader or a writer, and for tasks that form a cycle."""
     read = {channel for task in tasks for channel in task.inputs}
     written = {channel for task in tasks for channel in task.outputs}
     for channel in sorted(read - written, key=str):
         if not channel.is_filled:
-            raise GraphError(f"nothing writes to channel {channel.name!r} of graph {graph!r}: name it in a to=")
+            raise GraphError(
+                f"nothing writes to channel {channel.name!r} of graph {graph!r}: name the channel in a to="
+            )
     for channel in sorted({*channels} - read, key=str):
         raise GraphError(f"nothing reads channel {channel.name!r} of graph {graph!r}: read it, or leave it out")
     ordered = sort_tasks(tasks)
@@ -235,7 +239,7 @@ def topic_readers(tasks: Sequence[JobTask]) -> dict[Channel, list[JobTask]]:
 
 
 def sort_tasks(tasks: Sequence[JobTask]) -> list[JobTask]:
-    """Sorts tasks, so that each comes after those that write its inputs. Raises GraphError if they form a circle."""
+    """Sorts tasks, so that each comes after those that write its inputs. Raises GraphError if they form a cycle."""
     writers: dict[Channel, list[str]] = {}
     for task in tasks:
         for channel in task.outputs:
@@ -246,5 +250,5 @@ def sort_tasks(tasks: Sequence[JobTask]) -> list[JobTask]:
         return [by_id[each] for each in TopologicalSorter(before).static_order()]
     except CycleError as error:
         raise GraphError(
-            f"tasks {' → '.join(error.args[1])} form a circle: a segment would never be done; repeat inside a function"
+            f"tasks {' → '.join(error.args[1])} form a cycle: a segment would never be done: repeat inside a function"
         ) from None

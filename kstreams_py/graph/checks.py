@@ -71,7 +71,7 @@ def check_serdes(what: str, key: Serde, value: Serde) -> None:
             raise GraphError(f"{what}: {role} is the class {serde.__name__}: write {role}={write}")
         if not callable(getattr(serde, "serialize", None)) or not callable(getattr(serde, "deserialize", None)):
             write = next((each for each in _SERDES.values() if each.lower() == f"ks.{serde}()".lower()), _ANY_SERDE)
-            raise GraphError(f"{what}: {role}={serde!r} is no serde: write {role}={write}")
+            raise GraphError(f"{what}: {role}={serde!r} is not a serde: write {role}={write}")
 
 
 def check_topic(topic: Topic) -> None:
@@ -238,8 +238,8 @@ def check_target(what: str, target: object) -> Sink | None:
     if target is None or is_target(target):
         return target
     raise GraphError(
-        f"{what}: to={target!r} is no target of a sink: give one of kstreams_py.sinks, or declare it with graph.map to "
-        "write to a topic"
+        f"{what}: to={target!r} is not a target of a sink: give one of kstreams_py.sinks, or declare it with graph.map "
+        "to write to a topic"
     )
 
 

@@ -107,7 +107,7 @@ class KeyedStore(Protocol[StateKey, V]):
         """
 
     def delete(self, key: StateKey) -> None:
-        """Deletes a key, if it is there."""
+        """Deletes a key, if it exists."""
 
     def range(self, first: StateKey | None = None, last: StateKey | None = None) -> Iterator[tuple[StateKey, V]]:
         """Yields keys and values from `first` up to, but not including, `last`, in the order of the keys' bytes.
@@ -186,7 +186,7 @@ class Order(StrEnum):
     PARTITION = "partition"
     """Calls for the same partition: one runs at a time."""
     KEY = "key"
-    """Calls for the same partition and key; records without a key wait for none."""
+    """Calls for the same partition and key; records without a key wait for no call."""
     NONE = "none"
     """No calls."""
 
@@ -218,7 +218,7 @@ class Channel(Generic[V]):
     """A channel of one graph, with values of type `V`. Equal only to itself.
 
     - `source`, `topic`: where its values come from; both are None if tasks write them.
-    - `errors`: the dead-letter topic of the records of `topic`; None for none.
+    - `errors`: the dead-letter topic of the records of `topic`; None if there is none.
     - `group_by`: returns the group of a value, which can be hashed; None for no groups.
     - `max_pending`: how many inputs of its source may be under way; None for the default.
     - `timeout`: seconds after which an input that is neither complete nor in any task is read again; None for the
@@ -250,7 +250,7 @@ class Processor:
     - `wants_step`: the function takes the step as its last argument.
     - `batch`: the function takes lists of values, and of steps.
     - `generator`: the function yields its results.
-    - `errors`: the name of its dead-letter topic; None for none.
+    - `errors`: the name of its dead-letter topic; None if there is none.
     - `stop_on`: exception classes that stop the worker instead of making a dead letter.
     - `hash_header`: outputs have the delivery hash as a header.
     - `retry`: when a step that raised is run again; None for never.
@@ -259,8 +259,8 @@ class Processor:
     - `order`: which of these calls wait for one another.
     - `journal`: how deliveries are recorded in a journal; None where the transaction is enough.
     - `cluster`: the cluster of its outputs and dead letters, as in Topic.
-    - `target`: where the rows of a sink are stored; None for none.
-    - `state`: the keyed store that the function takes as its last argument; None for none.
+    - `target`: where the rows of a sink are stored; None if there is none.
+    - `state`: the keyed store that the function takes as its last argument; None if there is none.
     - `ordered`: how it applies events in their order; None if its inputs are ordinary records.
     """
 

@@ -15,7 +15,7 @@ def wants_step(what: str, function: Callable[..., Any], values: int, *, batch: b
     - `state`: the function's last argument has to be `state`.
     """
     if not callable(function):
-        raise GraphError(f"{what}: {function!r} is no function: give one that takes a record's value")
+        raise GraphError(f"{what}: {function!r} is not a function: give one that takes a record's value")
     try:
         signature = inspect.signature(function)
     except ValueError:

@@ -101,7 +101,7 @@ def _check_place(place: str) -> None:
 
 
 def _where(error: BaseException, within: str) -> str:
-    """Returns the file and line of an error's innermost frame outside Python's import and `within`; "" for none."""
+    """Returns the file and line of an error's innermost frame outside Python's import and `within`; "" if none."""
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)[1:]

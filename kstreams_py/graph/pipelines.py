@@ -147,7 +147,7 @@ def check_target(what: str, target: object, mode: Mode) -> Table | Topic:
     """Returns the target of a pipeline. Raises GraphError if it is not a target, or does not take the mode."""
     if isinstance(target, type) or not (isinstance(target, Topic) or hasattr(target, "pipeline_modes")):
         raise GraphError(
-            f"{what}: to={target!r} is no target of a pipeline: give ks.Parquet, ks.PostgreSQL, ks.Delta or a topic"
+            f"{what}: to={target!r} is not a target of a pipeline: give ks.Parquet, ks.PostgreSQL, ks.Delta or a topic"
         )
     modes: Collection[Mode] = TOPIC_MODES if isinstance(target, Topic) else target.pipeline_modes
     if mode not in modes:
@@ -184,5 +184,7 @@ def parse_interval(what: str, text: str) -> int:
     """Returns the seconds of an interval in Spark's notation: "1 minute", "30 seconds". Raises GraphError."""
     found = _INTERVAL.fullmatch(text) if isinstance(text, str) else None
     if found is None:
-        raise GraphError(f"{what}: every={text!r} is no interval: write a number and {', '.join(_UNITS)}: '1 minute'")
+        raise GraphError(
+            f"{what}: every={text!r} is not an interval: write a number and {', '.join(_UNITS)}: '1 minute'"
+        )
     return int(found[1]) * _UNITS[found[2]]

@@ -55,7 +55,7 @@ class SinkConnection(Protocol):
           have none.
 
         Raises StaleWriter if the stored offsets differ from `expected`, and RowRefused if the target will never take
-        one of the rows. Nothing is stored then.
+        one of the rows; it then stores nothing.
         """
 
     def close(self) -> None:

@@ -48,7 +48,7 @@ class SourceConnection(Protocol):
 
     @property
     def lease(self) -> float:
-        """Seconds after which the claims of a silent connection are taken over; infinity if nobody takes them over."""
+        """Seconds after which the claims of a silent connection are taken over; infinity if they never are."""
 
     @property
     def is_exhausted(self) -> bool:
@@ -65,7 +65,7 @@ class SourceConnection(Protocol):
     def read(self, limit: int, *, alone: bool) -> Sequence[Claim]:
         """Claims up to `limit` inputs (0 is allowed); returns none if there are none now.
 
-        Inputs that were under way when several workers died are suspects: they are claimed apart from others, in ever
+        Inputs that were under way when several workers died are suspects: they are claimed separately from others, in
         smaller groups, to find the one that ends its workers.
 
         - `alone`: nothing is under way in this worker, so that suspects may be claimed.
@@ -116,7 +116,7 @@ class SourceStatus(NamedTuple):
     - `free`: given back; the next worker reads them.
     - `claimed`: under way.
     - `abandoned`: under way when the lease of their worker ended; the next worker reads them.
-    - `suspects`: the free and abandoned inputs whose workers died several times: they are read apart from others.
+    - `suspects`: the free and abandoned inputs whose workers died several times: they are read separately from others.
     - `refused`: not to be read again.
     - `shown`: some of the refused inputs, those with the highest keys first.
     """

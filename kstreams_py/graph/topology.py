@@ -95,7 +95,7 @@ class Graph(Decorators, Generic[GraphKey, GraphValue]):
 
     The other options are the defaults of its processors:
 
-    - `errors` (Topic, str or None): the dead-letter topic; None (the default) for none.
+    - `errors` (Topic, str or None): the dead-letter topic; None (the default) for no topic.
     - `guarantee` (Guarantee or str): "exactly_once" (the default), "at_least_once" or "at_most_once".
     - `durability` (Durability or str): "committed" (the default), "leader" or "none".
     - `stop_on` (exception class, or several): exceptions that stop the worker, instead of making a dead letter; none
@@ -247,7 +247,7 @@ class Graph(Decorators, Generic[GraphKey, GraphValue]):
           another, in the order of the values; a value that is read again after a death, or tried again, comes later.
         """
         if group_by is not None and not callable(group_by):
-            raise GraphError(f"channel {name!r}: group_by={group_by!r} is no function: give one of a value")
+            raise GraphError(f"channel {name!r}: group_by={group_by!r} is not a function: give a function of a value")
         return self._add_channel(Channel(name, group_by=group_by))
 
     def _add_channel(self, channel: Channel) -> Channel:
@@ -452,7 +452,7 @@ class Graph(Decorators, Generic[GraphKey, GraphValue]):
             if is_target(topic):
                 raise GraphError(f"{what} writes to topics and to {topic!r}: store its rows with graph.sink(to=...)")
             if not isinstance(topic, Topic | str):
-                raise GraphError(f"{what}: {topic!r} is no topic: give what graph.topic returned, or a topic's name")
+                raise GraphError(f"{what}: {topic!r} is not a topic: give what graph.topic returned, or a topic's name")
             if str(topic) not in known:
                 close = did_you_mean(str(topic), known) or "declare it first, with graph.topic"
                 raise GraphError(f"{what}: there is no topic {str(topic)!r}: {close}")
@@ -531,7 +531,7 @@ class Graph(Decorators, Generic[GraphKey, GraphValue]):
                 if counts[name] != counts[known[0]]:
                     raise GraphError(
                         f"processor {processor.id!r} ({processor.kind}) reads {known[0]!r} with {counts[known[0]]} "
-                        f"partitions and {name!r} with {counts[name]}: give both the same number of partitions"
+                        f"partitions, but {name!r} with {counts[name]}: give both the same number of partitions"
                     )
 
     def partitions_like(self, name: str, counts: Mapping[str, int], default: int = DEFAULT_PARTITIONS) -> int:

@@ -28,7 +28,7 @@ MAX_PENDING: Final = 10_000
 TIMEOUT: Final = 60.0
 
 LOOK_SECONDS: Final = 0.25
-"""Seconds between two looks at a source that has no inputs: each look may be a transaction there."""
+"""Seconds between two looks at a source that has no inputs: each look may be a transaction of the source."""
 
 
 def open_source(channel: Channel, reader: str) -> SourceConnection:

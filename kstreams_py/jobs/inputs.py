@@ -133,7 +133,7 @@ class SourceInputs:
         self.counts = InputCounts()
         """The counts without the inputs that a task could not process, which `refused_by` has."""
         self.refused_by = Counter[str]()
-        """By task, the number of inputs that it could not process and that nobody has counted yet."""
+        """By task, the number of inputs that it could not process and that are not counted yet."""
         self._refused_by_source = 0
 
     def read(self, now: float, paused: int = 0) -> Segments:

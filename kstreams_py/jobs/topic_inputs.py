@@ -224,7 +224,7 @@ class TopicConnection:
 
     def ack(self, claims: Sequence[Claim]) -> None:
         """See SourceConnection."""
-        for claim in claims:  # claims of lost partitions, too: nobody reads their progress any more
+        for claim in claims:  # claims of lost partitions, too: no worker reads their progress any more
             claim.token.progress.end(claim.token.record.offset())
 
     def refuse(self, claims: Sequence[tuple[Claim, str]]) -> None:

@@ -8,7 +8,7 @@ transactions       rule     open transactions, and which of them never end
 sizes              rule     the sizes of records and batches that topics take; bytes that were fetched
 foreign_records    rule     recognizes records of other programs in the framework's own topics, and names them
 own_topics         acts     creates the framework's own topics, and checks topic settings
-leftovers          acts     finds transactions that an earlier producer left open and that nobody will end
+leftovers          acts     finds transactions that an earlier producer left open and that no producer will end
 log_batches        rule     batches of a partition as they are stored, and the records of brokers' own topics
 groups             rule     consumer groups as an operator sees them
 described_cluster  rule     a cluster as its brokers describe it

@@ -154,7 +154,7 @@ class GroupAdmin(Requests):
         return self.describe([group])[group].members
 
     def remove(self, group: str, members: Mapping[str, str]) -> dict[str, bool]:
-        """Removes static members (member ids by group.instance.id), and returns whether each was there.
+        """Removes static members (member ids by group.instance.id), and returns whether each existed.
 
         The coordinator removes a member only if the member id holds the instance id now. With an empty member id, it
         removes any member that holds the instance id.

@@ -148,7 +148,7 @@ class LazyClient(Generic[C]):
         return client
 
     def close(self) -> None:
-        """Ends the client for good: otherwise a thread that still asks for it would make one that nobody ends."""
+        """Ends the client for good: otherwise a thread that still asks for it would make one that never ends."""
         self._is_closed = True
         self.end()
 

@@ -42,7 +42,7 @@ ASSIGNMENT_SECONDS: Final = 3.0
 """Seconds that a join waits for its group's assignments: a cluster without groups first creates a topic for them."""
 
 LOOK_UP_SECONDS: Final = 10.0
-"""Limit, in seconds, of the request for the transactions of a partition; a worker notices no stop meanwhile."""
+"""Limit, in seconds, of the request for the transactions of a partition; during it, a worker notices no stop."""
 
 OPEN_SECONDS: Final = 1.0
 """Seconds that a transaction has to be open before its coordinator is asked about it."""

@@ -139,7 +139,7 @@ class KafkaConsumer:
         self._topics, self._assigned, self._revoked, self._on_lost = sorted(topics), assigned, revoked, lost
         self._join()
 
-    # No callback may raise a KafkaException: `consume` would then raise a KafkaError, which is no exception class
+    # No callback may raise a KafkaException: `consume` would then raise a KafkaError, which is not an exception class
     # (measured: it ends the thread past `except BaseException`).
 
     def _join(self) -> None:

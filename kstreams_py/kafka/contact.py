@@ -100,5 +100,5 @@ def _connect(address: str, found: dict[str, str]) -> None:
         found[address] = TAKEN
     except TimeoutError:
         pass
-    except (OSError, ValueError) as error:  # ValueError: a port that is no number
+    except (OSError, ValueError) as error:  # ValueError: a port that is not a number
         found[address] = getattr(error, "strerror", None) or str(error)

@@ -69,7 +69,7 @@ class Consumer(Protocol):
         """
 
     def noted(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, tuple[int, str]]:
-        """Returns what `committed` does, each offset with the text that was committed beside it; "" for none."""
+        """Returns what `committed` does, each offset with the text that was committed beside it; "" if none."""
 
     def commit(self, positions: Positions, notes: Mapping[TopicPartition, str] | None = None) -> None:
         """Commits offsets outside of a transaction, and waits for the answer.
@@ -288,7 +288,7 @@ class Cluster(Partitions, Protocol):
     ) -> dict[TopicPartition, OpenTransaction]:
         """Returns the transactions of an id that are open on these partitions and that its coordinator will not end.
 
-        - `group`: the partition that keeps the offsets of this group is checked, too; "" for none.
+        - `group`: the partition that keeps the offsets of this group is checked, too; "" if there is none.
 
         Partitions that this user may not read are left out. Raises Retriable without an answer, and TopicError for a
         topic that does not exist.

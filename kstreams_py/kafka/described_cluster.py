@@ -13,7 +13,7 @@ Settings = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class PartitionInfo:
-    """A partition: the number of its leader, -1 for none; how many replicas it has, and how many are in sync."""
+    """A partition: the number of its leader, -1 if none; how many replicas it has, and how many are in sync."""
 
     leader: int
     replicas: int

@@ -214,7 +214,7 @@ class ClientLog(logging.Handler):
     - `coordinator_lost`: one of these requests went to the group's coordinator.
     - `fenced`: another member has taken the membership.
     - `error`: the last error; a fatal one and refused credentials are not replaced by later ones.
-    - `connection`: the last error of a connection, as text with the broker's address; "" for none.
+    - `connection`: the last error of a connection, as text with the broker's address; "" if there is none.
     - `refused`: the topics of a transaction that this user may not write to; the owner clears them.
     - `tokens`: the source of the client's tokens; None if the client gets them itself.
     """

@@ -14,11 +14,11 @@ def foreign(m: Message, what: str, why: object) -> str:
 
     It names the record, the reason, and who has to act. The caller adds what to do with the topic.
 
-    - `what`: what the record should be.
+    - `what`: what the record should be, with its article.
     - `why`: the reason why it is not.
     """
     tp = TopicPartition(m.topic(), m.partition())
-    return f"{tp}@{m.offset()} is no {what}: {why}: {who_wrote(tp.topic)}"
+    return f"{tp}@{m.offset()} is not {what}: {why}: {who_wrote(tp.topic)}"
 
 
 def who_wrote(topic: str) -> str:

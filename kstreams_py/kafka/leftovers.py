@@ -1,4 +1,4 @@
-"""Finds transactions that an earlier producer of the same transactional id left open and that nobody will end.
+"""Finds transactions that an earlier producer of the same transactional id left open and that no producer will end.
 
 A coordinator may count a transaction as ended although its marker is missing in a partition (docs/exactly-once.md, 14).
 There the transaction stays open until the next marker of the same producer id ends it. If that marker is a commit,
@@ -23,7 +23,7 @@ class Leftovers:
 
     - `options`: the options of a command that name the cluster, see place_options().
     - `partitions`: the partitions that it writes.
-    - `group`: the group whose offsets it commits; "" for none.
+    - `group`: the group whose offsets it commits; "" if there is none.
     """
 
     cluster: Cluster

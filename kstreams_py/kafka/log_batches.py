@@ -29,7 +29,7 @@ class Batch(NamedTuple):
 
     - `first`: the offset of its first record.
     - `size`: how many records it has.
-    - `producer_id`: -1 for none.
+    - `producer_id`: -1 if there is none.
     - `commits`: whether a marker commits; None for records.
     - `records`: the keys and values, if the reader asked for them.
     """

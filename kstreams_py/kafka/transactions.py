@@ -79,7 +79,7 @@ class Writer:
 class OpenTransaction:
     """A transaction that is open on a partition.
 
-    - `coordinator_epoch`: the epoch in the producer's last marker on the partition; -1 for none.
+    - `coordinator_epoch`: the epoch in the producer's last marker on the partition; -1 if there is none.
     - `start`: the offset of its first record.
     - `written_at`: the time of its last record, in seconds since 1970; the producer may have set it.
     - `transactional_id`: "" if no coordinator names it.

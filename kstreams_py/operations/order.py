@@ -53,7 +53,7 @@ _FAULT: Final = f"{EventFault.__module__}.{EventFault.__qualname__}"
 class ObjectState:
     """The state of an object in a consumer group.
 
-    - `newest`: the id of the newest applied event; 0 for none.
+    - `newest`: the id of the newest applied event; 0 if there is none.
     - `stop`: why the object is stopped; None if it is not.
     - `held`: the events that wait, sorted by their predecessors.
     """
@@ -83,7 +83,7 @@ class Decided(NamedTuple):
 
 
 class Missed(NamedTuple):
-    """An event that was refused, and its dead letter. `prev`: the id of its predecessor; 0 for none."""
+    """An event that was refused, and its dead letter. `prev`: the id of its predecessor; 0 if there is none."""
 
     id: int
     prev: int
@@ -97,7 +97,7 @@ def following(refused: Iterable[Missed], newest: int, accepted: int) -> list[Mis
 
     Events of a chain that contradicts the newest one are left out.
 
-    - `accepted`: the event that follows the newest one whatever its predecessor is; 0 for none.
+    - `accepted`: the event that follows the newest one whatever its predecessor is; 0 if there is none.
     """
     found: list[Missed] = []
     left_out: set[int] = set()

@@ -89,7 +89,7 @@ class TopicDeletion:
         if processor not in self._changelogs:
             known = ", ".join(sorted(self._changelogs)) or "none"  # a command that deletes proposes no other name
             raise UserMistake(
-                f"graph {self._graph.name!r} has no processor {processor!r}, and had none: it has or had {known}"
+                f"graph {self._graph.name!r} has no processor {processor!r}, and never had: it has or had {known}"
             )
         of_others = self._used(each for each in self._declared.values() if each.id != processor)
         return self._existing([each for each in self._own(processor) if each.name not in of_others])
@@ -162,7 +162,7 @@ class TopicDeletion:
         declared = self._declared.get(processor)
         reset = f"`kstreams recover reset {self._name} {processor} --to-beginning`, or --to-offset with where it is"
         if declared is None or declared.state is None or changelog_of(self._graph.name, declared) != changelog:
-            yield f"if {processor} is declared with this state again, it begins empty: set its group then: {reset}"
+            yield f"if {processor} is declared with this state again, it begins empty: then set its group: {reset}"
             return
         yield (f"state {declared.state.name!r} begins empty: set the group before the next start: {reset}")
         if declared.state.on_disk:

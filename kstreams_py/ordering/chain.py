@@ -32,7 +32,7 @@ from kstreams_py.ordering.decisions import Decision, Verb
 ObjectState: TypeAlias = tuple[int, int, bytes, str, int]
 """The state of an object:
 
-- id, predecessor (0 for none) and digest of its newest applied event
+- id, predecessor (0 if there is none) and digest of its newest applied event
 - the Reason of its stop, or ""
 - the id of the newest event that the newest applied one has replaced by an operator's decision, or 0
 """
@@ -72,7 +72,7 @@ def decode_state(data: bytes) -> ObjectState:
         if len(digest) != length or (reason and reason not in set(Reason)):
             raise ValueError("cut off, or of another version")
     except (struct.error, ValueError) as error:
-        raise DecodeError(f"{data[:40]!r} is no state of an object: {error}") from None
+        raise DecodeError(f"{data[:40]!r} is not a state of an object: {error}") from None
     return newest, prev, digest, reason, replaced
 
 

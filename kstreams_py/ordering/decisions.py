@@ -41,10 +41,10 @@ class Decision:
     """An operator's decision on an object. It has no effect if `newest` or `stop` has changed since.
 
     - `group`: the consumer group that it is for.
-    - `newest`: the id of the object's newest applied event, 0 for none.
+    - `newest`: the id of the object's newest applied event, 0 if there is none.
     - `event`: the id of the event that is accepted or offered; 0 to resume.
-    - `stop`: the offset of the record that has stopped the object, -1 for none.
-    - `prev`: the predecessor of the event that the record carries, 0 for none; None if it carries no event.
+    - `stop`: the offset of the record that has stopped the object, -1 if there is none.
+    - `prev`: the predecessor of the event that the record carries, 0 if there is none; None if it carries no event.
     """
 
     verb: Verb

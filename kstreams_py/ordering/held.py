@@ -128,7 +128,7 @@ def _load(entries: Iterable[tuple[bytes, bytes]], partition: int) -> Iterator[He
         try:
             event = _event(key.removeprefix(_HELD), value, partition)
         except ValueError as error:
-            raise DecodeError(f"the value of key {key!r} is no held event: {error}") from None
+            raise DecodeError(f"the value of key {key!r} is not a held event: {error}") from None
         yield event
 
 
@@ -179,7 +179,7 @@ def _stop(key: bytes, value: bytes) -> ObjectStop:
             case _:
                 raise ValueError("it lacks fields, or has others")
     except ValueError as error:
-        raise DecodeError(f"the value of key {key!r} is no stop of an object: {error}") from None
+        raise DecodeError(f"the value of key {key!r} is not a stop of an object: {error}") from None
 
 
 def _header(pair: object) -> tuple[str, bytes | None]:

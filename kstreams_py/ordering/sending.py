@@ -115,7 +115,7 @@ def check_topic(
             )
         what = "the next ones are sent to the other topic"
     else:
-        text = f"topic {topic!r} has {partitions} partitions, and had {before} when events of {storage} were sent to it"
+        text = f"topic {topic!r} has {partitions} partitions, but had {before} when events of {storage} were sent to it"
         if not accepts_partitions:
             raise TopicError(
                 f"{text}: objects move to other partitions, where a consumer may read a later event before an earlier "

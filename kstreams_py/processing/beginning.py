@@ -92,7 +92,7 @@ class Beginning:
         self._topic = graph.beginnings
         self._inputs = inputs
         self._begun: dict[BegunPartition, int] | None = None
-        """By begun partition, how many partitions its topic had then; None until the records are read."""
+        """How many partitions the topic of each begun partition had at that time; None until the records are read."""
         self._starts: dict[BegunPartition, int] = {}
         """The offsets at which partitions were about to begin, recorded under the current `auto_offset_reset`."""
         self._recorded: set[TopicPartition] = set()
@@ -130,7 +130,7 @@ class Beginning:
     def _warn_of_another_name(self) -> None:
         for other in self.other_names():
             logger.warning(
-                "%s: begins to read %s, which %r has read, a processor that the graph does not declare: if this is its "
+                "%s: begins to read %s, which the undeclared processor %r has read: if this is its "
                 "new name, stop it, and give it the id %r back, or the positions of group %s.%s (`%s`)",
                 self._processor, ", ".join(sorted(self._inputs)), other, other, self._graph, other,
                 self._show("recover reset", self._processor, *self._positions_of(other)),
@@ -331,7 +331,7 @@ def read_begun(cluster: Cluster, topic: str) -> tuple[dict[BegunPartition, int],
             if is_deletion(m):
                 others.pop(m.key(), None)
             else:
-                others.setdefault(m.key(), []).append(foreign(m, "record of a beginning", error))
+                others.setdefault(m.key(), []).append(foreign(m, "a record of a beginning", error))
             continue
         others.pop(m.key(), None)
         if found is None:

@@ -1,4 +1,4 @@
-"""The topics of a graph: creates missing ones, rejects ones that differ, and follows inputs that grow."""
+"""The topics of a graph: creates missing topics, rejects topics that differ, and follows inputs that get partitions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ BEGINNINGS_SETTINGS: Mapping[str, str] = {"cleanup.policy": "compact"}
 def create_topics(graph: Graph, cluster: Cluster, partitions: int = DEFAULT_PARTITIONS) -> list[str]:
     """Creates the graph's missing topics, and returns their names.
 
-    The number of partitions is declared, or comes from Graph.partitions_like(), with `partitions` as the default.
+    A topic that declares no number of partitions gets that of Graph.partitions_like(), or `partitions`.
     """
     counts = {info.name: info.partitions for info in find_topics(graph, cluster).values()}
     missing = [name for name in graph.topics if name not in counts]
@@ -43,7 +43,7 @@ def create_topics(graph: Graph, cluster: Cluster, partitions: int = DEFAULT_PART
 
 
 def find_topics(graph: Graph, cluster: Cluster, names: Collection[str] | None = None) -> dict[str, TopicInfo]:
-    """Returns the existing topics of a graph, by name, as their own clusters describe them; all if `names` is None."""
+    """Returns the existing topics of these names, as their own clusters describe them; all of the graph if None."""
     declared = graph.topics
     asked = list(declared.values()) if names is None else [declared[name] for name in names]
     found: dict[str, TopicInfo] = {}
@@ -89,7 +89,7 @@ def ask_clusters(
     partitions: Collection[TopicPartition],
     ask: Callable[[Cluster, Collection[TopicPartition]], Positions],
 ) -> Positions:
-    """Asks each cluster about those partitions that it has; returns the combined answers."""
+    """Asks each cluster about the partitions that it hosts; returns the combined answers."""
     by_place: dict[str, list[TopicPartition]] = {}
     for tp in partitions:
         by_place.setdefault(graph.topics[tp.topic].cluster, []).append(tp)
@@ -106,14 +106,14 @@ def missing_topics(graph: Graph, missing: Collection[str], other_remedy: str) ->
 
 
 def find_topics_of(graph: Graph, processor: Processor, cluster: Cluster) -> dict[str, TopicInfo]:
-    """Returns the existing topics of a processor, with its journal and its changelog."""
+    """Returns the existing topics of a processor, including its journal and its changelog."""
     found = find_topics(graph, cluster, [*(topic.name for topic in processor.inputs), *processor.written])
     own = [name for name in (graph.journal_topic(processor), changelog_of(graph.name, processor)) if name is not None]
     return found | cluster.topics(own) if own else found
 
 
 def check_topics(graph: Graph, cluster: Cluster) -> dict[str, TopicInfo]:
-    """Checks the graph's topics and returns them; creates the framework's own topics.
+    """Checks the graph's topics, creates the framework's own topics, and returns the graph's topics.
 
     Raises TopicError for the first topic that is missing or differs from its declaration.
     """
@@ -123,7 +123,7 @@ def check_topics(graph: Graph, cluster: Cluster) -> dict[str, TopicInfo]:
 
 
 def preview_topics(graph: Graph, cluster: Cluster) -> None:
-    """Raises what `check_topics` would raise, and creates nothing."""
+    """Raises what `check_topics` would raise, without creating anything."""
     found = _check_declared(graph, cluster)
     for place, each in _own_topics(graph, cluster, found, graph.processors).items():
         check_own_topics(cluster.named(place), each)
@@ -137,7 +137,7 @@ def _check_declared(graph: Graph, cluster: Cluster) -> dict[str, TopicInfo]:
         declared = graph.topics[name]
         if declared.partitions is not None and declared.partitions != info.partitions:
             raise TopicError(
-                f"topic {name!r} has {info.partitions} partitions and the graph declares {declared.partitions}: "
+                f"topic {name!r} has {info.partitions} partitions, but the graph declares {declared.partitions}: "
                 "correct the declaration, or delete the topic and create it again"
             )
         check_settings(info, declared.config or {})
@@ -146,20 +146,20 @@ def _check_declared(graph: Graph, cluster: Cluster) -> dict[str, TopicInfo]:
 
 
 def describe_idle_slots(graph: Graph, found: Mapping[str, TopicInfo], slots: int) -> str:
-    """Returns why some of the slots have nothing to do, with the remedy; "" if each slot has a partition to read."""
+    """Returns why some slots have nothing to do, and the remedy; "" if each slot has a partition to read."""
     read = [found[processor.inputs[0].name].partitions for processor in graph.processors]
     if slots <= max(read, default=slots):
         return ""
     most = max(read)
     return (
-        f"{slots} slots, and the inputs of graph {graph.name!r} have {most} partition(s): one slot at a time reads a "
-        f"partition, so {slots - most} of them only stand by; run {most}, or make topics with more partitions "
+        f"graph {graph.name!r} has {slots} slots, but its inputs have {most} partition(s): one slot at a time reads a "
+        f"partition, so {slots - most} of the slots stay idle: run {most}, or create the topics with more partitions "
         "(partitions= of the topic, --partitions with --create-topics)"
     )
 
 
 def create_own_topics(graph: Graph, cluster: Cluster, found: Mapping[str, TopicInfo]) -> list[str]:
-    """Creates the framework's own topics, and returns their names; grows journals with their inputs."""
+    """Creates the framework's own topics, and returns their names; adds partitions to journals if inputs have more."""
     wanted = _own_topics(graph, cluster, found, graph.processors)
     return _ensure(cluster, wanted)
 
@@ -198,7 +198,7 @@ def _check_growth(graph: Graph, processor: Processor, changelog: str, partitions
     if found is not None and found.partitions != partitions:
         commands = commands_of(graph, processor)
         raise TopicError(
-            f"{processor.id}: its inputs have {partitions} partitions, and its changelog {changelog!r} has "
+            f"{processor.id}: its inputs have {partitions} partitions, but its changelog {changelog!r} has "
             f"{found.partitions}: new records of a key may be in another partition than its state: read topics with "
             f"{found.partitions} partitions; or copy the inputs to new topics with {partitions} partitions "
             f"(`@graph.map(OLD, to=NEW)`), read these, and {commands.start_over(changelog)}; without a copy, a key "
@@ -207,7 +207,7 @@ def _check_growth(graph: Graph, processor: Processor, changelog: str, partitions
 
 
 class Growth:
-    """Checks a processor's inputs again when they have grown, and grows its journal with them."""
+    """Checks the inputs of a processor again when they get partitions, and adds as many to its journal."""
 
     def __init__(self, graph: Graph, processor: Processor, cluster: Cluster, topics: Mapping[str, TopicInfo]) -> None:
         """Raises GraphError if inputs that are read in step differ in their number of partitions."""
@@ -220,14 +220,14 @@ class Growth:
         self._counts = {name: min(count, journaled) for name, count in counts.items()}
 
     def check(self, partitions: Collection[TopicPartition]) -> None:
-        """Checks the inputs again if one of `partitions` is new, and grows the journal with them.
+        """Checks the inputs again if one of `partitions` is new, and adds partitions to the journal.
 
         Raises TopicError, and GraphError if inputs that are read in step now differ in their number of partitions.
         """
         if any(tp.partition >= self._counts[tp.topic] for tp in partitions):
             found = self._cluster.topics([topic.name for topic in self._processor.inputs])
             self._counts = self._count(found)
-            # a processor that reads the same topic and is refused ends by itself, under its own name
+            # another processor that reads the topic and is refused reports that itself, under its own name
             _ensure(self._cluster, _own_topics(self._graph, self._cluster, found, [self._processor]))
 
     def _count(self, topics: Mapping[str, TopicInfo]) -> dict[str, int]:

@@ -145,7 +145,7 @@ class Worker:
         return bool(self.tasks.held or self._owed.over_rejoin)
 
     def run(self) -> None:
-        """Starts, runs turns until `stopping` is set, and commits what is processed by then."""
+        """Starts, runs turns until `stopping` is set, and then commits what is processed."""
         try:
             self.start()
             self._run_turns()
@@ -167,7 +167,7 @@ class Worker:
             raise
 
     def start(self) -> None:
-        """Joins the group, then fences the worker that held this slot before.
+        """Joins the group, then fences the previous worker of this slot.
 
         The group comes first: a worker that is fenced asks its group who holds the membership.
         """

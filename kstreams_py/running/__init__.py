@@ -5,10 +5,10 @@ In reading order:
 reports      rule     the reports of a worker on its processors, and their sums over slots
 status       rule     the status of a run: its slots at one moment, and the state of each worker
 health       rule     decides whether a run is alive and ready
-watch        acts     detects loops and processes that stand still; warns, and has them replaced
+watch        acts     detects stuck loops and processes; warns, and has them replaced
 hidden       acts     finds inputs whose newest records are hidden by open transactions, and who holds them open
 waiting      acts     counts waiting dead letters while a graph runs
-places       acts     names the function and the line where a thread or a call stands still
+places       acts     names the function and the line where a thread or a call is stuck
 jobs         acts     the tasks of a graph in one slot: a job in a thread, and its reports
 slot         acts     one worker process: a loop for each processor, drained together
 pipe         acts     carries reports from a worker to its supervisor

@@ -1,7 +1,7 @@
 """Decides whether a run is alive and ready: the answers of /livez and /readyz.
 
-A run is alive if the loop of each worker turns. It counts as alive where a restart would not help: a worker that waits
-for a broker is alive, and so is a slot whose process is being restarted.
+A run is alive if the loop of each worker makes progress. A worker also counts as alive where a restart would not help:
+while it waits for a broker, and while its process is being restarted.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ STARTING_SECONDS: Final = 120.0
 """Seconds after which the first report of a process counts as late: its imports may take long."""
 
 LOOK_LATE: Final = 2.0
-"""The age of a status, in seconds, after which the process that creates it counts as standing still itself."""
+"""The age of a status, in seconds, after which the process that creates the status counts as stuck itself."""
 
 READY: Final = frozenset({WorkerState.RUNNING, WorkerState.RETRYING, WorkerState.SPARE})
 """The states of a worker that is a member of its group."""
@@ -26,12 +26,12 @@ AWAY: Final = frozenset({WorkerState.BROKER_AWAY, WorkerState.SINK_AWAY, WorkerS
 
 
 class Still(NamedTuple):
-    """Something that stands still.
+    """Something that is stuck.
 
     - `what`: a description.
-    - `seconds`: for how long.
-    - `slot`: None if the watching process itself stands still.
-    - `processor`: None if the whole process does.
+    - `seconds`: for how long it has been stuck.
+    - `slot`: None if the watching process itself is stuck.
+    - `processor`: None if the whole process is stuck.
     """
 
     what: str
@@ -41,7 +41,7 @@ class Still(NamedTuple):
 
 
 def still(status: RunStatus, now: float, limit: float) -> list[Still]:
-    """Returns the workers whose loop has not turned for `limit` seconds, each with the slot and the processor.
+    """Returns the workers whose loop has made no progress for `limit` seconds, each with its slot and processor.
 
     - `now`: monotonic seconds.
     """
@@ -62,7 +62,7 @@ def _still(slot: SlotStatus, since: float, limit: float) -> Iterator[Still]:
         return
     for report in slot.reports:
         if report.still_seconds > limit and report.state not in AWAY:
-            what = f"slot {slot.number}: {report.processor} has not turned, it is in {report.place}"
+            what = f"slot {slot.number}: {report.processor} has made no progress: it is in {report.place}"
             yield Still(what, report.still_seconds, slot.number, report.processor)
 
 

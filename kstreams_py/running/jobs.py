@@ -22,7 +22,7 @@ from kstreams_py.steps import calls
 
 
 class StillPlace(NamedTuple):
-    """How long something has stood still, and where: "" until PLACE_AFTER seconds have passed."""
+    """How long something has been stuck, and where: "" until PLACE_AFTER seconds have passed."""
 
     seconds: float = 0.0
     place: str = ""
@@ -108,7 +108,7 @@ class JobLoop:
         return away, why
 
     def _look_at_thread(self, turning: TaskRunner) -> StillPlace:
-        """Returns how long the job's thread has stood still. `turning`: the task whose turn it is.
+        """Returns how long the job's thread has been stuck. `turning`: the task whose turn it is.
 
         The time for which it waits for another system does not count: a restart would not help.
         """

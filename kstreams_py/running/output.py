@@ -136,7 +136,7 @@ class WorkerOutput:
 
     def _pass_on(self, output: int, lines: Sequence[bytes]) -> None:
         if lines:
-            with contextlib.suppress(OSError):  # nobody reads the output any more, but the worker must go on
+            with contextlib.suppress(OSError):  # the reader of the output has gone, but the worker must go on
                 self._write(output, self.slot, lines)
 
 

@@ -1,4 +1,4 @@
-"""Names the place where a thread or a call stands still: the function, the file and the line."""
+"""Names the place where a thread or a call is stuck: the function, the file and the line."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _CALLERS: Final = {runner.__file__, calls.__file__, task.__file__, inputs.__file
 
 
 def place_of(find_frame: Callable[[], FrameType | None]) -> str:
-    """Returns the place where a thread or call stands still: in what the engine has called, or in the engine itself."""
+    """Returns the place where a thread or call is stuck: in what the engine has called, or in the engine itself."""
     called, frame = None, find_frame()
     while frame is not None and not frame.f_code.co_filename.startswith(_ENGINE):
         called, frame = frame, frame.f_back

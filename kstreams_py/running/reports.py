@@ -20,15 +20,15 @@ class Report:
     - `counters`: counts since the worker started.
     - `lag`: records still to be read, and segments that wait for a task; None if unknown.
     - `still_seconds`: seconds since the loop last turned, or began another step.
-    - `place`: the function, file and line where a loop stands still; "" otherwise.
+    - `place`: the function, file and line where a loop is stuck; "" otherwise.
     - `state`: what the worker does.
     - `open_seconds`: the age of its transaction; None if none is open.
     - `measures`: renewals by reason, and histograms (Counters.measures), since the worker started.
     - `lags`: the records still to be read of each partition that it holds; None if unknown.
-    - `failure`: the newest failed step, as text; "" for none.
+    - `failure`: the newest failed step, as text; "" if there is none.
     - `why`: the reason for the state; "" if the state has none.
-    - `hidden_seconds`: seconds for which open transactions have hidden the newest records of an input; 0 for none.
-    - `hidden`: the hidden inputs and the producers of these transactions, as text; "" for none.
+    - `hidden_seconds`: seconds for which open transactions have hidden the newest records of an input; 0 if none.
+    - `hidden`: the hidden inputs and the producers of these transactions, as text; "" if there is none.
     - `hidden_partitions`: the number of its partitions with hidden records.
     - `events`: None unless the processor applies events. `held`: how many events wait; `stopped`: how many objects are
       stopped; `held_seconds`: the age of the event that has waited longest; `held_limit`: the age that is reported.

@@ -85,7 +85,7 @@ RETENTION_SHORT: Final = 24 * 60
 
 
 class _Loop:
-    """The worker of one processor, the thread that runs it, and the time for which it has stood still."""
+    """The worker of one processor, the thread that runs it, and the time for which it has been stuck."""
 
     def __init__(self, worker: Worker, run: Callable[[Worker], None]) -> None:
         self.worker = worker
@@ -94,7 +94,7 @@ class _Loop:
         self._stillness = Stillness()
 
     def look(self, state: WorkerState) -> tuple[float, str]:
-        """Returns the seconds since the loop last turned or began another step, and the place where it stands still.
+        """Returns the seconds since the loop last turned or began another step, and the place where it is stuck.
 
         The time for which the worker waits for another system does not count: a restart would not help. Once that
         system answers, the time starts again at 0.

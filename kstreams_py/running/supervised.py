@@ -108,7 +108,7 @@ class SupervisedSlot:
         self._pipe.forget()
 
     def look(self, now: float) -> bool:
-        """Warns of a worker that stands still; returns True if the caller must kill it, after stuck_timeout_ms.
+        """Warns of a stuck worker; returns True if the caller must kill it, after stuck_timeout_ms.
 
         A stuck worker cannot drain, so it is not asked to.
         """

@@ -64,7 +64,7 @@ class Supervisor:
     - `environment`: variables in addition to this process's own.
     - `standby`: a command that imports everything, then reads a slot number from standard input. A process on standby
       replaces a dead worker without the time that Python takes to start. None for no standby.
-    - `stuck_timeout_ms`: a worker that stands still for this long is replaced; with None, a warning is logged.
+    - `stuck_timeout_ms`: a worker that is stuck for this long is replaced; with None, a warning is logged.
     - `clock`: monotonic seconds.
     """
 

@@ -1,4 +1,4 @@
-"""Detects loops and processes that stand still; warns, and after stuck_timeout_ms has them replaced."""
+"""Detects stuck loops and processes; warns, and after stuck_timeout_ms has them replaced."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Stillness:
 
 
 class Stuck(NamedTuple):
-    """The reason to replace a process; `processor` is None if the whole process stands still."""
+    """The reason to replace a process; `processor` is None if the whole process is stuck."""
 
     processor: str | None
     why: str
@@ -63,7 +63,7 @@ class Watch:
         self._episodes: dict[str | None, _Episode] = {}
 
     def look(self, reports: Iterable[Report], silent: float = 0.0, *, has_reported: bool = True) -> Stuck | None:
-        """Warns of loops that stand still or turn again; returns the reason to replace the process, None for none.
+        """Warns of loops that are stuck or turn again; returns the reason to replace the process, None if none.
 
         - `reports`: the newest report of each processor.
         - `silent`: seconds since the newest report.
@@ -96,7 +96,7 @@ class Watch:
                 logger.warning("slot %d: %s again, after %.0f s", self._slot, again, episode.seconds)
             episode = self._episodes[processor] = _Episode()
         episode.seconds = seconds
-        what = "its process has not reported" if processor is None else f"{processor} has not turned"
+        what = "its process has not reported" if processor is None else f"{processor} has made no progress"
         if seconds >= episode.warn_at:
             while episode.warn_at <= seconds:
                 episode.warn_at *= 2

@@ -93,7 +93,7 @@ class TakenValues(NamedTuple):
     - `nan`: whether it stores NaN.
     - `infinity`: whether it stores infinity.
     - `aware`: True if a time must have a time zone, False if it must have none; None for other types.
-    - `converted`: the texts that it turns into numbers; None for none.
+    - `converted`: the texts that it turns into numbers; None if there is none.
     - `bits`: the bits of the integers that it stores, including the sign; None for any number.
     - `nul`: whether it stores text with NUL.
     """

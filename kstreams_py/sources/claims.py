@@ -257,7 +257,7 @@ class ClaimsFile:
         return connection.execute(asked, (self._reader, self._owner)).fetchall()
 
     def _read_new(self, connection: sqlite3.Connection, limit: int) -> list[Claim]:
-        """Claims inputs that nobody has claimed."""
+        """Claims inputs that no worker has claimed."""
         found, are_shared = self._inputs.find(connection, self._reader, limit), False
         if found:
             with transaction(connection):
@@ -344,7 +344,7 @@ def create_tables(
 
 
 def check_tables(connection: sqlite3.Connection, path: Path, columns: Mapping[str, tuple[str, ...]] = _COLUMNS) -> bool:
-    """Returns whether all tables of a claims file are there. Raises SettingsError if one has other columns."""
+    """Returns whether a claims file has all its tables. Raises SettingsError if one has other columns."""
     are_there = True
     for table, expected in columns.items():
         found = tuple(name for (name,) in connection.execute("SELECT name FROM pragma_table_info(?)", (table,)))

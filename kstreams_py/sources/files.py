@@ -262,7 +262,7 @@ class _FileRecords(ClaimedInputs):
         return found
 
     def take(self, connection: sqlite3.Connection, found: Sequence[tuple[int, Any]]) -> Sequence[tuple[int, Any]]:
-        """See ClaimedInputs: leaves out files of which another worker has claimed records meanwhile."""
+        """See ClaimedInputs: leaves out files whose records another worker has just claimed."""
         moved = f"UPDATE {_FILES} SET rows = ?, offset = ?, size = ?, print = ?, final = ?"
         taken = set[int]()
         for file, before, after, opened in self._moves:
@@ -409,7 +409,7 @@ class _FileRecords(ClaimedInputs):
             self._opened = None
 
     def _warn(self, file: int, opened: OpenRecords) -> None:
-        """Warns once of a file that cannot be read further as it is: perhaps nobody is writing it."""
+        """Warns once of a file that cannot be read further as it is: perhaps no program is writing it."""
         if opened.awaited and not self._source.ends and file not in self._warned:
             self._warned.add(file)
             logger.warning("%s: waits for %s", self._paths[file], opened.awaited)

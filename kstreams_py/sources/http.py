@@ -23,12 +23,12 @@ class HTTP(RequestRules):
     The answers are small JSON objects:
 
     - 200: everything is stored.
-    - 422: the input was refused, with the reason; or its key was sent with another body before.
+    - 422: the input was refused, with the reason; or its key was sent earlier, with another body.
     - 503: too many requests wait, or the worker stops: send it again.
     - 504: the input was not done before the deadline. Its processing goes on.
     - 400, 401, 403, 404, 405, 413, 415, 421: the request is not an input, for the reason in the answer.
 
-    Nobody but the client keeps a request until it is answered: a client that gets 503, 504 or no answer sends it again.
+    Only the client keeps a request until it is answered: a client that gets 503, 504 or no answer sends it again.
     A request with the same header `Idempotency-Key` is the same input: it gets the answer of the first one, or waits
     for it, and a target that stores by hash has its rows once even if a worker was killed. Without the header, each
     request is another input. A key identifies an input of the source for ever, so clients should use a UUID.

@@ -321,7 +321,7 @@ class _Exchange(HTTPMessageDelegate):
 class _Listener(HTTPServer):
     """A port: its paths, and its connections.
 
-    - `bound`: its socket, which accepts nobody before `begin`.
+    - `bound`: its socket, which accepts no connection before `begin`.
     - `files`: its certificate and key.
     - `paths`: by name. A closed path stays, and answers that requests are to be sent again.
     - `resting`: the connections without a whole request, the longest resting first.

@@ -414,7 +414,7 @@ class ParquetRecords(OpenRecords):
         """Opens a file.
 
         - `start`: where to begin.
-        - `is_complete`: nobody writes the file: if it cannot be opened, it is damaged.
+        - `is_complete`: no program writes the file: if it cannot be opened, it is damaged.
         """
         import pyarrow as pa  # noqa: PLC0415 an extra
         from pyarrow import parquet  # noqa: PLC0415

@@ -111,7 +111,7 @@ class _TableRows(ClaimedInputs):
     ) -> tuple[list[tuple[Any, ...]], Any, bool]:
         """Looks at the next rows after a key.
 
-        Returns up to `limit` that nobody has claimed, the last key looked at, and whether it is the table's last.
+        Returns up to `limit` unclaimed keys, the last key looked at, and whether it is the table's last.
         """
         key = quoted(self._source.key)
         since, began = ("", ()) if after is None else (f"WHERE {key} > ?", (after,))
@@ -127,7 +127,7 @@ class _TableRows(ClaimedInputs):
     def _select(
         self, connection: sqlite3.Connection, reader: str, limit: int, after: Any, until: tuple[Any] | None
     ) -> list[tuple[Any, ...]]:
-        """Returns up to `limit` rows that nobody has claimed: their keys, and their columns."""
+        """Returns up to `limit` rows that no worker has claimed: their keys, and their columns."""
         key = f"t.{quoted(self._source.key)}"
         since, began = ("", ()) if after is None else (f"AND {key} > ?", (after,))
         asked = (

@@ -40,7 +40,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class CutTopic:
-    """A topic of a cut: the broker's id for it ("" for none), and its partitions in order."""
+    """A topic of a cut: the broker's id for it ("" if there is none), and its partitions in order."""
 
     topic_id: str
     partitions: tuple[Span, ...]

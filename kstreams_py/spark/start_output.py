@@ -1,4 +1,4 @@
-"""Hides what Spark and Ivy print while Spark's Java process starts, and shows the last lines if it does not start."""
+"""Hides what Spark and Ivy print while Spark's Java process starts, and shows the last lines if the start fails."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LINES: Final = 30
 KEPT_BYTES: Final = 64 * 1024
 
 MARK: Final = b"\0started\0"
-"""Written to the pipe after a start: everything before it comes from the start, even if it is read later."""
+"""Written to the pipe after a start: output before this mark comes from the start, even if it is read later."""
 
 LAST_SECONDS: Final = 2.0
 """Seconds to wait for the last lines of a process that ends."""
@@ -26,9 +26,9 @@ LAST_SECONDS: Final = 2.0
 
 @contextlib.contextmanager
 def hidden_start() -> Iterator[None]:
-    """Hides the standard error of a process that starts in the block; what it prints after the block is passed on.
+    """Hides what a process that starts in the block prints to standard error; passes on what it prints after the block.
 
-    The process inherits a pipe in place of this process's standard error. Other threads must not print meanwhile.
+    The process inherits a pipe in place of this process's standard error. In the block, no other thread may print.
     """
     sys.stderr.flush()
     shown = os.dup(STDERR)
@@ -45,9 +45,9 @@ def hidden_start() -> Iterator[None]:
 
 
 class _Relay:
-    """Reads a pipe that takes the place of standard error, in a thread that ends with the last process that writes.
+    """Replaces standard error by a pipe, and reads the pipe in a thread that ends with the last process that writes.
 
-    - `shown`: another descriptor of the standard error itself, which is closed with this object.
+    - `shown`: a duplicate of the descriptor of the real standard error; it is closed with this object.
     """
 
     def __init__(self, shown: int) -> None:
@@ -62,7 +62,7 @@ class _Relay:
         self._thread.start()
 
     def show_last(self) -> None:
-        """Prints the last lines of a start that has failed, once all are read, and passes on what follows."""
+        """Reads the output of a failed start to its end, prints its last lines, and passes on later output."""
         os.close(self._write)
         self._thread.join(LAST_SECONDS)
         with self._lock:
@@ -71,7 +71,7 @@ class _Relay:
             self._kept = None
 
     def pass_on(self) -> None:
-        """Drops what was printed before, and passes on what is printed from now on."""
+        """Drops the output of the start, and passes on later output."""
         os.write(self._write, MARK)
         os.close(self._write)
 
@@ -87,6 +87,6 @@ class _Relay:
                     self._print(after)
 
     def _print(self, data: bytes) -> None:
-        with contextlib.suppress(OSError):  # nobody reads it any more: Spark must not wait for that
+        with contextlib.suppress(OSError):  # the reader of standard error has gone: Spark must go on
             while data:
                 data = data[os.write(self._shown, data) :]

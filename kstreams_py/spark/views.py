@@ -132,9 +132,9 @@ def _load_cut(
 ) -> DataFrame:
     """Returns the records inside the cut `end`, without those inside the cut `start`."""
     if not isinstance(end, Cut):
-        raise SettingsError("start is a cut, and end is none: make a later cut, and give it as end")
+        raise SettingsError("start is a cut, but end is not: make a later cut, and give it as end")
     if not isinstance(start, Cut | None):
-        raise SettingsError(f"end is a cut, and start={start!r} is none: leave it out, or give an earlier cut")
+        raise SettingsError(f"end is a cut, but start={start!r} is not: leave start out, or give an earlier cut")
     spans = end.spans(name, start)
     starts, ends = ({n: getattr(each, bound) for n, each in enumerate(spans)} for bound in ("start", "end"))
     df = _load(lambda: spark.read, assigned(options(name, settings, start=starts, end=ends), name, starts))

@@ -42,8 +42,8 @@ CHANGES_BYTES: Final = 4 << 20
 class Base(Protocol):
     """The committed part of a store, as bytes, with the record of its positions under POSITIONS_KEY.
 
-    - `noted`: the offset that was noted last, by this process or an earlier one; 0 for none.
-    - `foreign`: describes the state of another changelog that it has until `clear`, and where that is; "" for none.
+    - `noted`: the offset that was noted last, by this process or an earlier one; 0 if there is none.
+    - `foreign`: describes the state of another changelog that it has until `clear`, and where that is; "" if none.
     """
 
     noted: int

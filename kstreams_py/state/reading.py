@@ -1,4 +1,4 @@
-"""Reads the committed state from its changelog, beside the workers that write it."""
+"""Reads the committed state from its changelog, while workers write it."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ logger = logging.getLogger(__name__)
 
 
 def bind_state(graph: Graph, processor: Processor, registry: Registry) -> tuple[Serde, Serde]:
-    """Returns the serdes of the keys and values of a processor's state, for their subjects in the registry."""
+    """Returns the serdes of the keys and values of a processor's state, bound to their subjects in the registry."""
     state, changelog = processor.state, changelog_of(graph.name, processor)
     assert state is not None, f"{processor.id} has no state"
     return bind(state.key, registry, f"{changelog}-key"), bind(state.value, registry, f"{changelog}-value")
 
 
 def commands_of(graph: Graph, processor: Processor, bootstrap_servers: str | None = None) -> Commands:
-    """Returns the commands for messages about a processor's state; `find` names its changelog only with an address."""
+    """Returns the commands for messages about a processor's state; without an address, `find` names no changelog."""
     found = Commands()
     if bootstrap_servers is not None:
         changelog = changelog_of(graph.name, processor) or ""
@@ -53,9 +53,9 @@ def read_state(graph: Graph, processor: Processor, cluster: Cluster, registry: R
     for each, numbers in split.items():
         if len(numbers) > 1:
             logger.warning(
-                "%s: key %s of the state has a value in each of partitions %s, which know only their own records: they "
-                "lack the key of the state, or the input has got more partitions: write them to a new topic with that "
-                "key, and read that one from the start",
+                "%s: key %s of the state has a value in each of partitions %s, each made from the records of its "
+                "partition only: the records have another key than the state, or partitions were added to the input: "
+                "write the records to a new topic with the key of the state, and read the new topic from the start",
                 processor.id, show(key.deserialize(each)), ", ".join(map(str, numbers)),
             )  # fmt: skip
             break
@@ -63,7 +63,7 @@ def read_state(graph: Graph, processor: Processor, cluster: Cluster, registry: R
 
 
 def read_reserved(graph: Graph, processor: Processor, cluster: Cluster) -> dict[int, dict[bytes, bytes]]:
-    """Returns the committed keys and values of the framework, which it keeps beside the function's, by partition.
+    """Returns by partition the committed keys and values that the framework keeps for itself in the changelog.
 
     Raises TopicError if the changelog does not exist or has a record without a key, and ClientError.
     """
@@ -98,7 +98,7 @@ def _read_tasks(
 
 def _foreign(graph: Graph, processor: Processor, m: Message, why: object) -> TopicError:
     remedy = commands_of(graph, processor).start_over(m.topic())
-    return TopicError(f"{foreign(m, 'change of a state', why)}: {remedy}")
+    return TopicError(f"{foreign(m, 'a change of a state', why)}: {remedy}")
 
 
 def _records(cluster: Cluster, tp: TopicPartition) -> Iterator[Message]:

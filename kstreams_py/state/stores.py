@@ -85,7 +85,7 @@ def name_offsets(offsets: Positions) -> str:
 
 def begin_empty(commands: Commands, topic: str, group: Positions) -> str:
     """Returns how to let a state begin empty at its group's offsets. `topic`: the changelog."""
-    where = "where it is" if group else "where it shall go on"
+    where = "where it is" if group else "where it should go on"
     here = name_offsets(group) or "--to-beginning"
     return (
         f"delete topic {topic!r} (`{commands.delete}`), and set the group to {where} (`{commands.reset} {here}`, and "
@@ -158,7 +158,7 @@ class Stores:
     # Between two assignments.
 
     def suspect(self) -> None:
-        """Drops uncommitted changes; another worker may have the tasks meanwhile."""
+        """Drops uncommitted changes; another worker may now have the tasks."""
         self.roll_back()
         self._trusted.clear()
         self._goals.clear()
@@ -282,7 +282,7 @@ class Stores:
             try:
                 self._decode(number)
             except ValueError as error:  # a value that was replaced since does no harm
-                raise self._foreign(self._newest[number], "record of positions", error) from None
+                raise self._foreign(self._newest[number], "a record of positions", error) from None
             del self._goals[number]
             self._newest.pop(number, None)
 
@@ -313,10 +313,10 @@ class Stores:
             changes = {m.key(): m.value() for m in records}
         except DecodeError as error:
             unread = next(m for m in records if isinstance(m, Unreadable) and m.value_fault)
-            raise self._foreign(unread, "change of a state", error) from None
+            raise self._foreign(unread, "a change of a state", error) from None
         if None in changes:
             unnamed = next(m for m in records if m.key() is None)
-            raise self._foreign(unnamed, "change of a state", "it has no key")
+            raise self._foreign(unnamed, "a change of a state", "it has no key")
         if POSITIONS_KEY in changes:
             self._newest[number] = next(m for m in reversed(records) if m.key() == POSITIONS_KEY)
         self.by_partition[number].base.apply(cast(Changes, changes))
@@ -353,10 +353,10 @@ class Stores:
                 )
             committed = group.get(topic)
             if committed is None:
-                why = "which has no committed offset (if the processor has a new id, give it the one before)"
+                why = "which has no committed offset (if the processor has a new id, give it the previous one)"
                 raise self._mistaken(number, at_group, f"it is at {tp}@{at}, {why}")
             if committed != at:
-                raise self._mistaken(number, at_group, f"it is at {tp}@{at}, and the group is at {committed}")
+                raise self._mistaken(number, at_group, f"it is at {tp}@{at}, but the group is at {committed}")
         self._doubts.pop(number, None)
         if self.by_partition[number].base.get(POSITIONS_KEY) is None:
             self._unplaced.add(number)
@@ -366,7 +366,7 @@ class Stores:
     def _mistaken(self, number: int, group: Positions, why: str) -> KStreamsError:
         """Returns NotRestored the first time, then InputLost.
 
-        In between, the group is polled and asked again: another worker may have committed meanwhile.
+        In between, the group is polled and asked again: another worker may have committed since.
         """
         if self._doubts.get(number) != why:
             self._doubts[number] = why
@@ -460,7 +460,7 @@ class Stores:
     def look(self) -> None:
         """Requests the ends of the changelogs now and then, before the offsets of a commit are sent.
 
-        If the group then takes the offsets, nobody else had the tasks, and the stores have everything before these
+        If the group then takes the offsets, no other worker had the tasks, and the stores have everything before these
         ends. `committed` notes that. Raises InputLost if the changelog was deleted and created again.
         """
         if self._clock() - self._looked_at <= LOOK_SECONDS:

@@ -31,7 +31,7 @@ LINKS_MAX: Final = 128
 """The maximum number of links of a span, to records of a batch or steps of a commit. It is the SDK's default limit."""
 
 CHANNEL_SYSTEM: Final = "kstreams"
-"""The messaging system of channels, and of inputs that are no records."""
+"""The messaging system of channels, and of inputs that are not records."""
 
 EXCEPTIONS_MAX: Final = 8
 """The maximum number of exceptions that the span of a batch records."""
@@ -282,7 +282,7 @@ def _note_call(span: Span, records: int, error: BaseException | None) -> None:
 
 
 def _note(span: Span, plan: Plan) -> None:
-    """Notes the results of the steps: outputs, dead letters, exceptions. Stop is no error."""
+    """Notes the results of the steps: outputs, dead letters, exceptions. Stop is not an error."""
     if not span.is_recording():
         return
     span.set_attribute("kstreams.records", len(plan.outputs) - plan.dead_letters)

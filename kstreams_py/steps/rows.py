@@ -45,7 +45,7 @@ class Rows:
         self._columns = tuple(columns)
 
     def of(self, results: Iterable[Any], digest: bytes) -> list[Output]:
-        """Returns the rows of the step with this delivery hash. Raises GraphError for a result that is no row."""
+        """Returns the rows of the step with this delivery hash. Raises GraphError for a result that is not a row."""
         return [
             cast(Output, (ROWS, Stored(Row(row_hash(digest, number), values)), None, -1, None, None, 0, None))
             for number, values in enumerate(self.values_of(results))
@@ -76,7 +76,7 @@ class Rows:
             listed = " in a list, which is one of rows" if in_list else ""
             raise GraphError(
                 f"{what} {show_type(row)}{listed}: return a row, as a tuple or a dict of column to value, a list "
-                "of rows, or None for none"
+                "of rows, or None for no rows"
             )
         if len(row) != len(columns):
             raise GraphError(f"{what} a row of {len(row)} values for columns {', '.join(columns)}: give one for each")

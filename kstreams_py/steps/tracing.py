@@ -19,7 +19,7 @@ Run = Callable[[Any, Plan], None]
 """Runs steps, and adds their results to a plan."""
 
 Note = Callable[[int, BaseException | None], None]
-"""Notes how many results a call has made, and its error; None for none."""
+"""Notes how many results a call has made, and its error; None if there is none."""
 
 
 class Tracing(Protocol):

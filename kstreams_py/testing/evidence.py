@@ -89,7 +89,7 @@ class TopicEvidence:
         self.seen = Counter(map(pair_of, wanted))
 
     def least(self, pair: Pair) -> int:
-        """Returns the least number of records with these contents that must be there."""
+        """Returns the least number of records with these contents that must exist."""
         if pair not in self._least:
             self._least[pair] = sum(cause.must for cause in self.causes.get(pair, ()))
         return self._least[pair]
@@ -101,7 +101,7 @@ class TopicEvidence:
         return compare(self.seen, least, most)
 
     def lacks(self, pair: Pair) -> bool:
-        """Returns whether fewer records with these contents were read than must be there."""
+        """Returns whether fewer records with these contents were read than must exist."""
         return self.seen[pair] < self.least(pair)
 
     def found(self, pair: Pair) -> Sequence[Read]:
@@ -183,7 +183,7 @@ class Case:
         }
         for event in sorted(history, key=lambda event: getattr(event, "at", 0)):
             if type(event) not in takers:
-                raise HistoryError(f"{event!r} is no event of a history: record it with the methods of History")
+                raise HistoryError(f"{event!r} is not an event of a history: record it with the methods of History")
             takers[type(event)](event)
         self._check()
         for name, topic in self.topics.items():

@@ -235,7 +235,7 @@ def _event(line: bytes, where: str) -> HistoryEvent:
         return kind(**row)
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise HistoryError(
-            f"{where} is no event of a history ({type(error).__name__}: {error}): {line[:80]!r}; give files that a "
+            f"{where} is not an event of a history ({type(error).__name__}: {error}): {line[:80]!r}; give files that a "
             "History of this version has written"
         ) from None
 

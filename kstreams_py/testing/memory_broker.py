@@ -1,17 +1,18 @@
 """A Kafka broker in memory: partitions with markers, transactions with epochs, groups with memberships.
 
-It reads no clock and never waits: time is an argument, and every request is answered immediately. Its clients are in
-memory_clients.py, the faults in request_faults.py. It behaves as Apache Kafka does with a client that speaks EndTxn v1:
+The broker reads no clock and never waits: time is an argument, and it answers every request immediately. Its clients
+are in memory_clients.py, the faults in request_faults.py. The broker treats a client as Apache Kafka treats one that
+speaks EndTxn v1:
 
-- A transaction opens with its first partition or group, and ends with one marker in each of its partitions. The markers
-  may follow the answer to the commit with a delay.
-- Only the newest epoch of a transactional id is valid; a time-out raises it, as a new producer does.
+- A transaction opens with its first partition or group, and ends with one marker in each of its partitions. The broker
+  may write the markers some time after it has answered the commit.
+- Only the newest epoch of a transactional id is valid; a time-out raises the epoch, and so does a new producer.
 - A batch is identified by producer id, epoch and sequence per partition: duplicates are dropped, gaps are refused.
-- A group rebalances in two phases: all members join again, or their sessions time out; then a new generation is
-  assigned.
+- A group rebalances in two phases: all members join again, or their sessions time out; then the members of the new
+  generation get their partitions.
 - A static membership outlives its process: the member that takes it gets its partitions without a rebalance.
-- These are the old partitions, whatever the new member subscribes to and however its topics have grown. Only the next
-  rebalance assigns others, and none comes by itself (seen on Kafka 4.3.1 with librdkafka 2.16).
+- That member gets the old partitions, whatever it subscribes to, even if its topics have more partitions now. Only a
+  rebalance assigns others, and no rebalance starts by itself (seen on Kafka 4.3.1 with librdkafka 2.16).
 """
 
 from __future__ import annotations
@@ -178,11 +179,11 @@ class TransactionalId:
     """A transactional id and its transaction.
 
     - `epoch`: the valid epoch.
-    - `since`: when the open transaction began; None if none is open.
-    - `partitions`: the partitions that were added to it.
-    - `positions`: whether offsets may be added to it.
+    - `since`: when the open transaction began; None if no transaction is open.
+    - `partitions`: the partitions that were added to the transaction.
+    - `positions`: whether offsets may be added to the transaction.
     - `commits`: whether the newest transaction commits or aborts; None while that is not decided.
-    - `ends_at`: when its markers are written; its records stay open until then. None while that is not decided.
+    - `ends_at`: when the broker writes the markers; until then the records stay open. None while that is not decided.
     """
 
     producer_id: int
@@ -233,15 +234,15 @@ class MemoryGroup:
         self.static_members: dict[str, StaticMember] = {}
         self.positions: Positions = {}
         self.notes: dict[TopicPartition, str] = {}
-        """The texts beside the committed offsets."""
+        """The metadata of the committed offsets."""
         self.pending: dict[int, Positions] = {}
         self.leader = ""
-        """The instance id of the leader: a rebalance for new partitions starts only when the leader learns of them."""
+        """The instance id of the leader. New partitions cause a rebalance only once the leader learns of them."""
         self._rebalancing = False
         self._members = 0
         self._commits = 0
         self._order: dict[tuple[int | None, TopicPartition], int] = {}
-        """When each offset was sent, by producer id while it is pending; by None once it is committed."""
+        """The commit that sent each offset, by number. The producer id is None once the offset is committed."""
 
     def add_pending(self, producer_id: int, positions: Positions) -> None:
         """Makes offsets pending in the transaction of a producer."""
@@ -252,7 +253,7 @@ class MemoryGroup:
     def end_pending(self, producer_id: int, *, commits: bool) -> None:
         """Commits or drops the pending offsets of a producer.
 
-        An offset that was sent before the committed one does not replace it, however late its transaction ends.
+        However late its transaction ends, an offset does not replace a committed offset that was sent after it.
         """
         for tp, offset in self.pending.pop(producer_id, {}).items():
             order = self._order.pop((producer_id, tp))
@@ -263,7 +264,7 @@ class MemoryGroup:
     def commit(
         self, positions: Positions, membership: GroupMetadata, notes: Mapping[TopicPartition, str] | None = None
     ) -> None:
-        """Commits offsets of a member outside of transactions, with the texts beside them. Raises as `check` does."""
+        """Commits offsets of a member outside of transactions, with their metadata. Raises as `check` does."""
         self.check(membership)
         self._commits += 1
         self._order |= {(None, tp): self._commits for tp in positions}
@@ -271,7 +272,7 @@ class MemoryGroup:
         self.notes.update(dict.fromkeys(positions, "") | dict(notes or {}))
 
     def join(self, instance_id: str, topics: Collection[str], now: float) -> int:
-        """Joins and returns the new member id: immediately for a held membership, otherwise after a rebalance."""
+        """Adds a member, and returns its id. It takes over a held membership; otherwise a rebalance begins."""
         self._members += 1
         held = self.static_members.get(instance_id)
         if held is None:
@@ -283,7 +284,7 @@ class MemoryGroup:
         return self._members
 
     def hear(self, instance_id: str, member: int, now: float) -> Heard:
-        """Takes a heartbeat and returns the answer. Raises Replaced if another member holds the membership."""
+        """Answers a heartbeat. Raises Replaced if another member holds the membership."""
         held = self._held(instance_id, member)
         if held is None:
             return Heard.UNKNOWN
@@ -295,7 +296,7 @@ class MemoryGroup:
         self.static_members[instance_id].joined = True
 
     def deal(self, counts: Mapping[str, int]) -> None:
-        """Assigns a new generation if all members have joined it.
+        """Assigns the partitions to a new generation if all members have joined it.
 
         Partitions are assigned by range over the sorted instance ids, each topic by itself, so topics with equal
         numbers of partitions are assigned alike.
@@ -318,15 +319,15 @@ class MemoryGroup:
     def check(self, membership: GroupMetadata) -> None:
         """Raises Replaced if another member holds the membership, Abortable if this member is of an old generation.
 
-        A group without members takes the offsets of a client that has never joined.
+        A group without members accepts the offsets of a client that has never joined.
         """
         if not (self.static_members or membership.member):
             return
         if self._held(membership.instance_id, membership.member) is None:
-            raise Abortable(f"group {self.name}: {membership.instance_id} is no member (any more)")
+            raise Abortable(f"group {self.name}: {membership.instance_id} is not a member, or no longer")
         if membership.generation != self.generation:
             raise Abortable(
-                f"group {self.name}: {membership.instance_id} is of generation {membership.generation}, and "
+                f"group {self.name}: {membership.instance_id} is of generation {membership.generation}, but "
                 f"{self.generation} is the newest"
             )
 
@@ -380,7 +381,7 @@ class Broker:
         self.groups: dict[str, MemoryGroup] = {}
         self._transactional: dict[str, TransactionalId] = {}
         self._begun: dict[int, TransactionalId] = {}
-        """The ids whose transaction may be open or lack its markers, by producer id."""
+        """By producer id, the transactional ids whose transaction may be open, or may lack its markers."""
         self.session_timeout = session_timeout
         self._transaction_timeout = transaction_timeout
         self._marker_delay = marker_delay
@@ -412,7 +413,7 @@ class Broker:
                 group.expire(now - self.session_timeout)
 
     def grow_topic(self, name: str, partitions: int) -> None:
-        """Adds partitions until the topic has this number of them."""
+        """Adds partitions to a topic until it has this many."""
         found = self.topic(name).partitions
         found += [Partition(TopicPartition(name, number)) for number in range(len(found), partitions)]
 
@@ -442,7 +443,7 @@ class Broker:
         topic, number = name
         partitions = self.topic(topic).partitions
         if not 0 <= number < len(partitions):
-            raise TopicError(f"topic {topic!r} has {len(partitions)} partitions, and no {number}")
+            raise TopicError(f"topic {topic!r} has {len(partitions)} partitions, but no partition {number}")
         return partitions[number]
 
     def group(self, name: str) -> MemoryGroup:
@@ -463,7 +464,8 @@ class Broker:
     def enlist(self, transactional_id: str, epoch: int, partition: TopicPartition | None, now: float) -> None:
         """Opens a transaction unless one is open, and adds a partition (None: offsets) to it. Raises Fenced.
 
-        The markers of the previous transaction come first: a client waits for them (CONCURRENT_TRANSACTIONS).
+        The broker first writes the markers of the previous transaction: a client waits for them
+        (CONCURRENT_TRANSACTIONS).
         """
         held = self._of_epoch(transactional_id, epoch)
         self._write_markers(held)
@@ -487,7 +489,7 @@ class Broker:
     ) -> int:
         """Writes a batch, in the transaction of the id unless that is None; returns its first offset.
 
-        - `now`: the broker's time in seconds since 1970, which timestamps are compared with; None to take any.
+        - `now`: the broker's time in seconds since 1970, to check timestamps against; None to accept any timestamp.
 
         Raises Fenced, Abortable, Refused.
         """
@@ -529,7 +531,7 @@ class Broker:
         """Commits or aborts the open transaction; accepts the repetition of the last request.
 
         Raises Fenced, and OutcomeUnknown if no transaction is open. EndTxn v1 does not name its transaction: a late
-        request ends another one of its epoch (KAFKA-17754).
+        request ends a later transaction of its epoch (KAFKA-17754).
         """
         held = self._of_epoch(transactional_id, epoch)
         if held.since is None:
@@ -545,9 +547,9 @@ class Broker:
     ) -> dict[TopicPartition, tuple[int, int]]:
         """Returns the producer id and first offset of each transaction of this id that hangs, by partition.
 
-        The transaction is open on the partition, and its coordinator will not end it.
+        The transaction is open on the partition, but its coordinator will not end it.
 
-        - `group`: adds an entry for POSITIONS if offsets of this group are pending; "" for none.
+        - `group`: adds an entry for POSITIONS if offsets of this group are pending; "" adds no entry.
         """
         held = self._transactional.get(transactional_id)
         if held is None or self.markers.are_late(held.producer_id):
@@ -591,7 +593,7 @@ class Broker:
     # Committed offsets.
 
     def committed(self, group: str, partitions: Collection[TopicPartition]) -> Positions:
-        """Returns a group's committed offsets of partitions that have one. Raises Retriable while one is pending."""
+        """Returns the committed offsets that a group has of partitions. Raises Retriable while an offset is pending."""
         found = self.group(group)
         for positions in found.pending.values():
             if waiting := sorted(set(partitions) & set(positions)):

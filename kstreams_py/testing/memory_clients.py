@@ -555,7 +555,7 @@ class MemoryConsumer:
         return True
 
     def _join_generation(self) -> bool:
-        """Joins the next generation. Returns False if the group has forgotten this member meanwhile."""
+        """Joins the next generation. Returns False if the group has forgotten this member."""
         if self._generation >= 0:
             self._positions = {}
             self._rebalances += 1

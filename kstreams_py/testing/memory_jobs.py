@@ -156,7 +156,7 @@ class MemoryJob:
         self._job = Job(graph.name, [observe_calls(task, request) for task in graph.tasks], opened)
 
     def run_turn(self) -> None:
-        """Runs a turn. Raises the error of a function that stops the job, which is closed then."""
+        """Runs a turn. Raises the error of a function that stops the job, and closes the job."""
         try:
             self._job.turn()
         except Stop:

@@ -196,7 +196,7 @@ def test_page_is_legible_and_scrolls_only_down(chromium: Browser, is_well: bool,
 def test_page_of_a_run_that_is_not_well_names_what_and_the_remedy_and_runs_no_text(chromium: Browser) -> None:
     with run(is_well=False) as url, opened(chromium, url) as page:
         findings = page.locator("#findings").inner_text()
-        assert "slot 0: merge has not turned, it is in f (a.py:3) (45 s)" in findings
+        assert "slot 0: merge has made no progress: it is in f (a.py:3) (45 s)" in findings
         assert "Its function does not return" in findings
         for kind in ("retrying", "hidden", "broker_away", "replaced", "killed", "restarting", "dead_letters", "spare"):
             # the commands name the graph, so that they can be typed

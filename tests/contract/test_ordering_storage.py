@@ -565,22 +565,22 @@ def test_keys_in_redis_are_those_of_the_document(redis_server: Server) -> None:
 
 
 FOREIGN: Final[dict[str, Callable[[Any, str], object]]] = {
-    "workers that are no text": lambda client, prefix: client.sadd(f"{prefix}event.workers", b"\xff"),
+    "workers that are not text": lambda client, prefix: client.sadd(f"{prefix}event.workers", b"\xff"),
     "a worker without a number": lambda client, prefix: client.sadd(f"{prefix}event.workers", "w"),
     "a worker whose number is none": lambda client, prefix: (
         client.sadd(f"{prefix}event.workers", "w"),
         client.hset(f"{prefix}event.worker:w", mapping={"number": "x", "lanes": "1", "heard": "0"}),
     ),
-    "workers that are no set": lambda client, prefix: client.set(f"{prefix}event.workers", "w"),
-    "a token that is no text": lambda client, prefix: client.lpush(f"{prefix}objects.with.events", b"\xff"),
-    "tokens that are no list": lambda client, prefix: client.set(f"{prefix}objects.with.events", "x"),
-    "an object that is no text": lambda client, prefix: client.lpush(prefix.encode() + b"\xff:events", "x"),
+    "workers that are not a set": lambda client, prefix: client.set(f"{prefix}event.workers", "w"),
+    "a token that is not text": lambda client, prefix: client.lpush(f"{prefix}objects.with.events", b"\xff"),
+    "tokens that are not a list": lambda client, prefix: client.set(f"{prefix}objects.with.events", "x"),
+    "an object that is not text": lambda client, prefix: client.lpush(prefix.encode() + b"\xff:events", "x"),
     "an event that is none": lambda client, prefix: (
         client.lpush(f"{prefix}work:events", b"x"),
         client.lpush(f"{prefix}objects.with.events", "work"),
     ),
-    "a topic that is no text": lambda client, prefix: client.hset(f"{prefix}event.topics", b"\xff", "3"),
-    "partitions that are no number": lambda client, prefix: client.hset(f"{prefix}event.topics", "topic", "x"),
+    "a topic that is not text": lambda client, prefix: client.hset(f"{prefix}event.topics", b"\xff", "3"),
+    "partitions that are not a number": lambda client, prefix: client.hset(f"{prefix}event.topics", "topic", "x"),
 }
 """What others have stored under the keys of a store in Redis."""
 

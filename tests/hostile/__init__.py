@@ -22,7 +22,7 @@ class Outcome(StrEnum):
     """It is processed, and nothing of it is changed."""
     DEAD_LETTER = "dead letter"
     REFUSED = "refused"
-    """An exception of this package, or an exit status that is not 0, with a remedy; for what is no record."""
+    """An exception of this package, or an exit status that is not 0, with a remedy; for what is not a record."""
 
     PASSED_OVER = "passed over"
     """It changes nothing, and is named; for records of others in the framework's own topics."""

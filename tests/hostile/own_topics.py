@@ -405,7 +405,7 @@ def held(content: bytes = b"1", **fields: Any) -> bytes:
     return json.dumps(kept | fields).encode() + b"\n" + content
 
 
-FIELDS: Final = "is no held event: it lacks fields, or has others"
+FIELDS: Final = "is not a held event: it lacks fields, or has others"
 
 
 def of_event(value: bytes, why: str = FIELDS, key: bytes = HELD) -> tuple[Junk, str]:
@@ -456,7 +456,7 @@ _RUN: Final[list[Any]] = list(RUN.last)
 PLACES: Final = [
     place(
         "a record among the marks of replayed letters",
-        f"{MARKS}[0]@{{0}} is no mark of a replayed dead letter: {{why}}: {remedy(MARKS)}: it is passed over",
+        f"{MARKS}[0]@{{0}} is not a mark of a replayed dead letter: {{why}}: {remedy(MARKS)}: it is passed over",
         PASSED_OVER,
         enter_mark,
         {
@@ -478,8 +478,8 @@ PLACES: Final = [
     ),
     place(
         "a record under the key of a mark",
-        f"{MARKS}[0]@{{0}} is no mark of a replayed dead letter: {{why}}: {remedy(MARKS)}: the dead letter dead[0]@9, "
-        "which its key names, counts as replayed",
+        f"{MARKS}[0]@{{0}} is not a mark of a replayed dead letter: {{why}}: {remedy(MARKS)}: the dead letter "
+        "dead[0]@9, which its key names, counts as replayed",
         PASSED_OVER,
         enter_mark,
         {
@@ -493,7 +493,7 @@ PLACES: Final = [
     ),
     place(
         "marks that cannot be decompressed",
-        f"{MARKS}[0]@{{0}} is no mark of a replayed dead letter: {{why}}: {remedy(MARKS)}: marks may be among them, "
+        f"{MARKS}[0]@{{0}} is not a mark of a replayed dead letter: {{why}}: {remedy(MARKS)}: marks may be among them, "
         "and their dead letters would be sent twice: delete the replayed dead letters, then the records of "
         f"{MARKS}[0] before offset {{1}} (`kafka-delete-records`): the remaining dead letters then count as not "
         "replayed",
@@ -507,15 +507,15 @@ PLACES: Final = [
         PASSED_OVER,
         enter_letter,
         {
-            "a tombstone": (Junk(None), "a tombstone, and no dead letter"),
+            "a tombstone": (Junk(None), "a tombstone, not a dead letter"),
             "other bytes": (Junk(b"\xff\xfe"), f"no dead letter: {NOT_AVRO}"),
             "a batch that cannot be decompressed": (Junk(UNREAD), f"no dead letter: {UNREAD_WHY}"),
         },
     ),
     place(
         "a record among beginnings",
-        f"{BEGINNINGS}[0]@{{0}} is no record of a beginning: {{why}}: {remedy(BEGINNINGS)}: it is passed over, with 1 "
-        "others of this topic",
+        f"{BEGINNINGS}[0]@{{0}} is not a record of a beginning: {{why}}: {remedy(BEGINNINGS)}: it is passed over, with "
+        "1 others of this topic",
         PASSED_OVER,
         enter_beginning,
         {
@@ -541,8 +541,8 @@ PLACES: Final = [
     ),
     place(
         "a record in the journal of an alts",
-        f"{JOURNAL}[0]@{{0}} is no record of a journal: {{why}}: {remedy(JOURNAL)}: stop all workers, and delete the "
-        "records of this partition before offset {1} (`kafka-delete-records`): the choices of steps that are not "
+        f"{JOURNAL}[0]@{{0}} is not a record of a journal: {{why}}: {remedy(JOURNAL)}: stop all workers, and delete "
+        "the records of this partition before offset {1} (`kafka-delete-records`): the choices of steps that are not "
         "committed are lost, and these may read their inputs in another order",
         REFUSED,
         enter_choices,
@@ -556,7 +556,7 @@ PLACES: Final = [
     ),
     place(
         "a record in the journal of deliveries",
-        f"p: partition 0: journal {JOURNAL}[0]: {JOURNAL}[0]@{{0}} is no record of a journal: {{why}}: "
+        f"p: partition 0: journal {JOURNAL}[0]: {JOURNAL}[0]@{{0}} is not a record of a journal: {{why}}: "
         f"{remedy(JOURNAL)}: decide where it goes on, and set it (`kstreams recover reset GRAPH p`), then start again",
         REFUSED,
         enter_journal,
@@ -568,7 +568,7 @@ PLACES: Final = [
     ),
     place(
         "a record beside outputs on another cluster",
-        f"p: partition 0: journal {JOURNAL}[0]: {DELIVERED}[0]@{{0}} is no attempt at a delivery: {{why}}: "
+        f"p: partition 0: journal {JOURNAL}[0]: {DELIVERED}[0]@{{0}} is not an attempt at a delivery: {{why}}: "
         f"{remedy(DELIVERED)}: decide where it goes on, and set it (`kstreams recover reset GRAPH p`), then start "
         "again",
         REFUSED,
@@ -588,21 +588,21 @@ PLACES: Final = [
     ),
     place(
         "a change of a state",
-        f"{CHANGELOG}[0]@{{0}} is no change of a state: {{why}}: {remedy(CHANGELOG)}: {START_OVER}",
+        f"{CHANGELOG}[0]@{{0}} is not a change of a state: {{why}}: {remedy(CHANGELOG)}: {START_OVER}",
         REFUSED,
         enter_changelog,
         UNNAMED,
     ),
     place(
         "a change of a state, read by a command",
-        f"{CHANGELOG}[0]@{{0}} is no change of a state: {{why}}: {remedy(CHANGELOG)}: {START_OVER}",
+        f"{CHANGELOG}[0]@{{0}} is not a change of a state: {{why}}: {remedy(CHANGELOG)}: {START_OVER}",
         REFUSED,
         enter_reader,
         UNNAMED,
     ),
     place(
         "a record of positions in a changelog",
-        f"{CHANGELOG}[0]@{{0}} is no record of positions: {{why}}: {remedy(CHANGELOG)}: {START_OVER}",
+        f"{CHANGELOG}[0]@{{0}} is not a record of positions: {{why}}: {remedy(CHANGELOG)}: {START_OVER}",
         REFUSED,
         enter_changelog,
         {
@@ -637,9 +637,9 @@ PLACES: Final = [
         REFUSED,
         enter_object,
         {
-            "held: other bytes": of_event(b"\xff", f" is no held event: {NOT_UTF_8}"),
-            "held: empty": of_event(b"", f" is no held event: {NOTHING}"),
-            "held: nested deep": of_event(DEEP, f" is no held event: {DEEP_WHY}"),
+            "held: other bytes": of_event(b"\xff", f" is not a held event: {NOT_UTF_8}"),
+            "held: empty": of_event(b"", f" is not a held event: {NOTHING}"),
+            "held: nested deep": of_event(DEEP, f" is not a held event: {DEEP_WHY}"),
             "held: a list": of_event(b"[]", f" {FIELDS}"),
             "held: a text for its id": of_event(held(id="2"), f" {FIELDS}"),
             "held: an id before its predecessor": of_event(held(id=1), f" {FIELDS}"),
@@ -648,34 +648,34 @@ PLACES: Final = [
             "held: a place of two": of_event(held(place=["in", 0]), f" {FIELDS}"),
             "held: a timestamp of 70 bits": of_event(held(stamp=[1, 2**70]), f" {FIELDS}"),
             "held: headers that are none": of_event(
-                held(headers=["ab"]), " is no held event: a header is not a name and a value"
+                held(headers=["ab"]), " is not a held event: a header is not a name and a value"
             ),
             "held: a value of a header that is not in base 64": of_event(
-                held(headers=[["a", "?"]]), " is no held event: Only base64 data is allowed"
+                held(headers=[["a", "?"]]), " is not a held event: Only base64 data is allowed"
             ),
             "held: half of a surrogate": of_event(
                 held(headers=[["\ud800", None]]),
-                " is no held event: 'utf-8' codec can't encode character '\\ud800' in position 0: surrogates not "
+                " is not a held event: 'utf-8' codec can't encode character '\\ud800' in position 0: surrogates not "
                 "allowed",
             ),
             "held: no predecessor": of_event(held(), f" {FIELDS}", RESERVED + b"held.b"),
-            "a stop of other bytes": of_object(b"stop", b"\xff", f" is no stop of an object: {NOT_UTF_8}"),
+            "a stop of other bytes": of_object(b"stop", b"\xff", f" is not a stop of an object: {NOT_UTF_8}"),
             "a stop of two": of_object(
-                b"stop", b'["why", 1]', " is no stop of an object: it lacks fields, or has others"
+                b"stop", b'["why", 1]', " is not a stop of an object: it lacks fields, or has others"
             ),
-            "a stop nested deep": of_object(b"stop", DEEP, f" is no stop of an object: {DEEP_WHY}"),
+            "a stop nested deep": of_object(b"stop", DEEP, f" is not a stop of an object: {DEEP_WHY}"),
             "an object that is cut": of_object(
                 b"object",
                 b"\0" * 9,
-                ": b'\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x00' is no state of an object: unpack_from requires a "
-                "buffer of at least 17 bytes for unpacking 17 bytes at offset 0 (actual buffer size is 9)",
+                ": b'\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x00' is not a state of an object: unpack_from requires "
+                "a buffer of at least 17 bytes for unpacking 17 bytes at offset 0 (actual buffer size is 9)",
             ),
         },
     ),
     place(
         "a record of the runs of a pipeline",
-        f"{RUNS}[0]@{{0}} is no record of the runs of a pipeline: {{why}}: {remedy(RUNS)}: write the record before it "
-        f"again, as the newest; or delete {RUNS} and table, and create the latter: pipeline 'sums' begins again then",
+        f"{RUNS}[0]@{{0}} is not a record of the runs of a pipeline: {{why}}: {remedy(RUNS)}: write the previous "
+        f"record again, as the newest; or delete {RUNS} and table, and create table: pipeline 'sums' then begins again",
         REFUSED,
         enter_runs,
         {
@@ -695,7 +695,7 @@ PLACES: Final = [
     ),
     place(
         "a record beside the runs of a pipeline",
-        f"{RUNS}[0]@{{0}} is no record of the runs of a pipeline: {{why}}: {remedy(RUNS)}: it is passed over",
+        f"{RUNS}[0]@{{0}} is not a record of the runs of a pipeline: {{why}}: {remedy(RUNS)}: it is passed over",
         PASSED_OVER,
         enter_runs,
         {

@@ -127,7 +127,7 @@ PLACES: Final = [
             "callback without a module": ({**OAUTH, "oauth_cb": "callback"}, REFUSED),
             "callback of an unknown module": ({**OAUTH, "oauth_cb": "no_such_module:callback"}, REFUSED),
             "callback of another name": ({**OAUTH, "oauth_cb": "tests.hostile.signing_in:no_such"}, REFUSED),
-            "callback that is no function": ({**OAUTH, "oauth_cb": "tests.hostile.signing_in:USER"}, REFUSED),
+            "callback that is not a function": ({**OAUTH, "oauth_cb": "tests.hostile.signing_in:USER"}, REFUSED),
             "callback whose module is a path": ({**OAUTH, "oauth_cb": "../signing_in.py:callback"}, REFUSED),
             "callback that is code": ({**OAUTH, "oauth_cb": "os:system('true')"}, REFUSED),
             "callback beside OIDC": ({**OAUTH, **OIDC, "oauth_cb": "tests.hostile.signing_in:callback"}, REFUSED),

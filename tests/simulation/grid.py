@@ -211,7 +211,7 @@ class Grid:
 
     @contextmanager
     def _unseen(self) -> Iterator[None]:
-        """Requests within it are no points."""
+        """Requests within it are not points."""
         before, self._is_unseen = self._is_unseen, True
         try:
             yield

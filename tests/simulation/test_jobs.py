@@ -461,7 +461,7 @@ def test_error_that_stops_the_job_gives_the_inputs_back(error: Exception, deaths
 
 @pytest.mark.parametrize("retry", [None, ks.Retry(on=ks.SinkUnavailable, attempts=3)])
 def test_target_that_a_function_finds_away_ends_the_job_and_loses_nothing(retry: ks.Retry | None) -> None:
-    """It is no outage of the sink, for which the turn would wait: the results of the others would be dropped."""
+    """It is not an outage of the sink, for which the turn would wait: the results of the others would be dropped."""
     plant = JobPlant(range(INPUTS))
     table, left = Table(plant), [3]
 

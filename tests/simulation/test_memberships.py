@@ -191,9 +191,9 @@ def test_peer_of_another_version_or_scheduler_is_refused() -> None:
     [
         (
             {},
-            "job A runs graph shop, which this peer does not load: start it with --allow and its module",
+            "job A runs graph shop, which this peer does not load: allow the module of the graph (--allow)",
         ),
-        ({"shop": "f2"}, "runs graph shop with fingerprint f1, and this peer has f2: deploy the same code"),
+        ({"shop": "f2"}, "runs graph shop with fingerprint f1, but this peer has f2: deploy the same code"),
     ],
 )
 def test_peer_that_cannot_run_a_job_is_refused(graphs: dict[str, str], why: str) -> None:
@@ -217,7 +217,7 @@ def test_job_that_a_peer_cannot_run_is_refused() -> None:
     job = cluster.peers[PeerId("p1")].replica.jobs[JobId("A")]
     assert (job.phase, job.why) == (
         JobPhase.REFUSED,
-        "peer p2 cannot run it: " + describe_difference(JobId("A"), "shop", "f1", "f2"),
+        "peer p2 cannot run the job: " + describe_difference(JobId("A"), "shop", "f1", "f2"),
     )
 
 

@@ -42,7 +42,7 @@ def test_random_faults_while_functions_fail_keep_the_guarantee(
 
     monkeypatch.setattr(Waits, "begin", count)
     run_all(failing(seeds, guarantee))
-    assert {1, 2, 3} <= set(begun)  # the last attempt of four is no wait
+    assert {1, 2, 3} <= set(begun)  # the last attempt of four is not a wait
     assert len(begun) > 5 * len(seeds)
 
 

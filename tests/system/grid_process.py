@@ -107,7 +107,7 @@ class Process:
 
     @contextmanager
     def _unseen(self) -> Iterator[None]:
-        """Requests within it are no points."""
+        """Requests within it are not points."""
         self._is_unseen = True
         try:
             yield

@@ -466,7 +466,7 @@ def running(
 def await_stopped(pid: int) -> None:
     """Returns once a process that was sent SIGSTOP is stopped, or has ended: its threads run on until each has seen it.
 
-    It is no child of this process (launcher.py), which the one in process_table.py has to be.
+    It is not a child of this process (launcher.py), which the one in process_table.py has to be.
     """
 
     def is_stopped() -> bool:

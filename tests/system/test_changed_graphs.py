@@ -200,7 +200,7 @@ def test_processor_of_another_id_is_told_of_the_one_that_has_read_its_input(site
     renamed = site.deliver((MAP[0].replace("to=", "id='copier', to="), "value"), 4)
     file = min(os.path.relpath(site.file), str(site.file), key=len)  # as it is shown
     assert (
-        f"copier: begins to read {site.one}, which 'copy' has read, a processor that the graph does not declare: if "
+        f"copier: begins to read {site.one}, which the undeclared processor 'copy' has read: if "
         f"this is its new name, stop it, and give it the id 'copy' back, or the positions of group {site.group} "
         f"(`kstreams recover reset {file} copier --to-offset {site.one}:0:2`)"
     ) in renamed.text
@@ -264,7 +264,7 @@ def test_journals_that_are_damaged_end_the_worker_until_a_reset_and_nothing_is_l
     site.cluster.delete_records(site.journal, 3)
     site.write(4)
     reasons = [
-        f"{site.journal}[0]@{newest[0].offset() + 2} is no record of a journal: ",
+        f"{site.journal}[0]@{newest[0].offset() + 2} is not a record of a journal: ",
         f"offset {newest[1].offset() + 2}: it is an attempt at another snapshot than {{'{site.one}': 0}}",
         f"offset {newest[2].offset()}: it is of type attempt-output, and there is no snapshot before it",
         f"all its records before offset {newest[3].offset() + 2} were deleted",

@@ -73,7 +73,7 @@ def test_alts_deployed_without_one_of_its_former_inputs_continues_with_the_other
     merge.write("b", 6)
     merge.await_all("ab")
     assert find_dropped_choices(caplog) == [
-        f"merge: partition 0: '{merge.name}.c' is no input any more: choices saved for it are dropped"
+        f"merge: partition 0: '{merge.name}.c' is no longer an input: choices saved for it are dropped"
     ]
 
 

@@ -289,9 +289,9 @@ def test_cut_of_the_command_is_the_same_after_partitions_were_added(
 def test_view_at_a_cut_whose_records_or_topic_are_gone_stops_with_the_reason(spark: SparkSession, rig: Rig) -> None:
     rig.deliver(0)
     made = rig.cut()
-    with pytest.raises(SettingsError, match="start is a cut, and end is none: make a later cut, and give it as end"):
+    with pytest.raises(SettingsError, match="start is a cut, but end is not: make a later cut, and give it as end"):
         view(spark, rig.topics["a"], settings=rig.settings, start=made)
-    with pytest.raises(SettingsError, match="end is a cut, and start='earliest' is none: leave it out"):
+    with pytest.raises(SettingsError, match="end is a cut, but start='earliest' is not: leave start out"):
         view(spark, rig.topics["a"], settings=rig.settings, start="earliest", end=made)
     rig.cluster.truncate(TopicPartition(rig.names["a"], 0), 1)
     with pytest.raises(InputLost, match=r"a\[0\]: the records from offset 0 to 0 were deleted since the cut"):

@@ -97,10 +97,12 @@ def test_function_that_hangs_is_named_with_its_line_and_the_other_processor_goes
     limits = settings(livez_timeout_ms=5_000, transaction_timeout_ms=120_000, session_timeout_ms=120_000)
     with case.run(settings=limits) as site:
         case.write(*[b"v"] * 500)
-        where = r"slot 0: odd has not turned, it is in odd \(odd_graph.py, line 1\d\) \(\d+ s\)"
+        where = r"slot 0: odd has made no progress: it is in odd \(odd_graph.py, line 1\d\) \(\d+ s\)"
         because = rf"^odd is behind by \d+ records, at 0 a second, because {where}$"
         site.await_findings({("stuck", "odd"): rf"^{where}$", ("behind_state", "odd"): because})
-        site.await_page("/livez", 503, r"^slot 0: odd has not turned, it is in odd \(odd_graph.py, line 1\d\) since ")
+        site.await_page(
+            "/livez", 503, r"^slot 0: odd has made no progress: it is in odd \(odd_graph.py, line 1\d\) since "
+        )
         case.write(b"w", to="calm.in")
         wait_until(lambda: case.outputs("calm.out") == 1, "the other processor goes on")
         still = site.sums("still_seconds", "processor")

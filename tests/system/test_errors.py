@@ -289,9 +289,9 @@ def test_key_that_does_not_decode_is_a_dead_letter_when_the_function_reads_it(
 ODD_OUTPUTS: dict[str, Any] = {
     "a value of another type": "text",
     "a key that does not encode": ks.Out(b"v", key="text"),
-    "a header that is no bytes": ks.Out(b"v", headers=[("h", 5)]),  # type: ignore[list-item]
-    "headers that are no pairs": ks.Out(b"v", headers={"h": b"1"}),  # type: ignore[arg-type]
-    "a timestamp that is no number": ks.Out(b"v", timestamp="now"),  # type: ignore[arg-type]
+    "a header that is not bytes": ks.Out(b"v", headers=[("h", 5)]),  # type: ignore[list-item]
+    "headers that are not pairs": ks.Out(b"v", headers={"h": b"1"}),  # type: ignore[arg-type]
+    "a timestamp that is not a number": ks.Out(b"v", timestamp="now"),  # type: ignore[arg-type]
     "a timestamp with a fraction": ks.Out(b"v", timestamp=1.5),  # type: ignore[arg-type]
     "a timestamp out of range": ks.Out(b"v", timestamp=1 << 70),
 }

@@ -219,7 +219,7 @@ def test_page_metrics_and_doctor_show_a_hung_call_a_replay_and_a_refused_input(t
         assert {each.kind for each in site.findings()} == {"refused"}
         found = run("doctor", shop.file, status=1)
         assert found.startswith(
-            f"warning: rows ({shop.source}: table orders): 1 input was refused, and nobody reads it"
+            f"warning: rows ({shop.source}: table orders): 1 input was refused, and no worker reads it"
         )
         for pid in (running.process.pid, *list_children(running.process.pid)):  # it cannot give its inputs back
             os.kill(pid, signal.SIGKILL)

@@ -335,7 +335,7 @@ def test_journal_with_a_foreign_record_ends_the_worker_and_nothing_is_lost(
     refused = app.start(0)
     assert refused.wait() == 5, refused.text
     assert f"copy: partition 0: journal {journal}[0]: {journal}[0]@" in refused.text
-    assert " is no record of a journal: its type is '': run the newer release of kstreams_py that" in refused.text
+    assert " is not a record of a journal: its type is '': run the newer release of kstreams_py that" in refused.text
     assert f"shows who may write there): {REMEDY}" in refused.text
     graph = f"{app.file}:graph"
     app.operate("slots", "release", graph, 0)

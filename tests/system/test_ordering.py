@@ -394,7 +394,7 @@ def test_partitions_that_are_added_get_nothing_until_a_worker_is_told_to_use_the
         queue(store, front_end, FEW)
     assert workers.start("one").wait() == TopicError.exit_status
     refused = workers.read_log("one")
-    assert f"topic '{name}' has 7 partitions, and had 3 when events of the store {store} were sent to it: " in refused
+    assert f"topic '{name}' has 7 partitions, but had 3 when events of the store {store} were sent to it: " in refused
     assert "then start with --accept-partitions" in refused
     assert processes_of(store) == {"one": 1}
     again = workers.start("one", "--accept-partitions")

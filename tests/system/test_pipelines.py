@@ -366,7 +366,7 @@ def test_rows_that_do_not_arrive_in_the_directory_fail_the_run(shop: Shop, monke
     with monkeypatch.context() as patch:
         patch.setattr(parquet, "_uri", lambda path: f"file://{path}-elsewhere")
         with pytest.raises(
-            SinkUnavailable, match="Spark wrote 1 rows, and 0 are there: the directory must be on a file"
+            SinkUnavailable, match="Spark wrote 1 rows, but 0 are there: the directory must be on a file"
         ):
             shop.run("added")
     assert values(shop.rows("added")) == ["pen"]

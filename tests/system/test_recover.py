@@ -31,8 +31,8 @@ def test_reset_map_asks_first_and_the_next_run_reads_again_exactly_what_it_said(
     with here.worker() as worker:
         wait_until(lambda: len(here.outputs) == 10, "the outputs")
         assert here.refused("reset", "work", *goal) == (
-            f"UserMistake: members are in the group: {here.group}.0 on 127.0.0.1: stop these workers; of those that "
-            f"have ended, `kstreams slots release {here.file}:graph 0`: nothing was changed"
+            f"UserMistake: the group has members: {here.group}.0 on 127.0.0.1: stop these workers; for workers "
+            f"that have ended, run `kstreams slots release {here.file}:graph 0`: nothing was changed"
         )
         assert worker.process.poll() is None
     before = here.positions()
@@ -229,7 +229,7 @@ def test_export_is_restored_after_the_graph_went_on_and_other_files_are_refused(
     here.write("in", b"0", b"1")
     with here.worker():
         wait_until(lambda: len(here.outputs) == 2, "the outputs")
-        assert "UserMistake: members are in the group" in here.refused("export")
+        assert "UserMistake: the group has members" in here.refused("export")
     exported = here.recover("export")
     assert (exported.status, exported.err) == (0, "")
     file = tmp_path / "positions.json"

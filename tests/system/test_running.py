@@ -364,7 +364,9 @@ def format_stuck_pattern(app: App) -> str:
     """A pattern for the message about the function that waits."""
     numbers = [i for i, text in enumerate(app.file.read_text().splitlines(), 1) if '"open"' in text]
     place = rf"copy \(copying_graph.py, line ({numbers[0]}|{numbers[0] + 1})\)"
-    return rf"copy has not turned for \d+ s: it is in {place}: its function does not return, or .* does not answer"
+    return (
+        rf"copy has made no progress for \d+ s: it is in {place}: its function does not return, or .* does not answer"
+    )
 
 
 def test_worker_whose_function_never_returns_is_replaced_after_stuck_timeout(app: App) -> None:
@@ -587,7 +589,7 @@ def test_changelog_of_a_removed_processor_is_deleted_once_its_workers_are_stoppe
         assert started.wait() == 0, started.text
     head = f"{changelog}: 1 partitions, at most "
     assert (refused.status, refused.out.startswith(head)) == (2, True), refused
-    assert refused.error_lines[0].startswith(f"error: UserMistake: members are in the group: {name}.count.0 on ")
+    assert refused.error_lines[0].startswith(f"error: UserMistake: the group has members: {name}.count.0 on ")
     assert changelog in metadata(cluster.admin).topics
     no, yes = delete(typed="n\n"), delete(typed="y\n")
     asked = "delete these topics, with their records? [y/N]: "
@@ -640,7 +642,7 @@ def test_topics_have_four_partitions_unless_told_and_more_workers_are_warned_of(
     topics = (app.source, app.target, app.errors)
     with app.run("--create-topics", "--slots", "0,1,2,3,4") as running:
         running.await_text(
-            f"5 slots, and the inputs of graph '{app.name}' have 4 partition\\(s\\): .*so 1 of them only stand by"
+            f"graph '{app.name}' has 5 slots, but its inputs have 4 partition\\(s\\): .*so 1 of the slots stay idle"
         )
         running.process.terminate()
         assert running.wait() == 0, running.text

@@ -238,7 +238,7 @@ def delete_before(broker: Any, topic: str, offset: int) -> None:
 def test_read_committed_log_that_was_compacted_has_what_is_left(
     spark: SparkSession, broker: Any, settings: Settings, topic_name: str
 ) -> None:
-    """The gaps that compaction leaves, before and after markers, are no loss."""
+    """The gaps that compaction leaves, before and after markers, are not loss."""
     how = {"cleanup.policy": "compact", "segment.ms": "100", "min.cleanable.dirty.ratio": "0.001"}
     topic = create(broker, topic_name, config=how)
     writer, cluster = Writer(broker, topic_name), Cluster(broker.bootstrap_servers)
@@ -573,7 +573,7 @@ MALFORMED = [
 ]
 
 
-"""Quick is a check of the registry: the tables of a graph and the keys that are no records have those of Spark. Each of
+"""Quick is a check of the registry: the tables of a graph and keys that are not records have those of Spark. Each of
 the others fails in the same expression."""
 
 

@@ -189,7 +189,7 @@ def test_input_that_has_grown_ends_the_worker_and_leaves_the_state(counting: Cal
     grow(made.cluster, 6, made.topic("in"))
     for status, lines in (ended(worker), ended(made.start(0))):
         assert (status, len(lines)) == (2, 1), lines
-        assert "its inputs have 6 partitions, and its changelog" in lines[0]
+        assert "its inputs have 6 partitions, but its changelog" in lines[0]
     made.verify()
 
 

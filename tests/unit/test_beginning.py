@@ -136,7 +136,7 @@ def test_processor_that_begins_with_what_one_of_another_name_has_read_is_warned_
     group.begin({A1})
     (warning,) = caplog.messages
     assert warning == (
-        "q: begins to read a, b, which 'p' has read, a processor that the graph does not declare: if this is its new "
+        "q: begins to read a, b, which the undeclared processor 'p' has read: if this is its new "
         "name, stop it, and give it the id 'p' back, or the positions of group g.p (`kstreams recover reset "
         "tests.unit.test_beginning q --to-offset a:0:4 --to-offset a:1:4 --to-offset b:0:0`)"
     )

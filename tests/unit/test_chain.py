@@ -415,9 +415,9 @@ def test_state_of_an_object_is_small_and_the_same_after_a_store(state: ObjectSta
 
 def test_bytes_that_are_no_state_are_named() -> None:
     for end in (b"", b"\0what", b"\0accepts ", b"\0\xff", b"\x08" + bytes(7), b"\x80" + bytes(7)):
-        with pytest.raises(DecodeError, match="is no state of an object: "):
+        with pytest.raises(DecodeError, match="is not a state of an object: "):
             decode_state(bytes(16) + end)
-    with pytest.raises(DecodeError, match="is no state of an object: "):
+    with pytest.raises(DecodeError, match="is not a state of an object: "):
         decode_state(b"")
 
 

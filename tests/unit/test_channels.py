@@ -69,7 +69,7 @@ REFUSED: dict[str, tuple[str, Declare]] = {
         lambda graph, rows: graph.map(rows, to=graph.channel("a"), guarantee="exactly_once", id="f")(lambda v: v),
     ),
     "a state": (
-        "a channel has no partitions, so its tasks have no state: read and write topics there",
+        "a channel has no partitions, so its tasks have no state: read and write topics instead",
         lambda graph, rows: graph.sink(rows, state=ks.State("s"), id="f")(lambda v, state: v),
     ),
     "a batch": (
@@ -97,7 +97,7 @@ REFUSED: dict[str, tuple[str, Declare]] = {
         lambda graph, rows: graph.map(rows, to=graph.topic("orders", cluster="west"), id="f")(lambda v: v),
     ),
     "a topic that goes round": (
-        "task 'f' reads orders and writes to orders: its records would go round for ever",
+        "task 'f' reads orders and writes to orders: its records would loop for ever",
         lambda graph, rows: graph.map(t := graph.topic("orders"), to=[graph.channel("a"), t], id="f")(lambda v: v),
     ),
     "a processor with the name of a topic": (
@@ -120,15 +120,15 @@ REFUSED: dict[str, tuple[str, Declare]] = {
         lambda graph, rows: [graph.sink(rows, id="f")(lambda v: v) for _ in range(2)],
     ),
     "no source": (
-        "source 'more': 'file.db' is no source: give one, such as sources.SQLite(...)",
+        "source 'more': 'file.db' is not a source: give a source, such as sources.SQLite(...)",
         lambda graph, rows: graph.source("more", "file.db"),  # type: ignore[arg-type]
     ),
     "a number of inputs": (
-        "source 'more': max_pending=0 is no number of inputs: give an int above 0",
+        "source 'more': max_pending=0 is not a number of inputs: give an int above 0",
         lambda graph, rows: graph.source("more", MemorySource(), max_pending=0),
     ),
     "a time": (
-        "source 'more': timeout='1s' is no number of seconds: give one above 0",
+        "source 'more': timeout='1s' is not a number of seconds: give a number above 0",
         lambda graph, rows: graph.source("more", MemorySource(), timeout="1s"),  # type: ignore[arg-type]
     ),
     "a function of two values": (
@@ -136,15 +136,15 @@ REFUSED: dict[str, tuple[str, Declare]] = {
         lambda graph, rows: graph.map(rows, to=graph.channel("a"), id="f")(lambda one, other: one),
     ),
     "a channel that nothing writes": (
-        "nothing writes to channel 'a' of graph 'shop': name it in a to=",
+        "nothing writes to channel 'a' of graph 'shop': name the channel in a to=",
         lambda graph, rows: graph.sink(graph.channel("a"), id="f")(lambda v: v),
     ),
     "a channel that nothing reads": (
         "nothing reads channel 'a' of graph 'shop': read it, or leave it out",
         lambda graph, rows: graph.map(rows, to=graph.channel("a"), id="f")(lambda v: v),
     ),
-    "a circle": (
-        "form a circle: a segment would never be done; repeat inside a function",
+    "a cycle": (
+        "form a cycle: a segment would never be done: repeat inside a function",
         lambda graph, rows: (
             graph.alts(rows, graph.channel("b"), to=graph.channel("a"), id="f")(lambda v: v),
             graph.map("a", to="b", id="g")(lambda v: v),

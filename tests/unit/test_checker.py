@@ -202,7 +202,7 @@ def test_line_that_is_no_event_is_refused_with_its_line_number(line: str, tmp_pa
     path = tmp_path / "h"
     History(path).fault("one")
     path.write_text(path.read_text() + line + "\n")
-    with pytest.raises(HistoryError, match=rf"{path}:2 is no event of a history"):
+    with pytest.raises(HistoryError, match=rf"{path}:2 is not an event of a history"):
         History.from_files(path)
 
 
@@ -833,7 +833,7 @@ def test_transaction_begun_twice_is_refused() -> None:
 
 
 def test_unknown_event_is_refused() -> None:
-    with pytest.raises(HistoryError, match="'read' is no event of a history"):
+    with pytest.raises(HistoryError, match="'read' is not an event of a history"):
         check(["read"])  # type: ignore[list-item]
 
 

@@ -26,7 +26,7 @@ def test_choices_of_version_1_decode_without_starts() -> None:
     choices = Choices.decode(written)
     assert choices == Choices((("a", 3), ("b", 1)))
     assert choices.still_valid({"a": 0, "b": 0}, {"a": "id-a", "b": "id-b"}) == (choices, [])
-    assert choices.still_valid({"a": 0}, {"a": "id-a"}) == (Choices((("a", 3),)), ["'b' is no input any more"])
+    assert choices.still_valid({"a": 0}, {"a": "id-a"}) == (Choices((("a", 3),)), ["'b' is no longer an input"])
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ IDS = {"a": "id-a", "b": "id-b", "c": "id-c"}
             {"a": 2, "c": 0},
             {"a": "id-a", "c": "id-c"},
             Choices((("a", 3), ("c", 0), ("a", 8)), (A, C)),
-            ["'b' is no input any more"],
+            ["'b' is no longer an input"],
         ),
         (
             {"a": 2, "b": 0, "c": 0},  # a new topic begins at 0: its offset was not set back
@@ -76,9 +76,9 @@ IDS = {"a": "id-a", "b": "id-b", "c": "id-c"}
             {"a": 4, "c": 0},
             {"a": "id-a", "c": "id-2"},
             Choices((("a", 8),), (A,)),
-            ["'b' is no input any more", "'c' was deleted and created again"],
+            ["'b' is no longer an input", "'c' was deleted and created again"],
         ),
-        ({"b": 2, "c": 1}, {"b": "id-b", "c": "id-c"}, Choices(), ["'a' is no input any more"]),
+        ({"b": 2, "c": 1}, {"b": "id-b", "c": "id-c"}, Choices(), ["'a' is no longer an input"]),
         ({"a": 9, "b": 2, "c": 1}, {"a": "id-2", "b": "id-2", "c": "id-2"}, Choices(), []),  # all are delivered
         ({"a": 1, "b": 1, "c": 0}, IDS, Choices(), ["the committed offset of 'a' was set back from 2 to 1"]),
         (

@@ -193,11 +193,11 @@ def test_journal_of_a_newer_version_is_refused_with_the_remedy() -> None:
     with pytest.raises(TopicError) as caught:
         bench.read_choices(1)
     assert str(caught.value) == (
-        "__ks.g.p.journal[1]@0 is no record of a journal: it starts with b'\\x03', not with a version up to b'\\x02': "
-        "run the newer release of kstreams_py that wrote it; or, if another program did (`kafka-acls --list --topic "
-        "__ks.g.p.journal` shows who may write there): stop all workers, and delete the records of this partition "
-        "before offset 1 (`kafka-delete-records`): the choices of steps that are not committed are lost, and these may "
-        "read their inputs in another order"
+        "__ks.g.p.journal[1]@0 is not a record of a journal: it starts with b'\\x03', not with a version up to "
+        "b'\\x02': run the newer release of kstreams_py that wrote it; or, if another program did (`kafka-acls --list "
+        "--topic __ks.g.p.journal` shows who may write there): stop all workers, and delete the records of this "
+        "partition before offset 1 (`kafka-delete-records`): the choices of steps that are not committed are lost, and "
+        "these may read their inputs in another order"
     )
     bench.cluster.truncate(TopicPartition(bench.journal, 1), 1)
     assert bench.read_choices(1) == Choices()

@@ -365,7 +365,7 @@ def test_damaged_record_beside_the_outputs_ends_the_worker(bench: Bench) -> None
     bench.begin("g.p.0", bench.attempt).commit_transaction()
     bench.other.append(DELIVERED, b"foreign", b"newest", partition=0)
     with pytest.raises(
-        RecoveryUndecidable, match=r"__ks.g.p.delivered\[0\]@2 is no attempt at a delivery: its type is ''"
+        RecoveryUndecidable, match=r"__ks.g.p.delivered\[0\]@2 is not an attempt at a delivery: its type is ''"
     ):
         bench.journal.recover({IN: 3})
 

@@ -142,7 +142,7 @@ def test_state_of_partitions_without_a_position_is_checked_before_a_reset() -> N
 
 
 REFUSED = (
-    "count: its inputs have 4 partitions, and its changelog '__ks.g.counts.changelog' has 2: new records of a key may "
+    "count: its inputs have 4 partitions, but its changelog '__ks.g.counts.changelog' has 2: new records of a key may "
     "be in another partition than its state: read topics with 2 partitions; or copy the inputs to new topics with 4 "
     "partitions (`@graph.map(OLD, to=NEW)`), read these, and stop all workers, delete '__ks.g.counts.changelog' "
     "(`kstreams topics delete --processor`), and set the group to the start (`kstreams recover reset --to-beginning`), "
@@ -240,7 +240,7 @@ def test_processor_that_workers_run_is_not_forgotten() -> None:
         with pytest.raises(UserMistake) as raised:
             forgetting(driver, "count", Groups(member))
         assert str(raised.value) == (
-            "members are in the group: g.count.0 on host: stop these workers; a member of a processor that is no "
+            "the group has members: g.count.0 on host: stop these workers; a member of a processor that is no "
             "longer declared is gone after session_timeout_ms: nothing was changed"
         )
         groups: Any = Groups(member)

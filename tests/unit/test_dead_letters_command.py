@@ -163,7 +163,7 @@ def test_show_prints_the_newest_that_wait_and_replayed_ones_if_asked(terminal: T
 def test_records_that_are_no_dead_letters_are_named_on_stderr(terminal: Terminal) -> None:
     terminal.shop.cluster.append("dead", None)
     for verb in (["list"], ["show"], ["replay"], ["discard", "--reason", "a test", "--yes"]):
-        assert "is a tombstone, and no dead letter\n" in terminal.run(*verb).stderr
+        assert "is a tombstone, not a dead letter\n" in terminal.run(*verb).stderr
 
 
 WHY = ("--reason", " a test of ours ")

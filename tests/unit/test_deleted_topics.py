@@ -104,7 +104,7 @@ def test_topics_of_a_processor_that_is_no_longer_declared_are_deleted_and_no_oth
                 ("count",),
                 (
                     (
-                        "if count is declared with this state again, it begins empty: set its group then: `kstreams "
+                        "if count is declared with this state again, it begins empty: then set its group: `kstreams "
                         "recover reset g.py count --to-beginning`, or --to-offset with where it is"
                     ),
                 ),
@@ -220,7 +220,7 @@ def test_members_of_a_group_refuse_the_deletion_of_its_topics_after_they_were_sh
         deleting.check_members(found)
         groups.members["count"] = MINE
         message = (
-            r"^members are in the group: g\.count\.0 on here: stop these workers; a member of a processor that is no "
+            r"^the group has members: g\.count\.0 on here: stop these workers; a member of a processor that is no "
             r"longer declared is gone after session_timeout_ms: nothing was changed$"
         )
         for refused in (deleting.check_members, deleting.delete):
@@ -232,7 +232,7 @@ def test_members_of_a_group_refuse_the_deletion_of_its_topics_after_they_were_sh
             groups = Groups(count=MINE)
             deleting = deletion(counting(), driver.cluster, groups)
             with pytest.raises(
-                UserMistake, match=r"of those that have ended, `kstreams slots release g\.py 0`: nothing"
+                UserMistake, match=r"for workers that have ended, run `kstreams slots release g\.py 0`: nothing"
             ):
                 deleting.delete(deleting.plan_named([topic]))
             assert groups.asked == asked, topic
@@ -362,8 +362,8 @@ def test_topics_of_users_are_deleted_if_the_graph_declares_them_and_they_are_nam
         for name, message in {
             "table": "'table' is a pipeline: run `kstreams pipeline reset g.py table`, which deletes its runs together "
             "with its table",
-            "cuont": "graph 'g' has no processor 'cuont', and had none: it has or had careful, count, plain",
-            "zzz": "graph 'g' has no processor 'zzz', and had none: it has or had careful, count, plain",
+            "cuont": "graph 'g' has no processor 'cuont', and never had: it has or had careful, count, plain",
+            "zzz": "graph 'g' has no processor 'zzz', and never had: it has or had careful, count, plain",
         }.items():
             with pytest.raises(UserMistake) as raised:
                 deleting.plan_processor(name)
@@ -398,7 +398,7 @@ def test_command_shows_the_topics_asks_and_deletes_them(tmp_path: Path, monkeypa
         shown = [
             f"{changelog}: 2 partitions, at most {records} records",
             (
-                "  if count is declared with this state again, it begins empty: set its group then: `kstreams recover "
+                "  if count is declared with this state again, it begins empty: then set its group: `kstreams recover "
                 f"reset {file} count --to-beginning`, or --to-offset with where it is"
             ),
         ]
@@ -406,7 +406,7 @@ def test_command_shows_the_topics_asks_and_deletes_them(tmp_path: Path, monkeypa
         assert delete("--dry-run") == (0, [*shown, "would be deleted; nothing was changed"])
         assert delete(answer="n\n") == (1, [*shown, question + "n", "nothing was changed"])
         groups.members["count"] = MINE
-        with pytest.raises(UserMistake, match="members are in the group"):
+        with pytest.raises(UserMistake, match="the group has members"):
             delete("--yes")
         groups.members.clear()
         with pytest.raises(SettingsError, match="--processor and --topic exclude one another"):

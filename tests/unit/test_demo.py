@@ -540,7 +540,7 @@ def test_report_of_a_run_without_kills_dead_letters_or_outcomes_is_drawn() -> No
     page = report.page(replace(new_report(arrivals=0, recoveries=(), letters=()), delays={}))
     assert page.count("<svg") == 5
     assert "No worker was killed." in page
-    assert "There were none." in page
+    assert "There were no dead letters." in page
     assert "From kill to commit" not in page
 
 

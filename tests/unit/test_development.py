@@ -640,7 +640,7 @@ def test_dead_letter_is_shown_as_the_command_shows_it_and_what_is_none_as_a_line
     (letter_lines, foreign_lines), (letter_json, foreign_json) = shown.values()
     assert letter_lines == ("shop.errors", text.split("\n"))
     assert foreign_lines == foreign_json == ("shop.errors", [ANY])
-    assert json.loads(*foreign_json[1])["undecoded"]["value"].startswith("shop.errors[0]@2 is no dead letter")
+    assert json.loads(*foreign_json[1])["undecoded"]["value"].startswith("shop.errors[0]@2 is not a dead letter")
     assert json.loads(*letter_json[1])["value"]["error"] == "builtins.KeyError"
 
 

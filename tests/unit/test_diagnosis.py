@@ -367,8 +367,9 @@ def test_sources_have_findings_for_what_nobody_reads_again() -> None:
             f"  kstreams run {named} reads them again, and stores what is stored already no second time"
         ),
         (
-            "warning: d (d.db): 2 inputs were refused, and nobody reads them again (13: parse: ValueError: no 13, ...)"
-            f"\n  kstreams sources list {named}; fix the cause, then kstreams sources retry {named} --source d --all"
+            "warning: d (d.db): 2 inputs were refused, and no worker reads them again (13: parse: ValueError: no 13, "
+            f"...)\n  kstreams sources list {named}; fix the cause, then kstreams sources retry {named} "
+            "--source d --all"
         ),
         (
             "note: c (c.db): 1,000 inputs were given back, and no worker has read them again\n"
@@ -447,7 +448,7 @@ def test_what_is_wrong_on_another_cluster_is_found_and_names_it() -> None:
             "out --partition 0 --start-offset 5 --cluster west"
         ),
         (
-            "error: cluster 'west': dead: the graph declares it and it does not exist: no worker starts\n  kstreams "
+            "error: cluster 'west': dead: the graph declares it, but it does not exist: no worker starts\n  kstreams "
             "topics create app.py:graph"
         ),
         (

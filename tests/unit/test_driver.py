@@ -582,7 +582,7 @@ def test_driver_refuses_a_graph_without_processors() -> None:
 
 
 def test_send_to_a_missing_partition_is_refused() -> None:
-    with pytest.raises(TopicError, match="topic 'a' has 1 partitions, and no 5"):
+    with pytest.raises(TopicError, match="topic 'a' has 1 partitions, but no partition 5"):
         TestDriver(mapping_graph()).send("a", 1, partition=5)
 
 

@@ -47,7 +47,7 @@ def test_worker_is_ready_while_it_holds_its_place_in_the_group(state: WorkerStat
 def test_worker_that_does_not_turn_is_named_unless_it_waits_for_another_system() -> None:
     stuck = {"still_seconds": LIMIT + 1, "place": "price (shop.py, line 12)"}
     assert find_still(in_state(WorkerState.RUNNING, **stuck)) == [
-        ("slot 0: p has not turned, it is in price (shop.py, line 12)", LIMIT + 1)
+        ("slot 0: p has made no progress: it is in price (shop.py, line 12)", LIMIT + 1)
     ]
     assert find_still(in_state(WorkerState.BROKER_AWAY, **stuck)) == []
     assert find_still(in_state(WorkerState.SINK_AWAY, **stuck)) == []

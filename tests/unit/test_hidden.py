@@ -61,7 +61,7 @@ def test_transaction_that_stays_open_is_named_until_it_ends(caplog: pytest.LogCa
     assert " (billing) from offset 1, " in text
     assert site.hidden.of([ONE]) == HiddenReport()
     text = site.look(HIDDEN_TOO_LONG - HIDDEN_SECONDS).text
-    assert caplog.records == [], "it is no bad finding yet"
+    assert caplog.records == [], "it is not a bad finding yet"
     for _ in range(3):
         site.look()
     (logged,) = caplog.records

@@ -80,8 +80,8 @@ def test_job_of_other_code_than_a_peers_is_refused_with_both_fingerprints() -> N
     with pytest.raises(SettingsError) as refused:
         submit_job(cluster, NAME, make_graph(), None, "mine")
     assert str(refused.value) == (
-        "cluster shop refuses job mine: peer p0 cannot run it: job mine runs graph orders with fingerprint "
-        f"{own}, and this peer has 0123456789ab: deploy the same code on all peers, or kill the job and submit it again"
+        "cluster shop refuses job mine: peer p0 cannot run the job: job mine runs graph orders with fingerprint "
+        f"{own}, but this peer has 0123456789ab: deploy the same code on all peers, or kill the job and submit it again"
     )
 
 
@@ -91,14 +91,18 @@ def test_job_of_other_code_than_a_peers_is_refused_with_both_fingerprints() -> N
         (
             Scheduler.PERCENTAGE,
             None,
-            "the percentage is none: the scheduler of the cluster needs one above 0",
+            "the percentage is none: the cluster's scheduler needs a number above 0",
         ),
         (
             Scheduler.PERCENTAGE,
             120.0,
-            "the percentage is 120: the scheduler of the cluster needs one above 0",
+            "the percentage is 120: the cluster's scheduler needs a number above 0",
         ),
-        (Scheduler.GREEDY, 30.0, "the scheduler of the cluster is greedy, which has no percentages: leave it out"),
+        (
+            Scheduler.GREEDY,
+            30.0,
+            "the cluster's scheduler is greedy, which uses no percentages: leave the percentage out",
+        ),
     ],
 )
 def test_percentage_that_does_not_fit_the_scheduler_is_refused(

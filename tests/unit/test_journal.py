@@ -93,7 +93,7 @@ OTHER = Snapshot("g.p", 0, (InputStart("a", "id-a", 3), InputStart("b", "id-b", 
 
 def foreign(offset: int, why: str) -> str:
     return (
-        f"__ks.g.p.journal[0]@{offset} is no record of a journal: {why}: run the newer release of kstreams_py that "
+        f"__ks.g.p.journal[0]@{offset} is not a record of a journal: {why}: run the newer release of kstreams_py that "
         "wrote it; or, if another program did (`kafka-acls --list --topic __ks.g.p.journal` shows who may write there)"
     )
 

@@ -1,4 +1,4 @@
-"""Callbacks of kafka/consumer.py on a fenced client, and a loop that ends by what is no exception."""
+"""Callbacks of kafka/consumer.py on a fenced client, and a loop that ends by what is not an exception."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ FOREIGN: list[bytes | None] = [
 
 @pytest.mark.parametrize("data", FOREIGN, ids=lambda data: (data or b"none")[:40].decode(errors="replace"))
 def test_record_that_is_no_command_is_refused(data: bytes | None) -> None:
-    with pytest.raises(DecodeError, match="no command of a cluster"):
+    with pytest.raises(DecodeError, match="not a command of a cluster"):
         decode_entry(data)
 
 
@@ -119,7 +119,7 @@ def test_replica_is_read_as_it_was_written() -> None:
 
 @pytest.mark.parametrize("data", [None, b"", b"{", b"[]", b'{"peers": 3}'])
 def test_record_that_is_no_replica_is_refused(data: bytes | None) -> None:
-    with pytest.raises(DecodeError, match="no replica of a cluster"):
+    with pytest.raises(DecodeError, match="not a replica of a cluster"):
         decode_replica(data)
 
 

@@ -856,7 +856,7 @@ def test_forged_letter_that_names_no_record_is_no_letter(inputs: tuple[int, ...]
     done = shop.replay()
     assert (done.counts, done.summary.unreadable) == (
         {"replayed": 2},
-        ["dead[0]@3 is no dead letter: it names no record that was read"],
+        ["dead[0]@3 is not a dead letter: it names no record that was read"],
     )
 
 
@@ -1078,7 +1078,7 @@ def test_records_that_are_no_dead_letters_and_letters_of_other_graphs_are_left_a
     done = shop.replay()
     assert done.counts == {"replayed": 2}
     starts = [why.partition(":")[0] for why in done.summary.unreadable]
-    assert starts == ["dead[0]@3 is no dead letter", "dead[0]@4 is a tombstone, and no dead letter"]
+    assert starts == ["dead[0]@3 is not a dead letter", "dead[0]@4 is a tombstone, not a dead letter"]
 
 
 def test_of_many_records_that_are_no_letters_the_first_are_named_the_rest_counted() -> None:

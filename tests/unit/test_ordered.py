@@ -259,7 +259,7 @@ def test_record_that_is_no_event_is_a_dead_letter() -> None:
         driver.send("g.events", 1, headers=[(ID_HEADER, b"1")])
         driver.run()
         assert letters(driver) == [
-            ("DecodeError", "a record without a key is no event of an object"),
+            ("DecodeError", "a record without a key is not an event of an object"),
             (
                 "DecodeError",
                 "a record without the header ks-event-id is not an event: only `kstreams order` may write here",

@@ -246,7 +246,7 @@ def test_topic_with_another_number_of_partitions_is_refused_until_it_is_accepted
     with closing(open_storage(path)) as storage:
         check_topic(storage, "t", 3, accepts_partitions=False)
         check_topic(storage, "t", 3, accepts_partitions=True)
-        text = f"topic 't' has 6 partitions, and had 3 when events of the store {path} were sent to it"
+        text = f"topic 't' has 6 partitions, but had 3 when events of the store {path} were sent to it"
         remedy = "let the consumers read what was sent, then start with --accept-partitions"
         for _ in range(2):
             with pytest.raises(TopicError, match=f"^{re.escape(text)}: .* {remedy}$"):
@@ -255,7 +255,7 @@ def test_topic_with_another_number_of_partitions_is_refused_until_it_is_accepted
         check_topic(storage, "t", 6, accepts_partitions=True)
         assert caplog.messages == [f"{text}: objects move to other partitions, as was asked for"]
         check_topic(storage, "t", 6, accepts_partitions=False)
-        with pytest.raises(TopicError, match="'t' has 3 partitions, and had 6"):
+        with pytest.raises(TopicError, match="'t' has 3 partitions, but had 6"):
             check_topic(storage, "t", 3, accepts_partitions=False)
 
 

@@ -325,7 +325,7 @@ def test_worker_that_does_not_turn_is_named_with_its_place_its_lag_and_the_remed
     ))  # fmt: skip
     findings = browser.text("findings")
     remedy = REMEDIES["stuck"].replace("`", "")
-    assert f"slot 1: price has not turned, it is in f (a.py:7) (40 s)→ {remedy}" in findings
+    assert f"slot 1: price has made no progress: it is in f (a.py:7) (40 s)→ {remedy}" in findings
     assert "price is behind by 9,000 records" in findings
     assert browser.text("summary") == "2 things to repair"
     assert browser.picture("processor", "price")[2:] == ["■ stuck", "1 worker", "100/s in", "90/s out", "lag 9,000"]

@@ -65,9 +65,9 @@ def test_pipeline_has_what_was_declared_and_the_defaults_of_the_rest() -> None:
         (one, ("orders",), {"mode": "upsert"}, "is an upsert without a key: name the columns"),
         (one, ("orders",), {"key": "item"}, "key='item' is one text: write key=\\['item'\\]"),
         (one, ("orders",), {"key": ["item", "item"]}, "key has column 'item' twice: name it once"),
-        (one, ("orders",), {"every": "soon"}, "every='soon' is no interval: write a number and second, minute"),
-        (one, ("orders",), {"to": "tables"}, "to='tables' is no target of a pipeline: give ks.Parquet"),
-        (one, ("orders",), {"to": ks.Parquet}, "is no target of a pipeline"),
+        (one, ("orders",), {"every": "soon"}, "every='soon' is not an interval: write a number and second, minute"),
+        (one, ("orders",), {"to": "tables"}, "to='tables' is not a target of a pipeline: give ks.Parquet"),
+        (one, ("orders",), {"to": ks.Parquet}, "is not a target of a pipeline"),
         (one, ("orders",), {"to": "returns"}, "is complete, which returns does not take: choose append or upsert"),
         (
             one,

@@ -107,12 +107,12 @@ def test_members_are_named_with_the_command_that_releases_slots() -> None:
     with pytest.raises(UserMistake) as caught:
         check_no_members({"g.p": GroupInfo("Stable", (other, *slots))}, "app.py", {"g.p"})
     assert str(caught.value) == (
-        "members are in the group: client on host, g.p.1 on host, g.p.0 on host: stop these workers; of those that "
-        "have ended, `kstreams slots release app.py 0 1`: nothing was changed"
+        "the group has members: client on host, g.p.1 on host, g.p.0 on host: stop these workers; for workers "
+        "that have ended, run `kstreams slots release app.py 0 1`: nothing was changed"
     )
     with pytest.raises(UserMistake) as caught:
         check_no_members({"g.p": GroupInfo("Stable", (other,))}, "app.py", {"g.p"})
-    assert str(caught.value) == "members are in the group: client on host: stop these workers: nothing was changed"
+    assert str(caught.value) == "the group has members: client on host: stop these workers: nothing was changed"
 
 
 def test_file_has_what_was_encoded_and_is_refused_for_topics_made_anew() -> None:

@@ -113,7 +113,10 @@ def test_one_record_is_sent_from_its_options(terminal: Terminal) -> None:
         (["--value", "1", "--partition", "2"], "topic 'shop.orders' has no partition 2: it has 2, numbered from 0"),
         (["--value", "1", "--header", "x"], "header 'x': write name=value"),
         (["--value", "1", "--header", "\udcff=1"], "header '\\udcff': a name has no half of a surrogate pair"),
-        (["--key", "a"], "--key, --header and --partition need --value: add it, or write them in the lines"),
+        (
+            ["--key", "a"],
+            "--key, --header and --partition need --value: add --value, or write these fields in the lines",
+        ),
     ],
 )
 def test_one_record_that_is_wrong_is_refused(terminal: Terminal, options: list[str], reason: str) -> None:
@@ -268,7 +271,7 @@ def test_offset_outside_of_a_partition_is_reported(terminal: Terminal) -> None:
     fill(terminal, 4)
     terminal.cluster.truncate(TopicPartition("plain", 0), 1)
     deleted = terminal.run("tail", "plain", "--from", "0")
-    assert deleted.stderr == "plain[0] begins at offset 1: the records before are deleted\n"
+    assert deleted.stderr == "plain[0] begins at offset 1: earlier records were deleted\n"
     assert len(deleted.stdout.splitlines()) == 3
     beyond = terminal.run("tail", "plain", "--from", "3", "--partition", "0")
     assert (beyond.exit_code, beyond.stdout, beyond.stderr) == (0, "", "plain[0] ends at offset 2\n")
@@ -278,7 +281,7 @@ def test_offset_outside_of_a_partition_is_reported(terminal: Terminal) -> None:
 def test_beginnings_that_make_no_sense_are_refused(terminal: Terminal, begin: str) -> None:
     error = terminal.run("tail", "plain", "--from", begin).exception
     assert isinstance(error, SettingsError)
-    assert str(error).startswith(f"--from {begin!r}: write" if begin == "soon" else "--from end means records that are")
+    assert str(error).startswith(f"--from {begin!r}: write" if begin == "soon" else "--from end waits for new records")
 
 
 def test_open_and_aborted_transactions_are_not_printed(terminal: Terminal) -> None:
@@ -313,7 +316,7 @@ def test_bytes_without_a_graph_are_hex_and_the_remedy_is_said_once(terminal: Ter
     terminal.cluster.append("plain", b"\xfe", partition=0)
     done = terminal.run("tail", "plain")
     assert [json.loads(line)["value"] for line in done.stdout.splitlines()] == [{"hex": "ff"}, {"hex": "fe"}]
-    assert done.stderr == "some records are not text: add --graph, whose serdes decode them\n"
+    assert done.stderr == "some records are not text: add --graph to decode them with its serdes\n"
 
 
 def test_dead_letters_are_printed_with_their_inputs_decoded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -403,7 +403,7 @@ def test_state_that_a_processor_is_given_later_is_said_to_begin_empty(
         (doubt,) = findings(driver, look(driver), "empty_state")
         assert doubt == (
             "warning: count[0], count[1]: the next start goes on at g.words@3, with an empty state\n  if the name of "
-            "the state has changed, give it the one before; to make it again of all records, kstreams recover reset "
+            "the state has changed, give it the previous one; to make it again of all records, kstreams recover reset "
             "g.py count --to-beginning"
         )
         assert [each.next for each in look(driver)] == [

@@ -76,7 +76,7 @@ def test_spare_workers_are_a_note_of_their_processor() -> None:
 STATES = {
     "a function that does not return": (
         slot(report(still_seconds=31.0, place="f (a.py:7)")),
-        Problem("bad", "stuck", 0, "price", "slot 0: price has not turned, it is in f (a.py:7) (31 s)"),
+        Problem("bad", "stuck", 0, "price", "slot 0: price has made no progress: it is in f (a.py:7) (31 s)"),
     ),
     "a process that does not report": (
         slot(silent=40.0),
@@ -139,7 +139,7 @@ STATES = {
                 sources={"rows": PendingFigures(1, 61.0, "13", ("price",))},
             )
         ),
-        Problem("bad", "stuck", 0, "price", "slot 0: price has not turned, it is in f (a.py:7) (31 s)"),
+        Problem("bad", "stuck", 0, "price", "slot 0: price has made no progress: it is in f (a.py:7) (31 s)"),
     ),
     "an input of a task that is retrying": (
         slot(report(state=WorkerState.RETRYING, why="no", sources={"rows": PendingFigures(1, 61.0, "13", ("price",))})),

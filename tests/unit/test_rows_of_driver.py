@@ -70,7 +70,7 @@ REFUSED: Final[Mapping[str, Values]] = {
         "64 bits": (int, 2**63),
         "digits": (Decimal, Decimal("1e-19")),
         "a large Decimal": (Decimal, Decimal("1e20")),
-        "a Decimal that is no number": (Decimal, Decimal("NaN")),
+        "a Decimal that is not a number": (Decimal, Decimal("NaN")),
         "a time without a zone": (datetime, NOON.replace(tzinfo=None)),
         "a zone of microseconds": (datetime, ODD),
         "a time as a date": (date, NOON),

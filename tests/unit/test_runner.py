@@ -489,7 +489,7 @@ def test_batch_result_that_is_no_list_is_not_taken_for_one(result: Any, kind: st
 def test_batch_result_of_another_length_stops_the_worker_and_writes_nothing() -> None:
     rig = Bench(errors="dead").map(lambda values: [b"1"], batch=True)
     plan = rig.plan(*reads("a", b"1", b"2"))
-    remedy = "return one result per record, None for none; <lambda> (test_runner.py) read a[0]@0"
+    remedy = "return one result per record, None for no output; <lambda> (test_runner.py) read a[0]@0"
     assert (type(plan.interrupt), stop_message(plan)) == (
         GraphError,
         f"processor 'p' returned 1 for a batch of 2: {remedy}",
@@ -1090,7 +1090,7 @@ def test_alts_choices_that_no_longer_apply_are_dropped_with_a_reason() -> None:
     positions = {A0: 2, A1: 0, B0: 0, B1: 0}
     saved = {0: chosen(("a", 3), ("c", 0), ("a", 8), ("b", 1), a=2), 1: chosen(("a", 8), ("b", 1), a=1)}
     assert rig.tasks.assign(positions, saved) == [
-        "partition 0: 'c' is no input any more: choices saved for it are dropped",
+        "partition 0: 'c' is no longer an input: choices saved for it are dropped",
         "partition 1: the committed offset of 'a' was set back from 1 to 0: choices saved for it are dropped",
     ]
     m = [Read("b", 0, partition=1), Read("a", 0, partition=1), Read("b", 0), Read("b", 1), Read("a", 2), Read("a", 8)]

@@ -223,12 +223,12 @@ def test_peer_that_dies_before_it_is_ready_is_replaced() -> None:
 @pytest.mark.parametrize(
     ("scheduler", "job", "why"),
     [
-        ("percentage", "B1", "the percentage is none: the scheduler of the cluster needs one above 0 and up to 100"),
-        ("percentage", "B1@0", "the percentage is 0: the scheduler of the cluster needs one above 0 and up to 100"),
-        ("percentage", "B1@nan", "the percentage is nan: the scheduler of the cluster needs one above 0 and up to 100"),
-        ("percentage", "B1@101", "the percentage is 101: the scheduler of the cluster needs one above 0 and up to 100"),
-        ("percentage", "B1@31", "31 % and the 70 % of the other jobs are more than 100 %"),
-        ("greedy", "B1@30", "the scheduler of the cluster is greedy, which has no percentages: leave it out"),
+        ("percentage", "B1", "the percentage is none: the cluster's scheduler needs a number above 0 and up to 100"),
+        ("percentage", "B1@0", "the percentage is 0: the cluster's scheduler needs a number above 0 and up to 100"),
+        ("percentage", "B1@nan", "the percentage is nan: the cluster's scheduler needs a number above 0 and up to 100"),
+        ("percentage", "B1@101", "the percentage is 101: the cluster's scheduler needs a number above 0 and up to 100"),
+        ("percentage", "B1@31", "31% plus the other jobs' 70% exceeds 100%: give at most 30%"),
+        ("greedy", "B1@30", "the cluster's scheduler is greedy, which uses no percentages: leave the percentage out"),
         ("greedy", "B0", "shop has no tasks over channels"),
     ],
 )

@@ -37,8 +37,8 @@ def test_auto_without_a_number_names_the_variable_and_the_host(host: str) -> Non
     with pytest.raises(SettingsError) as caught:
         slot_number("auto", {}, host)
     assert str(caught.value) == (
-        f"--slot auto found no number: KSTREAMS_SLOT is not set, and the host name {host!r} is not that of a "
-        "StatefulSet's pod, such as shop-3: set KSTREAMS_SLOT, or write --slot with a number"
+        f"--slot auto found no number: KSTREAMS_SLOT is not set, and the host name {host!r} is not the name "
+        "of a StatefulSet's pod, such as shop-3: set KSTREAMS_SLOT, or give --slot a number"
     )
 
 
@@ -46,14 +46,14 @@ def test_auto_without_a_number_names_the_variable_and_the_host(host: str) -> Non
 def test_variable_that_is_no_slot_is_refused_although_the_pod_has_one(number: str) -> None:
     with pytest.raises(SettingsError) as caught:
         slot_number("auto", {"KSTREAMS_SLOT": number}, "shop-3")
-    assert str(caught.value) == f"KSTREAMS_SLOT={number!r} is no slot: set a number from 0"
+    assert str(caught.value) == f"KSTREAMS_SLOT={number!r} is not a slot: set 0 or a higher number"
 
 
 @pytest.mark.parametrize("text", ["", "x", "-1", "Auto", "1-2"])
 def test_text_that_is_no_slot_is_refused(text: str) -> None:
     with pytest.raises(SettingsError) as caught:
         slot_number(text, {"KSTREAMS_SLOT": "1"}, "shop-3")
-    assert str(caught.value) == f"--slot {text!r} is no slot: write a number from 0, or auto"
+    assert str(caught.value) == f"--slot {text!r} is not a slot: write 0 or a higher number, or auto"
 
 
 @pytest.mark.parametrize(

@@ -207,7 +207,7 @@ def test_slot_that_stands_still_warns_only_without_a_supervisor(
         monkeypatch.delenv(REPORT_FD)
     run_in_foreground(SlotRun(THE_GRAPH, 3, Settings()))
     warnings = [
-        f"slot 3: p has not turned for 31 s: {STILL}; set stuck_timeout_ms to have such a worker restarted",
+        f"slot 3: p has made no progress for 31 s: {STILL}; set stuck_timeout_ms to have such a worker restarted",
         "slot 3: p turns again, after 32 s",
     ]
     assert caplog.messages == (warnings if alone else [])
@@ -224,7 +224,7 @@ def test_slot_that_is_stuck_ends_itself_only_without_a_supervisor(
         assert read_reported_processors(pipe) == ["p", "p", "drained"]
         return
     monkeypatch.delenv(REPORT_FD)
-    message = f"slot 3: p has not turned for 5 s: {STILL}; it ends after stuck_timeout_ms (5000): start it again"
+    message = f"slot 3: p has made no progress for 5 s: {STILL}; it ends after stuck_timeout_ms (5000): start it again"
     with pytest.raises(WorkerStuck, match=f"^{re.escape(message)}$") as caught:
         run_in_foreground(SlotRun(THE_GRAPH, 3, settings))
     assert caught.value.exit_status == 1

@@ -352,8 +352,8 @@ def move_group(driver: TestDriver, by: int) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda driver: move_group(driver, -1), "]@9, and the group is at 8: stop all workers"),
-        (lambda driver: move_group(driver, 1), "]@9, and the group is at 10: stop all workers"),
+        (lambda driver: move_group(driver, -1), "]@9, but the group is at 8: stop all workers"),
+        (lambda driver: move_group(driver, 1), "]@9, but the group is at 10: stop all workers"),
     ],
 )
 def test_state_that_does_not_belong_to_the_offsets_ends_the_worker(
@@ -513,16 +513,16 @@ def test_commit_of_another_worker_between_offsets_and_changelog_ends_not_this_on
     task = OneTask(tmp_path)
     words, stores = task.words, task.open()
     task.other_commits("a", 1)
-    with pytest.raises(NotRestored, match=r"it is at g\.words\[0\]@1, and the group is at 0: asking again"):
+    with pytest.raises(NotRestored, match=r"it is at g\.words\[0\]@1, but the group is at 0: asking again"):
         stores.restore({words: 0}, [words])
     task.other_commits("b", 2)
-    with pytest.raises(NotRestored, match=r"it is at g\.words\[0\]@2, and the group is at 1: asking again"):
+    with pytest.raises(NotRestored, match=r"it is at g\.words\[0\]@2, but the group is at 1: asking again"):
         stores.restore({words: 1}, [words])
     stores.restore({words: 2}, [words])
     assert dict(stores.by_partition[0].range()) == {"a": 1, "b": 1}
     with pytest.raises(NotRestored):
         stores.restore({words: 1}, [words])
-    with pytest.raises(InputLost, match=r"it is at g\.words\[0\]@2, and the group is at 1: stop all workers"):
+    with pytest.raises(InputLost, match=r"it is at g\.words\[0\]@2, but the group is at 1: stop all workers"):
         stores.restore({words: 1}, [words])
     stores.close()
 
@@ -693,7 +693,7 @@ def test_deployment_without_the_state_is_noticed_by_the_next_one_with_it() -> No
         driver.run()
         driver.crash()
         deploy(driver, counting())
-        with pytest.raises(InputLost, match=r"\]@\d+, and the group is at \d+: stop all workers"):
+        with pytest.raises(InputLost, match=r"\]@\d+, but the group is at \d+: stop all workers"):
             driver.run()
 
 
@@ -1085,7 +1085,7 @@ def test_positions_that_another_version_wrote_end_the_worker() -> None:
         driver.cluster.append(CHANGELOG, b'{"g.words":["x",1]}', POSITIONS_KEY, partition=partition)
         driver.restart()
         with pytest.raises(
-            TopicError, match=r"\]@\d+ is no record of positions: it names no changelog, or no inputs: run the newer"
+            TopicError, match=r"\]@\d+ is not a record of positions: it names no changelog, or no inputs: run the newer"
         ):
             driver.run()
 
@@ -1442,9 +1442,9 @@ def test_key_that_is_not_that_of_the_records_is_warned_of_with_its_partitions(ca
         assert driver.state("counts") == {"a": 2, "c": 1}
     (warned,) = caplog.messages
     assert warned == (
-        "count: key 'a' (str) of the state has a value in each of partitions 0, 1, which know only their own records: "
-        "they lack the key of the state, or the input has got more partitions: write them to a new topic with that "
-        "key, and read that one from the start"
+        "count: key 'a' (str) of the state has a value in each of partitions 0, 1, each made from the records of its "
+        "partition only: the records have another key than the state, or partitions were added to the input: "
+        "write the records to a new topic with the key of the state, and read the new topic from the start"
     )
 
 

@@ -69,15 +69,15 @@ def declared(table: Table = OFFSETS, function: Callable[..., Any] = measure, **o
         (
             lambda graph: graph.sink("a", to="b"),
             (
-                "processor 'measure': to='b' is no target of a sink: give one of kstreams_py.sinks, or declare it with "
-                "graph.map to write to a topic"
+                "processor 'measure': to='b' is not a target of a sink: give one of kstreams_py.sinks, or declare it "
+                "with graph.map to write to a topic"
             ),
         ),
         (
             lambda graph: graph.sink("a", to=Table),
             (
-                "processor 'measure': to=<class 'tests.unit.test_stored_rows.Table'> is no target of a sink: give one "
-                "of kstreams_py.sinks, or declare it with graph.map to write to a topic"
+                "processor 'measure': to=<class 'tests.unit.test_stored_rows.Table'> is not a target of a sink: give "
+                "one of kstreams_py.sinks, or declare it with graph.map to write to a topic"
             ),
         ),
         (
@@ -168,7 +168,7 @@ def test_first_row_has_the_hash_of_its_step_and_each_other_one_of_its_own() -> N
     assert hashes == [row.delivery_hash for row in rows_of(*[("b", 2)] * 1000)]  # by number, whatever is in them
 
 
-RETURN = "return a row, as a tuple or a dict of column to value, a list of rows, or None for none"
+RETURN = "return a row, as a tuple or a dict of column to value, a list of rows, or None for no rows"
 
 
 @pytest.mark.parametrize(

@@ -140,8 +140,8 @@ def test_stuck_worker_counts_among_deaths_in_a_row_unless_it_had_committed(
     assert [slot.look(1.0), slot.look(2.0)] == [True, False], "it is killed once"
     assert (slot.end(-signal.SIGKILL, 3.0), slot.restarts) == (Next.RESTART, restarts)
     assert slot.why(-signal.SIGKILL) == (
-        "SIGKILL (p has not turned for 60 s: it is in f (g.py, line 1): its function does not return, or the broker "
-        "does not answer)"
+        "SIGKILL (p has made no progress for 60 s: it is in f (g.py, line 1): its function does not return, or the "
+        "broker does not answer)"
     )
 
 

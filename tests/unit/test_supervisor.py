@@ -379,14 +379,14 @@ for records in range(1, 1000): report(0, records); signal.sigtimedwait({signal.S
     workers = Workers(tmp_path, script, [3])
 
     def until(counts: Counts) -> bool:
-        if "has not turned" in caplog.text:
+        if "has made no progress" in caplog.text:
             (tmp_path / "go.on").touch()
         return "turns again" in caplog.text
 
     workers.run(until)
     assert workers.process_counts == {3: 1}
     assert caplog.messages == [
-        f"slot 3: p has not turned for 31 s: {STILL}; set stuck_timeout_ms to have such a worker restarted",
+        f"slot 3: p has made no progress for 31 s: {STILL}; set stuck_timeout_ms to have such a worker restarted",
         "slot 3: p turns again, after 31 s",
     ]
 
@@ -403,9 +403,9 @@ report(2, 4); signal.sigtimedwait({signal.SIGTERM}, 0.3); report(2, 5); await_si
     workers.run(lambda counts: counts == {("p", 2): (2, 5), ("p", 3): (3, 15)})
     assert workers.process_counts == {2: 1, 3: 2}
     assert [re.sub(r"process \d+", "process N", message) for message in caplog.messages] == [
-        f"slot 3: p has not turned for 60 s: {STILL}; a worker is restarted after stuck_timeout_ms (60000)",
+        f"slot 3: p has made no progress for 60 s: {STILL}; a worker is restarted after stuck_timeout_ms (60000)",
         "slot 3 (process N) is stuck, for longer than stuck_timeout_ms (60000): killing it",
-        f"slot 3 ended by SIGKILL (p has not turned for 60 s: {STILL}): restarting it (1 in a row)",
+        f"slot 3 ended by SIGKILL (p has made no progress for 60 s: {STILL}): restarting it (1 in a row)",
     ]
 
 
@@ -436,7 +436,7 @@ def test_worker_that_is_stuck_repeatedly_ends_all_with_its_place(
 ) -> None:
     monkeypatch.setattr(supervised, "RESTARTS_MAX", 2)
     workers = Workers(tmp_path, "report(0, 1, still=60)\nwhile True: await_sigterm()", stuck_timeout_ms=1_000)
-    why = f"SIGKILL (p has not turned for 60 s: {STILL})"
+    why = f"SIGKILL (p has made no progress for 60 s: {STILL})"
     with pytest.raises(
         WorkersFailed, match=f"^{re.escape(f'slot 0 died 3 times in a row, at last by {why}')}$"
     ) as caught:
@@ -470,7 +470,7 @@ report(1, 3); report(1, 4, still=12); await_sigterm()
     assert workers.run(until) == {("p", 0): (2, 5)}
     assert (workers.process_counts, (tmp_path / "not.killed").exists()) == ({0: 2}, True)
     assert [message for message in caplog.messages if "restarting" in message] == [
-        f"slot 0 ended by SIGKILL (p has not turned for 12 s: {STILL}): restarting it (1 in a row)"
+        f"slot 0 ended by SIGKILL (p has made no progress for 12 s: {STILL}): restarting it (1 in a row)"
     ], "only the report after the stop counts"
 
 

@@ -23,7 +23,7 @@ from kstreams_py.processing.topics import (
 from kstreams_py.records import TopicPartition
 from kstreams_py.testing import MemoryCluster, MemoryRegistry
 
-IN_STEP = "processor 'pair' (join) reads 'b' with 2 partitions and 'c' with 3: give both the same number of partitions"
+IN_STEP = "processor 'pair' (join) reads 'b' with 2 partitions, but 'c' with 3: give both the same number of partitions"
 NEEDS = (
     "topic 'd' has retention.ms=604800000 and needs 7: run kafka-configs --alter --topic d --add-config retention.ms=7"
 )
@@ -89,9 +89,9 @@ def test_more_slots_than_partitions_are_described_with_the_remedy() -> None:
     found = cluster_of(d=4).topics("abcdx")
     assert describe_idle_slots(graph, found, 4) == ""
     assert describe_idle_slots(graph, found, 8) == (
-        "8 slots, and the inputs of graph 'g' have 4 partition(s): one slot at a time reads a partition, so 4 of them "
-        "only stand by; run 4, or make topics with more partitions (partitions= of the topic, --partitions with "
-        "--create-topics)"
+        "graph 'g' has 8 slots, but its inputs have 4 partition(s): one slot at a time reads a partition, so 4 of the "
+        "slots stay idle: run 4, or create the topics with more partitions (partitions= of the topic, --partitions "
+        "with --create-topics)"
     )
 
 
@@ -124,8 +124,8 @@ def test_graph_without_alts_has_no_journal() -> None:
             cluster_of(),
             {"d": {"partitions": 3}},
             (
-                "topic 'd' has 2 partitions and the graph declares 3: correct the declaration, or delete the topic and "
-                "create it again"
+                "topic 'd' has 2 partitions, but the graph declares 3: correct the declaration, or delete the topic "
+                "and create it again"
             ),
         ),
         (

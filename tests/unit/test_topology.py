@@ -383,8 +383,8 @@ def test_invalid_graph_is_refused_with_its_name_and_the_remedy(make: Any, messag
         (
             lambda g: g.topic("x", key="utf-8"),
             (
-                "topic 'x': key='utf-8' is no serde: write key=ks.Json(), ks.String(), ks.Bytes() or ks.Avro(...), a "
-                "serde that makes bytes of the values"
+                "topic 'x': key='utf-8' is not a serde: write key=ks.Json(), ks.String(), ks.Bytes() or ks.Avro(...), "
+                "a serde that makes bytes of the values"
             ),
         ),
         (lambda g: g.topic("x", partitions=0), "topic 'x': partitions is 0: give 1 or more, or leave it out"),
@@ -436,7 +436,11 @@ def test_invalid_topic_is_refused_with_its_name_and_the_remedy(declare: Any, mes
             one,
             "processor 'one': topic 'a' is of another graph: declare it in this one too",
         ),
-        (lambda g: g.sink(7), one, "processor 'one': 7 is no topic: give what graph.topic returned, or a topic's name"),
+        (
+            lambda g: g.sink(7),
+            one,
+            "processor 'one': 7 is not a topic: give what graph.topic returned, or a topic's name",
+        ),
         (lambda g: g.join("a", "b", "a", by="order", to="c"), two, "processor 'two' reads 'a' twice: name it once"),
         (lambda g: g.sink("a", "b", "b", alts=True), one, "processor 'one' reads 'b' twice: name it once"),
         (lambda g: g.map("a", to=["b", "b"]), one, "processor 'one' writes 'b' twice: name it once"),
@@ -459,7 +463,7 @@ def test_invalid_topic_is_refused_with_its_name_and_the_remedy(declare: Any, mes
         (
             lambda g: g.map("a", to="b", id="p"),
             7,
-            "processor 'p': 7 is no function: give one that takes a record's value",
+            "processor 'p': 7 is not a function: give one that takes a record's value",
         ),
         (
             lambda g: g.map("a", to="b", batch=True),
@@ -655,14 +659,14 @@ def test_unequal_partition_counts_of_inputs_are_refused_with_both_counts() -> No
     with pytest.raises(GraphError) as caught:
         graph.check_partitions({"a": 3, "b": 3, "c": 6, "d": 1})
     assert str(caught.value) == (
-        "processor 'merge' (alts) reads 'a' with 3 partitions and 'c' with 6: give both the same number of partitions"
+        "processor 'merge' (alts) reads 'a' with 3 partitions, but 'c' with 6: give both the same number of partitions"
     )
 
 
 def test_unequal_declared_partition_counts_are_refused_before_anything_starts() -> None:
     graph = Graph("app")
     graph.sink(graph.topic("a", partitions=1), graph.topic("b"), graph.topic("c", partitions=2), id="zip")(max)
-    with pytest.raises(GraphError, match=r"processor 'zip' \(sink\) reads 'a' with 1 partitions and 'c' with 2"):
+    with pytest.raises(GraphError, match=r"processor 'zip' \(sink\) reads 'a' with 1 partitions, but 'c' with 2"):
         graph.validate()
 
 

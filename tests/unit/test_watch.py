@@ -64,7 +64,7 @@ def test_loop_that_does_not_turn_is_logged_at_growing_intervals_and_when_it_turn
             found[seconds] = messages
     assert WARN_AFTER == 30
     assert found == {
-        seconds: [f"slot 3: copy has not turned for {seconds} s: {IN_PRICE}; {REMEDY}"]
+        seconds: [f"slot 3: copy has made no progress for {seconds} s: {IN_PRICE}; {REMEDY}"]
         for seconds in (30, 60, 120, 240)
     }
     for _ in range(3):
@@ -74,12 +74,11 @@ def test_loop_that_does_not_turn_is_logged_at_growing_intervals_and_when_it_turn
     watch.look([report(0.0)])
     assert take_warnings() == [], "no warning was logged before"
     watch.look([replace(report(30.0, "parse"), is_task=True), report(0.0)])
-    assert take_warnings() == [
-        f"slot 3: parse has not turned for 30 s: {IN_PRICE.replace('the broker', 'its source or target')}; {REMEDY}"
-    ]
+    in_source = IN_PRICE.replace("the broker", "its source or target")
+    assert take_warnings() == [f"slot 3: parse has made no progress for 30 s: {in_source}; {REMEDY}"]
     watch.look([report(70.0)])
     watch.look([report(80.0)])
-    assert take_warnings() == [f"slot 3: copy has not turned for 70 s: {IN_PRICE}; {REMEDY}"], "it starts again"
+    assert take_warnings() == [f"slot 3: copy has made no progress for 70 s: {IN_PRICE}; {REMEDY}"], "it starts again"
 
 
 def test_process_that_does_not_report_is_logged_and_once_more_when_it_reports_again(
@@ -97,10 +96,10 @@ def test_loop_that_stands_still_for_stuck_timeout_is_to_be_replaced(take_warning
     watch = Watch(3, 45_000)
     assert watch.look([report(44.9), report(0.0, "other")]) is None
     assert take_warnings() == [
-        f"slot 3: copy has not turned for 45 s: {IN_PRICE}; a worker is restarted after stuck_timeout_ms (45000)"
+        f"slot 3: copy has made no progress for 45 s: {IN_PRICE}; a worker is restarted after stuck_timeout_ms (45000)"
     ]
     assert watch.look([report(45.0), report(0.0, "other")]) == Stuck(
-        "copy", f"copy has not turned for 45 s: {IN_PRICE}"
+        "copy", f"copy has made no progress for 45 s: {IN_PRICE}"
     )
     assert Watch(3, 45_000).look([report(0.0, "other"), report(1.0)]) is None
 

@@ -1153,7 +1153,7 @@ def test_join_with_one_input_that_grew_while_running_ends_with_both_counts() -> 
     with pytest.raises(GraphError) as caught:
         worker.run_turn()
     assert str(caught.value) == (
-        "processor 'p' (join) reads 'a' with 2 partitions and 'b' with 3: give both the same number of partitions"
+        "processor 'p' (join) reads 'a' with 2 partitions, but 'b' with 3: give both the same number of partitions"
     )
 
 
@@ -1164,7 +1164,7 @@ def test_join_with_one_input_that_grew_before_its_start_ends_with_both_counts() 
     with pytest.raises(GraphError) as caught:
         plant.worker()
     assert str(caught.value) == (
-        "processor 'p' (join) reads 'a' with 2 partitions and 'b' with 3: give both the same number of partitions"
+        "processor 'p' (join) reads 'a' with 2 partitions, but 'b' with 3: give both the same number of partitions"
     )
 
 
@@ -1493,7 +1493,7 @@ def test_alts_choices_that_no_longer_apply_are_dropped_with_a_warning(caplog: py
     plant.run()
     assert sorted(plant.out()) == ["a0", "b0"]
     assert [r.getMessage() for r in caplog.records if r.levelname == "WARNING"] == [
-        "p: partition 0: 'c' is no input any more: choices saved for it are dropped",
+        "p: partition 0: 'c' is no longer an input: choices saved for it are dropped",
         "p: partition 0: 'b' was deleted and created again: choices saved for it are dropped",
     ]
     newest = Choices.decode(plant.cluster.records(plant.journal)[-1].value() or b"")

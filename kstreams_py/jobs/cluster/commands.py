@@ -1,7 +1,7 @@
 """The commands of a cluster: the entries of its log. Peers agree because each of them applies the same commands.
 
 Each command is harmless when it is applied twice or late: it names the peer, job or epoch that it is about, and changes
-nothing if that is no longer there.
+nothing if that no longer exists.
 """
 
 from __future__ import annotations

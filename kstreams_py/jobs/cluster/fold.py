@@ -1,6 +1,6 @@
 """Applies the commands of a cluster's log to a replica. Every peer applies the same commands, so all replicas agree.
 
-A command is checked when it is applied, not when it is appended: what its author saw may have changed since.
+A command is checked when it is applied, not when it is appended: the state that its author saw may have changed.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from kstreams_py.jobs.cluster.slots import new_table, remap
 from kstreams_py.jobs.cluster.state import Assignment, JobPhase, JobState, PeerState, Replica
 
 VERSION: Final = 1
-"""The version of the fold: peers with different ones would disagree, so a cluster has one."""
+"""The version of the fold. Peers with different versions would disagree, so a cluster has one version."""
 
 ENDED_KEPT: Final = 100
-"""How many ended jobs a replica keeps."""
+"""The number of ended jobs that a replica keeps."""
 
 DEPARTED_KEPT: Final = 1_000
-"""How many ids of peers that left, and of jobs that were dropped, a replica keeps."""
+"""The number of ids of departed peers and dropped jobs that a replica keeps."""
 
 AUTHORS_KEPT: Final = 1_000
-"""The authors whose newest command a replica keeps: a copy of a command comes soon after it or never."""
+"""The number of authors whose newest command a replica keeps: a copy of a command comes soon after it, or never."""
 
 
 def apply(replica: Replica, entry: Entry, offset: int) -> Replica:
@@ -59,7 +59,7 @@ def apply(replica: Replica, entry: Entry, offset: int) -> Replica:
 
 
 def find_refusal(replica: Replica, join: AcceptJoin) -> str:
-    """Returns why a peer cannot join: every peer must be able to run each job. "" if it can."""
+    """Returns why a peer cannot join; "" if it can. Every peer must be able to run each job."""
     for name, job in replica.open_jobs():
         if (found := join.graphs.get(job.graph)) != job.fingerprint:
             return describe_difference(name, job.graph, job.fingerprint, found)
@@ -67,11 +67,11 @@ def find_refusal(replica: Replica, join: AcceptJoin) -> str:
 
 
 def describe_difference(job: JobId, graph: str, wanted: str, found: str | None) -> str:
-    """Returns why a peer cannot run a job. `found`: the fingerprint of its graph; None if it does not have it."""
+    """Returns why a peer cannot run a job. `found`: the peer's fingerprint of the graph; None if it lacks the graph."""
     if found is None:
-        return f"job {job} runs graph {graph}, which this peer does not load: start it with --allow and its module"
+        return f"job {job} runs graph {graph}, which this peer does not load: allow the module of the graph (--allow)"
     return (
-        f"job {job} runs graph {graph} with fingerprint {wanted}, and this peer has {found}: deploy the same code on "
+        f"job {job} runs graph {graph} with fingerprint {wanted}, but this peer has {found}: deploy the same code on "
         "all peers, or kill the job and submit it again"
     )
 
@@ -107,23 +107,24 @@ def _submit(replica: Replica, command: SubmitJob) -> Replica:
 
 
 def _find_mistake(replica: Replica, command: SubmitJob) -> str:
-    """Returns why a job is refused; "" if it is not."""
+    """Returns why a job is refused; "" if it is accepted."""
     if not command.tasks:
         return f"{command.graph} has no tasks over channels"
     percentage = command.percentage
     if replica.scheduler is not Scheduler.PERCENTAGE and percentage is not None:
-        return f"the scheduler of the cluster is {replica.scheduler}, which has no percentages: leave it out"
+        return f"the cluster's scheduler is {replica.scheduler}, which uses no percentages: leave the percentage out"
     if replica.scheduler is Scheduler.PERCENTAGE:
         if percentage is None or not 0 < percentage <= 100:
             shown = "none" if percentage is None else f"{percentage:g}"
-            return f"the percentage is {shown}: the scheduler of the cluster needs one above 0 and up to 100"
+            return f"the percentage is {shown}: the cluster's scheduler needs a number above 0 and up to 100"
         others = sum(job.percentage or 0 for _, job in replica.open_jobs())
         if others + percentage > 100:
-            return f"{percentage:g} % and the {others:g} % of the other jobs are more than 100 %"
+            remedy = f"give at most {100 - others:g}%" if others < 100 else "kill another job first"
+            return f"{percentage:g}% plus the other jobs' {others:g}% exceeds 100%: {remedy}"
     for peer, member in replica.peers.items():
         if (found := member.graphs.get(command.graph)) != command.fingerprint:
             difference = describe_difference(command.job, command.graph, command.fingerprint, found)
-            return f"peer {peer} cannot run it: {difference}"
+            return f"peer {peer} cannot run the job: {difference}"
     return ""
 
 
@@ -214,7 +215,7 @@ def _ready(replica: Replica, command: SignalReady) -> Replica:
 
 
 def _start(replica: Replica, name: JobId) -> Replica:
-    """Starts a job once a peer of each task is ready; of a grouped one all peers, as each has keys of its own."""
+    """Starts a job once one peer of each task is ready, and all peers of a grouped task: each has its own keys."""
     job = replica.jobs[name]
     if job.phase is JobPhase.STARTING and all(_is_ready(replica, name, task) for task in job.left):
         return _with_job(replica, name, replace(job, phase=JobPhase.RUNNING))
@@ -227,7 +228,7 @@ def _is_ready(replica: Replica, name: JobId, task: TaskSpec) -> bool:
 
 
 def _change(replica: Replica, assignments: Mapping[PeerId, Assignment], name: JobId) -> Replica:
-    """Takes new peers for a job, with the next epoch; those that keep their task stay ready."""
+    """Gives a job its new peers and the next epoch; peers that keep their task stay ready."""
     replica, job = replace(replica, assignments=assignments), replica.jobs[name]
     numbers = {
         task.id: [replica.peers[peer].number for peer in replica.peers_of(name, task.id)]
@@ -239,8 +240,8 @@ def _change(replica: Replica, assignments: Mapping[PeerId, Assignment], name: Jo
         job,
         phase=job.phase if job.is_active else JobPhase.STARTING,
         epoch=job.epoch + 1,
-        # each peer says again whether it has nothing left to read: one that had not said so may be gone, and what it
-        # had goes back to the source
+        # each peer reports again that it has nothing left to read: a peer that had not reported may be gone, and its
+        # inputs go back to the source
         sealed={},
         ready=tuple(peer for peer in job.ready if peer in kept),
         slots={task: _slots(job.slots.get(task), peers) for task, peers in numbers.items()},
@@ -257,7 +258,7 @@ def _slots(table: tuple[int, ...] | None, peers: list[int]) -> tuple[int, ...]:
 
 
 def _stop(replica: Replica, name: JobId) -> Replica:
-    """Takes all peers from a job, which waits again."""
+    """Takes all peers from a job, so that it waits again."""
     job = replica.jobs[name]
     stopped = replace(job, phase=JobPhase.WAITING, epoch=job.epoch + 1, ready=(), slots={}, sealed={})
     left = {peer: each for peer, each in replica.assignments.items() if each.job != name}
@@ -270,7 +271,7 @@ def _end(replica: Replica, name: JobId, phase: JobPhase) -> Replica:
 
 
 def _forget_ended(replica: Replica) -> Replica:
-    """Drops the jobs that ended first, if there are too many."""
+    """Drops the first of the ended jobs if there are too many."""
     ended = [name for name, job in replica.jobs.items() if job.has_ended]
     dropped = ended[: max(0, len(ended) - ENDED_KEPT)]
     jobs = {name: job for name, job in replica.jobs.items() if name not in dropped}

@@ -80,8 +80,8 @@ class KafkaLog:
                     break
                 if time.monotonic() > deadline - START_SECONDS + CUT_SECONDS:  # a peer may just be cutting the log
                     raise InputLost(
-                        f"entries {begin} to {first - 1} of {self._log.topic} were deleted by others: nobody knows the "
-                        f"jobs of cluster {self._name} any more: stop its peers, delete its topics, and begin again"
+                        f"entries {begin} to {first - 1} of {self._log.topic} were deleted by others: no peer knows "
+                        f"the jobs of cluster {self._name} any more: stop its peers, delete its topics, and begin again"
                     )
             time.sleep(0.2)
         self._producer = cluster.producer(MODE, f"{self._name}.{self._peer}")
@@ -199,7 +199,7 @@ def read_replica(cluster: Cluster, name: str) -> Replica:
 
 
 def append_command(cluster: Cluster, name: str, command: Command) -> None:
-    """Appends a command to the log of a cluster of peers, and waits until it is there."""
+    """Appends a command to the log of a cluster of peers, and waits until the log has it."""
     log, _, _ = cluster_topics(name)
     author = f"tool-{secrets.token_hex(6)}"
     producer = cluster.producer(MODE, author)

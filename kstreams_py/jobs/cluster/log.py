@@ -16,7 +16,7 @@ class LogRecord(NamedTuple):
 class ClusterLog(Protocol):
     """One client of a cluster's log. Its methods do not block, and are called by one thread.
 
-    Three kinds of records: entries, which all peers read in the same order; heartbeats, which nobody keeps; and
+    Three kinds of records: entries, which all peers read in the same order; heartbeats, which are not kept; and
     the newest replica, so that the entries before it can be deleted.
     """
 

@@ -36,7 +36,7 @@ KEPT_EVERY: Final = 1_000
 
 
 class ClusterMembership:
-    """What one peer knows of its cluster, and says there.
+    """What one peer knows of its cluster, and tells the others.
 
     Attributes:
 

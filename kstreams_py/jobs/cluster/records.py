@@ -39,7 +39,7 @@ def decode_entry(data: bytes | None) -> Entry:
         if not (isinstance(author, str) and type(sequence) is int and sequence > 0):
             raise ValueError("author or sequence")
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError, ValidationError) as error:
-        raise DecodeError(f"a record that is no command of a cluster: {type(error).__name__}") from error
+        raise DecodeError(f"a record that is not a command of a cluster: {type(error).__name__}") from error
     return Entry(author, sequence, command)
 
 
@@ -65,7 +65,7 @@ def decode_beat(data: bytes | None) -> Beat:
     try:
         return BEAT_ADAPTER.validate_json(data or b"")
     except ValidationError as error:
-        raise DecodeError("a record that is no heartbeat of a cluster") from error
+        raise DecodeError("a record that is not a heartbeat of a cluster") from error
 
 
 def encode_replica(replica: Replica) -> bytes:
@@ -78,7 +78,7 @@ def decode_replica(data: bytes | None) -> Replica:
     try:
         return REPLICA_ADAPTER.validate_json(data or b"")
     except ValidationError as error:
-        raise DecodeError("a record that is no replica of a cluster") from error
+        raise DecodeError("a record that is not a replica of a cluster") from error
 
 
 def digest(replica: Replica) -> str:

@@ -1,11 +1,12 @@
-"""An audit: finds the inputs of which a segment is lost, once a peer has left or an input is overdue.
+"""Audits: find the inputs that have lost a segment, once a peer has left or an input is overdue.
 
 The entry of an input is the XOR of the patterns of all its segments that are under way. If the peers of the job have
-segments with exactly these patterns, nothing is lost, however long a function takes. If some are missing, and nothing
-changes for several rounds, the peer that left had them. So only the inputs that it had are read again, and only they
-count as an attempt: an input that ends its peers is found, and one that was elsewhere is not suspected.
+segments with exactly these patterns, nothing is lost, however long a function takes. If segments are missing, and
+nothing changes for several rounds, they were at the peer that left. So only the inputs of these segments are read
+again, and only for these inputs does the death count as an attempt: inputs that kill their peers are found, and inputs
+that were at other peers are not suspected.
 
-Segments on their way are counted twice or not at all. Such an entry changes with the next round.
+A round may count a segment that is being sent twice, or not at all. The entry of its input changes with the next round.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from kstreams_py.jobs.identity import SegmentId
 from kstreams_py.jobs.messengers.frames import SEGMENTS_MAX
 
 ROUNDS: Final = 3
-"""Rounds with the same difference until a segment counts as lost."""
+"""The number of rounds with the same difference after which a segment counts as lost."""
 
 ROUND_SECONDS: Final = 0.2
 """Seconds between two rounds."""
@@ -39,9 +40,9 @@ class SegmentAudit:
         """The inputs in doubt, each with the difference that the last round found."""
         self._held: dict[SegmentId, int] = {}
         self._waiting: dict[int, int] = {}
-        """The peers that have not answered in this round, each with the answers that are missing."""
+        """The peers that have not answered in this round, each with the number of missing answers."""
         self._asked: tuple[SegmentId, ...] = ()
-        """The inputs of this round; none between two rounds."""
+        """The inputs of this round; empty between two rounds."""
         self.number = 0
         """The number of the round."""
         self._due = float("-inf")
@@ -50,11 +51,11 @@ class SegmentAudit:
         return len(self._ids)
 
     def doubt(self, segments: Iterable[SegmentId]) -> None:
-        """Adds inputs: their rounds begin again."""
+        """Adds inputs, and begins their rounds again."""
         self._ids.update(dict.fromkeys(segments))
 
     def begin(self, now: float, peers: Collection[int]) -> list[list[SegmentId]]:
-        """Begins a round if one is due; returns the parts of the inputs: each peer is asked for each part.
+        """Begins a round if it is due; returns the inputs in parts: the caller asks each peer about each part.
 
         - `peers`: the numbers of the peers.
         """
@@ -67,7 +68,7 @@ class SegmentAudit:
         return parts
 
     def hear(self, peer: int, number: int, held: Iterable[tuple[SegmentId, int]]) -> None:
-        """Takes an answer of a peer: the inputs of which it has segments, with the XOR of their patterns."""
+        """Records a peer's answer: the inputs whose segments it has, each with the XOR of the patterns."""
         if number != self.number or not self._waiting.get(peer):
             return
         for segment, pattern in held:
@@ -75,9 +76,9 @@ class SegmentAudit:
         self._waiting[peer] -= 1
 
     def finish(self, now: float, peers: Collection[int], left: Callable[[SegmentId], int]) -> list[SegmentId]:
-        """Returns the inputs that are lost, once all peers that are still there have answered.
+        """Returns the inputs with lost segments, once all remaining peers have answered.
 
-        - `left`: returns the XOR of the patterns that an entry waits for; 0 if there is no entry.
+        - `left`: returns the XOR of the patterns that the entry of an input waits for; 0 without an entry.
         """
         if not self._asked or any(self._waiting.get(peer) for peer in peers):
             return []

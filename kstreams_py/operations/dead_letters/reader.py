@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 UNREADABLE_NAMED: Final = 20
 """The maximum number of foreign records that are named one by one: among dead letters, and among marks."""
 
-MARK: Final = "mark of a replayed dead letter"
+MARK: Final = "a mark of a replayed dead letter"
 
 LOOK_SECONDS: Final = 0.05
 

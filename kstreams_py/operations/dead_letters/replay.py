@@ -16,7 +16,7 @@ hash skips rows that it has. If two replays run concurrently, the second fences 
 - its function raises again, or a topic refuses an output;
 - its processor or its inputs are no longer in the graph;
 - it differs from the records that it names;
-- those records are no longer in their topics. With `--unverified`, a dead letter that was not cut is trusted then.
+- those records are no longer in their topics. With `--unverified`, such a dead letter is trusted unless it was cut.
 
 A replay writes no dead letters: it tries each once, so there is no loop. After Stop, or an exception that stops a
 worker (`stop_on`, a registry that does not answer), the replay commits the finished steps and ends.

@@ -76,7 +76,7 @@ class ReplayTransactions:
         self._open = False
         self._batch_bytes: int | None = None
         self.marks: dict[LetterPlace, Mark] = {}
-        """The marks that existed when this producer started. Nobody else writes marks while it is in use."""
+        """The marks that existed when this producer started. No other producer writes marks while it is in use."""
 
     def start(self) -> None:
         """Fences the previous replay, waits for the end of its transaction, then reads the marks.

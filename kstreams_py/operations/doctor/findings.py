@@ -123,7 +123,7 @@ class TopicReader(NamedTuple):
 
     - `name`: the id of the processor, or the ids of the tasks.
     - `outputs`: the topics that it writes.
-    - `errors`: its dead-letter topic; None for none.
+    - `errors`: its dead-letter topic; None if there is none.
     - `is_processor`: whether `kstreams recover` moves its positions; it does not move the positions of tasks.
     """
 

@@ -24,7 +24,7 @@ def find_missing(facts: Facts, examined: Examined) -> Iterator[Finding]:
             Severity.ERROR,
             "missing_topic",
             name,
-            "the graph declares it and it does not exist: no worker starts",
+            "the graph declares it, but it does not exist: no worker starts",
             f"kstreams topics create {examined.name}",
         )
 
@@ -55,7 +55,7 @@ def find_partitions(facts: Facts, examined: Examined) -> Iterator[Finding]:
                 Severity.NOTE,
                 "spare_slots",
                 reader.name,
-                f"{members} slots share {max(counts.values())} partition(s): the others only stand by",
+                f"{members} slots share {max(counts.values())} partition(s): the other slots stay idle",
                 "run fewer slots, or, if it has no state, add partitions to the inputs",
             )
 
@@ -126,7 +126,7 @@ def find_doubts(facts: Facts, examined: Examined) -> Iterator[Finding]:
                 "empty_state",
                 ", ".join(f"{processor.id}[{each.partition}]" for each in empty),
                 f"the next start {empty[0].next}",
-                f"if the name of the state has changed, give it the one before; to make it again of all records, "
+                f"if the name of the state has changed, give it the previous one; to make it again of all records, "
                 f"kstreams recover reset {examined.name} {processor.id} --to-beginning",
             )
         if growth := next((each.growth for each in tasks if each.growth), ""):
@@ -295,7 +295,7 @@ def find_members(facts: Facts, examined: Examined) -> Iterator[Finding]:
                 Severity.ERROR,
                 "foreign_member",
                 group,
-                f"members that are no slot of this graph take partitions, whose records no worker reads: {shown}",
+                f"members that are not slots of this graph take partitions, whose records no worker reads: {shown}",
                 "stop them, or give them another group.id",
             )
         minutes = facts.least("offsets.retention.minutes")
@@ -362,7 +362,7 @@ def _of_inputs(subject: str, name: str, status: SourceStatus, examined: Examined
             Severity.WARNING,
             "refused_inputs",
             subject,
-            f"{_inputs_were(status.refused)} refused, and nobody reads {_them(status.refused)} again ({some}{more})",
+            f"{_inputs_were(status.refused)} refused, and no worker reads {_them(status.refused)} again ({some}{more})",
             f"kstreams sources list {examined.name}; fix the cause, then {show_retry(examined.name, name)}",
         )
     alone = f"; {status.suspects:,} of the inputs were so at several deaths, and are read by themselves"

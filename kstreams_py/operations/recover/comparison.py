@@ -58,7 +58,7 @@ class JudgedSteps(ABC):
         self.highest = -1
         """The highest step with an output in the output partition that is being read."""
         self.last = -1
-        """The step of the last output that was read there."""
+        """The step of the last output that was read."""
 
     @abstractmethod
     def find(self, digest: bytes) -> int | None:

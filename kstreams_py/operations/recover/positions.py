@@ -116,10 +116,10 @@ def check_no_members(groups: Mapping[str, GroupInfo], target: str, declared: Col
         for member in info.members
     }
     numbers = " ".join(map(str, sorted(slot for slot in slots if slot is not None)))
-    release = f"; of those that have ended, `kstreams slots release {target} {numbers}`" if numbers else ""
+    release = f"; for workers that have ended, run `kstreams slots release {target} {numbers}`" if numbers else ""
     if groups.keys() - declared:
         release += "; a member of a processor that is no longer declared is gone after session_timeout_ms"
-    raise UserMistake(f"members are in the group: {', '.join(names)}: stop these workers{release}: nothing was changed")
+    raise UserMistake(f"the group has members: {', '.join(names)}: stop these workers{release}: nothing was changed")
 
 
 def moves_of(processor: Processor, old: Positions, new: Positions) -> list[Move]:
@@ -226,7 +226,7 @@ def _decode_positions(rows: Any) -> Positions:
     for row in rows:
         topic, number, offset = row["topic"], row["partition"], row["offset"]
         if not isinstance(topic, str) or not all(type(each) is int and each >= 0 for each in (number, offset)):
-            raise ValueError(f"{row} is no position")
+            raise ValueError(f"{row} is not a position")
         if (tp := TopicPartition(topic, number)) in found:
             raise ValueError(f"{tp} is there twice")
         found[tp] = offset

@@ -231,7 +231,7 @@ class _Tasks:
 
 
 def _find_holder(group: GroupInfo, topics: Collection[str], number: int) -> str:
-    """Returns the member of a group that has a partition number of these topics, as text; "" for none."""
+    """Returns the member of a group that has a partition number of these topics, as text; "" if there is none."""
     for member in group.members:
         if any(tp.partition == number and tp.topic in topics for tp in member.partitions):
             return str(member)

@@ -28,14 +28,14 @@ class TaskStatus:
 
     - `committed`: the committed offset by input; inputs without one are left out.
     - `lag`: the number of unprocessed committed records, by offsets; None if an input has no committed offset.
-    - `holder`: the member that has the task; "" for none.
+    - `holder`: the member that has the task; "" if there is none.
     - `hidden`: the open transactions on its inputs, its journal and the outputs of its processor.
     - `next`: what the next start does; with `refusal`, once that is corrected.
     - `tail`: the end of its journal; None if it is empty or there is none.
     - `branch`: the branch that the next start takes by its journal of deliveries; "" without a journal, and if the
       start is refused or cannot be decided yet.
     - `is_refused`: the next start ends with an error.
-    - `refusal`: the error that ends the next start of each worker of the graph, such as a missing topic; "" for none.
+    - `refusal`: the error that ends the next start of each worker of the graph, such as a missing topic; "" if none.
     - `new_name_of`: if its processor begins as a new one, the undeclared processors of which it may be the new name.
     - `begins_empty`: its state begins empty although it has read records.
     - `growth`: what follows for its state from partitions that were added to an input; "" if none were.

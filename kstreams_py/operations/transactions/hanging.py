@@ -20,10 +20,10 @@ from kstreams_py.records import TopicPartition
 class HeldBack:
     """The records and offsets that a transaction holds back on its partition.
 
-    - `records`: how many it has written there.
+    - `records`: how many records it has written to the partition.
     - `positions`: the committed offsets among them, by group, if the partition is one of POSITIONS_TOPIC.
     - `waiting`: how many committed records of other producers can be read once it has ended.
-    - `behind`: the offset of the next open transaction, at which readers of committed records stop then; None for none.
+    - `behind`: the offset of the next open transaction, at which readers of committed records then stop; None if none.
     - `is_complete`: False if the partition was not read to its end: there are more records.
     """
 

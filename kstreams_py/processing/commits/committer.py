@@ -61,7 +61,7 @@ class Context:
     - `replacement`: makes the dead letter of a refused output.
     - `journal`: saves the choices of an alts, or records deliveries; None if neither is needed.
     - `batch_bytes`: the maximum size in bytes of a batch that every topic accepts; None for no limit.
-    - `tracing`: makes spans of commits; None for none.
+    - `tracing`: makes spans of commits; None if there is none.
     - `stores`: the state of the tasks; None without one.
     - `written`: the partitions that the producer writes.
     - `journaled`: the partitions of the journal of deliveries.

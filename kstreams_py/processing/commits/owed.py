@@ -75,7 +75,7 @@ class Owed:
             self._committer.give_back(self._tasks.held.keys())
 
     def give_back_unstarted(self, assigned: Collection[TopicPartition]) -> None:
-        """Commits the offsets before the owed steps: the partitions are revoked before the tasks start there."""
+        """Commits the offsets before the owed steps: the partitions are revoked before their tasks start."""
         try:
             self._committer.attempts.call(partial(self._give_back, assigned))
         except ClientError as error:

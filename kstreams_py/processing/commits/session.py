@@ -272,7 +272,7 @@ class Session:
 
         A replacement and a broker's time-out both look like fencing; only a replacement has taken the membership.
         Raises Replaced if another worker has taken it, Retriable if no broker answers, Fatal if the group does not say:
-        in these cases nobody is fenced.
+        in these cases no worker is fenced.
         """
         fenced, timed_out = self.state is SessionState.FENCED, age >= self._timeout
         asked_until = self._clock() + (TAKEOVER_SECONDS if fenced and not timed_out else 0.0)
@@ -283,8 +283,8 @@ class Session:
             self._sleep(0.1)
         if owner is Owner.NOBODYS:
             logger.warning(
-                "%s: this worker is no member of its group, and nobody else is in its place", self._id,
-                extra=repeated(f"times that {self._id} is no member of its group"),
+                "%s: this worker is not a member of its group, and no other worker is in its place", self._id,
+                extra=repeated(f"times that {self._id} is not a member of its group"),
             )  # fmt: skip
         elif fenced and timed_out:
             logger.warning(
@@ -299,7 +299,7 @@ class Session:
             )  # fmt: skip
 
     def _owner(self) -> Owner:
-        """Returns who holds the membership: this worker, or nobody.
+        """Returns who holds the membership: this worker, or none.
 
         Raises Replaced if another worker holds it, Retriable if one may, Fatal if the group does not say.
         """

@@ -1,6 +1,6 @@
 """Counts the waiting dead letters; each call reads a bounded part of the topics.
 
-The offsets of a topic are no count: they include transaction markers, aborted records, and the dead letters of other
+The offsets of a topic are not a count: they include transaction markers, aborted records, and the dead letters of other
 graphs. So each dead letter and each mark is read once, and a count continues from the offsets that it has reached. When
 nothing is new, a count takes four requests.
 """

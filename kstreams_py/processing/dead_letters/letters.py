@@ -120,9 +120,9 @@ def parse(m: Message, deserialize: Callable[[bytes], Any]) -> Letter:
         data = m.value()
         content: Mapping[str, Any] = {} if data is None else deserialize(data)
     except DecodeError as error:
-        raise DecodeError(f"{place} is no dead letter: {error}") from None
+        raise DecodeError(f"{place} is not a dead letter: {error}") from None
     if data is None:
-        raise DecodeError(f"{place} is a tombstone, and no dead letter")
+        raise DecodeError(f"{place} is a tombstone, not a dead letter")
     inputs = tuple(
         Input(
             read["topic"],
@@ -136,7 +136,7 @@ def parse(m: Message, deserialize: Callable[[bytes], Any]) -> Letter:
         for read in content["inputs"]
     )
     if not inputs or any(min(each.number, each.at) < 0 for each in inputs):  # workers write no such letter
-        raise DecodeError(f"{place} is no dead letter: it names no record that was read")
+        raise DecodeError(f"{place} is not a dead letter: it names no record that was read")
     return Letter(
         place=place,
         timestamp=m.timestamp()[1],

@@ -53,7 +53,7 @@ class ChoicesJournal:
             found = decode(m, partition) if m.headers() else Choices.decode(m.value())
         except (DecodeError, ValueError) as error:
             raise TopicError(
-                f"{foreign(m, 'record of a journal', error)}: stop all workers, and delete the records of this "
+                f"{foreign(m, 'a record of a journal', error)}: stop all workers, and delete the records of this "
                 f"partition before offset {m.offset() + 1} (`kafka-delete-records`): the choices of steps that are not "
                 "committed are lost, and these may read their inputs in another order"
             ) from None

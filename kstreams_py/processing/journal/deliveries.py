@@ -95,7 +95,7 @@ WINDOW: Final = 16
 TRUNCATED_EVERY: Final = 1_000
 """How many deliveries a task makes before the records below its newest snapshot are deleted."""
 
-ATTEMPT: Final = "attempt at a delivery"
+ATTEMPT: Final = "an attempt at a delivery"
 
 OFFSETS_MIN: Final = 4
 """The minimum number of offsets that a delivery takes: for a snapshot and an attempt, each with its marker."""

@@ -176,7 +176,7 @@ def read(m: Message, partition: int) -> Snapshot | Choices | Attempt:
     try:
         return decode(m, partition)
     except ValueError as error:
-        raise RecoveryUndecidable(foreign(m, "record of a journal", error)) from None
+        raise RecoveryUndecidable(foreign(m, "a record of a journal", error)) from None
 
 
 def decode(m: Message, partition: int) -> Snapshot | Choices | Attempt:

@@ -150,7 +150,7 @@ class OrderedRunner(Runner):
             number, prev = place_of(m.headers() or ())
             name = m.key()
             if name is None:
-                raise DecodeError("a record without a key is no event of an object")
+                raise DecodeError("a record without a key is not an event of an object")
         except DecodeError as error:
             return self._run_other(m, error, chains, plan)
         return self._offer(m, name, (number, prev), chains, plan)
@@ -169,7 +169,7 @@ class OrderedRunner(Runner):
         return self._follow(outcome, chains, plan)
 
     def _run_other(self, m: Message, error: DecodeError, chains: _Chains, plan: Plan) -> bool:
-        """Carries out the operator's decision in a record that is no event; any other record becomes a dead letter."""
+        """Carries out the operator's decision in a record that is not an event; other records become dead letters."""
         name, decision = m.key(), None
         try:
             decision = decision_of(m.headers() or ())
@@ -282,7 +282,7 @@ class OrderedRunner(Runner):
         self._failures.add_dead_letter((brought.record,), EventFault(fault), plan)
 
     def _limit(self, rule: EventChains) -> str:
-        """Returns the name of the limit that the held events exceed; "" for none."""
+        """Returns the name of the limit that the held events exceed; "" if there is none."""
         if rule.held_events > self._ordered.held_max:
             return "held_max"
         return "held_bytes_max" if rule.held_bytes > self._ordered.held_bytes_max else ""

@@ -358,7 +358,7 @@ class Runner:
             if len(results) != len(batch):
                 raise GraphError(
                     f"processor {self._processor.id!r} returned {len(results)} for a batch of {len(batch)}: "
-                    "return one result per record, None for none"
+                    "return one result per record, None for no output"
                 )
         except BaseException as error:
             if store is not None:

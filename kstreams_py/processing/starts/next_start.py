@@ -103,7 +103,7 @@ class NextStart:
 
 
 def _plan_of(recovery: Recovery, offsets: Mapping[str, int]) -> str:
-    """Returns what a start does after a recovery. `offsets`: where the inputs stand then."""
+    """Returns what a start does after a recovery. `offsets`: the positions of the inputs after it."""
     where = show(offsets)
     if recovery.snapshot is not None:
         return f"recovery {recovery.branch}: makes the delivery again from {show(recovery.snapshot.offsets)}"

@@ -1,6 +1,6 @@
 """Ends a start before one of its processors reads a record, if another one would be refused.
 
-A worker is refused only once it has its partitions, and other processors read meanwhile. That does no harm to
+A worker is refused only once it has its partitions, while other processors already read. That does no harm to
 processors that resume where they stopped. A new one begins at the oldest record: if it is an old one with another name,
 its outputs are written twice before the refusal ends the start.
 

@@ -75,7 +75,7 @@ class Choices:
         offset was set back. The records of such runs may never come, and the other inputs would wait for them.
         """
         left = self.after(committed)
-        missing = {topic: f"{topic!r} is no input any more" for topic, _ in left.runs if topic not in topic_ids}
+        missing = {topic: f"{topic!r} is no longer an input" for topic, _ in left.runs if topic not in topic_ids}
         set_back = []
         for topic, topic_id, offset in left.starts:
             if topic_id and topic_ids.get(topic, "") not in ("", topic_id):

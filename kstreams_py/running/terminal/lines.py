@@ -34,7 +34,7 @@ class LineJoiner:
         return self._size > 0
 
     def rest(self) -> bytes:
-        """Returns and forgets a line whose end has not arrived; b"" for none."""
+        """Returns and forgets a line whose end has not arrived; b"" if there is none."""
         rest = b"".join(self._pieces)
         self._pieces, self._size = [], 0
         return rest

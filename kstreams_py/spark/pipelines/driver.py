@@ -116,7 +116,7 @@ def follow_all(
 
 
 class _FollowedStream:
-    """A stream that is started again after brokers did not answer, because Spark ends it then."""
+    """Starts a stream again that Spark has ended because brokers did not answer."""
 
     def __init__(self, pipeline: Pipeline, open_stream: Callable[[], Streaming]) -> None:
         """Starts it. Raises what `open_stream` raises."""

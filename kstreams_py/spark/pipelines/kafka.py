@@ -225,7 +225,7 @@ class KafkaTable:
         newest = self._newest(self._runs) if self._cluster.topics([topic]) else None
         if newest is not None and newest.key() != (key := self._topic.name.encode()):
             why = f"its key is not {self._topic.name!r}"
-            logger.warning("%s: it is passed over", foreign(newest, "record of the runs of a pipeline", why))
+            logger.warning("%s: it is passed over", foreign(newest, "a record of the runs of a pipeline", why))
             newest = next((m for m in reversed(self._cluster.read(self._runs)) if m.key() == key), None)
         if newest is None:
             return None
@@ -233,9 +233,9 @@ class KafkaTable:
             return _decode(newest.value())
         except (DecodeError, ValueError) as error:
             raise TopicError(
-                f"{foreign(newest, 'record of the runs of a pipeline', error)}: write the record before it again, as "
-                f"the newest; or delete {topic} and {self._topic}, and create the latter: {self._pipeline} begins "
-                "again then"
+                f"{foreign(newest, 'a record of the runs of a pipeline', error)}: write the previous record again, as "
+                f"the newest; or delete {topic} and {self._topic}, and create {self._topic}: {self._pipeline} then "
+                "begins again"
             ) from None
 
     def _newest(self, partition: TopicPartition) -> Message | None:

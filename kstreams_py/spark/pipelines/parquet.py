@@ -188,7 +188,7 @@ class ParquetTable:
             # executors have their own disks, or a row was counted twice because its process died
             count = "an unknown number of" if written is None else f"{written[_WRITTEN]:,}"
             raise SinkUnavailable(
-                f"{directory}: Spark wrote {count} rows, and {sum(file.rows for file in files):,} are there: the "
+                f"{directory}: Spark wrote {count} rows, but {sum(file.rows for file in files):,} are there: the "
                 "directory must be on a file system that this process and all of Spark's share; if it is, run it again"
             )
         return [file for file in files if file.rows]

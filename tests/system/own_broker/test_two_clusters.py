@@ -278,7 +278,7 @@ def test_other_cluster_that_is_away_for_a_minute_leaves_the_run_alive(
         running.send(signal.SIGTERM)
         assert running.wait() == 0, running.text
     assert re.search(f"WARNING .* outputs wait for cluster 'other': {away}", running.text)
-    assert "has not turned" not in running.text
+    assert "has made no progress" not in running.text
 
 
 def test_cluster_that_no_setting_describes_is_one_message(tmp_path: Path, name: str, settings: MakeSettings) -> None:
