@@ -83,7 +83,7 @@ def run_jobs(
     ] = 20_000,
     kills: Annotated[int, typer.Option(help="how often a peer is killed, spread over the run", min=0)] = 10,
     freezes: Annotated[int, typer.Option(help="how often a peer is frozen until the others find it silent", min=0)] = 3,
-    peers: Annotated[int, typer.Option(help="how many peers start together; two join later", max=50)] = 12,
+    peers: Annotated[int, typer.Option(help="how many peers start together; two join later", min=10, max=50)] = 12,
     seed: Annotated[int, typer.Option(help="seed of the random faults")] = 1,
     output: Annotated[Path, typer.Option(help="directory for the report and the tables")] = Path("jobs-demo"),
 ) -> None:

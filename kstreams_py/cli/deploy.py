@@ -45,7 +45,7 @@ def k8s(
         str, typer.Option(help="an image with the graph; its entry point is kstreams; docker/Dockerfile builds one")
     ],
     replicas: Annotated[
-        int | None, typer.Option(help="pods; 1 by default, with --peers as many as tasks", min=1, max=1000)
+        int | None, typer.Option(help="pods; by default 1, or a pod for each task of peers", min=1, max=1000)
     ] = None,
     name: Annotated[str | None, typer.Option(help="name of the objects; the graph's by default, with -")] = None,
     namespace: Annotated[str | None, typer.Option(help="the namespace; that of kubectl by default")] = None,
@@ -57,7 +57,7 @@ def k8s(
     ] = None,
     http_port: Annotated[int, typer.Option(help="port of /livez, /readyz and /metrics", min=1, max=65535)] = 8080,
     create_topics: CreateTopics = False,
-    peers: Annotated[bool, typer.Option("--peers", help="each pod is a peer, which runs `kstreams peer`")] = False,
+    peers: Annotated[bool, typer.Option("--peers", help="each pod is a peer (see kstreams peer)")] = False,
     cluster: Annotated[str | None, typer.Option(help="with --peers: its name; by default the graph's")] = None,
     scheduler: Annotated[Scheduler | None, typer.Option(help="with --peers: see kstreams peer")] = None,
     messenger: Annotated[str | None, typer.Option(help="with --peers: see kstreams peer")] = None,

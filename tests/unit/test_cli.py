@@ -130,8 +130,8 @@ HELP = """\
 │                end them.                                                     │
 ╰──────────────────────────────────────────────────────────────────────────────╯
 ╭─ Deploy ─────────────────────────────────────────────────────────────────────╮
-│ k8s            Print a StatefulSet with a pod for each slot, a headless      │
-│                Service and a PodDisruptionBudget, as YAML.                   │
+│ k8s            Print a StatefulSet with a pod for each slot or peer, a       │
+│                headless Service and a PodDisruptionBudget, as YAML.          │
 │ systemd        Print a systemd unit that runs the graph's slots on this      │
 │                machine, with this Python.                                    │
 │ acls           Print the ACLs that a graph needs as commands for kafka-acls, │

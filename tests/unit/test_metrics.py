@@ -134,7 +134,7 @@ def test_head_of_a_report_has_all_that_is_bounded() -> None:
     assert now.head() == {
         "processor": "p", "slot": 3, "counters": {"commits": 1}, "lag": 9, "still_seconds": 2.0,
         "place": "f (g.py, line 1)", "state": "spare", "open_seconds": 0.5, "hidden_seconds": 0.0,
-        "hidden_partitions": 0, "events": None, "is_task": False,
+        "hidden_partitions": 0, "events": None, "is_task": False, "heartbeat_seconds": None,
     }  # fmt: skip
 
 
