@@ -16,7 +16,7 @@ from kstreams_py.cli.options import AsJson, Bootstrap, Config, Target, load_vali
 from kstreams_py.cli.streams import echo
 from kstreams_py.errors import SettingsError
 from kstreams_py.jobs.cluster.commands import JobId, KillJob, Scheduler
-from kstreams_py.jobs.cluster.explanations import explain
+from kstreams_py.jobs.cluster.explanations import describe_job, explain
 from kstreams_py.jobs.cluster.kafka_log import append_command, read_entries, read_replica
 from kstreams_py.jobs.cluster.state import JobPhase
 from kstreams_py.kafka.contracts import Cluster
@@ -105,12 +105,11 @@ def list_jobs(
     with _open(bootstrap_servers, config) as kafka:
         replica = read_replica(kafka, cluster)
     for name, job in replica.jobs.items():
-        why, peers = explain(replica, name), replica.peers_of(name)
         if as_json:
-            echo(json.dumps({"job": name, "graph": job.graph, "phase": job.phase, "peers": len(peers), "why": why}))
+            why, peers = explain(replica, name), len(replica.peers_of(name))
+            echo(json.dumps({"job": name, "graph": job.graph, "phase": job.phase, "peers": peers, "why": why}))
         else:
-            running = f", {count_of(len(peers), 'peer')}" if peers else ""
-            echo(f"{name}  {job.phase}{running}{f': {why}' if why else ''}")
+            echo(describe_job(replica, name))
     if not replica.jobs and not as_json:
         echo("no jobs")
 

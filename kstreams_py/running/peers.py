@@ -34,7 +34,7 @@ from kstreams_py.jobs.peers.fingerprints import fingerprint_of
 from kstreams_py.jobs.peers.function_task import FunctionTask
 from kstreams_py.jobs.peers.input_task import InputTask
 from kstreams_py.jobs.peers.peer import Peer
-from kstreams_py.jobs.peers.routes import READ
+from kstreams_py.jobs.peers.routes import READ, check_graph
 from kstreams_py.kafka.cluster import KafkaCluster
 from kstreams_py.log_fields import repeated
 from kstreams_py.metrics import Counters
@@ -104,13 +104,7 @@ class PeerRun:
             graph.validate()
             if self._graphs.setdefault(graph.name, graph) is not graph:
                 raise SettingsError(f"two graphs are called {graph.name!r}: rename one")
-            if not graph.tasks:
-                raise SettingsError(f"graph {graph.name!r} has no channels: run it with `kstreams run`")
-            if names := ", ".join(each.id for each in graph.processors):
-                raise SettingsError(
-                    f"graph {graph.name!r} has processors of topics, which peers do not run ({names}): declare them in "
-                    "a graph of their own, and run that with `kstreams run`"
-                )
+            check_graph(graph)
         self._fingerprints = {name: fingerprint_of(graph) for name, graph in self._graphs.items()}
         self._stopping = threading.Event()
         self._write = report_writer()

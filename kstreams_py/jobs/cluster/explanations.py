@@ -11,6 +11,13 @@ from kstreams_py.jobs.cluster.state import JobPhase, Replica
 from kstreams_py.printable import count_of
 
 
+def describe_job(replica: Replica, name: JobId) -> str:
+    """Returns what `job list` prints of a job: its phase, its peers, and why it waits."""
+    job, peers, why = replica.jobs[name], replica.peers_of(name), explain(replica, name)
+    running = f", {count_of(len(peers), 'peer')}" if peers else ""
+    return f"{name}  {job.phase}{running}{f': {why}' if why else ''}"
+
+
 def explain(replica: Replica, name: JobId) -> str:
     """Returns why a job does not run, and what would start it; "" if it runs or was ended by a command."""
     job = replica.jobs[name]

@@ -58,7 +58,7 @@ class InputTask:
         self.inputs: SourceInputs = open_inputs(graph, channel, tasks, environment, self._new_ids)
         self._items = Addressed()
         self._ended = threading.Event()
-        self._keeper = threading.Thread(target=self._keep, name="claims", daemon=True)
+        self._keeper = threading.Thread(target=self._run_keeper, name="claims", daemon=True)
         self._keeper.start()
 
     def set_ackers(self, ackers: Sequence[int], own: int) -> None:
@@ -152,18 +152,25 @@ class InputTask:
         """Whether none is under way."""
         return not self.inputs.pending
 
-    def _keep(self) -> None:
+    def keep(self) -> None:
+        """Keeps the claims, if this peer may."""
+        if self._may_act():
+            self.inputs.connection.keep()
+
+    def _run_keeper(self) -> None:
         """Keeps the claims, in a thread of its own."""
         while not self._ended.wait(min(self.inputs.connection.lease, LEASE_MAX) / 3):
-            if not self._may_act():
-                continue
             try:
-                self.inputs.connection.keep()
+                self.keep()
             except Exception as error:  # the next attempt may succeed
                 logger.info("%s: cannot keep the claims: %s", self.inputs.name, error)
 
-    def close(self, *, failed: bool = False) -> None:
-        """Gives back the inputs under way, and closes the connection. `failed`: this counts as a death."""
+    def abandon(self) -> None:
+        """Keeps the claims no longer, and gives nothing back."""
         self._ended.set()
         self._keeper.join()
+
+    def close(self, *, failed: bool = False) -> None:
+        """Gives back the inputs under way, and closes the connection. `failed`: this counts as a death."""
+        self.abandon()
         self.inputs.close(failed=failed)

@@ -341,6 +341,14 @@ class Peer:
                 held[segment] = held.get(segment, 0) ^ pattern
         return Answers(asks.job, [*held], [*held.values()], asks.number)
 
+    def abandon(self) -> None:
+        """Drops everything, as a process that dies does: the claims are kept until their lease ends."""
+        if isinstance(self.task, InputTask):
+            self.task.abandon()
+        elif self.task is not None:
+            self.task.close()
+        self._messenger.close()
+
     def close(self) -> None:
         """Gives back what is under way, and closes all connections but the membership's."""
         self._close_task()

@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple
 
 from kstreams_py.errors import SettingsError
 from kstreams_py.graph.channels import JobTask, TaskKind, filled_channels
+from kstreams_py.graph.topology import Graph
 from kstreams_py.jobs.cluster.commands import JobId, PeerId, TaskSpec
 from kstreams_py.jobs.cluster.slots import slot_of, slot_of_id
 from kstreams_py.jobs.cluster.state import Replica
@@ -38,6 +39,17 @@ class Routes(NamedTuple):
     job: JobId
     epoch: int
     by_channel: Mapping[str, tuple[Route, ...]]
+
+
+def check_graph(graph: Graph) -> None:
+    """Raises SettingsError for a graph that peers do not run: it has no channels, or has processors of topics."""
+    if not graph.tasks:
+        raise SettingsError(f"graph {graph.name!r} has no channels: run it with `kstreams run`")
+    if names := ", ".join(each.id for each in graph.processors):
+        raise SettingsError(
+            f"graph {graph.name!r} has processors of topics, which peers do not run ({names}): declare them in a graph "
+            "of their own, and run that with `kstreams run`"
+        )
 
 
 def specify_tasks(tasks: Sequence[JobTask]) -> tuple[TaskSpec, ...]:
