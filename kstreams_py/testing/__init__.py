@@ -10,6 +10,8 @@ memory_target   acts     a sink's target in memory
 memory_source   acts     a source of jobs in memory
 memory_cluster  acts     a cluster in memory, on a clock that only the test moves, with injected faults
 memory_jobs     acts     the jobs of a graph in memory
+memory_peers    acts     a cluster of peers in memory
+peers           acts     the peers of a TestDriver
 contents        acts     the contents of the topics, sources, states and targets of a graph in memory
 driver          acts     TestDriver: a graph in one thread, record by record
 events          rule     the events of a test
@@ -31,6 +33,7 @@ from kstreams_py.testing.history import History
 from kstreams_py.testing.memory_cluster import ManualClock, MemoryCluster
 from kstreams_py.testing.memory_source import MemorySource
 from kstreams_py.testing.memory_target import MemoryTarget
+from kstreams_py.testing.peers import Peers
 from kstreams_py.testing.verdicts import Anomaly
 
 __all__ = [
@@ -47,6 +50,7 @@ __all__ = [
     "MemorySource",
     "MemoryTarget",
     "Outcome",
+    "Peers",
     "Record",
     "TestDriver",
     "check",

@@ -33,6 +33,7 @@ from weakref import finalize
 from kstreams_py.errors import UserMistake, did_you_mean
 from kstreams_py.formats.registry import Registry
 from kstreams_py.graph.topology import Graph
+from kstreams_py.jobs.peers.routes import check_graph
 from kstreams_py.processing.topics import check_topics, create_topics
 from kstreams_py.processing.worker import IDLE_WAIT, Worker, open_worker
 from kstreams_py.settings import Settings
@@ -41,6 +42,8 @@ from kstreams_py.steps.environment import Environment, open_tracing
 from kstreams_py.testing.contents import Contents, MemoryRegistry
 from kstreams_py.testing.memory_cluster import ManualClock, MemoryCluster
 from kstreams_py.testing.memory_jobs import MemoryJob, MemoryJobs
+from kstreams_py.testing.peers import Peers
+from kstreams_py.testing.request_faults import Crash
 
 QUIET_TURNS: Final = 3
 """A run is complete after this many turns in a row without a change."""
@@ -63,10 +66,6 @@ class CrashPoint:
     def __str__(self) -> str:
         where = f" on cluster {self.cluster}" if self.cluster else ""
         return f"{self.request} {self.nth}{where} {'carried out' if self.applied else 'lost'}"
-
-
-class Crash(BaseException):
-    """Ends a process at a crash point."""
 
 
 class TestDriver(Contents):
@@ -121,6 +120,7 @@ class TestDriver(Contents):
             tracing=open_tracing(settings),
             open_sink=self._open_sink,
         )
+        self._peers: Peers | None = None
         self._jobs = MemoryJobs(graph, self.cluster, self._sources, self._environment)
         self._down: set[int] = set()
         self._joining: set[int] = set()
@@ -149,7 +149,29 @@ class TestDriver(Contents):
         """Stops all processes without a commit."""
         for slot in list(self._workers):
             self._end(slot)
+        if self._peers is not None:
+            self._peers.close()
         self._remove_states()
+
+    def peers(self, count: int, *, seed: int = 0) -> Peers:
+        """Runs the graph as a job on a cluster of peers in memory, in place of processes; returns these peers.
+
+        `run`, `step`, `advance` and `crash` are about the peers from then on. The clock moves with their turns. Inputs
+        are read from the next call on.
+
+        - `count`: how many peers. A job needs one for each source and each function.
+        - `seed`: chooses the order of the turns, and which peer gets what.
+
+        Raises UserMistake for a graph that peers do not run, and if the job waits for more peers, with what
+        `kstreams job list` says.
+        """
+        check_graph(self._graph)
+        if self._peers is not None or self._workers or self._down or len(self._slots) > 1:
+            raise UserMistake("peers take the place of all processes: call peers() once, before run(), without slots=")
+        if count < 1:
+            raise UserMistake(f"peers({count}): give at least one")
+        self._peers = Peers(self._graph, count, self._sources, self._environment, self.cluster, seed)
+        return self._peers
 
     # Turns.
 
@@ -162,7 +184,9 @@ class TestDriver(Contents):
         errors.py. After Stop, the process is down.
         """
         self._check_up()
-        if not self._until_quiet(crash=False):
+        if self._peers is not None:
+            self._peers.run()
+        elif not self._until_quiet(crash=False):
             raise UserMistake(
                 f"graph {self._graph.name!r} is not done after {TURNS_MAX} turns: use step() if its topics form a cycle"
             )
@@ -170,7 +194,10 @@ class TestDriver(Contents):
     def step(self) -> None:
         """Runs one turn of every processor in every slot: a fetch, its steps, a commit if one is due."""
         self._check_up()
-        self._turn_all()
+        if self._peers is not None:
+            self._peers.step()
+        else:
+            self._turn_all()
 
     def advance(self, seconds: float) -> None:
         """Moves the clock. Time-outs, and the ends of waits before another attempt, take effect at the next turn.
@@ -178,13 +205,16 @@ class TestDriver(Contents):
         After n failed attempts, a step waits for `2 ** n` times the shortest wait of its Retry, up to the longest: here
         no wait is shortened at random.
         """
-        self.clock.advance(seconds)
+        if self._peers is not None:
+            self._peers.advance(seconds)
+        else:
+            self.clock.advance(seconds)
 
     @property
     def retrying(self) -> frozenset[str]:
         """The ids of the processors that have a step waiting for another attempt."""
         waiting = [w.processor.id for workers in self._workers.values() for w in workers if w.is_retrying]
-        return frozenset([*waiting, *self._jobs.retrying()])
+        return frozenset([*waiting, *(self._jobs if self._peers is None else self._peers).retrying])
 
     def expire(self) -> None:
         """Moves the clock past the time-out of inputs: the next turn reads again what was lost on its way.
@@ -202,6 +232,8 @@ class TestDriver(Contents):
         self._check_tasks()
         if message != "ack":
             raise UserMistake(f"no message {message!r} can be lost: lose 'ack', or let a request fail: cluster.faults")
+        if self._peers is not None:
+            raise UserMistake("peers send acknowledgements in frames: lose them with peers.lose(sender, receiver)")
         self._jobs.lose_acknowledgement()
 
     def _check_tasks(self) -> None:
@@ -223,6 +255,8 @@ class TestDriver(Contents):
         Open transactions stay open. Raises UserMistake if the run has no such request.
         """
         if at is None:
+            if self._peers is not None:
+                raise UserMistake("crash() needs a request: peers.kill(peer) kills a peer at once")
             for slot in list(self._workers):
                 self._kill(slot)
             self._down.update(self._slots)
@@ -237,8 +271,12 @@ class TestDriver(Contents):
         faults = self._clusters[point.cluster].faults
         before, down = len(faults.requests), set(self._down)
         faults.inject(point.request, nth=point.nth, error=Crash(), applied=point.applied)
-        self._until_quiet(crash=True)
-        if self._down == down:
+        if self._peers is not None:
+            has_died = self._peers.run(until_death=True)
+        else:
+            self._until_quiet(crash=True)
+            has_died = self._down != down
+        if not has_died:
             requests = Counter(faults.requests[before:])
             listed = ", ".join(f"{number} {name}" for name, number in requests.items()) or "none"
             raise UserMistake(f"the run ended before request {point}: its requests were {listed}; see crash_points()")

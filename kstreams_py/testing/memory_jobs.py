@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial, wraps
 from random import Random
@@ -106,6 +106,32 @@ def observe_calls(task: JobTask, request: Request) -> JobTask:
     return replace(task, function=call)
 
 
+def in_memory(
+    environment: JobEnvironment,
+    sources: Mapping[str, MemorySource],
+    request: Request,
+    opened: Callable[[MemoryConnection], None],
+) -> JobEnvironment:
+    """Returns an environment with sources in memory, in which the end of each call that overlaps is a request.
+
+    - `sources`: by the names of the channels that they fill.
+    - `opened`: takes each new connection to a source.
+    """
+
+    def open_source(channel: Channel, reader: str) -> SourceConnection:
+        if channel.name not in sources:
+            return environment.open_source(channel, reader)
+        connection = sources[channel.name].open(reader)
+        opened(connection)
+        return connection
+
+    return replace(
+        environment,
+        open_source=open_source,
+        open_calls=lambda task, finish: ObservedCalls(open_calls(task, finish, patience=None), request),
+    )
+
+
 class MemoryJob:
     """The job of one process."""
 
@@ -126,18 +152,7 @@ class MemoryJob:
         self._stopping = stopping
         self._connections: list[MemoryConnection] = []
         self._is_closed = False
-
-        def open_source(channel: Channel, reader: str) -> SourceConnection:
-            if channel.name not in sources:
-                return environment.open_source(channel, reader)
-            self._connections.append(sources[channel.name].open(reader))
-            return self._connections[-1]
-
-        opened = replace(
-            environment,
-            open_source=open_source,
-            open_calls=lambda task, finish: ObservedCalls(open_calls(task, finish, patience=None), request),
-        )
+        opened = in_memory(environment, sources, request, self._connections.append)
         self._job = Job(graph.name, [observe_calls(task, request) for task in graph.tasks], opened)
 
     def run_turn(self) -> None:
@@ -257,10 +272,10 @@ class MemoryJobs:
             job.end_leases()
         self._dead.clear()
 
-    def retrying(self) -> Iterator[str]:
-        """Yields the ids of the tasks that have a segment waiting for another attempt."""
-        for job in self._running.values():
-            yield from job.retrying
+    @property
+    def retrying(self) -> list[str]:
+        """The ids of the tasks that have a segment waiting for another attempt."""
+        return [task for job in self._running.values() for task in job.retrying]
 
     def state(self) -> object:
         """Returns what a turn changes if it does anything."""

@@ -6,6 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 
+class Crash(BaseException):
+    """Ends a process at a request."""
+
+
 @dataclass(frozen=True, slots=True)
 class RequestFault:
     """A fault of one request.

@@ -22,6 +22,7 @@ from kstreams_py.records import HASH_HEADER, Positions
 from kstreams_py.testing import CrashPoint, TestDriver
 from kstreams_py.testing import driver as driver_module
 from kstreams_py.testing.memory_clients import MemoryProducer
+from kstreams_py.testing.request_faults import Crash
 from tests.unit.plant import A0, A1, ALO, AMO, EO, Plant, leave_commits_unanswered, numbers
 from tests.unit.test_at_most_once import go_on, stall
 from tests.unit.test_stored_rows import Table
@@ -171,7 +172,7 @@ def test_counts_of_a_process_that_dies_and_of_the_next_are_those_of_the_topics(
     for point in points_of(case, monkeypatch):
         with monkeypatch.context() as patch:
             run = Counted(case, patch)
-            run.fail(point, driver_module.Crash())  # type: ignore[arg-type]
+            run.fail(point, Crash())  # type: ignore[arg-type]
             run.run()
             if point.applied and point.request in COMMITS:
                 assert all(some <= there for some, there in zip(run.counts, run.topics, strict=True)), str(point)
