@@ -10,38 +10,16 @@ from typing import Any
 from kstreams_py.graph.declarations import Channel
 from kstreams_py.graph.source import Claim
 from kstreams_py.graph.topology import Graph
-from kstreams_py.jobs.cluster.commands import (
-    AcceptJoin,
-    Entry,
-    Found,
-    JobId,
-    KillJob,
-    Leave,
-    LeaveReason,
-    PeerId,
-    Scheduler,
-    SubmitJob,
-)
-from kstreams_py.jobs.cluster.fold import VERSION
-from kstreams_py.jobs.cluster.heartbeats import Heartbeats
-from kstreams_py.jobs.cluster.log import LogInMemory
-from kstreams_py.jobs.cluster.membership import ClusterMembership
-from kstreams_py.jobs.cluster.records import encode_entry
+from kstreams_py.jobs.cluster.commands import JobId, KillJob, PeerId
 from kstreams_py.jobs.cluster.state import JobPhase, JobState
 from kstreams_py.jobs.environment import JobEnvironment
-from kstreams_py.jobs.messengers.contract import MessengerSettings
-from kstreams_py.jobs.messengers.inproc import InprocMessenger, InprocNetwork
-from kstreams_py.jobs.messengers.links import Links
-from kstreams_py.jobs.peers.function_task import FunctionTask
-from kstreams_py.jobs.peers.input_task import InputTask
 from kstreams_py.jobs.peers.peer import Peer
-from kstreams_py.jobs.peers.routes import specify_tasks
 from kstreams_py.steps.calls import open_calls
+from kstreams_py.testing.memory_peers import PeerCluster
 from kstreams_py.testing.memory_source import MemoryConnection
-from tests.simulation.jobs import Connection, Died, JobPlant
+from tests.simulation.jobs import Connection, JobPlant
 
 JOB = JobId("plant-1")
-TICK = 0.05
 
 SECONDS_MAX = 600.0
 """Seconds of the clock until a job must have ended once nothing fails any more."""
@@ -64,24 +42,30 @@ class PeerConnection(Connection):
 class ClusterPlant(JobPlant):
     """A graph that peers run, whose source and targets are those of JobPlant."""
 
-    def __init__(self, values: Any, *, scheduler: Scheduler = Scheduler.ROUND_ROBIN, **options: Any) -> None:
+    def __init__(self, values: Any, **options: Any) -> None:
         super().__init__(values, **options)
-        self.log, self.network = LogInMemory(), InprocNetwork()
-        self.found = Found(VERSION, "cluster", scheduler)
-        self.peers: dict[PeerId, Peer] = {}
+        self.cluster = PeerCluster(self.graph, self.open_environment, lambda: self.now, self.sleep, self.chance)
+        self.log = self.cluster.log
         self.frozen: dict[PeerId, float] = {}
         """Until when each of these peers stands still."""
-        self.count = 0
         self.replayed = Counter[Any]()
         """By key, how often an input was given back as a segment of it was lost."""
-        self.departed = 0
+
+    @property
+    def peers(self) -> dict[PeerId, Peer]:
+        """The peers by their ids."""
+        return {peer.me: peer for peer in self.cluster.peers.values()}
+
+    @property
+    def departed(self) -> int:
         """How many peers have left, as far as any peer knows."""
+        return len(self.cluster.replica.departed)
 
     def open_environment(self, _: Graph, __: int) -> JobEnvironment:
         def open_source(channel: Channel, reader: str) -> MemoryConnection:
             assert channel is self.rows
             connection = PeerConnection(self.source, self.source.kept.setdefault(reader, {}))
-            connection.plant = self
+            connection.plant, connection.lease = self, float("inf")  # no thread keeps the claims
             return connection
 
         return JobEnvironment(
@@ -96,27 +80,16 @@ class ClusterPlant(JobPlant):
 
     def add(self) -> Peer:
         """Starts a peer."""
-        self.count += 1
-        me = PeerId(f"p{self.count}")
-        messenger = InprocMessenger(MessengerSettings(peer=me, cluster="cluster"), self.network)
-        messenger.start()
-        join = AcceptJoin(me, messenger.address, "", {"plant": "f1"})
-        membership = ClusterMembership(self.log.open(), self.found, join, Heartbeats(me))
-        membership.start()
-        links = Links("cluster", me, self.chance.random)
-        graphs = {"plant": self.graph}
-        peer = self.peers[me] = Peer(membership, messenger, links, graphs, self.open_environment, lambda: self.now)
-        return peer
+        return self.cluster.start(max(self.cluster.peers, default=-1) + 1)
 
-    def submit(self, job: JobId = JOB, percentage: float | None = None) -> None:
+    def submit(self) -> None:
         """Submits the graph."""
         self.graph.validate()
-        command = SubmitJob(job, "plant", "f1", specify_tasks(self.graph.tasks), percentage)
-        self.log.append(encode_entry(Entry(f"submits {job}", 1, command)))
+        self.cluster.submit(JOB)
 
-    def kill(self, job: JobId = JOB) -> None:
-        """Kills a job."""
-        self.log.append(encode_entry(Entry(f"kills {job}", 1, KillJob(job))))
+    def kill(self) -> None:
+        """Kills the job."""
+        self.cluster.append(f"kills {JOB}", KillJob(JOB))
 
     def begin(self, peers: int) -> None:
         """Starts peers and the job, and runs until it has begun."""
@@ -139,50 +112,25 @@ class ClusterPlant(JobPlant):
             self.tick()
 
     def tick(self) -> None:
-        """Gives each peer a turn, in random order."""
-        self.now += TICK
-        names = [*self.peers]
-        self.chance.shuffle(names)
-        for name in names:
-            if self.now >= self.frozen.get(name, 0.0) and name in self.peers:
-                try:
-                    self.turn_peer(self.peers[name])
-                except Died:
-                    self.die_now(name)
-
-    def turn_peer(self, peer: Peer) -> None:
-        """Gives one peer its turn; one that was found silent begins again under another id."""
-        peer.membership.turn(self.now)
-        self.departed = max(self.departed, len(peer.membership.replica.departed))
-        if peer.membership.has_left:
-            peer.close()
-            del self.peers[peer.me]
-            self.add()
-            return
-        if isinstance(peer.task, InputTask):
-            peer.task.inputs.connection.keep()
-        peer.turn()
+        """Gives each peer its turns."""
+        self.frozen = {name: until for name, until in self.frozen.items() if self.now < until}
+        self.cluster.frozen = {slot for slot, peer in self.cluster.peers.items() if peer.me in self.frozen}
+        while not self.cluster.act():
+            pass
 
     def die_now(self, name: PeerId, *, is_seen: bool = True) -> None:
         """A peer dies. `is_seen`: its supervisor says so at once."""
-        peer = self.peers.pop(name)
-        peer._messenger.close()
-        if isinstance(peer.task, InputTask):
-            peer.task._ended.set()
-        elif isinstance(peer.task, FunctionTask):
-            peer.task.close()  # ends its threads
-        if is_seen:
-            self.log.append(encode_entry(Entry(f"supervisor of {name}", 1, Leave(name, LeaveReason.DIED))))
+        (slot,) = (slot for slot, peer in self.cluster.peers.items() if peer.me == name)
+        self.cluster.kill(slot, is_seen=is_seen)
 
     def find(self, task: str) -> PeerId | None:
-        """Returns the first peer of a task; None if there is none."""
-        found = (name for name, peer in self.peers.items() if peer.assignment and peer.assignment.task == task)
-        return next(found, None)
+        """Returns the first peer that is ready for a task; None if there is none."""
+        return next(iter(self.cluster.replica.ready_peers_of(JOB, task)), None)
 
     @property
     def job(self) -> JobState | None:
-        """The job as the first peer sees it."""
-        return next(iter(self.peers.values())).membership.replica.jobs.get(JOB)
+        """The job as the peers see it."""
+        return self.cluster.replica.jobs.get(JOB)
 
     @property
     def has_ended(self) -> bool:

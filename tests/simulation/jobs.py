@@ -24,6 +24,7 @@ from kstreams_py.jobs.job import ACKER_FACTOR, Job
 from kstreams_py.records import Positions
 from kstreams_py.steps.calls import open_calls
 from kstreams_py.testing.memory_source import CLAIMED, DONE, REFUSED, Kept, MemoryConnection, MemorySource
+from kstreams_py.testing.request_faults import Crash
 
 LEASE = 10.0
 
@@ -34,10 +35,6 @@ TURNS_MAX = 20_000
 
 RowsOf = Callable[[Any], list[list[Any]] | str]
 """What an input must produce: its rows, by table; or the reason for which it must be refused."""
-
-
-class Died(BaseException):
-    """The process has died: nothing after this runs."""
 
 
 class Table:
@@ -209,7 +206,7 @@ class JobPlant:
     def die(self, name: str) -> None:
         """The process dies."""
         self._orphan()
-        raise Died(name)
+        raise Crash(name)
 
     def be_away(self, name: str) -> None:
         """The request has no answer."""
@@ -292,7 +289,7 @@ class JobPlant:
         try:
             if not self.turn(job):
                 self.sleep(0.1)
-        except Died:
+        except Crash:
             self.now += LEASE + 1
             self._jobs.remove(job)
             for task in job.tasks:

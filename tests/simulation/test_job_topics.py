@@ -22,8 +22,7 @@ from kstreams_py.sources.suspects import DEATHS_MAX, REASON
 from kstreams_py.steps.environment import Environment
 from kstreams_py.testing.contents import MemoryRegistry
 from kstreams_py.testing.memory_cluster import ManualClock, MemoryCluster
-from kstreams_py.testing.request_faults import RequestFault
-from tests.simulation.jobs import Died
+from kstreams_py.testing.request_faults import Crash, RequestFault
 
 RECORDS = 20
 
@@ -61,7 +60,7 @@ class TopicPlant:
 
     def parse(self, value: int) -> int:
         if value in self.deadly:
-            raise Died
+            raise Crash
         if value == BAD:
             raise ValueError(f"no {value}")
         return value + 100
@@ -88,7 +87,7 @@ class TopicPlant:
     def watch(self, _: str, __: object) -> RequestFault | None:
         self.requests += 1
         if self.requests == self.dies_at:
-            raise Died
+            raise Crash
         return None
 
     def is_done(self) -> bool:
@@ -134,7 +133,7 @@ def test_death_at_each_request_loses_no_record_and_no_dead_letter() -> None:
         plant = TopicPlant(number)
         plant.dies_at = number
         plant.cluster.faults.watch(plant.watch)
-        with pytest.raises(Died):
+        with pytest.raises(Crash):
             plant.finish(plant.start())
         plant.clock.advance(SESSION + 1)
         plant.finish(plant.start())
@@ -257,7 +256,7 @@ def test_records_that_end_workers_become_dead_letters_and_others_lose_nothing() 
     plant = TopicPlant()
     plant.deadly = {4, 5}
     for _ in range(DEATHS_MAX + 1):  # the last one is alone in its death
-        with pytest.raises(Died):
+        with pytest.raises(Crash):
             plant.finish(plant.start())
         plant.clock.advance(SESSION + 1)
     plant.finish(plant.start())

@@ -7,8 +7,8 @@ from functools import partial
 
 import pytest
 
+from kstreams_py.testing.request_faults import Crash
 from tests.simulation import test_job_topics, test_jobs
-from tests.simulation.jobs import Died
 from tests.simulation.mutations_of_jobs import MUTATIONS
 
 Test = Callable[[], None]
@@ -25,7 +25,7 @@ def under_faults(graph: str) -> Test:
 def ends_few_workers() -> None:
     try:
         test_job_topics.test_records_that_end_workers_become_dead_letters_and_others_lose_nothing()
-    except Died as death:
+    except Crash as death:
         raise AssertionError("a record ends more workers") from death
 
 

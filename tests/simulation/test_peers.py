@@ -10,8 +10,9 @@ import pytest
 from kstreams_py.jobs.cluster.state import JobPhase
 from kstreams_py.jobs.peers.input_task import InputTask
 from kstreams_py.sources.suspects import DEATHS_MAX, REASON
+from kstreams_py.testing.request_faults import Crash
 from tests.simulation.clusters import ClusterPlant
-from tests.simulation.jobs import Died, Table
+from tests.simulation.jobs import Table
 from tests.simulation.test_jobs import GRAPHS, INPUTS
 
 
@@ -71,7 +72,7 @@ def test_peers_that_die_freeze_and_join_leave_each_effect_once(graph: str, seeds
 
 
 def test_inputs_that_a_dead_peer_had_are_read_again_and_no_others() -> None:
-    plant = plant_of("chain")
+    plant = plant_of("chain", seed=1)
     plant.begin(6)
     plant.run_until(lambda: plant.job is not None and plant.job.phase is JobPhase.RUNNING)
     name = plant.find("parse")
@@ -114,7 +115,7 @@ def test_input_that_kills_its_peers_is_refused_and_no_other(peers: int) -> None:
     def parse(value: int) -> int:
         if value == 7:
             plant._orphan()
-            raise Died
+            raise Crash
         return value
 
     plant.graph.sink(parsed, to=table, id="store")(lambda value: (value,))
