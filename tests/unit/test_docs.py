@@ -80,7 +80,7 @@ def test_commands_of_the_page_of_channels_show_refused_rows_and_give_them_back(t
 def test_examples_pass_at_each_branch_and_more_than_50_crash_points(tmp_path: Path) -> None:
     shutil.copy(EXAMPLES / "shop.py", tmp_path)
     (tmp_path / "tests").mkdir()
-    for name in ("test_shop.py", "test_departures.py"):
+    for name in ("test_shop.py", "test_departures.py", "test_departures_on_peers.py"):
         shutil.copy(EXAMPLES / "tests" / name, tmp_path / "tests")
     blocks = named_blocks(DELIVERY)
     assert blocks.keys() == {
@@ -173,6 +173,6 @@ def test_document_names_all_anomalies_and_only_calls_that_exist() -> None:
     for name in named:
         assert operator.attrgetter(name)(cluster) is not None, name
     called = {name for name in re.findall(r"`(\w+)\(", TEXT) if not name[0].isupper()}
-    known = {*dir(TestDriver), *vars(History), *vars(EmbeddedKafka), *vars(testing)}
+    known = {*dir(TestDriver), *vars(testing.Peers), *vars(History), *vars(EmbeddedKafka), *vars(testing)}
     assert called - known == {"produce"}
     assert set(re.findall(r"`([A-Z][a-z]\w+)\(", TEXT)) <= {*testing.__all__, *embedded.__all__}
