@@ -508,8 +508,8 @@ PLACES: Final = [
         enter_letter,
         {
             "a tombstone": (Junk(None), "a tombstone, not a dead letter"),
-            "other bytes": (Junk(b"\xff\xfe"), f"no dead letter: {NOT_AVRO}"),
-            "a batch that cannot be decompressed": (Junk(UNREAD), f"no dead letter: {UNREAD_WHY}"),
+            "other bytes": (Junk(b"\xff\xfe"), f"not a dead letter: {NOT_AVRO}"),
+            "a batch that cannot be decompressed": (Junk(UNREAD), f"not a dead letter: {UNREAD_WHY}"),
         },
     ),
     place(

@@ -10,7 +10,6 @@ from typing import Final, NamedTuple
 import pytest
 
 from tests.system.command import command, kstreams, read_checks
-from tests.waiting import wait_until
 
 
 class Run(NamedTuple):
@@ -81,8 +80,9 @@ def test_demo_of_jobs_with_kills_freezes_and_joins_ends_with_equal_tables(run: R
 
 def test_ctrl_c_while_the_demo_of_jobs_starts_is_one_message(tmp_path: Path) -> None:
     output = tmp_path / "output"
-    with command(tmp_path, "demo", "jobs", "--rows", 100, "--kills", 1, "--output", output, environment={}) as demo:
-        wait_until((output / "run.log").exists, "the demo starts its broker")
+    few = ("--rows", 600, "--kills", 1, "--freezes", 1)
+    with command(tmp_path, "demo", "jobs", *few, "--output", output, environment={}) as demo:
+        demo.await_text("starting a Kafka broker")
         demo.send(signal.SIGINT)
         assert demo.wait() == 130
     assert "Traceback" not in demo.text
