@@ -238,10 +238,9 @@ class Peer:
             if wanted.task.startswith(READ):
                 channels = {READ + channel.name: channel for channel in filled_channels(graph.tasks)}
                 channel = channels[wanted.task]
-                task: PeerTask = InputTask(
-                    graph.name, channel, graph.tasks, wanted.job, outbox, environment, self._may_act
-                )
-                task.wake_by(self._messenger.wake)
+                inputs = InputTask(graph.name, channel, graph.tasks, wanted.job, outbox, environment, self._may_act)
+                inputs.wake_by(self._messenger.wake)
+                task: PeerTask = inputs
             else:
                 function = next(each for each in graph.tasks if each.id == wanted.task)
                 task = FunctionTask(graph.name, function, graph.tasks, wanted.job, outbox, environment)
