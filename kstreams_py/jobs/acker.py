@@ -44,15 +44,15 @@ class Acker:
 
         - `patterns`: for each input, the XOR of the patterns of its first copies; 0 if it has none.
         """
-        complete = list[SegmentId]()
+        young, old, complete = self._young, self._old, list[SegmentId]()
         for segment, pattern in zip(inputs, patterns, strict=True):
-            if segment in self._young or segment in self._old:
+            if segment in young or segment in old:
                 continue
             left = pattern
             if self._early or self._early_old:
                 left ^= self._early.pop(segment, 0) ^ self._early_old.pop(segment, 0)
             if left:
-                self._young[segment] = left
+                young[segment] = left
             else:
                 complete.append(segment)
         return complete

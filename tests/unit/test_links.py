@@ -18,6 +18,7 @@ from kstreams_py.jobs.messengers.frames import (
     Acks,
     ControlFrame,
     Doubts,
+    Granted,
     Hello,
     Received,
     Returned,
@@ -25,7 +26,7 @@ from kstreams_py.jobs.messengers.frames import (
     decode_frame,
     encode_frame,
 )
-from kstreams_py.jobs.messengers.lanes import SEND_AGAIN, IncomingLane, LinkCounts, OutgoingLane
+from kstreams_py.jobs.messengers.lanes import ANSWER_SECONDS, SEND_AGAIN, IncomingLane, LinkCounts, OutgoingLane
 from kstreams_py.jobs.messengers.link import ENDED, Link, LinkLimits
 from kstreams_py.jobs.messengers.links import Links
 from tests.unit.link_model import Faults, World, explore, half, make_frame, make_id
@@ -231,6 +232,8 @@ class Pair:
         assert self.second.is_open
 
     def turn(self) -> None:
+        """Lets both send; what came in the turn before is answered."""
+        self.now += ANSWER_SECONDS
         for link, other in ((self.first, self.second), (self.second, self.first)):
             for data in flush(link, self.now):
                 other.take(decode_frame(data), self.now)
@@ -316,10 +319,34 @@ def test_time_out_sends_the_first_frame_again_until_there_is_an_answer() -> None
     assert (pair.first.counts.resent, pair.first.next_due()) == (3, 25.0)
     pair.second.take(decode_frame(again[-1][0]), 17.0)
     pair.now = 17.0
-    pair.turn()
-    pair.turn()
+    for _ in range(3):
+        pair.turn()
     assert [each.number for each in pair.second.ready({"job": 1})] == [1, 2, 3]
     assert (pair.first.unaccepted, pair.first.next_due()) == (0, None)
+
+
+def test_answer_waits_for_more_frames_unless_many_have_come_or_one_that_is_there() -> None:
+    pair = Pair(credit=20, window=16)
+    for number in range(6):
+        pair.first.offer(make_frame("a", number, 1))
+    sent = [decode_frame(each) for each in flush(pair.first, 1.0)]
+    due = 2 + ANSWER_SECONDS
+
+    def answer(now: float) -> list[Any]:
+        return [decode_frame(each) for each in flush(pair.second, now)]
+
+    pair.second.take(sent[0], 2.0)
+    assert (answer(2.0), pair.second.next_due()) == ([], due)
+    assert (answer(due), pair.second.next_due()) == ([Received(1, 0, 0, 20)], None)
+    for each in sent[1:5]:
+        pair.second.take(each, 3.0)
+    assert answer(3.0) == [Received(5, 0, 0, 20)]
+    pair.second.take(sent[4], 4.0)
+    assert answer(4.0) == [Received(5, 0, 0, 20)]
+    pair.second.release("job", "task", 4)
+    assert (answer(5.0), pair.second.next_due()) == ([], 5 + ANSWER_SECONDS)
+    pair.second.release("job", "task", 1)
+    assert answer(5.0) == [Received(5, 0, 0, 20, [Granted("job", "task", 25)])]
 
 
 def test_gap_is_asked_for_once_and_copies_are_counted() -> None:

@@ -10,7 +10,7 @@ values    acts     values as bytes: each arrives exactly as it was sent, or is r
 frames    rule     the frames that two peers send each other
 packing   acts     makes frames of segments, and segments of frames
 backoff   rule     the waits between attempts
-lanes     rule     the numbers and the unaccepted frames of one lane of a link
+lanes     rule     the numbers and the unaccepted frames of one lane of a link, and the answers to them
 link      rule     the link to one other peer, which loses and doubles nothing: lanes, credit, epochs
 links     rule     the links of a peer to all others
 contract  rule     what a peer needs of a messenger, and its settings

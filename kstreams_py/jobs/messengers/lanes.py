@@ -11,6 +11,12 @@ from typing import Final
 SEND_AGAIN: Final = 0.02
 """Seconds until a frame that the messenger did not take is offered again."""
 
+ANSWER_SECONDS: Final = 0.02
+"""Seconds in which a frame is answered: much less than a sender waits until it sends a frame again."""
+
+ANSWER_PART: Final = 4
+"""An answer is due at once after this part of a window, or of the credit of a task."""
+
 Send = Callable[[bytes], bool]
 """Sends a frame to the other peer; returns False if it cannot be sent now."""
 
@@ -129,3 +135,39 @@ class IncomingLane:
             counts.missed += 1
             self.is_missing = True
         return False
+
+
+class OwedAnswer:
+    """When the other peer gets an answer to its frames: soon, so that one answers several, or at once."""
+
+    def __init__(self, frames_max: int, credit_max: int) -> None:
+        """`frames_max`, `credit_max`: after this many frames, or segments that a task has taken, it is due at once."""
+        self._frames_max, self._credit_max = max(1, frames_max), max(1, credit_max)
+        self._frames, self._credit = 0, 0
+        """The frames that have come, and the segments that tasks have taken, since the last answer."""
+        self.due: float | None = None
+        """When it is due; None if none is owed, or only for credit since the last look."""
+
+    def note_frame(self, now: float, *, is_next: bool) -> None:
+        """Notes a frame. If it is not the next one, the other peer waits for the answer."""
+        self._frames += 1
+        if not is_next:
+            self.due = now
+        elif self.due is None:
+            self.due = now + ANSWER_SECONDS
+
+    def note_credit(self, segments: int) -> None:
+        """Notes that a task has taken segments."""
+        self._credit += segments
+
+    def is_due(self, now: float) -> bool:
+        """Returns whether the answer is to be sent now."""
+        if self._frames >= self._frames_max or self._credit >= self._credit_max:
+            return True
+        if self.due is None and self._credit:
+            self.due = now + ANSWER_SECONDS
+        return self.due is not None and now >= self.due
+
+    def clear(self) -> None:
+        """Begins again after an answer."""
+        self._frames, self._credit, self.due = 0, 0, None
