@@ -145,7 +145,7 @@ class ClusterPlant(JobPlant):
 
     def finish_job(self) -> None:
         """Runs until the job has ended, and checks that each effect is there once and nothing is left over."""
-        self.run_until(lambda: self.has_ended)
+        self.run_until(lambda: self.has_ended and not self.frozen)
         job = self.job
         assert job is not None
         assert (job.phase, job.why) == (JobPhase.COMPLETED, "")
