@@ -9,7 +9,6 @@ import re
 import signal
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -18,6 +17,7 @@ import pytest
 
 from kstreams_py import Settings
 from kstreams_py.graph.loading import load
+from kstreams_py.jobs.cluster.kafka_log import read_replica
 from kstreams_py.kafka.cluster import KafkaCluster
 from kstreams_py.operations.clusters import submit_job
 from tests.system.app import SHORT
@@ -37,7 +37,8 @@ def test_peers_killed_and_frozen_at_random_store_each_row_once(
     cluster: Cluster, name: str, tmp_path: Path, settings: Callable[..., Settings], kills: int, freezes: int
 ) -> None:
     del cluster  # its broker runs
-    rows, environment = 1_500 * (kills + freezes), settings(**SHORT).as_environment()
+    found = settings(**SHORT)
+    rows, environment, kafka = 1_500 * (kills + freezes), found.as_environment(), KafkaCluster(found)
     shop, chance = Shop(tmp_path, rows=rows, seconds=0.003), random.Random(kills)
     peers = ("peer", "--cluster", name, "--allow", shop.file, "--workers", 5)
 
@@ -52,11 +53,17 @@ def test_peers_killed_and_frozen_at_random_store_each_row_once(
         job = run("job", "submit", shop.file).strip()
         faults = [signal.SIGKILL] * kills + [signal.SIGSTOP] * freezes
         chance.shuffle(faults)
+
+        def members() -> list[int]:
+            """The processes that have joined: one that dies before says nothing, and nobody says that it leaves."""
+            joined = {member.host.rpartition(" ")[2] for member in read_replica(kafka, name).peers.values()}
+            return [pid for pid in list_children(running.process.pid) if str(pid) in joined]
+
         for number, fault in enumerate(faults):
             wait_until(partial(shop.has_stored, rows * number // (2 * len(faults)) + 1), "rows are stored")
-            peer = chance.choice(list_children(running.process.pid))
-            with suppress(ProcessLookupError):
-                os.kill(peer, fault)
+            wait_until(members, "a peer is a member")
+            peer = chance.choice(members())
+            os.kill(peer, fault)
             if fault is signal.SIGSTOP:
                 time.sleep(SILENT)
                 os.kill(peer, signal.SIGCONT)
@@ -64,6 +71,7 @@ def test_peers_killed_and_frozen_at_random_store_each_row_once(
         log = run("cluster", "log", "-n", "1000")
         running.send(signal.SIGTERM)
         assert running.wait() == 0, running.text
+    kafka.close()
     # every peer says of a silent one that it leaves
     ends = {reason: len(set(re.findall(rf"peer (\S+) leaves: {reason}", log))) for reason in ("died", "silent")}
     assert ends == {"died": kills, "silent": freezes}

@@ -141,7 +141,9 @@ class JobsStage:
             peers = DemoPeers(peer_options, self._settings, self._environment, write, options.seed)
             stack.enter_context(closing(peers))
             peers.start(options.peers)
-            self._await_peers(watch, peers)
+            if not self._have_joined(watch, peers):
+                joined = len(watch.replica.peers)
+                raise WorkersFailed(f"only {joined} of the peers have joined: {self._output / LOG} may say why")
             self._began, began = time.monotonic(), now_ms()
             for graph in GRAPHS:
                 self._submit(graph, 1, watch)
@@ -150,14 +152,13 @@ class JobsStage:
             replica, entries = watch.look(), [*watch.entries]
         return JobsRun(began, ended, build_timeline(entries, ended), self._places, self._done, replica)
 
-    def _await_peers(self, watch: ClusterWatch, peers: DemoPeers) -> None:
+    def _have_joined(self, watch: ClusterWatch, peers: DemoPeers) -> bool:
+        """Waits until there are as many members as peers; returns whether there are."""
         deadline = time.monotonic() + START_SECONDS
-        while len(watch.look().peers) < self._options.peers:
+        while len(watch.look().peers) < peers.count and time.monotonic() < deadline:
             self._note_places(peers)
-            if time.monotonic() > deadline:
-                joined = len(watch.replica.peers)
-                raise WorkersFailed(f"only {joined} of the peers have joined: {self._output / LOG} may say why")
             time.sleep(TICK)
+        return len(watch.replica.peers) >= peers.count
 
     def _note_places(self, peers: DemoPeers) -> None:
         self._places |= {each.peer: each.place for each in peers.running()}
@@ -176,6 +177,7 @@ class JobsStage:
                 self._screen.say("[red]no new rows[/]: checking the results as they are")
                 return
             if all(job in replica.jobs and replica.jobs[job].has_ended for job in self._jobs.values()):
+                self._have_joined(watch, peers)  # one may have joined, or started again, a moment ago
                 return
             self._screen.counts({f"{graph} rows": n for graph, n in stored.items()}, total, self._total)
             self._hit(stored, watch, peers)
