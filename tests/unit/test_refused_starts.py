@@ -12,6 +12,7 @@ from unittest.mock import Mock
 import pytest
 
 import kstreams_py as ks
+from kstreams_py import sources
 from kstreams_py.errors import BrokerUnavailable, GraphError, InputLost, KStreamsError, RecoveryUndecidable, TopicError
 from kstreams_py.kafka.described_cluster import ClusterDescription
 from kstreams_py.kafka.groups import GroupInfo
@@ -415,3 +416,13 @@ def test_state_that_a_processor_is_given_later_is_said_to_begin_empty(
         driver.restart()
         driver.run()
     assert "count: state 'counts' begins empty at g.words[0]@3" in caplog.messages
+
+
+def test_graph_of_channels_reads_no_beginnings_at_its_start() -> None:
+    """They have no topic: a read of it waited for its metadata for 15 s at each start of a worker."""
+    graph = ks.Graph("g")
+    rows = graph.source("rows", sources.SQLite("rows.db", table="rows", key="id"))
+    graph.map(rows, to=graph.topic("g.rows"))(repr)
+    environment = Mock()
+    check_starts(graph, environment, {})
+    assert environment.mock_calls == []
