@@ -422,7 +422,7 @@ def test_graph_of_channels_reads_no_beginnings_at_its_start() -> None:
     """They have no topic: a read of it waited for its metadata for 15 s at each start of a worker."""
     graph = ks.Graph("g")
     rows = graph.source("rows", sources.SQLite("rows.db", table="rows", key="id"))
-    graph.map(rows, to=graph.topic("g.rows"))(repr)
+    graph.map(rows, to=graph.topic("g.rows", value=ks.String()))(repr)
     environment = Mock()
     check_starts(graph, environment, {})
     assert environment.mock_calls == []
