@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.loads import GaveUp
-from bench.processes import Running, resident
+from bench.processes import Running, cpu_seconds, resident
 from kstreams_py.embedded import EmbeddedKafka
 from kstreams_py.embedded.jars import kafka_classpath
 from kstreams_py.embedded.java import find_java
@@ -58,16 +58,6 @@ class Figure(NamedTuple):
     @property
     def is_reached(self) -> bool:
         return self.most is None or self.value <= self.most
-
-
-def cpu_seconds(pid: int) -> float:
-    """Returns the processor time of a process so far."""
-    stat = Path(f"/proc/{pid}/stat")
-    if stat.exists():
-        fields = stat.read_text(encoding="ascii").rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    shown = subprocess.run(["ps", "-o", "time=", "-p", str(pid)], capture_output=True, text=True, check=True).stdout
-    return sum(float(part) * 60.0**power for power, part in enumerate(reversed(shown.strip().split(":"))))
 
 
 def child_of(pid: int) -> int:

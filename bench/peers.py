@@ -2,7 +2,7 @@
 
 One peer reads a queue in memory, one calls a function, one stores rows in memory; each is a process. A segment is one
 input: its value passes all three tasks, and it counts once the reader has acknowledged it. CPU is that of all threads
-of the three processes, which `/proc` tells (Linux).
+of the three processes.
 
 - *zmq*, *http*: 100 bytes a value, as many as the peers take.
 - *latency*: from the call that adds an input to the write of its row, at 1,000 a second, over zmq.
@@ -30,7 +30,7 @@ import typer
 from bench.__main__ import broker
 from bench.jobs import LATENCY_INPUTS, RATE, Target, show
 from bench.loads import GaveUp
-from bench.processes import ROOT
+from bench.processes import ROOT, cpu_seconds
 
 PEERS: Final = 3
 WARM_SHARE: Final = 5
@@ -100,12 +100,6 @@ class Cluster:
             except subprocess.TimeoutExpired:
                 peer.kill()
         self._reports.close()
-
-
-def cpu_seconds(pid: int) -> float:
-    """Returns the seconds of CPU of a process and its threads."""
-    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 @contextmanager

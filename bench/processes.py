@@ -69,6 +69,16 @@ def resident(pid: int) -> int:
     return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
+def cpu_seconds(pid: int) -> float:
+    """Returns the processor time of a process so far."""
+    stat = Path(f"/proc/{pid}/stat")
+    if stat.exists():
+        fields = stat.read_text(encoding="ascii").rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    shown = subprocess.run(["ps", "-o", "time=", "-p", str(pid)], capture_output=True, text=True, check=True).stdout
+    return sum(float(part) * 60.0**power for power, part in enumerate(reversed(shown.strip().split(":"))))
+
+
 @dataclass(slots=True)
 class Running:
     """A contestant process, and the file of its output."""

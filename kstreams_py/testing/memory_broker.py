@@ -11,8 +11,8 @@ speaks EndTxn v1:
 - A group rebalances in two phases: all members join again, or their sessions time out; then the members of the new
   generation get their partitions.
 - A static membership outlives its process: the member that takes it gets its partitions without a rebalance.
-- That member gets the old partitions, whatever it subscribes to, even if its topics have more partitions now. Only a
-  rebalance assigns others, and no rebalance starts by itself (seen on Kafka 4.3.1 with librdkafka 2.16).
+- Taking over a membership starts no rebalance: the new member gets the partitions of the old one, even if it subscribes
+  to other topics, or if the topics have more partitions now (seen on Kafka 4.3.1 with librdkafka 2.16).
 """
 
 from __future__ import annotations

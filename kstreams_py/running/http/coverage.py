@@ -1,4 +1,4 @@
-"""The cluster of peers as /status has it: which task of which job has which peers, and why a job waits."""
+"""Describes a cluster of peers for /status: the peers of each task of each job, and why a job waits."""
 
 from __future__ import annotations
 
