@@ -213,10 +213,10 @@ def test_task_whose_call_does_not_return_is_reported_as_still_and_no_other(
     await_still(run)
     assert read_still_seconds(run, 2) == [2.0, 3.0]
     line = Gate.__call__.__code__.co_firstlineno + 2
-    assert (run.reports["p0"].place, run.reports["parse"].still_seconds) == (
-        f"__call__ (test_slot.py, line {line})",
-        0.0,
-    )
+    assert run.reports["p0"].place == f"__call__ (test_slot.py, line {line})"
+    # a report comes as soon as it is asked for: the job's thread may not have turned since the one before
+    run.until(lambda reports: reports["parse"].still_seconds == 0.0)
+    assert run.reports["p0"].still_seconds >= 3.0
     pending = run.reports["parse"].sources["rows"]
     assert (pending.pending, pending.key, pending.tasks) == (1, "0", ("p0",))
     gate.let_pass()
