@@ -1,4 +1,4 @@
-"""`kstreams order stopped`, `resume`, `accept`: show objects that stand still in a consumer, and decide on them."""
+"""`kstreams order stopped`, `resume`, `accept`: show objects that are stuck in a consumer, and decide on them."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def stopped(
     bootstrap_servers: Bootstrap = None,
     config: Config = None,
 ) -> None:
-    """Show the objects that stand still in the processors that apply events. Exit status 1 if there are any.
+    """Show the objects that are stuck in the processors that apply events. Exit status 1 if there are any.
 
-    An object stands still when it is stopped at an event that contradicts its order, or waits for an event that has
+    An object is stuck when it is stopped at an event that contradicts its order, or waits for an event that has
     not arrived. Needs READ on the changelog.
     """
     with open_graph(target, bootstrap_servers, config) as (graph, environment):

@@ -122,8 +122,14 @@ WITHOUT_TOKEN_SECONDS: Final = 30.0
 A client tries to get a token every 10 s, and signs in with the previous one until that has expired.
 """
 
-_TOO_SOON: Final = "not valid in current SASL state"
-"""A broker's text for a client that signs in again within a second, as clients do when a token is about to expire."""
+_NOT_REFUSED: Final = re.compile(
+    r"not valid in current SASL state|SSL transport error|"
+    r"mechanism handshake failed: (?!Broker: Unsupported SASL mechanism)"
+)
+"""Texts of the codes of refused credentials that refuse none: librdkafka reports lost connections with these codes.
+
+In the first, a client signs in again within a second, as clients do when a token is about to expire.
+"""
 
 _REFUSED_CLIENT: Final = re.compile(
     r"\b(invalid_client|invalid_grant|invalid_scope|unauthorized_client|unsupported_grant_type|access_denied)\b"
@@ -140,7 +146,7 @@ def refuses_credentials(error: ck.KafkaError) -> bool:
     """Whether a broker or token endpoint refuses the credentials. A missing token is an outage: callers wait for it."""
     if has_no_token(error):
         return bool(_REFUSED_CLIENT.search(error.str()))
-    return error.code() in UNAUTHENTICATED and _TOO_SOON not in error.str()
+    return error.code() in UNAUTHENTICATED and _NOT_REFUSED.search(error.str()) is None
 
 
 def name_object(

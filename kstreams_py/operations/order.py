@@ -1,4 +1,4 @@
-"""Objects of event ordering that stand still, and an operator's decisions on them.
+"""Objects of event ordering that are stuck, and an operator's decisions on them.
 
 An object is stopped at an event that contradicts its order, or waits for an event that has not arrived. A decision
 (ordering/decisions.py) is a record in the topic of the events. A worker of the consuming group carries it out while it

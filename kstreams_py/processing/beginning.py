@@ -370,4 +370,4 @@ def _decode(m: Message) -> tuple[str, BegunPartition, int | tuple[int, str] | No
         case {"partitions": count} if name == begun.processor and is_offset(count):
             return name, begun, count
         case _:
-            raise ValueError("its value names no offset, and no number of partitions")
+            raise ValueError("its value names neither an offset nor a number of partitions")

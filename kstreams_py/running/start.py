@@ -144,7 +144,7 @@ def _open(
 ) -> Run:
     """Builds the run of these slots. Raises SettingsError if `graph`, `slots` or `workers` is not valid."""
     if not isinstance(graph, Graph):
-        raise SettingsError(f"{graph!r} is no Graph: import it from its module, or run `kstreams run {graph}`")
+        raise SettingsError(f"{graph!r} is not a Graph: import it from its module, or run `kstreams run {graph}`")
     settings = settings or Settings()
     numbers = list(range(workers)) if slots is None else list(slots)
     if not numbers or min(numbers) < 0 or len(set(numbers)) < len(numbers):

@@ -55,7 +55,7 @@ class Passes:
         """When the last pass began, and how many seconds its looks have taken."""
         self._pass_seconds = 0.0
         self.are_complete = False
-        """Whether a pass has found nothing, and no more rows are inserted."""
+        """Whether a pass has found nothing and no more rows are inserted."""
 
     def find(self, look: Callable[[Any], Look]) -> int:
         """Looks at rows until some are claimed, or LOOK_SECONDS are over; returns how many were claimed.

@@ -87,7 +87,7 @@ class Contents:
         name = str(channel)
         if name not in self._sources:
             if name in self._graph.channels:
-                raise GraphError(f"{name!r} is a channel that tasks write to, and no source: add inputs to a source")
+                raise GraphError(f"{name!r} is a channel that tasks write to, not a source: add inputs to a source")
             close = did_you_mean(name, self._sources) or f"it has {', '.join(self._sources) or 'none'}"
             raise GraphError(f"graph {self._graph.name!r} has no source {name!r}: {close}")
         return self._sources[name]
@@ -163,9 +163,9 @@ class Contents:
         found = self._graph.topics.get(str(topic))
         if found is None:
             if str(topic) in self._sources:
-                raise GraphError(f"{str(topic)!r} is a source, and no topic: add inputs with `source`")
+                raise GraphError(f"{str(topic)!r} is a source, not a topic: add inputs with `source`")
             if str(topic) in self._graph.channels:
-                raise GraphError(f"{str(topic)!r} is a channel, and no topic: it keeps no values; a sink stores `rows`")
+                raise GraphError(f"{str(topic)!r} is a channel, not a topic: it keeps no values; a sink stores `rows`")
             names = self._graph.topics
             close = did_you_mean(str(topic), names) or f"it has {', '.join(names)}; see `cluster`"
             raise GraphError(f"graph {self._graph.name!r} has no topic {str(topic)!r}: {close}")

@@ -227,7 +227,7 @@ class MemoryJobs:
         if not self._graph.tasks:
             return
         clock = self._environment.clock
-        # offsets are committed at each turn that may commit some, though the clock stands still
+        # offsets are committed at each turn that may commit some, although the clock does not move
         topics = replace(self._environment, clock=lambda: clock() + COMMIT_SECONDS * self._turns)
         made = replace(
             job_environment(self._graph, slot, topics),
@@ -236,7 +236,7 @@ class MemoryJobs:
             entropy=self._entropy.randbytes,
             chance=lambda: 1.0,
             open_acker=partial(LossyAcker, self._losses),
-            look_seconds=0.0,  # an input may be added while the clock stands still
+            look_seconds=0.0,  # an input may be added while the clock does not move
         )
         self._running[slot] = MemoryJob(self._graph, made, self._sources, self._request, stopping)
 

@@ -80,7 +80,7 @@ class Peers:
         self._peers = PeerCluster(observed, open_environment, environment.clock, environment.sleep, chance)
         self._tasks = [task.id for task in specify_tasks(graph.tasks)]
         self._still_seconds = 2 * max(each.timeout or TIMEOUT for each in filled_channels(graph.tasks)) + 60
-        """Seconds without a change after which the peers stand still."""
+        """Seconds without a change after which the peers count as stuck."""
         self._seen: object = None
         self._changed_at = environment.clock()
         self._jobs = 0
@@ -234,7 +234,7 @@ class Peers:
     def _run_until(self, is_done: Callable[[], bool]) -> None:
         """Runs until something is so. Returns, too, if nothing changes but that a function waits for another attempt.
 
-        Raises UserMistake if the peers stand still.
+        Raises UserMistake if the peers are stuck.
         """
         self._changed_at = self._peers.clock()
         while not is_done():

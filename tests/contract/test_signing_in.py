@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import sys
+import threading
 import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -31,11 +33,13 @@ def way(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def settings_of(listeners: Listeners, way: str, changed: Mapping[str, str | None] | None = None) -> Settings:
-    servers, kafka = listeners.clients[way]
+def settings_of(
+    listeners: Listeners, way: str, changed: Mapping[str, str | None] | None = None, servers: str = ""
+) -> Settings:
+    address, kafka = listeners.clients[way]
     merged = {**kafka, **(changed or {})}
     found = ClientSettings({name: value for name, value in merged.items() if value is not None})
-    return Settings(bootstrap_servers=servers, kafka=found, request_timeout_ms=LIMIT_MS)
+    return Settings(bootstrap_servers=servers or address, kafka=found, request_timeout_ms=LIMIT_MS)
 
 
 def test_each_client_signs_in_each_way(listeners: Listeners, way: str) -> None:
@@ -111,6 +115,54 @@ def test_credentials_that_are_refused_are_no_outage_and_do_not_show(
     assert [each for each in shown if "s3cr3t" in each or callbacks.FORGED in each] == []
 
 
+SASL_HANDSHAKE = 17
+"""The API key of the request that names the mechanism; nothing before it is encrypted or signed in."""
+
+
+@contextlib.contextmanager
+def cut_at_handshake(servers: str) -> Iterator[str]:
+    """The address of a proxy that closes each connection at its handshake, as a broker that is stopped does."""
+    host, _, port = servers.rpartition(":")
+
+    def forward(client: socket.socket) -> None:
+        with client, socket.create_connection((host, int(port))) as server:
+            while (request := client.recv(65_536)) and request[4:6] != SASL_HANDSHAKE.to_bytes(2, "big"):
+                server.sendall(request)
+                client.sendall(server.recv(65_536))
+
+    def accept() -> None:
+        with contextlib.suppress(OSError):  # the listener is closed
+            while True:
+                forward(listener.accept()[0])
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        accepting = threading.Thread(target=accept)
+        accepting.start()
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+        listener.shutdown(socket.SHUT_RDWR)
+        accepting.join()
+
+
+def test_connection_lost_while_it_signs_in_is_an_outage(listeners: Listeners) -> None:
+    """A worker that took it for refused credentials would end for good in the restart of a broker."""
+    servers, _ = listeners.clients["PLAIN"]
+    with cut_at_handshake(servers) as cut:
+        settings = settings_of(listeners, "PLAIN", servers=cut)
+        with contextlib.closing(KafkaCluster(settings)) as cluster:
+            found = refusal(cluster, GroupAdmin(settings))
+    assert {name: may_return for name, (may_return, _) in found.items()} == {
+        "confluent-kafka": True,
+        "kafka-python": True,
+    }
+
+
+def test_mechanism_that_the_broker_does_not_have_is_refused(listeners: Listeners) -> None:
+    settings = settings_of(listeners, "PLAIN", {"sasl.mechanism": "SCRAM-SHA-512"})
+    with contextlib.closing(KafkaCluster(settings)) as cluster:
+        may_return, text = refusal(cluster, GroupAdmin(settings))["confluent-kafka"]
+    assert (may_return, "Unsupported SASL mechanism" in text) == (False, True)
+
+
 @pytest.fixture
 def callbacks() -> Iterator[Any]:
     """A module with callbacks."""
@@ -132,7 +184,7 @@ def test_callback_that_raises_while_a_worker_runs_is_waited_for(listeners: Liste
         seen.append("sealed" if callbacks.is_sealed else "given")
         if callbacks.is_sealed:
             raise RuntimeError("the vault is sealed")
-        return jwt(4)
+        return jwt(10)
 
     callbacks.token = token
     servers, kafka = listeners.clients["a callback"]

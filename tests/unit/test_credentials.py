@@ -586,8 +586,29 @@ def test_token_that_expired_because_no_other_one_came_is_an_outage(
     log.on_error(expired)
     assert log.refuses(expired)
     assert log.error is expired
-    too_soon = "SASL OAUTHBEARER mechanism handshake failed: Broker: Request not valid in current SASL state"
-    assert not log.refuses(ck.KafkaError(E._AUTHENTICATION, too_soon))
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "is_refused"),
+    [
+        (
+            E._AUTHENTICATION,
+            "SASL PLAIN mechanism handshake failed: Broker: Unsupported SASL mechanism: broker's",
+            True,
+        ),
+        (E._AUTHENTICATION, "SASL PLAIN mechanism handshake failed: Local: Broker transport failure: broker's", False),
+        (E._AUTHENTICATION, "SASL PLAIN mechanism handshake failed: Local: Timed out: broker's", False),
+        (E._AUTHENTICATION, "handshake failed: Broker: Request not valid in current SASL state: broker's", False),
+        (E._AUTHENTICATION, "SASL authentication error: Authentication failed: Invalid username or password", True),
+        (E._SSL, "SSL handshake failed: error:0A000086:SSL routines::certificate verify failed: broker", True),
+        (E._SSL, "SSL handshake failed: SSL transport error: Connection timed out", False),
+    ],
+)
+def test_lost_connection_does_not_count_as_refused_credentials(code: int, text: str, is_refused: bool) -> None:
+    error = ck.KafkaError(code, text)
+    log = ClientLog("a client")
+    log.on_error(error)
+    assert (log.refuses(error), log.error) == (is_refused, error if is_refused else None)
 
 
 def test_client_of_a_callback_without_tokens_is_not_made_and_says_why(

@@ -196,9 +196,9 @@ def test_graph_of_topics_and_channels_runs_both() -> None:
 
 TOLD: list[tuple[Callable[[TestDriver], object], str]] = [
     (lambda driver: driver.source("row"), "graph 'shop' has no source 'row': did you mean rows?"),
-    (lambda driver: driver.source("left"), "'left' is a channel that tasks write to, and no source"),
-    (lambda driver: driver.send("rows", 1), "'rows' is a source, and no topic: add inputs with `source`"),
-    (lambda driver: driver.values("left"), "'left' is a channel, and no topic: it keeps no values"),
+    (lambda driver: driver.source("left"), "'left' is a channel that tasks write to, not a source"),
+    (lambda driver: driver.send("rows", 1), "'rows' is a source, not a topic: add inputs with `source`"),
+    (lambda driver: driver.values("left"), "'left' is a channel, not a topic: it keeps no values"),
     (lambda driver: driver.rows("split"), "'split' stores no rows: declare a target"),
     (lambda driver: driver.rows("stored"), "graph 'shop' has no processor 'stored': did you mean store?"),
     (lambda driver: driver.lose("row"), "no message 'row' can be lost: lose 'ack', or let a request fail"),

@@ -1,7 +1,7 @@
 """Heartbeats: which peers are silent, and whether this peer may still act as a member.
 
 Time is counted in this peer's own heartbeats that came back from the log. While the log is away, or while this peer
-stands still, none comes back: then no peer counts as silent. Timestamps of records, and other machines' clocks, count
+is stuck, none comes back: then no peer counts as silent. Timestamps of records, and other machines' clocks, count
 for nothing.
 """
 

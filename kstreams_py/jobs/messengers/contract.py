@@ -62,7 +62,7 @@ class MessengerSettings:
 class MessengerCounts:
     """What a messenger has dropped.
 
-    - `strangers`: connections and frames of what is no member: another key, another cluster, a peer that has left.
+    - `strangers`: connections and frames from outside the cluster: another key, another cluster, a peer that left.
     - `garbage`: connections and requests that are not of this protocol, and frames above the limit.
     """
 
@@ -93,7 +93,7 @@ class Messenger(Protocol):
 
     @property
     def public_key(self) -> str:
-        """What other peers need beside the address; "" if they need nothing. It is no secret inside the cluster."""
+        """What other peers need beside the address; "" if they need nothing. Members of the cluster may read it."""
 
     def connect(self, peer: str, address: str, public_key: str) -> None:
         """Lets a member of the cluster in, and begins to connect to it; again if it has moved. Waits for nothing.

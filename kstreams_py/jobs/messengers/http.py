@@ -191,7 +191,7 @@ class HttpMessenger:
         except ValueError:
             is_right = False
         if not is_right:
-            raise SettingsError(f"{peer}: {address!r} is no address of http: start all peers with the same messenger")
+            raise SettingsError(f"{peer}: {address!r} is not an http address: start all peers with the same messenger")
         self._end(self._boxes.pop(peer, None))
         self._boxes[peer] = box
         self.queues.open(peer)
@@ -357,7 +357,7 @@ class _Request(HTTPMessageDelegate):
         self._is_over = False
 
     def headers_received(self, start_line: object, headers: HTTPHeaders) -> None:
-        """Refuses by the head what is no request of a member."""
+        """Refuses, by its head, a request that does not come from a member."""
         assert isinstance(start_line, RequestStartLine)
         refused = self._judge(start_line, headers)
         if refused is not None:

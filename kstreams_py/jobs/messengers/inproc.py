@@ -67,7 +67,9 @@ class InprocMessenger:
     def connect(self, peer: str, address: str, public_key: str) -> None:  # noqa: ARG002, of the protocol
         """See Messenger."""
         if not address.startswith(SCHEME):
-            raise SettingsError(f"{peer}: {address!r} is no address of inproc: start all peers with the same messenger")
+            raise SettingsError(
+                f"{peer}: {address!r} is not an inproc address: start all peers with the same messenger"
+            )
         self._peers[peer] = address
         self._queues.open(peer)
 

@@ -62,7 +62,7 @@ ENDED: Final = 1 << 63
 """Stands for the epoch of a job that has ended: all its frames go back."""
 
 RESENT: Final = Backoff(initial=0.5, factor=2.0, longest=5.0, jitter=0.2)
-"""The waits before frames are sent again. A peer that is busy answers late, so the first wait is no shorter."""
+"""The waits before frames are sent again. A busy peer answers late: a shorter first wait would send frames twice."""
 
 
 @dataclass(frozen=True, kw_only=True)

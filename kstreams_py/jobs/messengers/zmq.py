@@ -52,7 +52,7 @@ HELD_MAX: Final = 64
 """The most handshakes of peers that are not connected here that wait until they are, or until their end."""
 
 REPORTED: Final = zmq.EVENT_ACCEPTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
-"""Bytes that are no greeting of ZeroMQ end a connection without a report of a failed handshake (libzmq 4.3)."""
+"""Bytes that are not a ZeroMQ greeting end a connection, and no failed handshake is reported (libzmq 4.3)."""
 
 
 class ZmqMessenger:

@@ -64,7 +64,9 @@ class FunctionTask:
                 self._outbox.inboxes[frame.channel].add(segments)
             except (DecodeError, KeyError) as reason:
                 # its inputs are found missing, and are read again
-                logger.warning("%s: peer %s sends what is no segment: %s: it is dropped", self.id, link.other, reason)
+                logger.warning(
+                    "%s: peer %s sent something other than a segment: %s: it is dropped", self.id, link.other, reason
+                )
         turned = Turned()
         with self.outages.of(self.id):
             turned = self.runner.turn(self._clock())

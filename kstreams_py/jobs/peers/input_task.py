@@ -128,7 +128,7 @@ class InputTask:
         self.inputs.complete(ids)
 
     def keep_ackers(self, members: Collection[int]) -> None:
-        """Gives back at once the inputs whose entries were at peers that are no members."""
+        """Gives back at once the inputs whose entries were at peers that are no longer members."""
         for number, segments in by_peer(self.inputs.pending.segments).items():
             if number not in members:
                 self.inputs.give_up_all(segments, failed=False)

@@ -89,7 +89,9 @@ class Outbox(Readers):
             try:
                 segments = unpack_segments(frame)
             except DecodeError as error:
-                logger.warning("%s: a peer gives back what is no segment: %s: it is dropped", self._task, error)
+                logger.warning(
+                    "%s: a peer gave back something other than a segment: %s: it is dropped", self._task, error
+                )
                 continue
             if self._routes is not None and self._routes.epoch <= frame.epoch:
                 # by the same routes they would come back again

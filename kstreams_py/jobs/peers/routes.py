@@ -42,7 +42,7 @@ class Routes(NamedTuple):
 
 
 def check_graph(graph: Graph) -> None:
-    """Raises SettingsError for a graph that peers do not run: it has no channels, or has processors of topics."""
+    """Raises SettingsError for a graph that peers cannot run: one without channels, or with processors of topics."""
     if not graph.tasks:
         raise SettingsError(f"graph {graph.name!r} has no channels: run it with `kstreams run`")
     if names := ", ".join(each.id for each in graph.processors):

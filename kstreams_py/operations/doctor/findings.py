@@ -25,7 +25,7 @@ class Severity(StrEnum):
     """The severity of a finding."""
 
     ERROR = "error"
-    """A processor stands still, or will after its next start; or records are lost."""
+    """A processor is stuck, or will be after its next start; or records are lost."""
     WARNING = "warning"
     """It becomes an error with time, or with one more fault."""
     NOTE = "note"

@@ -12,7 +12,7 @@ from kstreams_py.operations.doctor.findings import Facts, Finding, Severity, sho
 from kstreams_py.operations.transactions.hanging import headline
 
 LEAST_RETENTION_MINUTES: Final = 7 * 24 * 60
-"""Kafka's default for offsets.retention.minutes: with less, a graph that stands still for days loses its positions."""
+"""Kafka's default for offsets.retention.minutes: with less, a graph that is stopped for days loses its positions."""
 
 TESTED_BROKERS: Final = frozenset({"4.3"})
 """Releases of Kafka with which this package is tested."""

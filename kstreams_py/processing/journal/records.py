@@ -33,7 +33,7 @@ class RecordType(StrEnum):
     OUTPUT = "attempt-output"
     """An attempt that writes outputs."""
     ERROR = "attempt-error"
-    """An attempt that writes dead letters, and no output."""
+    """An attempt that writes dead letters but no output."""
     NIL = "attempt-nil"
     """A delivery that writes nothing: this record commits it."""
 

@@ -319,7 +319,7 @@ class Endpoints:
         return find(self._graph.processors, seen)
 
     def _still(self, view: View | None) -> list[str]:
-        """Returns what stands still, and since when."""
+        """Returns what is stuck, and since when."""
         if view is None:  # a start that fails ends by itself
             return []
         return [

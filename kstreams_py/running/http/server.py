@@ -152,7 +152,7 @@ def _open(host: str, port: int, answer: Callable[[str], Answer], own: set[str]) 
 _MISDIRECTED: Final = Answer(
     421,
     "text/plain; charset=utf-8",
-    b"this is no host of this run: add its name to http_hosts (KSTREAMS_HTTP_HOSTS), or use the IP address\n",
+    b"this run does not serve this host: add its name to http_hosts (KSTREAMS_HTTP_HOSTS), or use the IP address\n",
 )
 
 
