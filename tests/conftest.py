@@ -198,9 +198,15 @@ ONE_BY_ONE: Final = ("simulation/", "system/test_grid", "system/test_jobs", "sys
 """The files of the long tier that would take most of their part's half an hour, and whose tests share nothing."""
 
 
+BY_FIRST_VALUE: Final = ("contract/test_cluster",)
+"""The files of the long tier whose tests run in one worker with the others of their first parameter's value."""
+
+
 def scope_of(nodeid: str, *, quick: bool) -> str:
-    """What runs in one xdist worker: a file, all files that share something, or a single test."""
+    """What runs in one xdist worker: a file, a part of it, all files that share something, or a single test."""
     file = file_of(nodeid)
+    if not quick and file in BY_FIRST_VALUE:
+        return f"{file}[{nodeid.partition('[')[2].rstrip(']').split('-')[0]}]"
     if quick and file in OF_SPARK:
         return SPARK
     if not quick and file.startswith(ONE_BY_ONE):

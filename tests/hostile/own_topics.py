@@ -214,7 +214,7 @@ def enter_beginning(junk: Junk, request: pytest.FixtureRequest) -> tuple[Outcome
 
 BEGUN_KEY: Final = b'["p", "in", "id", 0]'
 NO_PARTITION: Final = "its key names no partition"
-NO_NUMBER: Final = "its value names no offset, and no number of partitions"
+NO_NUMBER: Final = "its value names neither an offset nor a number of partitions"
 
 # Journals.
 

@@ -110,27 +110,28 @@ class Cluster:
         assert not any(peer.seen.diverged for peer in self.peers.values())
 
 
-def test_peers_join_and_run_a_job() -> None:
+def run_job(peers: int) -> Cluster:
+    """Returns a cluster whose peers have joined one by one, and run a job of three tasks."""
     cluster = Cluster()
-    for _ in range(3):
+    for _ in range(peers):
         cluster.add()
-    cluster.run(1)
+        cluster.run(1)
     cluster.do(submit("A3"))
-    cluster.run(3)
+    cluster.run(5)
+    return cluster
+
+
+def test_peers_join_and_run_a_job() -> None:
+    cluster = run_job(peers=3)
     cluster.settle()
-    (replica, *_) = [peer.replica for peer in cluster.peers.values()]
+    replica = cluster.peers[PeerId("p1")].replica
     assert sorted(each.task for each in replica.assignments.values()) == ["t0", "t1", "t2"]
     assert replica.jobs[JobId("A")].phase is JobPhase.RUNNING
 
 
 def test_peer_that_dies_leaves_once() -> None:
     # OX-74
-    cluster = Cluster()
-    for _ in range(4):
-        cluster.add()
-        cluster.run(1)
-    cluster.do(submit("A3"))
-    cluster.run(5)
+    cluster = run_job(peers=4)
     del cluster.peers[PeerId("p2")]
     cluster.run(8)
     cluster.settle()
@@ -140,12 +141,7 @@ def test_peer_that_dies_leaves_once() -> None:
 
 
 def test_peer_that_was_frozen_joins_under_another_id() -> None:
-    cluster = Cluster()
-    for _ in range(3):
-        cluster.add()
-        cluster.run(1)
-    cluster.do(submit("A3"))
-    cluster.run(5)
+    cluster = run_job(peers=3)
     cluster.frozen[PeerId("p3")] = 200
     before = cluster.peers[PeerId("p3")]
     cluster.run(19)
@@ -157,12 +153,7 @@ def test_peer_that_was_frozen_joins_under_another_id() -> None:
 
 
 def test_nothing_changes_while_the_log_is_away() -> None:
-    cluster = Cluster()
-    for _ in range(4):
-        cluster.add()
-        cluster.run(1)
-    cluster.do(submit("A3"))
-    cluster.run(5)
+    cluster = run_job(peers=4)
     before = cluster.peers[PeerId("p1")].replica
     cluster.log.is_away = True
     cluster.run(120)

@@ -38,15 +38,17 @@ def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
     return {**ours, **environment}
 
 
-def kstreams(*arguments: object, environment: Mapping[str, str], cwd: Path | None = None, typed: str = "") -> Finished:
-    """Runs the command to its end; `typed` is its standard input."""
+def kstreams(
+    *arguments: object, environment: Mapping[str, str], cwd: Path | None = None, typed: str = "", limit: float = WAIT
+) -> Finished:
+    """Runs the command to its end; `typed` is its standard input, `limit` is in seconds."""
     with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         given.write(typed.encode())
         given.seek(0)
         streams = {"stdin": given.fileno(), "stdout": out.fileno(), "stderr": err.fileno()}
         process = Launched(arguments, clean_environment(environment), cwd=cwd, **streams)
         try:
-            status = process.wait(WAIT)
+            status = process.wait(limit)
         finally:
             process.kill()
         out.seek(0)
@@ -136,3 +138,11 @@ def read_checks(output: str) -> list[tuple[str, ...]]:
     """The rows of the table of `kstreams demo`: ok or WRONG, what is checked, what is expected, what is found."""
     rows = [line.split() for line in output.splitlines() if line.startswith(("ok ", "WRONG "))]
     return [(mark, " ".join(what), expected, found) for mark, *what, expected, found in rows]
+
+
+def run_demo(*arguments: object, output: Path, limit: float = WAIT) -> tuple[Finished, str]:
+    """Runs `kstreams demo` to its end, which must be a good one; returns it, and the log of the run."""
+    done = kstreams("demo", *arguments, "--seed", 3, "--output", output, environment={}, limit=limit)
+    log = (output / "run.log").read_text(encoding="utf-8", errors="replace")
+    assert done.status == 0, f"{done.out}\n{done.err}\n{log[-5000:]}"
+    return done, log

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import sqlite3
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.system.command import command, read_checks
+from tests.system.command import command, read_checks, run_demo
 from tests.waiting import wait_until
 
 RECORDS = 6_000
@@ -34,18 +31,8 @@ def test_ctrl_c_while_the_demo_starts_is_one_message(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_demo_with_kills_loses_and_duplicates_nothing_and_writes_its_report(tmp_path: Path) -> None:
     output = tmp_path / "output"
-    arguments = ["demo", "flights", "--records", RECORDS, "--kills", KILLS, "--seed", 3, "--output", output]
-    done = subprocess.run(
-        [sys.executable, "-m", "kstreams_py", *map(str, arguments)],
-        env={name: value for name, value in os.environ.items() if not name.startswith("KSTREAMS_")},
-        capture_output=True,
-        text=True,
-        timeout=LIMIT,
-        check=False,
-    )
-    log = (output / "run.log").read_text(encoding="utf-8", errors="replace")
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}\n{log[-5000:]}"
-    assert read_checks(done.stdout) == [
+    done, log = run_demo("flights", "--records", RECORDS, "--kills", KILLS, output=output, limit=LIMIT)
+    assert read_checks(done.out) == [
         ("ok", "departures read", "6,000", "6,000"),
         ("ok", "merged from three airports", "6,000", "6,000"),
         ("ok", "departed", "5,842", "5,842"),
@@ -63,10 +50,10 @@ def test_demo_with_kills_loses_and_duplicates_nothing_and_writes_its_report(tmp_
         ("ok", "rows of Spark's table (carrier and month)", "161", "161"),
         ("ok", "rows of Spark's table that differ from the file", "0", "0"),
     ]
-    assert done.stdout.count("SIGKILL") == KILLS
-    assert done.stdout.index("the workers have joined: writing departures") < done.stdout.index("SIGKILL")
+    assert done.out.count("SIGKILL") == KILLS
+    assert done.out.index("the workers have joined: writing departures") < done.out.index("SIGKILL")
     assert re.search(
-        r"\nfrom a kill to the slot's next commit: the median is [\d.]+ s, the longest [\d.]+ s\n", done.stdout
+        r"\nfrom a kill to the slot's next commit: the median is [\d.]+ s, the longest [\d.]+ s\n", done.out
     )
     assert {path.name for path in output.iterdir()} == {"delays", "flights.sqlite", "report.html", "run.log"}
     database = sqlite3.connect(output / "flights.sqlite")

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.system.command import read_checks
-from tests.waiting import WAIT
+from tests.system.command import read_checks, run_demo
 
 SHORT = {"rows": 1_200, "kills": 2}
 LONG = {"rows": 50_000, "kills": 12}
@@ -24,19 +20,9 @@ STORED = {1_200: ("1,198", "2"), 50_000: ("49,831", "169")}
 @pytest.mark.parametrize("run", [SHORT, pytest.param(LONG, marks=pytest.mark.long)], ids=["short", "long"])
 def test_demo_of_channels_with_kills_and_a_freeze_stores_each_row_once(run: dict[str, int], tmp_path: Path) -> None:
     output = tmp_path / "output"
-    arguments = ["--rows", run["rows"], "--kills", run["kills"], "--seed", 3, "--output", output]
-    done = subprocess.run(
-        [sys.executable, "-m", "kstreams_py", "demo", "channels", *map(str, arguments)],
-        env={name: value for name, value in os.environ.items() if not name.startswith("KSTREAMS_")},
-        capture_output=True,
-        text=True,
-        timeout=WAIT,
-        check=False,
-    )
-    log = (output / "run.log").read_text(encoding="utf-8", errors="replace")
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}\n{log[-5000:]}"
+    done, _ = run_demo("channels", "--rows", run["rows"], "--kills", run["kills"], output=output)
     rows, kills, (stored, refused) = f"{run['rows']:,}", str(run["kills"]), STORED[run["rows"]]
-    assert read_checks(done.stdout) == [
+    assert read_checks(done.out) == [
         ("ok", "inputs claimed", rows, rows),
         ("ok", "inputs done", stored, stored),
         ("ok", "inputs refused", refused, refused),
@@ -48,7 +34,7 @@ def test_demo_of_channels_with_kills_and_a_freeze_stores_each_row_once(run: dict
         ("ok", "workers killed", kills, kills),
         ("ok", "workers frozen past their lease", "1", "1"),
     ]
-    assert (done.stdout.count("SIGKILL"), done.stdout.count("SIGSTOP")) == (run["kills"], 1)
+    assert (done.out.count("SIGKILL"), done.out.count("SIGSTOP")) == (run["kills"], 1)
     report = (output / "report.md").read_text(encoding="utf-8")
     again = re.search(r"([\d,]+) flights were under way when that happened, and were read again", report)
     assert again is not None

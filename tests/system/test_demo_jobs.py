@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 import pytest
 
-from tests.system.command import command, kstreams, read_checks
+from tests.system.command import command, read_checks, run_demo
 
 
 class Run(NamedTuple):
@@ -57,9 +57,7 @@ def checks_of(run: Run) -> list[tuple[str, ...]]:
 def test_demo_of_jobs_with_kills_freezes_and_joins_ends_with_equal_tables(run: Run, tmp_path: Path) -> None:
     output = tmp_path / "output"
     amounts = ("--rows", run.rows, "--kills", run.kills, "--freezes", run.freezes)
-    done = kstreams("demo", "jobs", *amounts, "--seed", 3, "--output", output, environment={})
-    log = (output / "run.log").read_text(encoding="utf-8", errors="replace")
-    assert done.status == 0, f"{done.out}\n{done.err}\n{log[-5000:]}"
+    done, _ = run_demo("jobs", *amounts, output=output)
     assert read_checks(done.out) == checks_of(run)
     assert done.out.splitlines()[-1] == "tables are equal"
     hits = {

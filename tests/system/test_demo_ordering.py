@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -14,8 +11,7 @@ import pytest
 
 from bench.servers import start_redis
 from kstreams_py.sinks.redis import open_client
-from tests.system.command import read_checks
-from tests.waiting import WAIT
+from tests.system.command import read_checks, run_demo
 
 pytestmark = pytest.mark.long
 
@@ -40,19 +36,9 @@ def test_demo_of_ordering_with_kills_keeps_order_and_shows_what_overtakes_withou
     store: str | None, tmp_path: Path
 ) -> None:
     output = tmp_path / "output"
-    arguments = ["--flights", FLIGHTS, "--kills", KILLS, "--seed", 3, "--output", output]
-    arguments += ["--store", store] if store else []
-    done = subprocess.run(
-        [sys.executable, "-m", "kstreams_py", "demo", "ordering", *map(str, arguments)],
-        env={name: value for name, value in os.environ.items() if not name.startswith("KSTREAMS_")},
-        capture_output=True,
-        text=True,
-        timeout=WAIT,
-        check=False,
-    )
-    log = (output / "run.log").read_text(encoding="utf-8", errors="replace")
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}\n{log[-5000:]}"
-    assert read_checks(done.stdout) == [
+    stored = ["--store", store] if store else []
+    done, log = run_demo("ordering", "--flights", FLIGHTS, "--kills", KILLS, *stored, output=output)
+    assert read_checks(done.out) == [
         ("ok", "aircraft", "632", "632"),
         ("ok", "changes stored", "1,600", "1,600"),
         ("ok", "aircraft with another state in the store", "0", "0"),
@@ -70,8 +56,8 @@ def test_demo_of_ordering_with_kills_keeps_order_and_shows_what_overtakes_withou
         ("ok", "events sent without ordering", "3,160", "3,160"),
         ("ok", "workers that did not stop", "0", "0"),
     ]
-    assert done.stdout.count("SIGKILL") == 2 * KILLS, "of the workers, and of the processes of the groups"
-    assert done.stdout.index("the workers have joined: writing events") < done.stdout.index("SIGKILL")
+    assert done.out.count("SIGKILL") == 2 * KILLS, "of the workers, and of the processes of the groups"
+    assert done.out.index("the workers have joined: writing events") < done.out.index("SIGKILL")
     assert len(re.findall(r"start \d+ under this name", log)) == 3 + KILLS
     report = (output / "report.md").read_text(encoding="utf-8")
     late = re.search(r"the same events: (\d+) of them came after a later one, of (\d+) aircraft", report)

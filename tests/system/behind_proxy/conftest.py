@@ -33,3 +33,9 @@ def proxied(broker_behind_proxy: tuple[str, Proxy]) -> Iterator[tuple[Cluster, P
 def proxy(proxied: tuple[Cluster, Proxy]) -> Iterator[Proxy]:
     yield proxied[1]
     proxied[1].lift()
+
+
+@pytest.fixture
+def cluster(proxied: tuple[Cluster, Proxy]) -> Cluster:
+    """The broker, without the proxy."""
+    return proxied[0]

@@ -41,12 +41,6 @@ SECOND: Final = [b"%d" % i for i in range(100, 1_200)] + [b"wait"]
 THIRD: Final = [b"%d" % i for i in range(1_200, 1_300)]
 
 
-@pytest.fixture
-def cluster(proxied: tuple[Cluster, Proxy]) -> Cluster:
-    """The broker, without the proxy."""
-    return proxied[0]
-
-
 def settings_through(proxy: Proxy, directory: Path, **changed: Any) -> Settings:
     """Settings of a worker behind the proxy; the commit interval is longer than a test."""
     values = {"session_timeout_ms": 10_000, "transaction_timeout_ms": 8_000, "commit_interval_ms": 7_000}
@@ -482,10 +476,9 @@ def test_plain_client_reports_a_lost_first_batch_as_delivered(
 @pytest.mark.parametrize("fault", ["response lost", "request doubled"])
 @pytest.mark.parametrize(("durability", "copies"), [(Durability.COMMITTED, 1), (Durability.LEADER, 2)])
 def test_at_least_once_resent_record_is_written_once_only_by_an_idempotent_producer(
-    fault: str, durability: Durability, copies: int, name: str, proxied: tuple[Cluster, Proxy], tmp_path: Path
+    fault: str, durability: Durability, copies: int, name: str, cluster: Cluster, proxy: Proxy, tmp_path: Path
 ) -> None:
     """KS-11: with acks=all the producer is idempotent, and the broker recognizes the record's sequence number."""
-    cluster, proxy = proxied
     cluster.create(name)
     producer = open_cluster(settings_through(proxy, tmp_path)).producer(
         producer_mode(Guarantee.AT_LEAST_ONCE, durability), name

@@ -19,9 +19,8 @@ from tests.system.proxy import Proxy, Rule
 @pytest.mark.long
 @pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once", "at_most_once"])
 def test_worker_whose_clients_hear_of_no_brokers_goes_on_and_finds_the_broker_again(
-    guarantee: str, proxied: tuple[Cluster, Proxy], proxy: Proxy, settings: Callable[..., Settings], name: str
+    guarantee: str, cluster: Cluster, proxy: Proxy, settings: Callable[..., Settings], name: str
 ) -> None:
-    cluster, _ = proxied
     cluster.create(f"{name}.in", f"{name}.out")
     graph = ks.Graph(name, guarantee=guarantee)
     graph.map(graph.topic(f"{name}.in"), to=graph.topic(f"{name}.out"), id="copy")(lambda value: value)

@@ -9,7 +9,7 @@ import logging
 import os
 import platform
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -18,12 +18,12 @@ from types import ModuleType
 import pytest
 
 import kstreams_py as ks
-from kstreams_py import Settings
 from kstreams_py.errors import Replaced
 from kstreams_py.kafka import membership
 from kstreams_py.kafka.consumer import KafkaConsumer
 from kstreams_py.metrics import WorkerState
 from kstreams_py.processing.commits import attempts, session
+from tests.system.app import MakeSettings
 from tests.system.harness import Cluster, RunningSlot, wait_until
 from tests.system.proxy import Proxy
 
@@ -130,14 +130,13 @@ def assert_outputs(apps: Sequence[App], cluster: Cluster) -> None:
 
 
 def test_worker_waits_for_a_broker_without_limit_and_loses_and_doubles_nothing(
-    proxied: tuple[Cluster, Proxy],
+    cluster: Cluster,
     proxy: Proxy,
-    settings: Callable[..., Settings],
+    settings: MakeSettings,
     name: str,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    cluster = proxied[0]
     apps = [App(name, *kind, cluster) for kind in KINDS]
     behind = settings(bootstrap_servers=proxy.bootstrap_servers, **SETTINGS)
     slots = [RunningSlot(app.graph, behind, outputs_held=0) for app in apps]
@@ -166,14 +165,10 @@ def test_worker_waits_for_a_broker_without_limit_and_loses_and_doubles_nothing(
 
 @pytest.mark.long  # in the quick tier, test_membership.py
 def test_worker_that_joins_again_after_its_session_is_not_its_own_replacement(
-    proxied: tuple[Cluster, Proxy],
-    proxy: Proxy,
-    settings: Callable[..., Settings],
-    name: str,
-    monkeypatch: pytest.MonkeyPatch,
+    cluster: Cluster, proxy: Proxy, settings: MakeSettings, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The group names it, with its new id, until all other members have joined again; only then it answers."""
-    cluster, is_over = proxied[0], threading.Event()
+    is_over = threading.Event()
     app = App(name, "exactly_once", "transaction", cluster)
     join_again = KafkaConsumer._join_again
 
@@ -203,14 +198,9 @@ def test_worker_that_joins_again_after_its_session_is_not_its_own_replacement(
 
 @pytest.mark.long
 def test_worker_whose_join_was_sent_twice_outlives_the_member_that_nobody_is(
-    proxied: tuple[Cluster, Proxy],
-    proxy: Proxy,
-    settings: Callable[..., Settings],
-    name: str,
-    caplog: pytest.LogCaptureFixture,
+    cluster: Cluster, proxy: Proxy, settings: MakeSettings, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The second copy takes the membership from the first, whose answer the client gets: it is fenced by itself."""
-    cluster = proxied[0]
     apps = [App(name, *kind, cluster) for kind in KINDS]
     behind = settings(bootstrap_servers=proxy.bootstrap_servers, **SETTINGS)
     caplog.set_level(logging.WARNING, "kstreams_py.kafka.consumer")
@@ -238,16 +228,15 @@ def test_worker_whose_join_was_sent_twice_outlives_the_member_that_nobody_is(
 
 @pytest.mark.long
 def test_worker_that_is_replaced_while_it_joins_ends_once_the_other_has_stayed(
-    proxied: tuple[Cluster, Proxy],
+    cluster: Cluster,
     proxy: Proxy,
-    settings: Callable[..., Settings],
+    settings: MakeSettings,
     name: str,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Its request for the assignment reaches the group after the join of the other, which keeps the slot."""
     monkeypatch.setattr(membership, "SESSIONS", 0.2)  # its own session must not end in this test
-    cluster = proxied[0]
     apps = [App(name, *kind, cluster) for kind in KINDS]
     late = settings(bootstrap_servers=proxy.bootstrap_servers, session_timeout_ms=40_000)
     held = [proxy.hold("SyncGroup", client=client_of(app)) for app in apps]

@@ -39,9 +39,8 @@ for number in range(int(noted.read_text()) if noted.exists() else 0, 10):
 
 @pytest.mark.long  # a broker and a proxy of its own, for what Kafka promises by itself
 def test_record_whose_acknowledgement_is_lost_is_sent_again_and_is_there_once(
-    proxied: tuple[Cluster, Proxy], proxy: Proxy, name: str
+    cluster: Cluster, proxy: Proxy, name: str
 ) -> None:
-    cluster, _ = proxied
     cluster.create(name)
     proxy.drop("Produce", side="response", client=name)
     producer = ck.Producer(
@@ -91,8 +90,9 @@ def taking(tmp_path: Path, name: str, settings: Callable[..., Settings]) -> Iter
 
 
 def test_source_that_dies_before_noting_sends_again_and_its_ids_tell_the_copies(
-    taking: Callable[[], WorkerProcess], cluster: Cluster, name: str, tmp_path: Path
+    taking: Callable[[], WorkerProcess], cluster_of_file: Cluster, name: str, tmp_path: Path
 ) -> None:
+    cluster = cluster_of_file  # without a proxy
     received, orders = f"{name}.received", f"{name}.orders"
     cluster.create(received, orders)
 
