@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kstreams_py.errors import SettingsError
-from kstreams_py.graph.channels import JobTask
-from kstreams_py.graph.declarations import Processor
+from kstreams_py.graph.channels import JobTask, filled_channels
+from kstreams_py.graph.declarations import Channel, Processor
 from kstreams_py.graph.loading import UNKNOWN, load, show_target
 from kstreams_py.graph.pipelines import Pipeline
 from kstreams_py.graph.topology import Graph
 from kstreams_py.jobs.peers.routes import check_graph
+from kstreams_py.running.reports import in_graph
 
 
 @dataclass(frozen=True)
@@ -35,11 +36,6 @@ class PeerGraphs:
         return ()
 
     @property
-    def tasks(self) -> Sequence[JobTask]:
-        """The tasks of all graphs."""
-        return [task for graph in self.graphs for task in graph.tasks]
-
-    @property
     def pipelines(self) -> Sequence[Pipeline]:
         """The pipelines of all graphs."""
         return [each for graph in self.graphs for each in graph.pipelines]
@@ -52,6 +48,24 @@ Shown = Graph | PeerGraphs
 def graphs_of(shown: Shown) -> Sequence[Graph]:
     """Returns the graphs that a page shows."""
     return shown.graphs if isinstance(shown, PeerGraphs) else (shown,)
+
+
+def _name_in(shown: Shown, graph: Graph, name: str) -> str:
+    return in_graph(graph.name, name) if isinstance(shown, PeerGraphs) else name
+
+
+def name_tasks(shown: Shown) -> dict[str, JobTask]:
+    """Returns the tasks of all graphs, by their names in reports."""
+    return {_name_in(shown, graph, task.id): task for graph in graphs_of(shown) for task in graph.tasks}
+
+
+def name_sources(shown: Shown) -> dict[str, Channel]:
+    """Returns the channels that sources fill, of all graphs, by their names in reports."""
+    return {
+        _name_in(shown, graph, channel.name): channel
+        for graph in graphs_of(shown)
+        for channel in filled_channels(graph.tasks)
+    }
 
 
 def target_of(shown: Shown) -> str:

@@ -15,7 +15,7 @@ from kstreams_py.jobs.peers.peer import Peer, PeerTask
 from kstreams_py.jobs.peers.routes import READ
 from kstreams_py.metrics import Counters, WorkerState
 from kstreams_py.running.places import PLACE_AFTER, place_of
-from kstreams_py.running.reports import PEER, Report
+from kstreams_py.running.reports import PEER, Report, in_graph
 from kstreams_py.running.watch import Stillness
 from kstreams_py.steps import calls
 
@@ -114,7 +114,7 @@ def report_of(task: PeerTask, slot: int, state: WorkerState, now: float) -> Repo
         runner = task.runner
         waiting, why = _waiting(WorkerState.SINK_AWAY, task.outages.away.get(task.id, ""), runner.attempts.why)
         return Report(
-            task.id,
+            in_graph(task.graph, task.id),
             slot,
             runner.counters.as_dict(),
             task.waiting,
@@ -124,11 +124,11 @@ def report_of(task: PeerTask, slot: int, state: WorkerState, now: float) -> Repo
             why=why,
             is_task=True,
         )
-    name, away = task.channel.name, task.outages.away.get(task.inputs.name, "")
+    name, away = in_graph(task.graph, task.channel.name), task.outages.away.get(task.inputs.name, "")
     counts = task.inputs.counts
     waiting, why = _waiting(WorkerState.SOURCE_AWAY, away, "")
     return Report(
-        READ + name,
+        in_graph(task.graph, READ + task.channel.name),
         slot,
         NO_COUNTS,
         0,

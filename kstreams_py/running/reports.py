@@ -117,6 +117,11 @@ def source_key(source: str) -> str:
     return f"source {source}"
 
 
+def in_graph(graph: str, name: str) -> str:
+    """Returns the name of a task or a source in the reports of a peer: the graphs of peers may have equal names."""
+    return f"{graph}.{name}"
+
+
 def add(some: Mapping[str, float], others: Mapping[str, float]) -> dict[str, float]:
     """Returns the sums of two mappings, by name."""
     return {name: some.get(name, 0) + others.get(name, 0) for name in (*some, *(n for n in others if n not in some))}

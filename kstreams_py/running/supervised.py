@@ -11,7 +11,7 @@ from typing import Final
 from kstreams_py.errors import NOT_RESTARTED, Replaced, WorkersFailed
 from kstreams_py.metrics import WorkerState
 from kstreams_py.running.pipe import PipeReader
-from kstreams_py.running.reports import Report
+from kstreams_py.running.reports import PEER, Report
 from kstreams_py.running.status import End, SlotStatus
 from kstreams_py.running.watch import Stillness, Watch
 
@@ -151,12 +151,11 @@ class SupervisedSlot:
 
     def status(self, pid: int | None) -> SlotStatus:
         """Returns the status of the slot at this moment; `pid` is None if it has no process."""
-        before = WorkerState.RESTARTING  # the newest report is from the previous process
         return SlotStatus(
             number=self.number,
             pid=pid,
             reports=tuple(
-                report if report.processor in self._fresh else replace(report.as_past(), state=before)
+                report if report.processor in self._fresh else self._of_previous(report)
                 for report in self._reports.values()
             ),
             has_reported=self._report_count > 0,
@@ -166,6 +165,16 @@ class SupervisedSlot:
             taken=self.taken,
             began_at=self._started_at,
         )
+
+    def _of_previous(self, report: Report) -> Report:
+        """Returns a report of the previous process as one of now."""
+        if self._is_over(report):
+            return replace(report.as_past(), lag=0, state=WorkerState.SPARE)
+        return replace(report.as_past(), state=WorkerState.RESTARTING)
+
+    def _is_over(self, report: Report) -> bool:
+        """Whether it is about a task of the previous process: a peer that starts again does not get its task back."""
+        return PEER in self._fresh and report.processor not in self._fresh
 
     def has_drained(self, status: int) -> bool:
         """Returns whether a process that was asked to stop has drained; if not, its steps will run again.
@@ -190,5 +199,8 @@ class SupervisedSlot:
         return f"{named} ({self._stuck})" if self._stuck else self.error or named
 
     def reports(self) -> list[Report]:
-        """Returns the newest report of each processor. The lag of a taken slot is 0: its new holder reports it."""
-        return [replace(report, lag=0) if self.taken else report for report in self._reports.values()]
+        """Returns the newest report of each processor. What others hold now has the lag 0: they report it."""
+        return [
+            replace(report, lag=0) if self.taken or self._is_over(report) else report
+            for report in self._reports.values()
+        ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 import warnings
@@ -506,3 +507,20 @@ class WorkerProcess:
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait(WAIT)
+
+
+@contextmanager
+def starting_workers() -> Iterator[Callable[..., WorkerProcess]]:
+    """Makes WorkerProcess; all of them are killed at the end of the block, and their texts shown if the test fails."""
+    started: list[WorkerProcess] = []
+
+    def start(file: Path, slot: int, environment: dict[str, str], *options: str) -> WorkerProcess:
+        started.append(WorkerProcess(file, slot, environment, *options))
+        return started[-1]
+
+    try:
+        yield start
+    finally:
+        for worker in started:
+            worker.kill()
+            sys.stdout.write(worker.text)

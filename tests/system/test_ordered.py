@@ -6,7 +6,6 @@ import json
 import random
 import re
 import signal
-import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,7 +17,7 @@ import pytest
 from kstreams_py import Settings
 from kstreams_py.ordering.events import ID_HEADER, PREV_HEADER
 from tests.system.command import command, kstreams
-from tests.system.harness import Cluster, WorkerProcess, await_joined, wait_until
+from tests.system.harness import Cluster, WorkerProcess, await_joined, starting_workers, wait_until
 from tests.system.recorder import Recorder
 
 GRAPH = """
@@ -48,19 +47,10 @@ def start(name: str, tmp_path: Path, settings: Callable[..., Settings]) -> Itera
     """Starts a worker in a slot; all of them are killed with the test."""
     file = tmp_path / "applying.py"
     file.write_text(GRAPH.format(name=name), encoding="utf-8")
-    started: list[WorkerProcess] = []
-
-    def start(slot: int) -> WorkerProcess:
-        short = settings(
-            session_timeout_ms=3_000, transaction_timeout_ms=2_500, commit_interval_ms=50, held_timeout_ms=1_000
-        )
-        started.append(WorkerProcess(file, slot, short.as_environment(), "--create-topics"))
-        return started[-1]
-
-    yield start
-    for worker in started:
-        worker.kill()
-        sys.stdout.write(worker.text)  # shown if the test fails
+    times = {"session_timeout_ms": 3_000, "transaction_timeout_ms": 2_500, "commit_interval_ms": 50}
+    short = settings(**times, held_timeout_ms=1_000)
+    with starting_workers() as start:
+        yield lambda slot: start(file, slot, short.as_environment(), "--create-topics")
 
 
 def write_events(cluster: Cluster, topic: str, newest: dict[str, tuple[int, int]], chance: random.Random) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from kstreams_py import Settings
 from tests.system.command import clean_environment
-from tests.system.harness import Cluster, WorkerProcess, await_joined, wait_until
+from tests.system.harness import Cluster, WorkerProcess, await_joined, starting_workers, wait_until
 from tests.system.recorder import Recorder
 
 GRAPH = """
@@ -52,18 +52,10 @@ def start(
     """Starts a worker in a slot; all of them are killed with the test."""
     file = tmp_path / "counting.py"
     file.write_text(GRAPH.format(name=name, on_disk=request.param), encoding="utf-8")
-    started: list[WorkerProcess] = []
-
-    def start(slot: int) -> WorkerProcess:
-        times = {"session_timeout_ms": 3_000, "transaction_timeout_ms": 2_500, "commit_interval_ms": 50}
-        short = settings(state_directory=tmp_path / "state", **times)
-        started.append(WorkerProcess(file, slot, short.as_environment(), "--create-topics"))
-        return started[-1]
-
-    yield start
-    for worker in started:
-        worker.kill()
-        sys.stdout.write(worker.text)  # shown if the test fails
+    times = {"session_timeout_ms": 3_000, "transaction_timeout_ms": 2_500, "commit_interval_ms": 50}
+    short = settings(state_directory=tmp_path / "state", **times)
+    with starting_workers() as start:
+        yield lambda slot: start(file, slot, short.as_environment(), "--create-topics")
 
 
 def test_workers_killed_at_random_count_each_record_once(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pickle
 import random
 import signal
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -19,7 +18,7 @@ from kstreams_py.graph.sink import Evidence
 from kstreams_py.state.changelog import CHANGELOG_SETTINGS
 from tests.system.app import SHORT, SOON, grow
 from tests.system.counting import Counting
-from tests.system.harness import Cluster, WorkerProcess, await_joined, wait_until
+from tests.system.harness import Cluster, WorkerProcess, await_joined, starting_workers, wait_until
 from tests.system.recorder import Recorder
 from tests.system.sqlite_target import STRIKES, SqliteTarget
 
@@ -343,18 +342,15 @@ def test_rows_of_a_sink_with_state_are_stored_once_whenever_a_worker_is_killed(
 ) -> None:
     """Rows are stored before the state is committed: a step that is run again has the same state, and the same rows."""
     target, chance, written = SqliteTarget(str(tmp_path), Evidence.HASH), random.Random(4), Counter[str]()
-    file, started = tmp_path / "storing.py", list[WorkerProcess]()
+    file = tmp_path / "storing.py"
     file.write_text(STORING.format(name=name, target=pickle.dumps(target), on_disk=on_disk), encoding="utf-8")
     environment = settings(state_directory=tmp_path / "state", **SHORT).as_environment()
 
-    def start(slot: int) -> WorkerProcess:
-        started.append(WorkerProcess(file, slot, environment, "--create-topics"))
-        return started[-1]
-
     cluster.create(f"{name}.in", partitions=4)
     cluster.create(f"{name}.errors")
-    workers, frozen, strikes = [start(0), start(1)], list[WorkerProcess](), [*[*STRIKES] * rounds, None]
-    try:
+    with starting_workers() as start:
+        workers = [start(file, slot, environment, "--create-topics") for slot in (0, 1)]
+        frozen, strikes = list[WorkerProcess](), [*[*STRIKES] * rounds, None]
         await_joined("store", *workers)
         for place in strikes:
             struck = None if place is None else tmp_path / place
@@ -372,7 +368,7 @@ def test_rows_of_a_sink_with_state_are_stored_once_whenever_a_worker_is_killed(
                 wait_until(lambda: any(map(is_down, workers)), "it is down")
                 slot = next(slot for slot, each in enumerate(workers) if is_down(each))
                 frozen += [workers[slot]] if workers[slot].process.poll() is None else []
-            workers[slot] = start(slot)
+            workers[slot] = start(file, slot, environment, "--create-topics")
             await_joined("store", workers[slot])
         for each in frozen:
             each.send(signal.SIGCONT)
@@ -381,10 +377,6 @@ def test_rows_of_a_sink_with_state_are_stored_once_whenever_a_worker_is_killed(
         for each in workers:
             each.send(signal.SIGTERM)
         assert [each.wait() for each in workers] == [0, 0]
-    finally:
-        for each in started:
-            each.kill()
-            sys.stdout.write(each.text)  # shown if the test fails
     bad = written.pop("bad")
     assert Counter(target.read()) == Counter((word, n + 1) for word, count in written.items() for n in range(count))
     assert len(cluster.read(f"{name}.errors")) == bad

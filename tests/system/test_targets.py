@@ -10,7 +10,6 @@ import pickle
 import random
 import re
 import signal
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,7 +21,7 @@ from kstreams_py import Settings
 from kstreams_py.graph.sink import Evidence
 from tests.contract.targets import ParquetTarget, PostgreSQLTarget, RedisTarget, SQLiteTarget, Target
 from tests.system.app import SHORT
-from tests.system.harness import Cluster, WorkerProcess, await_joined, wait_until
+from tests.system.harness import Cluster, WorkerProcess, await_joined, starting_workers, wait_until
 from tests.system.recorder import Recorder
 
 GRAPH = """
@@ -74,17 +73,8 @@ def start(target: Target, name: str, tmp_path: Path, settings: Callable[..., Set
     stored = pickle.dumps(target.declare(COLUMNS))
     text = GRAPH.format(name=name, target=stored, place=str(tmp_path), waits_at=WAITS_AT)
     file.write_text(text, encoding="utf-8")
-    started: list[WorkerProcess] = []
-
-    def start(slot: int, **changed: int) -> WorkerProcess:
-        short = settings(**SHORT, **changed)
-        started.append(WorkerProcess(file, slot, short.as_environment()))
-        return started[-1]
-
-    yield start
-    for worker in started:
-        worker.kill()
-        sys.stdout.write(worker.text)  # shown if the test fails
+    with starting_workers() as start:
+        yield lambda slot, **changed: start(file, slot, settings(**SHORT, **changed).as_environment())
 
 
 def await_rows(target: Target, least: int) -> None:

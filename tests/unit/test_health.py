@@ -12,7 +12,7 @@ import pytest
 from kstreams_py.metrics import WorkerState
 from kstreams_py.records import TopicPartition
 from kstreams_py.running.health import STARTING_SECONDS, still, unready
-from kstreams_py.running.reports import Report
+from kstreams_py.running.reports import PEER, Report
 from kstreams_py.running.status import End, RunStatus, SlotStatus
 from kstreams_py.running.supervised import ENDS_KEPT, SupervisedSlot
 
@@ -146,6 +146,25 @@ def test_processor_that_a_new_process_has_not_reported_is_restarting_and_not_sti
     assert [(r.processor, status.state_of(r.processor), r.still_seconds) for r in status.reports] == [
         ("p", "running", 0.0), ("q", "restarting", 0.0),
     ]  # fmt: skip
+
+
+def test_task_that_a_peer_had_before_it_died_is_spare_and_nothing_waits_for_it() -> None:
+    slot = SupervisedSlot(0)
+
+    def feed(*names: str) -> None:
+        for name in names:
+            report = replace(RUNNING, processor=name, lag=7, is_task=name != PEER)
+            slot.feed(json.dumps(report.head()).encode() + b"\n")
+
+    slot.begin(0.0)
+    feed(PEER, "shop.parse")
+    slot.begin(1.0)
+    feed(PEER, "shop.store")
+    status = slot.status(12)
+    assert [(each.processor, status.state_of(each.processor), each.lag) for each in status.reports] == [
+        (PEER, "running", 7), ("shop.parse", "spare", 0), ("shop.store", "running", 7),
+    ]  # fmt: skip
+    assert [each.lag for each in slot.reports()] == [7, 0, 7]
 
 
 def test_silence_of_a_slot_grows_by_looks_and_ends_with_a_report() -> None:

@@ -37,7 +37,7 @@ GRAPH.map(GRAPH.source("rows", MemorySource([])), to=PARSED, id="parse")(lambda 
 GRAPH.sink(PARSED, id="store")(lambda row: None)
 
 OTHER = Graph("other")
-OTHER.sink(OTHER.source("lines", MemorySource([])), id="keep")(lambda line: None)
+OTHER.sink(OTHER.source("rows", MemorySource([])), id="store")(lambda row: None)
 
 SHOWN = PeerGraphs("flights", (GRAPH, OTHER))
 
@@ -46,8 +46,8 @@ COUNTS = {**Counters().as_dict(), "records_in": 7, "records_out": 6}
 MEASURES = {"entries": 15, "frames:resent": 1, "frames:returned": 2, "frames:came_back": 3, "frames:garbage": 4}
 
 READ = Report(
-    "read-rows", 0, Counters().as_dict(), 0, is_task=True, sources={"rows": PendingFigures(3, 61.0, "13")},
-    measures={"inputs:done:rows": 40, "inputs:died:rows": 5, "inputs:given_back:rows": 2},
+    "shop.read-rows", 0, Counters().as_dict(), 0, is_task=True, sources={"shop.rows": PendingFigures(3, 61.0, "13")},
+    measures={"inputs:done:shop.rows": 40, "inputs:died:shop.rows": 5, "inputs:given_back:shop.rows": 2},
 )  # fmt: skip
 
 
@@ -58,7 +58,7 @@ def peer_report(slot: int, **changed: Any) -> Report:
 
 def status_of(cluster: ClusterFigures | None, **changed: Any) -> RunStatus:
     """Two peers of this machine: one reads, one runs `store`."""
-    store = Report("store", 1, COUNTS, 2, is_task=True)
+    store = Report("shop.store", 1, COUNTS, 2, is_task=True)
     return RunStatus(
         (
             SlotStatus(0, 4711, (peer_report(0, **changed), READ)),
@@ -128,9 +128,9 @@ def test_status_has_each_job_with_its_coverage_and_each_peer_with_its_task() -> 
         "peers": [member("a", 0, "A", "t0"), member("b", 1, "A", "t1"), member("c", None, "A", "t0"),
                   member("d", None, "A", "t1")],
     }  # fmt: skip
-    assert [each["processor"] for each in found["graph"]["processors"]] == ["parse", "store", "keep"]
+    assert [each["processor"] for each in found["graph"]["processors"]] == ["shop.parse", "shop.store", "other.store"]
     assert [(each["source"], (each["totals"] or {}).get("pending")) for each in found["graph"]["sources"]] == [
-        ("rows", 3), ("lines", None),
+        ("shop.rows", 3), ("other.rows", None),
     ]  # fmt: skip
     assert (found["graph"]["name"], found["graph"]["target"], found["live"], found["ready"]) == (
         "flights", "GRAPH", True, True,
@@ -232,10 +232,11 @@ def test_page_of_peers_shows_the_figures_of_their_tasks_in_a_picture_of_each_gra
     browser.show(Site().show(seen_of(new_replicas("greedy", 2))))
     assert browser.ask("location.reloads") == 0
     assert browser.ask('document.querySelectorAll(".processor").map(each => each.dataset.processor)') == [
-        *("parse", "store") * 2, *("keep",) * 2,
+        *("shop.parse", "shop.store") * 2, *("other.store",) * 2,
     ]  # fmt: skip
-    assert browser.picture("processor", "store")[2:] == ["● running", "1 worker", "0/s in", "0/s out", "2 waiting"]
-    rows = [row for row in drawn(browser, "sources") if row[0] == "rows"]
+    assert browser.picture("processor", "shop.store")[2:] == ["● running", "1 worker", "0/s in", "0/s out", "2 waiting"]
+    assert browser.picture("processor", "other.store")[2:] == ["not started"]
+    rows = [row for row in drawn(browser, "sources") if row[0] == "shop.rows"]
     assert [row[2:] for row in rows] == [
         ["3", "61 s, key 13, slot 0", "40", "0", "5 died, 2 given back", "nothing"]
     ]  # fmt: skip
@@ -258,7 +259,7 @@ def test_findings_are_a_waiting_job_a_silent_peer_and_digests_that_differ() -> N
     found = [(each["level"], each["kind"], each["what"]) for each in Site().show(seen)["findings"]]
     assert found == [
         ("bad", "digests_differ", "the state of the cluster is another one at c: their digests differ"),
-        ("warning", "pending", "slot 0: an input of rows (key 13) is under way for 61 s"),
+        ("warning", "pending", "slot 0: an input of shop.rows (key 13) is under way for 61 s"),
         ("warning", "job_waits",
          "job B is waiting: its share of 4 peers is 2, and it has 3 tasks: start 2 more peers"),
         ("warning", "peer_silent", "2 peers found silent since the run started, the last, z, 65 s ago"),
@@ -284,7 +285,7 @@ def test_log_that_is_away_is_one_finding_and_its_peers_are_alive_and_not_ready()
     what = "the log of the cluster is away: for 7 s no heartbeat of slots 0, 1 came back"
     assert [(each["level"], each["kind"], each["what"]) for each in found["findings"]] == [
         ("bad", "log_away", what),
-        ("warning", "pending", "slot 0: an input of rows (key 13) is under way for 61 s"),
+        ("warning", "pending", "slot 0: an input of shop.rows (key 13) is under way for 61 s"),
     ]
     assert found["cluster"]["why"] == "no broker answers"
     assert site.get("/livez") == (200, "ok\n")
@@ -401,26 +402,33 @@ def test_peer_reports_on_its_membership_and_each_task_that_it_has_had() -> None:
     plant.submit()
     plant.run_until(lambda: plant.job is not None and plant.job.phase is JobPhase.RUNNING)
     reader, parser, storer = (plant.find(each) or first.me for each in ("read-rows", "parse", "store"))
-    plant.run_until(lambda: plant.look(parser)["parse"].counters["records_in"] > 0)
+    plant.run_until(lambda: plant.look(parser)["plant.parse"].counters["records_in"] > 0)
     of = {name: plant.look(name) for name in (reader, parser, storer)}
-    assert [[*each] for each in of.values()] == [[PEER, "read-rows"], [PEER, "parse"], [PEER, "store"]]
+    assert [[*each] for each in of.values()] == [
+        [PEER, "plant.read-rows"],
+        [PEER, "plant.parse"],
+        [PEER, "plant.store"],
+    ]
     assert {each.state for found in of.values() for each in found.values()} == {WorkerState.RUNNING}
-    read = of[reader]["read-rows"]
-    assert (read.slot, read.is_task, [*read.sources]) == (3, True, ["rows"])
+    read = of[reader]["plant.read-rows"]
+    assert (read.slot, read.is_task, [*read.sources]) == (3, True, ["plant.rows"])
 
     plant.die_now(storer)  # the job stops, and the others have no task
     plant.run_for(0.5)
     after = {name: plant.look(name) for name in plant.peers}
-    assert {name: [*each] for name, each in after.items()} == {reader: [PEER, "read-rows"], parser: [PEER, "parse"]}
-    assert after[parser]["parse"].state is after[reader]["read-rows"].state is WorkerState.SPARE
-    assert after[reader]["read-rows"].sources == {"rows": PendingFigures()}
-    assert after[reader]["read-rows"].measures["inputs:raised:rows"] > 0
+    assert {name: [*each] for name, each in after.items()} == {
+        reader: [PEER, "plant.read-rows"],
+        parser: [PEER, "plant.parse"],
+    }
+    assert after[parser]["plant.parse"].state is after[reader]["plant.read-rows"].state is WorkerState.SPARE
+    assert after[reader]["plant.read-rows"].sources == {"plant.rows": PendingFigures()}
+    assert after[reader]["plant.read-rows"].measures["inputs:raised:plant.rows"] > 0
 
     plant.add()
     plant.run_until(lambda: plant.has_ended)
     ended = [plant.look(name) for name in plant.peers]
-    reads = [found["read-rows"] for found in ended if "read-rows" in found]
-    assert sum(each.measures["inputs:done:rows"] for each in reads) == 400
+    reads = [found["plant.read-rows"] for found in ended if "plant.read-rows" in found]
+    assert sum(each.measures["inputs:done:plant.rows"] for each in reads) == 400
     assert all(found[PEER].measures["entries"] > 0 for found in ended)
 
 

@@ -33,7 +33,7 @@ class FunctionTask:
         self, graph: str, task: JobTask, tasks: Sequence[JobTask], job: str, outbox: Outbox, environment: JobEnvironment
     ) -> None:
         """Connects to nothing yet. `tasks`: all tasks of the graph. `outbox`: sends the results."""
-        self.id, self._job = task.id, job
+        self.graph, self.id, self._job = graph, task.id, job
         self._outbox = outbox
         self.runner = open_runner(graph, task, sort_tasks(tasks), outbox, environment)
         self.outages = Outages()

@@ -52,6 +52,7 @@ class InputTask:
         - `may_act`: whether this peer may keep its claims: one that the others have found silent must lose them.
         """
         self._may_act = may_act
+        self.graph = graph
         self._job, self.channel, self._outbox, self._environment = job, channel, outbox, environment
         self._ackers: Sequence[int] = ()
         self._own = 0

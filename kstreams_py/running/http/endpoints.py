@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any, Final, NamedTuple
 
-from kstreams_py.graph.channels import JobTask, filled_channels
+from kstreams_py.graph.channels import JobTask
 from kstreams_py.graph.declarations import Channel, Processor
 from kstreams_py.graph.loading import UNKNOWN
 from kstreams_py.graph.pipelines import Pipeline
@@ -23,7 +23,7 @@ from kstreams_py.running.http.page import Page, build_page
 from kstreams_py.running.http.remedies import Problem, Seen, find
 from kstreams_py.running.http.runbook import build_runbook
 from kstreams_py.running.http.series import CONTENT_TYPE, exposition
-from kstreams_py.running.peer_graphs import PeerGraphs, Shown, target_of
+from kstreams_py.running.peer_graphs import PeerGraphs, Shown, name_sources, name_tasks, target_of
 from kstreams_py.running.reports import PEER, Report, source_key, totals
 from kstreams_py.running.status import RunStatus, SlotStatus
 
@@ -68,9 +68,12 @@ def overview(
             "topics": list(graph.topics),
             "processors": [
                 {**fields, "totals": _totals(sums.get(fields["processor"]), view)}
-                for fields in (*map(_processor, graph.processors), *map(_task, graph.tasks))
+                for fields in (
+                    *map(_processor, graph.processors),
+                    *(_task(name, task) for name, task in name_tasks(graph).items()),
+                )
             ],
-            "sources": [_source(each, view) for each in filled_channels(graph.tasks)],
+            "sources": [_source(name, channel, view) for name, channel in name_sources(graph).items()],
             "pipelines": [_pipeline(each) for each in graph.pipelines],
         },
         "slots": [] if view is None else [_slot(slot, view) for slot in slots],
@@ -104,9 +107,9 @@ def _processor(processor: Processor) -> dict[str, Any]:
     }
 
 
-def _task(task: JobTask) -> dict[str, Any]:
+def _task(name: str, task: JobTask) -> dict[str, Any]:
     return {
-        "processor": task.id,
+        "processor": name,
         "kind": task.word,
         "ordered": False,
         "guarantee": "at_least_once",
@@ -118,9 +121,8 @@ def _task(task: JobTask) -> dict[str, Any]:
     }
 
 
-def _source(channel: Channel, view: View | None) -> dict[str, Any]:
+def _source(name: str, channel: Channel, view: View | None) -> dict[str, Any]:
     """Returns a source with its figures over all slots; their values are None before its first report."""
-    name = channel.name
     slots = () if view is None else view.status.slots
     shown = [(slot, report) for slot in slots for report in slot.reports if name in report.sources]
     counts = {each: sum(report.measures.get(f"inputs:{each}:{name}", 0) for _, report in shown) for each in INPUTS}
@@ -134,7 +136,7 @@ def _source(channel: Channel, view: View | None) -> dict[str, Any]:
     }
     return {
         "source": name,
-        "medium": f"topic {name}" if channel.source is None else str(channel.source),
+        "medium": f"topic {channel.name}" if channel.source is None else str(channel.source),
         "totals": totals if shown else None,
     }
 
@@ -330,7 +332,7 @@ class Endpoints:
     def _unready(self, view: View | None) -> list[str]:
         if view is None:
             return ["the run is starting"]
-        ids = [*(each.id for each in self._graph.processors), *(each.id for each in self._graph.tasks)]
+        ids = [*(each.id for each in self._graph.processors), *name_tasks(self._graph)]
         if isinstance(self._graph, PeerGraphs):  # a peer has one task, or none
             ids = [PEER]
         return self._still(view) + unready(view.status, ids)

@@ -17,7 +17,8 @@ from kstreams_py.graph.declarations import Processor
 from kstreams_py.graph.layout import ARROW, Box, Edge, Line, Point, lay_out
 from kstreams_py.graph.picture import elements
 from kstreams_py.graph.topology import Graph
-from kstreams_py.running.peer_graphs import Shown, graphs_of
+from kstreams_py.running.peer_graphs import PeerGraphs, Shown, graphs_of
+from kstreams_py.running.reports import in_graph
 
 GAPS: Final = {False: (32.0, 76.0), True: (26.0, 46.0)}
 """Pixels between two columns, without and with lags beside the lines; the key is whether the picture is upright."""
@@ -105,12 +106,14 @@ class LivePicture(NamedTuple):
     width: float
 
 
-def draw_live(graph: Graph, *, upright: bool) -> LivePicture:
+def draw_live(graph: Graph, *, upright: bool, prefix: str = "") -> LivePicture:
     """Draws a graph from left to right; if `upright`, from top to bottom, for narrow screens.
 
     The page finds boxes and lines by their attributes. A box has `data-processor`, `data-pipeline`, `data-topic`,
     `data-channel` or `data-target`. A line from a topic to its reader has `data-topic` and `data-reader`; a line to the
     dead letters has `data-dead`. `data-value` names the value that a text shows.
+
+    - `prefix`: what the names in reports have before the ids of tasks and the names of channels.
 
     A line has its lag only if its reader has several inputs: for a single input, the reader's box has the lag. If the
     topic has no other reader, the topic's box has it instead, so that the columns can be close to each other.
@@ -124,7 +127,7 @@ def draw_live(graph: Graph, *, upright: bool) -> LivePicture:
     values = dict.fromkeys(inside, ("lag",)) | {f"processor {each.id}": _values(each) for each in graph.processors}
     values |= {f"processor {each.id}": OF_TASK for each in graph.tasks}
     values |= {f"channel {each.name}": OF_SOURCE for each in graph.channels.values() if each.source is not None}
-    live = {node: _live_box(box, values.get(node, ()), upright=upright) for node, box in boxes.items()}
+    live = {node: _live_box(box, values.get(node, ()), prefix, upright=upright) for node, box in boxes.items()}
     layout = lay_out(live, edges, GAPS[upright][is_spaced])
     placed = {
         node: _Drawn(live[node], *((box.y, box.x) if upright else (box.x, box.y)), *_size(live[node].texts))
@@ -162,10 +165,11 @@ def _values(processor: Processor) -> tuple[str, ...]:
     return ("state", "workers", "in", "out", "lag", *events, "failed")
 
 
-def _live_box(box: Box, values: Sequence[str], *, upright: bool) -> _LiveBox:
+def _live_box(box: Box, values: Sequence[str], prefix: str, *, upright: bool) -> _LiveBox:
     texts = tuple(_texts(box, values))
     across, along = _size(texts)[::-1] if upright else _size(texts)
-    return _LiveBox(box.role, box.name, box.over, box.under, box.tooltip, texts=texts, across=across, along=along)
+    name = prefix + box.name if box.role in ("processor", "channel") else box.name
+    return _LiveBox(box.role, name, box.over, box.under, box.tooltip, texts=texts, across=across, along=along)
 
 
 def _texts(box: Box, values: Sequence[str]) -> Iterator[_Text]:
@@ -292,14 +296,15 @@ def build_page(shown: Shown) -> Page:
         f"default-src 'none'; script-src {script}; style-src {style}; connect-src 'self'; img-src data:; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
-    figures = "\n".join(map(_draw_figure, graphs_of(shown)))
+    is_of_peers = isinstance(shown, PeerGraphs)
+    figures = "\n".join(_draw_figure(each, in_graph(each.name, "") if is_of_peers else "") for each in graphs_of(shown))
     for place, content in (("<!-- name -->", escape(shown.name)), ("<!-- pictures -->", figures)):
         text = text.replace(place, content)
     return Page(text.encode(), policy)
 
 
-def _draw_figure(graph: Graph) -> str:
-    wide, upright = draw_live(graph, upright=False), draw_live(graph, upright=True)
+def _draw_figure(graph: Graph, prefix: str) -> str:
+    wide, upright = (draw_live(graph, upright=each, prefix=prefix) for each in (False, True))
     name = f"The graph {escape(graph.name)}, with its live values"
     chosen = choose_picture(wide.width, upright.width)
     return f'<figure class="{chosen}" tabindex="0" aria-label="{name}">\n{wide.svg}{upright.svg}\n</figure>'
