@@ -71,7 +71,7 @@ def describe_command(command: Command) -> str:
     """Returns a command in words."""
     match command:
         case Found():
-            return f"the cluster begins, with scheduler {command.scheduler}"
+            return f"a peer starts, with scheduler {command.scheduler}"
         case AcceptJoin():
             return f"peer {command.peer} joins: {command.host}, at {command.address}"
         case SubmitJob():

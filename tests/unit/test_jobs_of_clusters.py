@@ -145,7 +145,7 @@ def test_graph_whose_source_has_the_id_of_a_task_is_refused() -> None:
 
 PEER, JOB = PeerId("p1"), JobId("j")
 WORDS: list[tuple[Command, str]] = [
-    (Found(1, NAME, Scheduler.GREEDY), "the cluster begins, with scheduler greedy"),
+    (Found(1, NAME, Scheduler.GREEDY), "a peer starts, with scheduler greedy"),
     (AcceptJoin(PEER, "tcp://h:1", "", {}, "h, process 7"), "peer p1 joins: h, process 7, at tcp://h:1"),
     (KillJob(JOB), "job j is killed"),
     (KillJob(JOB, "ValueError: x"), "job j is killed: ValueError: x"),
@@ -163,7 +163,7 @@ def test_log_is_shown_in_words() -> None:
     submit_job(cluster, NAME, make_graph(), None, "daily")
     _, entries = read_entries(cluster, NAME)
     assert [each.entry and describe_command(each.entry.command) for each in entries] == [
-        "the cluster begins, with scheduler round-robin",
+        "a peer starts, with scheduler round-robin",
         "peer p0 joins: h, process 1, at tcp://h:0",
         "job daily is submitted: graph orders, 3 tasks",
     ]
