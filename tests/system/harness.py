@@ -135,11 +135,13 @@ class Cluster:
 
         def are_created() -> bool:
             new = [NewTopic(name, partitions, replication, config=dict(config)) for name in left]
-            for name, future in self.admin.create_topics(new).items():
+            for name, future in self.admin.create_topics(new, request_timeout=20).items():
                 try:
                     future.result()
                 except ck.KafkaException as error:
-                    if "brokers are currently fenced" not in error.args[0].str():
+                    if error.args[0].code() == ck.KafkaError._TIMED_OUT:
+                        self._renew_admin()  # it waited for a controller, as above
+                    elif "brokers are currently fenced" not in error.args[0].str():
                         raise
                 else:
                     left.remove(name)

@@ -436,6 +436,7 @@ def test_first_batch_answered_with_not_leader_is_written_before_those_behind_it(
     producer.flush()
     if mode.transactional:
         producer.commit_transaction()
+        cluster.await_markers(name)
     producer.drop()
     assert (len(refused.caught), cluster.values(name)) == (1, [b"%d" % number for number in range(30)])
 
