@@ -148,7 +148,7 @@ def test_prints_of_the_demos_workers_stand_above_its_table_and_their_log_in_its_
     assert [line.split() for line in table] == [
         ["departures", "\N{BOX DRAWINGS HEAVY HORIZONTAL}" * 40, "180", "of", "180"],
         [],
-        ["committed,", "as", "a", "reader", "sees", "it", "records", "records/s"],
+        ["committed,", "as", "seen", "by", "a", "reader", "records", "records/s"],
         ["flights", "180", table[3].split()[-1]],
     ]
     for slot in (0, 1):
