@@ -25,7 +25,7 @@ def run_flights(
     try:
         from kstreams_py.demo import flights  # noqa: PLC0415, its libraries are optional
     except ImportError as error:
-        raise MissingSoftware(f"{error.name} is not installed: run pip install 'kstreams_py[demo]'") from None
+        raise MissingSoftware.of_extra(error, "demo") from None
     raise typer.Exit(flights.run(records, kills, seed, output))
 
 
@@ -94,5 +94,5 @@ def run_jobs(
     try:
         from kstreams_py.demo.jobs import command, stage  # noqa: PLC0415, their libraries are optional
     except ImportError as error:
-        raise MissingSoftware(f"{error.name} is not installed: run pip install 'kstreams_py[demo,peers]'") from None
+        raise MissingSoftware.of_extra(error, "demo,peers") from None
     raise typer.Exit(command.run(stage.JobsOptions(rows, kills, freezes, peers, seed), output))

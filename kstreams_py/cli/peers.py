@@ -14,7 +14,7 @@ import typer
 
 from kstreams_py.cli.options import AsJson, Bootstrap, Config, Target, load_valid, open_environment
 from kstreams_py.cli.streams import echo
-from kstreams_py.errors import SettingsError
+from kstreams_py.errors import MissingSoftware, SettingsError
 from kstreams_py.jobs.cluster.commands import JobId, KillJob, Scheduler
 from kstreams_py.jobs.cluster.explanations import describe_job, explain
 from kstreams_py.jobs.cluster.kafka_log import append_command, read_entries, read_replica
@@ -27,7 +27,6 @@ from kstreams_py.operations.clusters import (
     submit_job,
 )
 from kstreams_py.printable import count_of
-from kstreams_py.running.peers import PeerOptions, PeerRun, SupervisedPeers
 from kstreams_py.running.wiring import run_in_foreground
 from kstreams_py.settings import Settings
 
@@ -62,6 +61,10 @@ def peer(
 
     A peer runs only graphs of the modules that --allow names: a job names its graph, and never brings code.
     """
+    try:
+        from kstreams_py.running.peers import PeerOptions, PeerRun, SupervisedPeers  # noqa: PLC0415 of an extra
+    except ImportError as error:
+        raise MissingSoftware.of_extra(error, "peers") from None
     settings = Settings.load(config, bootstrap_servers=bootstrap_servers, http=http)
     options = PeerOptions(
         cluster=cluster,

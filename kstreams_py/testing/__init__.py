@@ -22,6 +22,8 @@ evidence        rule     a history by topic and transaction, and the causes of e
 checker         acts     the checks: from a history to its anomalies
 """
 
+from typing import TYPE_CHECKING
+
 from kstreams_py.errors import HistoryError
 from kstreams_py.graph.anomalies import Kind
 from kstreams_py.testing.checker import check, explain
@@ -33,8 +35,10 @@ from kstreams_py.testing.history import History
 from kstreams_py.testing.memory_cluster import ManualClock, MemoryCluster
 from kstreams_py.testing.memory_source import MemorySource
 from kstreams_py.testing.memory_target import MemoryTarget
-from kstreams_py.testing.peers import Peers
 from kstreams_py.testing.verdicts import Anomaly
+
+if TYPE_CHECKING:
+    from kstreams_py.testing.peers import Peers
 
 __all__ = [
     "Anomaly",
@@ -56,3 +60,13 @@ __all__ = [
     "check",
     "explain",
 ]
+
+if not TYPE_CHECKING:  # for a type checker, any name would be there
+
+    def __getattr__(name: str) -> object:
+        """Imports the peers once they are asked for: they need the packages of an extra."""
+        if name != "Peers":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from kstreams_py.testing.peers import Peers  # noqa: PLC0415
+
+        return Peers

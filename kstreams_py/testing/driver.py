@@ -27,10 +27,10 @@ from shutil import rmtree
 from tempfile import mkdtemp
 from threading import Event
 from types import TracebackType
-from typing import Final, Self
+from typing import TYPE_CHECKING, Final, Self
 from weakref import finalize
 
-from kstreams_py.errors import UserMistake, did_you_mean
+from kstreams_py.errors import MissingSoftware, UserMistake, did_you_mean
 from kstreams_py.formats.registry import Registry
 from kstreams_py.graph.topology import Graph
 from kstreams_py.jobs.peers.routes import check_graph
@@ -42,8 +42,10 @@ from kstreams_py.steps.environment import Environment, open_tracing
 from kstreams_py.testing.contents import Contents, MemoryRegistry
 from kstreams_py.testing.memory_cluster import ManualClock, MemoryCluster
 from kstreams_py.testing.memory_jobs import MemoryJob, MemoryJobs
-from kstreams_py.testing.peers import Peers
 from kstreams_py.testing.request_faults import Crash
+
+if TYPE_CHECKING:
+    from kstreams_py.testing.peers import Peers
 
 QUIET_TURNS: Final = 3
 """A run is complete after this many turns in a row without a change."""
@@ -163,8 +165,12 @@ class TestDriver(Contents):
         - `seed`: chooses the order of the turns, and which peer gets what.
 
         Raises UserMistake for a graph that peers do not run, and if the job waits for more peers, with what
-        `kstreams job list` says.
+        `kstreams job list` says; MissingSoftware without the extra `peers`.
         """
+        try:
+            from kstreams_py.testing.peers import Peers  # noqa: PLC0415 of an extra
+        except ImportError as error:
+            raise MissingSoftware.of_extra(error, "peers") from None
         check_graph(self._graph)
         if self._peers is not None or self._workers or self._down or len(self._slots) > 1:
             raise UserMistake("peers take the place of all processes: call peers() once, before run(), without slots=")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import socketserver
 import sys
 import threading
 import types
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -118,41 +119,31 @@ def test_credentials_that_are_refused_are_no_outage_and_do_not_show(
     assert [each for each in shown if "s3cr3t" in each or callbacks.FORGED in each] == []
 
 
-SASL_HANDSHAKE = 17
+SASL_HANDSHAKE = (17).to_bytes(2, "big")
 """The API key of the request that names the mechanism; nothing before it is encrypted or signed in."""
 
 
-@contextlib.contextmanager
-def cut_at_handshake(servers: str) -> Iterator[str]:
-    """The address of a proxy that closes each connection at its handshake, as a broker that is stopped does."""
-    host, _, port = servers.rpartition(":")
+class Cutting(socketserver.BaseRequestHandler):
+    """Forwards requests, but closes the connection at its handshake, as a broker that is stopped does."""
 
-    def forward(client: socket.socket) -> None:
-        with client, socket.create_connection((host, int(port))) as server:
-            while (request := client.recv(65_536)) and request[4:6] != SASL_HANDSHAKE.to_bytes(2, "big"):
-                server.sendall(request)
-                client.sendall(server.recv(65_536))
+    port: ClassVar[int]
 
-    def accept() -> None:
-        with contextlib.suppress(OSError):  # the listener is closed
-            while True:
-                forward(listener.accept()[0])
-
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        accepting = threading.Thread(target=accept)
-        accepting.start()
-        yield f"127.0.0.1:{listener.getsockname()[1]}"
-        listener.shutdown(socket.SHUT_RDWR)
-        accepting.join()
+    def handle(self) -> None:
+        with socket.create_connection(("127.0.0.1", self.port)) as broker:
+            while (request := self.request.recv(65_536)) and request[4:6] != SASL_HANDSHAKE:
+                broker.sendall(request)
+                self.request.sendall(broker.recv(65_536))
 
 
 def test_connection_lost_while_it_signs_in_is_an_outage(listeners: Listeners) -> None:
     """A worker that took it for refused credentials would end for good in the restart of a broker."""
-    servers, _ = listeners.clients["PLAIN"]
-    with cut_at_handshake(servers) as cut:
-        settings = settings_of(listeners, "PLAIN", servers=cut)
+    Cutting.port = int(listeners.clients["PLAIN"][0].rpartition(":")[2])
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Cutting) as server:
+        threading.Thread(target=server.serve_forever).start()
+        settings = settings_of(listeners, "PLAIN", servers=f"127.0.0.1:{server.server_address[1]}")
         with contextlib.closing(KafkaCluster(settings)) as cluster:
             found = refusal(cluster, GroupAdmin(settings))
+        server.shutdown()
     assert {name: may_return for name, (may_return, _) in found.items()} == {
         "confluent-kafka": True,
         "kafka-python": True,

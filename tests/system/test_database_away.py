@@ -102,17 +102,21 @@ def own_table(app: App) -> None:
     app.target.execute(f"CREATE TABLE {app.table} (hash text PRIMARY KEY, number bigint)")
 
 
-def test_function_whose_database_goes_away_is_retried_and_each_row_is_stored_once(app: App) -> None:
-    own_table(app)
+def outlast(app: App, worker: WorkerProcess, said: str) -> None:
+    """Breaks the database in mid-batch until the worker has said this; then all that was written is stored once."""
     app.write(0, 20)
-    worker = app.start(FUNCTION, policy=RETRY.format("pause"))
     wait_until(app.waiting.exists, "the function waits in mid-batch")
     with app.target.broken():
         app.gate.touch()
-        wait_until(lambda: "OperationalError" in worker.text, "a failed attempt")
+        wait_until(lambda: said in worker.text, f"the worker says: {said}")
         app.write(20, 30)
     app.drain(worker)
     app.verify(30)
+
+
+def test_function_whose_database_goes_away_is_retried_and_each_row_is_stored_once(app: App) -> None:
+    own_table(app)
+    outlast(app, app.start(FUNCTION, policy=RETRY.format("pause")), "OperationalError")
 
 
 @pytest.mark.parametrize("policy", [RETRY.format("stop"), "stop_on=psycopg.OperationalError"], ids=["retry", "none"])
@@ -131,12 +135,4 @@ def test_function_whose_database_stays_away_ends_the_worker_until_a_later_start(
 
 
 def test_target_that_goes_away_in_mid_batch_is_awaited_and_each_row_is_stored_once(app: App) -> None:
-    app.write(0, 20)
-    worker = app.start(STORED)
-    wait_until(app.waiting.exists, "the function waits in mid-batch")
-    with app.target.broken():
-        app.gate.touch()
-        wait_until(lambda: "is away" in worker.text, "the worker says that its target is away")
-        app.write(20, 30)
-    app.drain(worker)
-    app.verify(30)
+    outlast(app, app.start(STORED), "is away")

@@ -230,20 +230,14 @@ def validate(text: str) -> list[dict[str, Any]]:
 # Kubernetes.
 
 
+OF_SHOP: dict[str, Any] = {
+    "namespace": "sales", "cpu": "500m", "memory": "512Mi", "env": ['PRICE=5 $ "net", $(VAT)=é'],
+    "secret": "shop.passwords", "http_port": 9000, "config": Path("shop.toml"),
+}  # fmt: skip
+
+
 def test_manifest_has_a_pod_for_each_slot_with_the_settings_of_the_graph(printed: Print) -> None:
-    text = printed(
-        deploy.k8s,
-        image="images/shop:1",
-        replicas=4,
-        namespace="sales",
-        cpu="500m",
-        memory="512Mi",
-        env=['PRICE=5 $ "net", $(VAT)=é'],
-        secret="shop.passwords",
-        http_port=9000,
-        create_topics=True,
-        config=Path("shop.toml"),
-    )
+    text = printed(deploy.k8s, image="images/shop:1", replicas=4, **OF_SHOP, create_topics=True)
     assert text == MANIFEST
     assert [each["kind"] for each in validate(text)] == ["Service", "PodDisruptionBudget", "StatefulSet"]
 
@@ -297,20 +291,8 @@ def as_peers(text: str) -> str:
 
 def test_manifest_of_peers_has_a_pod_for_each_task_and_the_names_of_the_pods(printed: Print) -> None:
     Path("shop.py").write_text(PEERS)
-    text = printed(
-        deploy.k8s,
-        image="images/shop:1",
-        namespace="sales",
-        cpu="500m",
-        memory="512Mi",
-        env=['PRICE=5 $ "net", $(VAT)=é'],
-        secret="shop.passwords",
-        http_port=9000,
-        peers=True,
-        cluster="shop",
-        scheduler=Scheduler.GREEDY,
-        config=Path("shop.toml"),
-    )
+    options = {**OF_SHOP, "peers": True, "cluster": "shop", "scheduler": Scheduler.GREEDY}
+    text = printed(deploy.k8s, image="images/shop:1", **options)
     assert text == as_peers(MANIFEST)
     service, _, pods = validate(text)
     assert [each["name"] for each in service["spec"]["ports"]] == ["http", "peers"]

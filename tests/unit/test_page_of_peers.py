@@ -404,11 +404,8 @@ def test_peer_reports_on_its_membership_and_each_task_that_it_has_had() -> None:
     reader, parser, storer = (plant.find(each) or first.me for each in ("read-rows", "parse", "store"))
     plant.run_until(lambda: plant.look(parser)["plant.parse"].counters["records_in"] > 0)
     of = {name: plant.look(name) for name in (reader, parser, storer)}
-    assert [[*each] for each in of.values()] == [
-        [PEER, "plant.read-rows"],
-        [PEER, "plant.parse"],
-        [PEER, "plant.store"],
-    ]
+    names = ["plant.read-rows", "plant.parse", "plant.store"]
+    assert [[*each] for each in of.values()] == [[PEER, name] for name in names]
     assert {each.state for found in of.values() for each in found.values()} == {WorkerState.RUNNING}
     read = of[reader]["plant.read-rows"]
     assert (read.slot, read.is_task, [*read.sources]) == (3, True, ["plant.rows"])
@@ -416,10 +413,7 @@ def test_peer_reports_on_its_membership_and_each_task_that_it_has_had() -> None:
     plant.die_now(storer)  # the job stops, and the others have no task
     plant.run_for(0.5)
     after = {name: plant.look(name) for name in plant.peers}
-    assert {name: [*each] for name, each in after.items()} == {
-        reader: [PEER, "plant.read-rows"],
-        parser: [PEER, "plant.parse"],
-    }
+    assert {name: [*each] for name, each in after.items()} == {reader: [PEER, names[0]], parser: [PEER, names[1]]}
     assert after[parser]["plant.parse"].state is after[reader]["plant.read-rows"].state is WorkerState.SPARE
     assert after[reader]["plant.read-rows"].sources == {"plant.rows": PendingFigures()}
     assert after[reader]["plant.read-rows"].measures["inputs:raised:plant.rows"] > 0

@@ -1145,6 +1145,9 @@ def test_assigned_partitions_of_topics_that_are_not_read_are_ignored(
     assert (plant.out(), set(worker.ledger.positions)) == (["1", "2"], {A0, A1})
 
 
+UNEQUAL = "processor 'p' (join) reads 'a' with 2 partitions, but 'b' with 3: give both the same number of partitions"
+
+
 def test_join_with_one_input_that_grew_while_running_ends_with_both_counts() -> None:
     plant = Plant("join")
     worker = plant.started()
@@ -1152,9 +1155,7 @@ def test_join_with_one_input_that_grew_while_running_ends_with_both_counts() -> 
     worker._on_assigned({A0, A1, B0, B1, TopicPartition("b", 2)})
     with pytest.raises(GraphError) as caught:
         worker.run_turn()
-    assert str(caught.value) == (
-        "processor 'p' (join) reads 'a' with 2 partitions, but 'b' with 3: give both the same number of partitions"
-    )
+    assert str(caught.value) == UNEQUAL
 
 
 def test_join_with_one_input_that_grew_before_its_start_ends_with_both_counts() -> None:
@@ -1163,9 +1164,7 @@ def test_join_with_one_input_that_grew_before_its_start_ends_with_both_counts() 
     plant.cluster.grow("b", 3)
     with pytest.raises(GraphError) as caught:
         plant.worker()
-    assert str(caught.value) == (
-        "processor 'p' (join) reads 'a' with 2 partitions, but 'b' with 3: give both the same number of partitions"
-    )
+    assert str(caught.value) == UNEQUAL
 
 
 def test_alts_with_inputs_that_grew_while_running_grows_its_journal() -> None:
