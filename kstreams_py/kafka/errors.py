@@ -126,9 +126,10 @@ _NOT_REFUSED: Final = re.compile(
     r"not valid in current SASL state|SSL transport error|"
     r"mechanism handshake failed: (?!Broker: Unsupported SASL mechanism)"
 )
-"""Texts of the codes of refused credentials that refuse none: librdkafka reports lost connections with these codes.
+"""Parts of the messages of errors that have a code of refused credentials, although nobody has refused any.
 
-In the first, a client signs in again within a second, as clients do when a token is about to expire.
+Either the connection was lost while the client signed in, or the client signed in again within a second, as clients do
+when a token is about to expire.
 """
 
 _REFUSED_CLIENT: Final = re.compile(

@@ -50,19 +50,20 @@ def graphs_of(shown: Shown) -> Sequence[Graph]:
     return shown.graphs if isinstance(shown, PeerGraphs) else (shown,)
 
 
-def _name_in(shown: Shown, graph: Graph, name: str) -> str:
-    return in_graph(graph.name, name) if isinstance(shown, PeerGraphs) else name
+def prefix_of(shown: Shown, graph: Graph) -> str:
+    """Returns what the tasks and sources of a graph have before their names in reports."""
+    return in_graph(graph.name, "") if isinstance(shown, PeerGraphs) else ""
 
 
 def name_tasks(shown: Shown) -> dict[str, JobTask]:
     """Returns the tasks of all graphs, by their names in reports."""
-    return {_name_in(shown, graph, task.id): task for graph in graphs_of(shown) for task in graph.tasks}
+    return {prefix_of(shown, graph) + task.id: task for graph in graphs_of(shown) for task in graph.tasks}
 
 
 def name_sources(shown: Shown) -> dict[str, Channel]:
     """Returns the channels that sources fill, of all graphs, by their names in reports."""
     return {
-        _name_in(shown, graph, channel.name): channel
+        prefix_of(shown, graph) + channel.name: channel
         for graph in graphs_of(shown)
         for channel in filled_channels(graph.tasks)
     }

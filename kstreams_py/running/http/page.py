@@ -17,8 +17,7 @@ from kstreams_py.graph.declarations import Processor
 from kstreams_py.graph.layout import ARROW, Box, Edge, Line, Point, lay_out
 from kstreams_py.graph.picture import elements
 from kstreams_py.graph.topology import Graph
-from kstreams_py.running.peer_graphs import PeerGraphs, Shown, graphs_of
-from kstreams_py.running.reports import in_graph
+from kstreams_py.running.peer_graphs import Shown, graphs_of, prefix_of
 
 GAPS: Final = {False: (32.0, 76.0), True: (26.0, 46.0)}
 """Pixels between two columns, without and with lags beside the lines; the key is whether the picture is upright."""
@@ -113,7 +112,7 @@ def draw_live(graph: Graph, *, upright: bool, prefix: str = "") -> LivePicture:
     `data-channel` or `data-target`. A line from a topic to its reader has `data-topic` and `data-reader`; a line to the
     dead letters has `data-dead`. `data-value` names the value that a text shows.
 
-    - `prefix`: what the names in reports have before the ids of tasks and the names of channels.
+    - `prefix`: what tasks and sources have before their names in reports.
 
     A line has its lag only if its reader has several inputs: for a single input, the reader's box has the lag. If the
     topic has no other reader, the topic's box has it instead, so that the columns can be close to each other.
@@ -296,8 +295,7 @@ def build_page(shown: Shown) -> Page:
         f"default-src 'none'; script-src {script}; style-src {style}; connect-src 'self'; img-src data:; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
-    is_of_peers = isinstance(shown, PeerGraphs)
-    figures = "\n".join(_draw_figure(each, in_graph(each.name, "") if is_of_peers else "") for each in graphs_of(shown))
+    figures = "\n".join(_draw_figure(graph, prefix_of(shown, graph)) for graph in graphs_of(shown))
     for place, content in (("<!-- name -->", escape(shown.name)), ("<!-- pictures -->", figures)):
         text = text.replace(place, content)
     return Page(text.encode(), policy)
