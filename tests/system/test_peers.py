@@ -179,7 +179,7 @@ def test_page_of_peers_shows_that_a_job_moves_when_a_peer_is_killed(
         wait_until(lambda: shop.has_stored(89), "the new rows are stored")
 
         def count_done() -> float:
-            return sum(site.sums("done_inputs_total", "source").get(("rows",), 0.0) for site in sites)
+            return sum(site.sums("done_inputs_total", "source").get(("orders.rows",), 0.0) for site in sites)
 
         wait_until(lambda: count_done() == 89.0, "each input is counted once", pause=0.3)
         for running in (alone, supervised):
