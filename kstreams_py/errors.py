@@ -114,7 +114,7 @@ class MissingSoftware(UserMistake):
     """Java, jars or an optional package is missing."""
 
     @classmethod
-    def of_extra(cls, error: ImportError, extra: str) -> MissingSoftware:
+    def of_extra(cls, error: ModuleNotFoundError, extra: str) -> MissingSoftware:
         """Returns the exception for a package of an extra that is not installed."""
         return cls(f"{error.name} is not installed: run pip install 'kstreams_py[{extra}]'")
 

@@ -24,7 +24,7 @@ def run_flights(
     """Process a year of flights, kill workers at random, and check every row. Exit status 1 if any check fails."""
     try:
         from kstreams_py.demo import flights  # noqa: PLC0415, its libraries are optional
-    except ImportError as error:
+    except ModuleNotFoundError as error:
         raise MissingSoftware.of_extra(error, "demo") from None
     raise typer.Exit(flights.run(records, kills, seed, output))
 
@@ -93,6 +93,6 @@ def run_jobs(
     """
     try:
         from kstreams_py.demo.jobs import command, stage  # noqa: PLC0415, their libraries are optional
-    except ImportError as error:
+    except ModuleNotFoundError as error:
         raise MissingSoftware.of_extra(error, "demo,peers") from None
     raise typer.Exit(command.run(stage.JobsOptions(rows, kills, freezes, peers, seed), output))

@@ -63,7 +63,7 @@ def peer(
     """
     try:
         from kstreams_py.running.peers import PeerOptions, PeerRun, SupervisedPeers  # noqa: PLC0415 of an extra
-    except ImportError as error:
+    except ModuleNotFoundError as error:
         raise MissingSoftware.of_extra(error, "peers") from None
     settings = Settings.load(config, bootstrap_servers=bootstrap_servers, http=http)
     options = PeerOptions(

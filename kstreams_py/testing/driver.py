@@ -169,7 +169,7 @@ class TestDriver(Contents):
         """
         try:
             from kstreams_py.testing.peers import Peers  # noqa: PLC0415 of an extra
-        except ImportError as error:
+        except ModuleNotFoundError as error:
             raise MissingSoftware.of_extra(error, "peers") from None
         check_graph(self._graph)
         if self._peers is not None or self._workers or self._down or len(self._slots) > 1:

@@ -139,7 +139,7 @@ def test_connection_lost_while_it_signs_in_is_an_outage(listeners: Listeners) ->
     """A worker that took it for refused credentials would end for good in the restart of a broker."""
     Cutting.port = int(listeners.clients["PLAIN"][0].rpartition(":")[2])
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Cutting) as server:
-        threading.Thread(target=server.serve_forever).start()
+        threading.Thread(target=server.serve_forever, daemon=True).start()
         settings = settings_of(listeners, "PLAIN", servers=f"127.0.0.1:{server.server_address[1]}")
         with contextlib.closing(KafkaCluster(settings)) as cluster:
             found = refusal(cluster, GroupAdmin(settings))
