@@ -17,6 +17,7 @@ class Claim(NamedTuple):
     - `token`: what the source needs to acknowledge it.
     - `taken_over`: whether another worker had it under way when that worker's lease ended.
     - `headers`: what the source carries beside it, such as the context of a trace.
+    - `size`: the bytes of its data, as far as the source knows them: those under way are limited.
     """
 
     key: int | bytes
@@ -25,6 +26,7 @@ class Claim(NamedTuple):
     token: Any
     taken_over: bool = False
     headers: Headers = ()
+    size: int = 0
 
 
 class BadInput(NamedTuple):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from copy import deepcopy
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 IMMUTABLE: Final = frozenset({type(None), bool, int, float, str, bytes, Decimal, date, datetime, time, timedelta, UUID})
@@ -26,9 +26,28 @@ def copy_value(value: Any) -> Any:
     return deepcopy(value)
 
 
-def copy_values(values: Sequence[Any]) -> list[Any]:
-    """Returns a copy of each value, so that a function that changes its own copy changes no other.
+class Copies(NamedTuple):
+    """Copies of some values: those that could be copied, and by index, the errors of the others."""
+
+    values: list[Any]
+    errors: dict[int, BaseException]
+
+
+def copy_values(values: Sequence[Any]) -> Copies:
+    """Copies each value, so that a function that changes its own copy changes no other.
 
     The values of a topic are decoded for each reader; the readers of a channel would share one object.
     """
-    return [*values] if IMMUTABLE.issuperset(map(type, values)) else [*map(copy_value, values)]
+    if IMMUTABLE.issuperset(map(type, values)):
+        return Copies([*values], {})
+    copies, errors = list[Any](), dict[int, BaseException]()
+    for index, value in enumerate(values):
+        try:
+            copies.append(copy_value(value))
+        except (SystemExit, KeyboardInterrupt, MemoryError):
+            raise
+        except (
+            BaseException
+        ) as error:  # JSON of 1 kB may be nested too deeply; a user's __deepcopy__ may raise anything
+            errors[index] = error
+    return Copies(copies, errors)

@@ -50,6 +50,9 @@ UNDER_WAY_SECONDS: Final = 1.0
 more inputs would be read again after a death.
 """
 
+UNDER_WAY_BYTES: Final = 32 * 2**20
+"""Bytes of the data of inputs under way, above which none is read: as values, they take up to 25 times as much."""
+
 MEASURED_SECONDS: Final = 0.1
 """Seconds over which the speed is measured: overlapping calls end one or two at a time, and sometimes many at once."""
 
@@ -112,6 +115,8 @@ class SourceInputs:
         self._limit = AdaptiveLimit(UNDER_WAY_SECONDS, UNDER_WAY_FIRST, self._most, least)
         self._settled_at: float | None = None
         """When inputs were last settled; None while none is under way."""
+        self._largest = 0
+        """The bytes of the largest input that was read."""
         self._measured, self._measured_seconds = 0, 0.0
         """How many inputs were settled since the speed was last measured, and in how many seconds."""
         self._new_ids = new_ids
@@ -147,6 +152,8 @@ class SourceInputs:
         held = len(self.pending) + len(self._done) + len(self._refused) + sum(map(len, self._given_up.values()))
         under_way = held - min(paused, len(self.pending))
         free, alone = min(self._limit.limit - under_way, self._most - held), not held
+        if self._largest * held > UNDER_WAY_BYTES and self._held_bytes() > UNDER_WAY_BYTES:
+            free = 0
         # a claim may cost a commit in the source: a few at a time would be slow
         if under_way > self._limit.limit / 2 or free <= 0 or (self.connection.waits_alone and not alone):
             if now > self.asked_at + HEARD_SECONDS:
@@ -165,6 +172,7 @@ class SourceInputs:
         self._idle = 0.0
         ids = self._new_ids(len(claims))
         self.pending.add(ids, claims, now)
+        self._largest = max(self._largest, *(claim.size for claim in claims))
         self.counts.died += sum(claim.taken_over for claim in claims)
         self._settled_at = now if self._settled_at is None else self._settled_at
         values = [claim.value for claim in claims]
@@ -181,6 +189,11 @@ class SourceInputs:
         )  # fmt: skip
         self.complete(bad)
         return read.without(bad.keys())
+
+    def _held_bytes(self) -> int:
+        """Returns the bytes of the inputs that are not acknowledged, refused or given back."""
+        held = self.pending.claims, self._done, (claim for claim, _ in self._refused), *self._given_up.values()
+        return sum(claim.size for claims in held for claim in claims)
 
     def records(self, channel: str, segments: Iterable[SegmentId]) -> dict[SegmentId, Message]:
         """Returns the record of each input, or what stands for it. `channel`: the name of the channel they fill."""

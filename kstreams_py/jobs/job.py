@@ -244,7 +244,9 @@ class Job:
                     worked = True
                     if self._traces is not None:
                         self._traces.begin(inputs.records(channel.name, segments.ids))
-                    self._complete(self._acker.open(segments.ids, self._readers.send(channel, segments)))
+                    patterns = self._readers.send(channel, segments)
+                    self._note_uncopied()
+                    self._complete(self._acker.open(segments.ids, patterns))
         touched = self._run_tasks()
         worked |= bool(touched)
         self.turning = None
@@ -273,7 +275,8 @@ class Job:
                     # only gathers need all of them
                     touched.update(turned.ids if self._gathers else turned.ids[:1])
                     self.outages.answered(task.id)
-                    self._note_failures(task, turned.failed)
+                    self._note_failures(task.id, turned.failed)
+                    self._note_uncopied()
                     self._complete(self._acker.ack(turned.ids, turned.acks))
             task.log_attempts(self._name_input)
             if turned.stop is not None:  # `close` acknowledges the complete inputs
@@ -286,14 +289,19 @@ class Job:
         names = (f"input {show_key(claim)} of {inputs.name}" for inputs, claim in found if claim is not None)
         return next(names, "an input that has expired")
 
-    def _note_failures(self, task: TaskRunner, failed: Iterable[tuple[SegmentId, BaseException]]) -> None:
+    def _note_uncopied(self) -> None:
+        uncopied, self._readers.uncopied = self._readers.uncopied, []
+        for segment, task, error in uncopied:
+            self._note_failures(task, [(segment, error)])
+
+    def _note_failures(self, task: str, failed: Iterable[tuple[SegmentId, BaseException]]) -> None:
         for segment, error in failed:
             trace = () if self._traces is None else self._traces.failure(segment)
-            are_known = [inputs.fail(segment, task.id, error, trace) for inputs in self._inputs.values()]
+            are_known = [inputs.fail(segment, task, error, trace) for inputs in self._inputs.values()]
             if not any(are_known):
                 logger.warning(
-                    "%s: %s: its input has expired, and is read again", task.id, format_error(error),
-                    extra=repeated(f"late failures of task {task.id}"),
+                    "%s: %s: its input has expired, and is read again", task, format_error(error),
+                    extra=repeated(f"late failures of task {task}"),
                 )  # fmt: skip
 
     def _count_refused(self, channel: Channel, inputs: SourceInputs) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial, reduce
 from heapq import heapify, heappop, heappush
@@ -22,7 +22,17 @@ from kstreams_py.jobs.environment import JobEnvironment
 from kstreams_py.jobs.gathering import Gathering, Held
 from kstreams_py.jobs.identity import ROOT, Origin, Pattern, SegmentId, cut_path, extend_all, name_in_path, origins_of
 from kstreams_py.jobs.segments import Segments
-from kstreams_py.jobs.task import FailedCall, Function, Made, Readers, Sending, Storing, arguments_of, exited
+from kstreams_py.jobs.task import (
+    FailedCall,
+    Function,
+    Made,
+    Readers,
+    Sending,
+    Storing,
+    arguments_of,
+    copy_arguments,
+    raised,
+)
 from kstreams_py.jobs.traces import TaskTraces
 from kstreams_py.metrics import Counters
 from kstreams_py.steps.calls import Call
@@ -87,7 +97,7 @@ class TaskRunner:
         self._traces = traces
         self._task, self._environment = task, environment
         self._readers = readers
-        self._inboxes = [readers.open_inbox(channel) for channel in task.inputs]
+        self._inboxes = [readers.open_inbox(channel, task.id) for channel in task.inputs]
         self._function = Function(task, environment.clock)
         self._name = name_in_path(task.id)
         self._sending = Sending(task, readers, environment.open_outputs(task), traces) if task.written else None
@@ -231,7 +241,7 @@ class TaskRunner:
             return self._run_in_spans(segments, self._traces)
         until = self._environment.clock() + TURN_SECONDS
         origins = self._origins(segments) if self._task.wants_step else iter(())
-        results = self._function.results(self._values(segments), origins, until)
+        results = self._function.results(segments.values, origins, until)
         done, self._rest = segments.take(len(results)), segments
         return done, results
 
@@ -242,7 +252,7 @@ class TaskRunner:
         while segments and (not done or clock() < until):
             one = segments.take(1)
             with self._span(one, traces) as note:
-                (result,) = self._function.results(self._values(one), self._origins(one))
+                (result,) = self._function.results(one.values, self._origins(one))
                 is_failed = type(result) is FailedCall
                 note(0 if is_failed else traces.count(result), result.error if is_failed else None)
             results.append(result)
@@ -254,10 +264,6 @@ class TaskRunner:
         """Makes the span of a segment's call the current span."""
         (origin,), (pattern,) = self._origins(one), one.patterns
         return traces.call(one.ids[0], one.paths[0], origin, self.attempts.failed(pattern) + 1)
-
-    def _values(self, segments: Segments) -> Iterable[Any]:
-        """Returns the values of segments for calls; copies if another attempt may need the unchanged originals."""
-        return segments.values if self._task.retry is None else map(copy_value, segments.values)
 
     def _origins(self, segments: Segments) -> Iterator[Origin]:
         """Returns the origins of the steps of segments."""
@@ -344,6 +350,8 @@ class OverlappingTaskRunner(TaskRunner):
         """The segments that wait behind a call of their group, by group."""
         self._groups: dict[Pattern, Hashable | FailedCall] = {}
         """By pattern, the group of a segment whose channel has `group_by`, or what `group_by` raised."""
+        self._uncalled = list[tuple[Segments, FailedCall]]()
+        """The segments that fail in this turn without a call."""
 
     @property
     def is_busy(self) -> bool:
@@ -382,21 +390,25 @@ class OverlappingTaskRunner(TaskRunner):
             try:
                 group = group_by(value)
                 hash(group)
-            except Exception as error:
-                group = FailedCall(error)
+            except BaseException as error:
+                group = FailedCall(raised(self._task, error))
             self._groups[pattern] = group
 
     def _run(self, segments: Segments) -> tuple[Segments, list[Any]]:
         """Starts calls; returns the segments whose calls have ended."""
-        done, results = self._start(segments)
+        done, results = Segments(), list[Any]()
+        self._start(segments)
         for ended in self._calls.collect() if self._open else ():
-            if isinstance(ended.error, SystemExit | KeyboardInterrupt):
-                raise exited(self._task, ended.error) from ended.error
+            result = ended.result if ended.error is None else FailedCall(raised(self._task, ended.error))
             called = self._open.pop(ended.ticket)
             self.counters.ran(1, ended.seconds)
             done.add(called)
-            results.append(ended.result if ended.error is None else FailedCall(ended.error))
+            results.append(result)
             self._start_next(called)
+        for segment, failed in self._uncalled:
+            done.add(segment)
+            results.append(failed)
+        self._uncalled = []
         return done, results
 
     def _end(self, segments: Segments) -> None:
@@ -404,44 +416,46 @@ class OverlappingTaskRunner(TaskRunner):
         for pattern in segments.patterns if self._groups else ():
             self._groups.pop(pattern, None)
 
-    def _start(self, segments: Segments) -> tuple[Segments, list[Any]]:
-        """Starts calls, and queues segments behind a call of their group.
-
-        Returns the segments whose `group_by` raised, and their results.
-        """
-        failed, results = Segments(), list[Any]()
+    def _start(self, segments: Segments) -> None:
+        """Starts calls, and queues segments behind a call of their group."""
         for index in range(len(segments)):
             segment = segments.choose([index])
             group = self._groups.get(segment.patterns[0])
             if type(group) is FailedCall:
-                failed.add(segment)
-                results.append(group)
+                self._uncalled.append((segment, group))
             elif group is None:
                 self._call(segment)
             elif group in self._queues:
                 self._queues[group].append(segment)
-            else:
+            elif self._call(segment):
                 self._queues[group] = deque()
-                self._call(segment)
-        return failed, results
 
     def _start_next(self, called: Segments) -> None:
         """Starts the next call of the group of a segment whose call has ended."""
         group = self._groups.get(called.patterns[0])
         if group is None:
             return
-        if self._queues[group]:
-            self._call(self._queues[group].popleft())
-        else:
-            del self._queues[group]
+        queue = self._queues[group]
+        while queue:
+            if self._call(queue.popleft()):
+                return
+        del self._queues[group]
 
-    def _call(self, segment: Segments) -> None:
-        (arguments,) = arguments_of(self._task, self._values(segment), self._origins(segment))
+    def _call(self, segment: Segments) -> bool:
+        """Starts the call of a segment; returns False if its value cannot be copied for it: then it fails."""
+        (arguments,) = arguments_of(self._task, segment.values, self._origins(segment))
+        if self._task.retry is not None:
+            try:
+                arguments = copy_arguments(self._task, arguments)
+            except BaseException as error:
+                self._uncalled.append((segment, FailedCall(raised(self._task, error))))
+                return False
         if self._traces is not None:
             arguments = partial(self._span, segment, self._traces), *arguments
         ticket = next(self._numbers)
         self._open[ticket] = segment
         self._calls.start([Call(ticket, ticket, arguments)])
+        return True
 
     def close(self) -> None:
         """Cancels the calls, and closes the connection to the target."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import xor
 from typing import Any, Final, NamedTuple
 
-from kstreams_py.errors import FunctionExited, GraphError, RowRefused, SinkAway, SinkUnavailable
+from kstreams_py.errors import GraphError, RowRefused, SinkAway, SinkUnavailable
 from kstreams_py.graph.channels import JobTask, TaskKind
 from kstreams_py.graph.declarations import Channel, Topic
 from kstreams_py.graph.functions import show_function
@@ -18,6 +18,8 @@ from kstreams_py.jobs.identity import (
     Given,
     Origin,
     Path,
+    Pattern,
+    SegmentId,
     extend,
     extend_all,
     name_in_path,
@@ -29,6 +31,7 @@ from kstreams_py.jobs.topic_outputs import TopicOutputs
 from kstreams_py.jobs.traces import TaskTraces
 from kstreams_py.kafka.contracts import Output
 from kstreams_py.records import KeptRecord, Out, Step
+from kstreams_py.steps.dead_letters import format_error
 from kstreams_py.steps.failures import exit_error
 from kstreams_py.steps.rows import Rows, row_hash
 
@@ -43,22 +46,37 @@ NOT_PLAIN: Final = frozenset({type(None), FailedCall, Out})
 """The types of results that are not values of a channel."""
 
 
+class Uncopied(NamedTuple):
+    """A segment that could not be copied for a task, which fails there."""
+
+    id: SegmentId
+    task: str
+    error: BaseException
+
+
 class Readers:
-    """The readers of each channel: the inbox of each task that reads it gets a copy of its segments."""
+    """The readers of each channel: the inbox of each task that reads it gets a copy of its segments.
+
+    Attributes:
+
+    - `uncopied`: the segments that could not be copied. They are not under way: `send` counts no pattern for them.
+    """
 
     def __init__(self, entropy: Entropy) -> None:
         self._entropy = entropy
-        self._inboxes: dict[Channel, list[Segments]] = {}
+        self._inboxes: dict[Channel, list[tuple[str, Segments]]] = {}
+        """The tasks that read each channel, each with its inbox."""
+        self.uncopied: list[Uncopied] = []
 
-    def open_inbox(self, channel: Channel) -> Segments:
-        """Adds a reader of a channel; returns its inbox."""
+    def open_inbox(self, channel: Channel, task: str) -> Segments:
+        """Adds a task, by its id, to the readers of a channel; returns its inbox."""
         inbox = Segments()
-        self._inboxes.setdefault(channel, []).append(inbox)
+        self._inboxes.setdefault(channel, []).append((task, inbox))
         return inbox
 
     def waiting(self, channels: Iterable[Channel]) -> int:
         """Returns how many segments wait in the fullest inbox of these channels."""
-        return max(len(inbox) for channel in channels for inbox in self._inboxes.get(channel, ()))
+        return max(len(inbox) for channel in channels for _, inbox in self._inboxes.get(channel, ()))
 
     def send(self, channel: Channel, made: Segments) -> list[int]:
         """Sends a copy of segments to each reader of a channel; returns the XOR of the copies' patterns, by segment.
@@ -68,13 +86,23 @@ class Readers:
         - `made`: segments without patterns.
         """
         count, sums = len(made.ids), list[int]()
-        inboxes, values = self._inboxes.get(channel, ()), made.values
-        for number, inbox in enumerate(inboxes, 1):
-            made.patterns = new_patterns(self._entropy, count)
-            made.values = values if number == len(inboxes) else copy_values(values)
-            inbox.add(made)
-            sums = [*map(xor, sums, made.patterns)] if sums else [*made.patterns]
+        inboxes = self._inboxes.get(channel, ())
+        for number, (task, inbox) in enumerate(inboxes, 1):
+            made.patterns = patterns = new_patterns(self._entropy, count)
+            inbox.add(made if number == len(inboxes) else self._copy(made, task))
+            sums = [*map(xor, sums, patterns)] if sums else [*patterns]
         return sums or [0] * count
+
+    def _copy(self, made: Segments, task: str) -> Segments:
+        """Returns a copy of segments for a task. Those that cannot be copied get no pattern, and are not in it."""
+        copied, errors = copy_values(made.values)
+        copy = made
+        if errors:
+            copy = made.choose(index for index in range(len(made)) if index not in errors)
+            self.uncopied += [Uncopied(made.ids[index], task, error) for index, error in errors.items()]
+            for index in errors:
+                made.patterns[index] = Pattern(0)
+        return Segments(copy.ids, copy.patterns, copy.given, copy.paths, copied)
 
 
 class Function:
@@ -82,10 +110,10 @@ class Function:
 
     def __init__(self, task: JobTask, clock: Callable[[], float]) -> None:
         self._task, self._clock = task, clock
-        self._call, self._kept = task.function, IMMUTABLE
+        function = task.function if task.retry is None else keep_values(task)
+        self._call, self._kept = function, IMMUTABLE
         """The function, and the types of results that are not copied."""
         if task.generator:
-            function = task.function
             self._call = lambda *arguments: [*map(copy_value, function(*arguments))]
             self._kept = frozenset({list})
         self._ended = 0
@@ -114,10 +142,8 @@ class Function:
                 results.append(result if type(result) in kept else copy_value(result))
             except StopIteration:
                 results.append(FailedCall(RuntimeError("the function raised StopIteration")))
-            except Exception as error:
-                results.append(FailedCall(error))
-            except (SystemExit, KeyboardInterrupt) as error:
-                raise exited(self._task, error) from error
+            except BaseException as error:
+                results.append(FailedCall(raised(self._task, error)))
         self._ended, self._results = self._ended + len(results), []
         return results
 
@@ -130,9 +156,27 @@ def arguments_of(task: JobTask, values: Iterable[Any], origins: Iterator[Origin]
     return ((*each, step_of(origin)) for each, origin in zip(several, origins, strict=True))
 
 
-def exited(task: JobTask, error: BaseException) -> FunctionExited:
-    """Returns the error that ends the job; see exit_error()."""
-    return exit_error(f"{task.id}: {show_function(task.function)} ended by {error!r}", error, "to refuse the input")
+def copy_arguments(task: JobTask, arguments: Sequence[Any]) -> tuple[Any, ...]:
+    """Returns the arguments of a call with copies of its values."""
+    count = len(task.inputs) if task.kind is TaskKind.GATHER else 1
+    return (*map(copy_value, arguments[:count]), *arguments[count:])
+
+
+def keep_values(task: JobTask) -> Callable[..., Any]:
+    """Returns the function of a task, called with copies: another attempt needs the unchanged values."""
+    function = task.function
+    return lambda *arguments: function(*copy_arguments(task, arguments))
+
+
+def raised(task: JobTask, error: BaseException) -> BaseException:
+    """Returns the error of a segment for what the user's code raised, of whatever class: it must not end the worker.
+
+    Raises FunctionExited for what would end the process; see exit_error().
+    """
+    if isinstance(error, SystemExit | KeyboardInterrupt):
+        text = f"{task.id}: {show_function(task.function)} ended by {type(error).__name__}: {format_error(error)}"
+        raise exit_error(text, error, "to refuse the input") from error
+    return error
 
 
 def step_of(origin: Origin) -> Step:
@@ -214,18 +258,23 @@ class Sending:
                 ends = self._ends_of(result)
                 paths = [extend(segments.paths[index], self._name, number) for number in range(len(ends))]
                 records = self._records(segments.given[index], ends, paths)
-            except Exception as error:  # a serde may raise anything
-                addressed.failed.append((index, error))
+                # one value may go to several channels
+                values = [
+                    copy_value(value) if at and isinstance(end, Channel) else value
+                    for at, (end, value) in enumerate(ends)
+                ]
+            except BaseException as error:  # a serde may raise anything
+                addressed.failed.append((index, raised(self._task, error)))
                 continue
             if self._traces is not None:
                 records = self._traces.put(records, segments.ids[index], segments.paths[index])
             addressed.records.extend((index, each) for each in records)
-            for number, (end, value) in enumerate(ends):
+            for (end, _), path, value in zip(ends, paths, values, strict=True):
                 if isinstance(end, Channel):
-                    indexes, at, values = addressed.values.setdefault(end, ([], [], []))
+                    indexes, at, sent = addressed.values.setdefault(end, ([], [], []))
                     indexes.append(index)
-                    at.append(paths[number])
-                    values += (value,) if number == 0 else copy_values([value])  # one value may go to several channels
+                    at.append(path)
+                    sent.append(value)
         return addressed
 
     def _records(self, given: Given, ends: Sequence[tuple[Channel | Topic, Any]], paths: list[Path]) -> list[Output]:
@@ -302,7 +351,7 @@ class Storing:
 
     def __init__(self, task: JobTask, open_sink: Callable[[Sink, str], SinkConnection], consumer: str) -> None:
         assert task.target is not None
-        self._sink, self._consumer = task.target, consumer
+        self._task, self._sink, self._consumer = task, task.target, consumer
         self._open = open_sink
         self._rows = Rows(task.id, task.target.columns)
         self._name = name_in_path(task.id)
@@ -368,8 +417,8 @@ class Storing:
                 continue
             try:
                 values = [*self._rows.values_of(result if self._generator else (result,))]
-            except GraphError as error:
-                failed.append((index, error))
+            except BaseException as error:  # a key of a dict may raise anything as it is compared
+                failed.append((index, raised(self._task, error)))
                 continue
             rows += [Row(row_hash(digest, number), each) for number, each in enumerate(values)]
             owners += [index] * len(values)

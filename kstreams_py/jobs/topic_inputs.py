@@ -24,6 +24,7 @@ from kstreams_py.graph.source import BadInput, Claim
 from kstreams_py.jobs.topic_deaths import ORDINARY, Deaths, add_death, deaths_of, pass_by, read_deaths, write_deaths
 from kstreams_py.log_fields import repeated
 from kstreams_py.records import Message, Positions, TopicPartition
+from kstreams_py.sources.sizes import READ_BYTES
 from kstreams_py.sources.suspects import DEATHS_MAX, REASON, choose
 from kstreams_py.steps.environment import Environment
 from kstreams_py.steps.outputs import decoder
@@ -196,7 +197,7 @@ class TopicConnection:
         """Returns claims of waiting records, those of suspects separately. If this raises, all records still wait."""
         waiting = self._waiting
         if not any(each.deaths for each in self._partitions.values()):
-            chosen, self.waits_alone = [*islice(waiting, limit)], False
+            chosen, self.waits_alone = self._first(limit), False
             self._mark(chosen, are_suspects=False)
             claims = [*map(self._claim, chosen)]
             for _ in chosen:
@@ -211,6 +212,16 @@ class TopicConnection:
         taken = {*choice.refused, *choice.read}
         self._waiting = deque(token for at, token in enumerate(waiting) if at not in taken)
         return claims
+
+    def _first(self, limit: int) -> list[TopicToken]:
+        """Returns the first waiting records, up to a limit, and up to the record that exceeds READ_BYTES in all."""
+        chosen, size = list[TopicToken](), 0
+        for token in islice(self._waiting, limit):
+            chosen.append(token)
+            size += len(token.record.value() or b"")
+            if size > READ_BYTES:
+                break
+        return chosen
 
     def _mark(self, chosen: Sequence[TopicToken], *, are_suspects: bool) -> None:
         """Commits that the next death counts for these records, which will be under way."""
@@ -283,9 +294,11 @@ class TopicConnection:
             if not isinstance(error, DecodeError):  # the schema registry, for example
                 raise
             value = BadInput(error)
-        except Exception as error:  # a user's own serde may raise anything
+        except (SystemExit, KeyboardInterrupt, MemoryError):
+            raise
+        except BaseException as error:  # a user's own serde may raise anything
             value = BadInput(error)
-        return Claim(_key_of(token), value, token.attempts, token)
+        return Claim(_key_of(token), value, token.attempts, token, size=len(token.record.value() or b""))
 
     def _is_held(self, token: TopicToken) -> bool:
         """Returns whether this worker has held the partition of a record ever since it was read."""

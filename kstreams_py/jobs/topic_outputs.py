@@ -158,14 +158,15 @@ class TopicLetters:
         even that.
         """
         if not self._batch:
-            self._batch, self._is_least = [*failed], False
-            self._outputs = [self._of(each, least=False) for each in self._batch]
+            # made first: a batch without its dead letters would count as written
+            outputs = [self._of(each, least=False) for each in failed]
+            self._batch, self._outputs, self._is_least = [*failed], outputs, False
         while self._outputs:
             refused = self._writer.write(self._outputs)
             if refused and self._is_least:
                 raise next(iter(refused.values()))
-            self._is_least = bool(refused)
-            self._outputs = [self._of(self._batch[index], least=True) for index in sorted(refused)]
+            outputs = [self._of(self._batch[index], least=True) for index in sorted(refused)]
+            self._outputs, self._is_least = outputs, bool(refused)
         count, self._batch = len(self._batch), []
         return count
 

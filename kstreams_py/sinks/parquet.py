@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import datetime
 import uuid
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
+from decimal import Context, Decimal, DecimalException, Inexact, InvalidOperation
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _DICTIONARY_ROWS: Final = 50_000
+
+_DIGITS: Final = Context(prec=38, traps=[InvalidOperation, Inexact])
+_LAST_DIGIT: Final = Decimal("1E-18")
+"""The digits of a decimal, as in Spark: 38, 18 of them after the point."""
 
 _TYPES: Final[dict[type, TakenValues]] = {
     str: TakenValues(frozenset({str})),
@@ -238,7 +242,7 @@ def _arrow_type(pa: Any, kind: type) -> Any:
         float: pa.float64(),
         bool: pa.bool_(),
         bytes: pa.binary(),
-        Decimal: pa.decimal128(38, 18),
+        Decimal: pa.decimal128(_DIGITS.prec, 18),
         datetime.datetime: pa.timestamp("us", tz="UTC"),
         datetime.date: pa.date32(),
     }
@@ -258,6 +262,8 @@ def _to_table(pa: Any, sink: Parquet, rows: Sequence[Row]) -> pa.Table:
 
 
 def _to_array(pa: Any, sink: Parquet, values: list[Any], field: pa.Field) -> pa.Array:
+    if pa.types.is_decimal(field.type):
+        values = [*_fit_decimals(sink, values, field.name)]
     try:
         return pa.array(values, field.type)
     except pa.ArrowException as error:
@@ -267,3 +273,15 @@ def _to_array(pa: Any, sink: Parquet, values: list[Any], field: pa.Field) -> pa.
             except pa.ArrowException as refusal:
                 raise RowRefused(f"{sink}: column {field.name!r} does not take the value: {refusal}", index) from error
         raise
+
+
+def _fit_decimals(sink: Parquet, values: Sequence[Decimal | None], name: str) -> Iterator[Decimal | None]:
+    """Yields decimals with the digits of the column: for an exponent of -999999999, pyarrow ends the process."""
+    for index, value in enumerate(values):
+        try:
+            yield value if value is None or not value.is_finite() else _DIGITS.quantize(value, _LAST_DIGIT)
+        except DecimalException:
+            raise RowRefused(
+                f"{sink}: column {name!r} does not take the value: it has more than 20 digits before the point, or "
+                "more than 18 after it", index
+            ) from None  # fmt: skip

@@ -6,6 +6,7 @@ All workers that share the claims run on one machine, whose locks and clock the 
 from __future__ import annotations
 
 import os
+import re
 import sqlite3
 import time
 import uuid
@@ -18,6 +19,7 @@ from typing import Any, Final
 from kstreams_py.errors import SettingsError, SourceUnavailable
 from kstreams_py.graph.source import Claim
 from kstreams_py.sinks.sqlite import MAY_RETURN, code_of, describe_error, open_file, transaction
+from kstreams_py.sources.sizes import weigh
 from kstreams_py.sources.suspects import DELETED, REASON, choose, has_suspects
 
 LEASE: Final = 10.0
@@ -46,6 +48,11 @@ CREATE TABLE IF NOT EXISTS {OWNERS} (owner INTEGER PRIMARY KEY AUTOINCREMENT, le
 CREATE TABLE IF NOT EXISTS {_IDENTITY} (id TEXT NOT NULL);
 """
 """The indexes have only the few claims that are not done: without them, a search for such claims would read all."""
+
+_ESCAPED: Final = re.compile("[\udc80-\udcff]")
+"""A byte that is not UTF-8, in text that was read by `surrogateescape`."""
+
+_NO_TEXT_REASON: Final = "its key is not UTF-8: correct the key in the table, and the row is read by the new one"
 
 DEAD: Final = "(lease_until < ? OR lease_until > ? + lease)"
 """Selects owners whose lease is over, or began before the machine restarted: no valid lease ends that late."""
@@ -93,12 +100,12 @@ class ClaimedInputs(ABC):
         """Returns the inputs of `find` that may be claimed. Called in the transaction that claims them."""
         return found
 
-    def load(self, _: sqlite3.Connection, found: Sequence[tuple[Any, Any]]) -> Sequence[tuple[Any, Any]]:
-        """Returns the inputs of `find` or `values` with the values for functions. Called after the claim.
+    def load(self, _: sqlite3.Connection, found: Sequence[tuple[Any, Any]]) -> Sequence[tuple[Any, Any, int]]:
+        """Returns the inputs of `find` or `values`: the key, the value for functions, and the bytes of the data.
 
-        The call may take long, as other workers do not wait for it.
+        Called after the claim: the call may take long, as other workers do not wait for it.
         """
-        return found
+        return [(key, value, weigh(value)) for key, value in found]
 
     def close(self) -> None:  # noqa: B027 most have nothing to close
         """Closes what is open."""
@@ -227,7 +234,7 @@ class ClaimsFile:
         self.refused += refused
         self.waits_alone = chosen.left or chosen.are_suspects
         loaded = self._inputs.load(connection, [*values.items()])
-        return [claim_of(key, value, deaths[key], taken_over=taken[key]) for key, value in loaded]
+        return [claim_of(key, value, deaths[key], size, taken_over=taken[key]) for key, value, size in loaded]
 
     def _read_unknown(self, connection: sqlite3.Connection) -> list[Claim]:
         """Returns claims of this worker that it does not know of, from a read whose commit got no answer."""
@@ -238,7 +245,7 @@ class ClaimsFile:
                 refused = self._give_up(connection, DELETED, deleted)
             self.refused += refused
         loaded = self._inputs.load(connection, [*values.items()])
-        return [claim_of(key, value, deaths[key]) for key, value in loaded]
+        return [claim_of(key, value, deaths[key], size) for key, value, size in loaded]
 
     def _give_up(self, connection: sqlite3.Connection, reason: str, keys: Iterable[Any]) -> int:
         """Refuses inputs that are not read again; returns how many."""
@@ -262,6 +269,7 @@ class ClaimsFile:
         if found:
             with transaction(connection):
                 found = self._inputs.take(connection, found)
+                found = self._refuse_no_text(connection, found)
                 claimed, before = [(self._reader, key, self._owner) for key, _ in found], connection.total_changes
                 connection.executemany(f"INSERT OR IGNORE INTO {CLAIMS} VALUES (?, ?, {CLAIMED}, ?, 0, NULL)", claimed)
                 are_shared = connection.total_changes - before < len(found)
@@ -271,7 +279,20 @@ class ClaimsFile:
         if are_shared:  # another worker has claimed some of them in the meantime
             own = {key for key, _ in self._own(connection)} - self._held
             found = [(key, value) for key, value in found if key in own]
-        return [claim_of(key, value, 0) for key, value in self._inputs.load(connection, found)]
+        return [claim_of(key, value, 0, size) for key, value, size in self._inputs.load(connection, found)]
+
+    def _refuse_no_text(
+        self, connection: sqlite3.Connection, found: Sequence[tuple[Any, Any]]
+    ) -> Sequence[tuple[Any, Any]]:
+        """Refuses inputs whose key is no text in UTF-8: no statement could name it. Returns the others."""
+        keys = [key for key, _ in found if is_no_text(key)]
+        if not keys:
+            return found
+        refused = f"INSERT OR IGNORE INTO {CLAIMS} VALUES (?, CAST(? AS TEXT), {REFUSED}, NULL, 0, ?)"
+        before = connection.total_changes
+        connection.executemany(refused, [(self._reader, bytes_of(key), _NO_TEXT_REASON) for key in keys])
+        self.refused += connection.total_changes - before
+        return [each for each in found if not is_no_text(each[0])]
 
     def _renew(self, connection: sqlite3.Connection) -> None:
         """Renews the lease, or registers this worker as an owner if it is not one yet."""
@@ -325,6 +346,16 @@ class ClaimsFile:
             self.identity = f"{made} {self._reader}"
 
 
+def is_no_text(key: Any) -> bool:
+    """Returns whether a key is a text of bytes that are not UTF-8, which SQLite takes."""
+    return type(key) is str and _ESCAPED.search(key) is not None
+
+
+def bytes_of(key: str) -> bytes:
+    """Returns the bytes of a text in SQLite."""
+    return key.encode("utf-8", "surrogateescape")
+
+
 def check_file(path: Path) -> None:
     """Raises SettingsError if there is no file."""
     if not path.is_file():
@@ -362,6 +393,6 @@ def other_version(place: object, table: str, columns: Iterable[str]) -> Settings
     )
 
 
-def claim_of(key: Any, value: Any, deaths: int, *, taken_over: bool = False) -> Claim:
+def claim_of(key: Any, value: Any, deaths: int, size: int, *, taken_over: bool = False) -> Claim:
     """Returns the claim of an input. `key`: a number, or a value whose `repr` no other key has."""
-    return Claim(key if type(key) is int else repr(key).encode(), value, deaths, key, taken_over)
+    return Claim(key if type(key) is int else repr(key).encode(), value, deaths, key, taken_over, size=size)

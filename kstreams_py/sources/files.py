@@ -29,6 +29,7 @@ from kstreams_py.sources.claims import CLAIMS, LEASE, ClaimedInputs, ClaimsFile,
 from kstreams_py.sources.inspection import inspect_claims, retry_claims
 from kstreams_py.sources.passes import LOOK_SECONDS
 from kstreams_py.sources.records import CsvRecords, FilePosition, JsonRecords, OpenRecords, ParquetRecords
+from kstreams_py.sources.sizes import READ_BYTES
 from kstreams_py.sources.suspects import DELETED
 
 logger = logging.getLogger(__name__)
@@ -248,7 +249,7 @@ class _FileRecords(ClaimedInputs):
             self._passed_at, self._pass_seconds, self._has_found = now, 0.0, False
             self._list_files(connection)
         found, size = list[tuple[int, Any]](), 0
-        while self._left and len(found) < limit and size < records.READ_BYTES and len(self._moves) < OPEN_FILES:
+        while self._left and len(found) < limit and size < READ_BYTES and len(self._moves) < OPEN_FILES:
             file = self._left[-1]
             with self._reading(file):
                 found += self._look(connection, file, limit - len(found), until)
@@ -282,7 +283,7 @@ class _FileRecords(ClaimedInputs):
         there = {file for file in files if self._is_there(file)}
         return {key: None for key in keys if key >> ROW_BITS in there}
 
-    def load(self, connection: sqlite3.Connection, found: Sequence[tuple[int, Any]]) -> list[tuple[int, Any]]:
+    def load(self, connection: sqlite3.Connection, found: Sequence[tuple[int, Any]]) -> list[tuple[int, Any, int]]:
         """See ClaimedInputs."""
         again: dict[int, list[int]] = {}
         for key, item in found:
@@ -292,14 +293,15 @@ class _FileRecords(ClaimedInputs):
         for file, keys in again.items():
             with self._reading(file):
                 values |= self._read_again(connection, file, keys)
-        loaded = list[tuple[int, Any]]()
+        loaded = list[tuple[int, Any, int]]()
         for key, item in found:
             value = values[key] if item is None else item[0].decode(item[1])
+            size = 0 if item is None else item[0].weigh(item[1])
             if isinstance(value, BadInput):
                 unit = "row" if self._source.format == "parquet" else "line"
                 place = f"{self._paths[key >> ROW_BITS]}, {unit} {_number_of(key)}"
                 value = BadInput(DecodeError(f"{place}: {value.error}"))
-            loaded.append((key, value))
+            loaded.append((key, value, size))
         if self._source.format == "parquet":  # `decode` has read the rows just now
             for file, _, after, opened in self._moves:
                 self._check(self._paths[file], opened, after)

@@ -182,7 +182,7 @@ class _Path:
             return Reply(400, "invalid", str(error))
         made = self.inputs.add(key, hashed, len(body))
         own = b"key " + key.encode() if key is not None else b"random " + uuid.uuid4().bytes
-        self.queue.append(Claim(own, value, 0, made, headers=carried_headers(headers)))
+        self.queue.append(Claim(own, value, 0, made, headers=carried_headers(headers), size=len(body)))
         self.wake()
         return made
 

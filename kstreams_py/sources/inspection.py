@@ -12,7 +12,17 @@ from kstreams_py.errors import SourceUnavailable
 from kstreams_py.graph.source import RefusedInput, SourceStatus
 from kstreams_py.sinks.sqlite import BUSY_SECONDS, MAY_RETURN, code_of, describe_error, transaction
 from kstreams_py.sources import claims
-from kstreams_py.sources.claims import CLAIMED, CLAIMS, DEAD, FREE, OWNERS, REFUSED, check_file, check_tables
+from kstreams_py.sources.claims import (
+    CLAIMED,
+    CLAIMS,
+    DEAD,
+    FREE,
+    OWNERS,
+    REFUSED,
+    check_file,
+    check_tables,
+    is_no_text,
+)
 from kstreams_py.sources.suspects import SUSPECTED, check_refused
 
 _OPEN: Final = f"""
@@ -76,7 +86,8 @@ def retry_claims(
         with transaction(connection):
             refused, name = dict[str, list[Any]](), find_names(connection)
             for (key,) in connection.execute(f"SELECT key {_OF_REFUSED}", (reader,)):
-                refused.setdefault(name(key), []).append(key)  # a number and a text may look alike
+                if not is_no_text(key):  # its row cannot be read: the reason says so
+                    refused.setdefault(name(key), []).append(key)  # a number and a text may look alike
             check_refused(source, refused, keys)
             wanted = [key for each in (refused if keys is None else {*keys}) for key in refused[each]]
             connection.executemany(

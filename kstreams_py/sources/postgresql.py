@@ -25,6 +25,7 @@ from kstreams_py.sources.passes import PAUSE, Passes
 from kstreams_py.sources.postgresql_claims import ClaimTables
 from kstreams_py.sources.postgresql_inspection import ClaimedTable
 from kstreams_py.sources.postgresql_tables import describe_table
+from kstreams_py.sources.sizes import weigh
 from kstreams_py.sources.suspects import DELETED, REASON, choose, has_suspects
 
 if TYPE_CHECKING:
@@ -278,7 +279,7 @@ class TableConnection:
             if is_there:
                 self._held[key] = batch
                 value = dict(zip(names, values, strict=True))
-                found.append(Claim(key_of(key), value, deaths, key, key in self._taken))
+                found.append(Claim(key_of(key), value, deaths, key, key in self._taken, size=weigh(values)))
         for key, error in bad:
             self._held[key] = 0
             found.append(Claim(key_of(key), BadInput(error), 0, key))

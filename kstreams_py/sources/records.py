@@ -10,14 +10,15 @@ import json
 import os
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Sequence
-from itertools import accumulate
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple
 
 from kstreams_py.errors import DecodeError
 from kstreams_py.formats.serdes import parse_json
 from kstreams_py.graph.source import BadInput
+from kstreams_py.sources.sizes import READ_BYTES, weigh
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -25,12 +26,12 @@ if TYPE_CHECKING:
 RECORD_MAX: Final = 16 * 2**20
 """Bytes of the longest record: a line, or the lines of a row of CSV."""
 
-READ_BYTES: Final = 4 * 2**20
-"""Bytes of records after which no more records are read together."""
-
 _BUFFER: Final = 128 * 2**10
-_BATCH_ROWS: Final = 1_024
-"""Rows of Parquet that are in memory as values."""
+_BATCH_ROWS: Final = 128
+"""Rows of Parquet that are decoded together: in the file, one text of 1 MB may stand for all of them."""
+
+_VALUES_BYTES: Final = 4 * 2**20
+"""Bytes of decoded rows of Parquet that are in memory as values, which take several times as much."""
 
 _SKIPPED: Final = 1_024
 """Records that are skipped between two looks at the clock."""
@@ -135,6 +136,10 @@ class OpenRecords(ABC):
     @abstractmethod
     def decode(self, data: Any) -> Any:
         """Returns the value of a record's data, or BadInput."""
+
+    def weigh(self, data: Any) -> int:
+        """Returns the bytes of a record that was decoded just now."""
+        return weigh(data)
 
     def values(self, numbers: Collection[int]) -> dict[int, Any]:
         """Returns the values of records after the position, by number. The object cannot be used afterwards."""
@@ -430,6 +435,10 @@ class ParquetRecords(OpenRecords):
         """The later batches in its row group."""
         self._broken: dict[int, tuple[int, BadInput]] = {}
         """By row group, the first row that cannot be read, with the reason."""
+        self._short = set[int]()
+        """The row groups that have fewer rows than the end of the file says."""
+        self._row_bytes = 0
+        """The decoded bytes of a row in memory, on average."""
         self._begins = [0]
         """The number of rows before each row group, and before the end."""
         try:
@@ -438,15 +447,56 @@ class ParquetRecords(OpenRecords):
             _raise_outage(error)
             self.awaited = f"what makes it a Parquet file: {error}"
             if is_complete:
-                self._broken[0] = 1, _bad_input(f"its file is not a readable Parquet file: {error}")
-                self._records = iter([FileRecord(1, 1, 0, 1)])
+                self._refuse_all(start, f"its file is not a readable Parquet file: {error}")
             return
-        groups, names = range(self._table.num_row_groups), self._table.schema_arrow.names
-        self._begins += accumulate(self._table.metadata.row_group(group).num_rows for group in groups)
-        numbers = range(start.rows + 1, self._begins[-1] + 1)
-        self._records = (FileRecord(number, number, 0, number) for number in numbers)
+        metadata, groups, names = (
+            self._table.metadata,
+            range(self._table.num_row_groups),
+            self._table.schema_arrow.names,
+        )
+        self._begins += accumulate(metadata.row_group(group).num_rows for group in groups)
+        if self._begins[-1] != metadata.num_rows:
+            self._refuse_all(
+                start, f"the end of its file counts {metadata.num_rows} rows, and {self._begins[-1]} in its row groups"
+            )
+            return
+        self._records = self._number(start.rows)
         if (double := _first_double(names)) is not None:
             self._broken = dict.fromkeys(groups, (1, _bad_input(f"its file has the column {double!r} twice")))
+        for field in self._table.schema_arrow:
+            if "list_view<" in str(field.type) and "[ns" in str(
+                field.type
+            ):  # pyarrow 26 loses values of views as it casts
+                reason = f"its column {field.name!r} has the type {field.type}, whose nanoseconds cannot be converted"
+                self._broken = dict.fromkeys(groups, (1, _bad_input(reason)))
+
+    def _refuse_all(self, start: FilePosition, reason: str) -> None:
+        """Makes one bad record of the whole file."""
+        self._begins, self._broken[0] = [0, 1], (1, _bad_input(reason))
+        self._records = self._number(start.rows)
+
+    def _number(self, rows: int) -> Iterator[FileRecord]:
+        """Yields the records after this many rows; of the rows that a row group lacks, those until the first read."""
+        for group, (begin, end) in enumerate(pairwise(self._begins)):
+            for number in range(max(begin, rows) + 1, end + 1):
+                if group in self._short:
+                    break
+                yield FileRecord(number, number, 0, number)
+
+    def values(self, numbers: Collection[int]) -> dict[int, Any]:
+        """See OpenRecords."""
+        return {number: self.decode(number) for number in sorted(numbers) if number <= self._begins[-1]}
+
+    def weigh(self, _: Any) -> int:
+        """See OpenRecords."""
+        return self._row_bytes
+
+    def take(self, rows: int, limit: int, is_over: Callable[[], bool]) -> list[FileRecord]:
+        """See OpenRecords: at most READ_BYTES of rows."""
+        if not self._row_bytes and rows < self._begins[-1]:
+            self.decode(rows + 1)
+        most = max(1, READ_BYTES // self._row_bytes) if self._row_bytes else limit
+        return super().take(rows, min(limit, most), is_over)
 
     def size_at(self, _: int) -> int:
         """See OpenRecords: all bytes are known, as the last ones are an index of the file."""
@@ -476,17 +526,32 @@ class ParquetRecords(OpenRecords):
         self._values = []
         if group != self._group or number < self._first:
             self._group, self._first = group, self._begins[group] + 1
-            self._batches = self._table.iter_batches(_BATCH_ROWS, row_groups=[group], use_threads=False)
+            self._batches = self._split(self._table.iter_batches(_BATCH_ROWS, row_groups=[group], use_threads=False))
         for batch in self._batches:
             if number < self._first + len(batch):
                 self._values = self._to_values(batch)
                 return
             self._first += len(batch)
+        self._short.add(group)
         raise EOFError("it has fewer rows than the end of the file says")
+
+    def _split(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yields batches in parts whose values fit into memory."""
+        for batch in batches:
+            self._row_bytes = batch.nbytes // max(len(batch), 1)
+            rows = max(1, _VALUES_BYTES // max(self._row_bytes, 1))
+            yield from (batch.slice(at, rows) for at in range(0, len(batch), rows))
 
     def _to_values(self, batch: pa.RecordBatch) -> list[Any]:
         schema = _in_microseconds(batch.schema)
         try:
+            if batch.nbytes > RECORD_MAX:
+                return (
+                    [_TOO_LONG]
+                    if len(batch) == 1
+                    else [self._to_values(batch.slice(at, 1))[0] for at in range(len(batch))]
+                )
+            batch.validate(full=True)  # otherwise a time beyond its day would become one within it
             return [*batch.cast(schema).to_pylist()]
         except self._errors:
             # a slice of a list has the values of the other rows, which are cast as well
@@ -494,6 +559,7 @@ class ParquetRecords(OpenRecords):
 
     def _to_value(self, row: pa.RecordBatch, schema: pa.Schema) -> Any:
         try:
+            row.validate(full=True)
             return row.cast(schema).to_pylist()[0]
         except self._errors as error:  # such as a timestamp with nanoseconds
             return _bad_input(f"it has a value that Python cannot represent: {error}")
@@ -523,6 +589,8 @@ def _in_microseconds(schema: pa.Schema) -> pa.Schema:
         if types.is_list(kind) or types.is_large_list(kind):
             make = pa.list_ if types.is_list(kind) else pa.large_list
             return field.with_type(make(fitted(kind.value_field)))
+        if types.is_dictionary(kind):
+            return fitted(field.with_type(kind.value_type))
         return field
 
     return pa.schema([fitted(field) for field in schema], schema.metadata)

@@ -12,7 +12,16 @@ from kstreams_py.errors import SettingsError, did_you_mean
 from kstreams_py.graph.source import SourceStatus
 from kstreams_py.sinks.sqlite import listed, quoted
 from kstreams_py.sources import claims
-from kstreams_py.sources.claims import CLAIMS, LEASE, ClaimedInputs, ClaimsFile, check_file, checked_lease
+from kstreams_py.sources.claims import (
+    CLAIMS,
+    LEASE,
+    ClaimedInputs,
+    ClaimsFile,
+    bytes_of,
+    check_file,
+    checked_lease,
+    is_no_text,
+)
 from kstreams_py.sources.inspection import inspect_claims, retry_claims
 from kstreams_py.sources.passes import LOOKED_AT, Look, Passes
 
@@ -81,6 +90,8 @@ class _TableRows(ClaimedInputs):
     def __init__(self, source: SQLite) -> None:
         self._source = source
         self._columns: tuple[str, ...] = ()
+        self._key = quoted(source.key)
+        """The key column, with the collation by which it identifies a row."""
         self._passes = Passes(claims.read_clock, ends=source.ends)
 
     def prepare(self, connection: sqlite3.Connection) -> None:
@@ -89,7 +100,7 @@ class _TableRows(ClaimedInputs):
 
     def values(self, connection: sqlite3.Connection, keys: Sequence[Any]) -> dict[Any, dict[str, Any]]:
         """See ClaimedInputs."""
-        asked = f"SELECT {listed(self._columns)} FROM {quoted(self._source.table)} WHERE {quoted(self._source.key)} = ?"
+        asked = f"SELECT {listed(self._columns)} FROM {quoted(self._source.table)} WHERE {self._key} = ?"
         rows = ((key, connection.execute(asked, (key,)).fetchone()) for key in keys)
         return {key: dict(zip(self._columns, row, strict=True)) for key, row in rows if row is not None}
 
@@ -113,9 +124,9 @@ class _TableRows(ClaimedInputs):
 
         Returns up to `limit` unclaimed keys, the last key looked at, and whether it is the table's last.
         """
-        key = quoted(self._source.key)
-        since, began = ("", ()) if after is None else (f"WHERE {key} > ?", (after,))
-        keys = f"SELECT {key} FROM {quoted(self._source.table)} {since} ORDER BY {key}"
+        key = self._key
+        since, began = ("", ()) if after is None else (f"WHERE {key} > {_place_of(after)}", (_bound(after),))
+        keys = f"SELECT {quoted(self._source.key)} FROM {quoted(self._source.table)} {since} ORDER BY {key}"
         until = connection.execute(f"{keys} LIMIT 1 OFFSET {LOOKED_AT - 1}", began).fetchone()
         # read before the rows: a row that is inserted after this is beyond the end, or found in the next pass
         last = until or connection.execute(f"{keys} DESC LIMIT 1", began).fetchone()
@@ -128,15 +139,16 @@ class _TableRows(ClaimedInputs):
         self, connection: sqlite3.Connection, reader: str, limit: int, after: Any, until: tuple[Any] | None
     ) -> list[tuple[Any, ...]]:
         """Returns up to `limit` rows that no worker has claimed: their keys, and their columns."""
-        key = f"t.{quoted(self._source.key)}"
-        since, began = ("", ()) if after is None else (f"AND {key} > ?", (after,))
+        column, key = f"t.{quoted(self._source.key)}", f"t.{self._key}"
+        since, began = ("", ()) if after is None else (f"AND {key} > {_place_of(after)}", (_bound(after),))
+        to, ended = ("", ()) if until is None else (f"AND {key} <= {_place_of(until[0])}", (_bound(until[0]),))
         asked = (
-            f"SELECT {key}, {', '.join(f't.{quoted(each)}' for each in self._columns)}"
+            f"SELECT {column}, {', '.join(f't.{quoted(each)}' for each in self._columns)}"
             f" FROM {quoted(self._source.table)} AS t"
-            f" LEFT JOIN {CLAIMS} AS c ON c.reader = ? AND c.key = +{key}"  # + removes its affinity: c.key has none
-            f" WHERE c.key IS NULL {since} {'' if until is None else f'AND {key} <= ?'} ORDER BY {key} LIMIT ?"
+            f" LEFT JOIN {CLAIMS} AS c ON c.reader = ? AND c.key = +{column}"  # + removes its affinity: c.key has none
+            f" WHERE c.key IS NULL {since} {to} ORDER BY {key} LIMIT ?"
         )
-        return connection.execute(asked, (reader, *began, *(until or ()), limit)).fetchall()
+        return connection.execute(asked, (reader, *began, *ended, limit)).fetchall()
 
     def _checked_columns(self, connection: sqlite3.Connection) -> tuple[str, ...]:
         """Returns the columns to read. Raises SettingsError for a table that cannot be read as it is declared."""
@@ -162,14 +174,26 @@ class _TableRows(ClaimedInputs):
             kind = connection.execute(
                 "SELECT type FROM pragma_table_info(?) WHERE name = ?", (self._source.table, self._source.key)
             ).fetchone()[0]
-            # a primary key of another type may be NULL, except in tables WITHOUT ROWID: https://sqlite.org/lang_createtable.html
-            if kind.upper() == "INTEGER" or notnull:
+            if kind.upper() == "INTEGER":
                 return True
+        # a primary key of another type may be NULL, except in tables WITHOUT ROWID: https://sqlite.org/lang_createtable.html
         if not notnull:
             return False
         unique = 'SELECT name FROM pragma_index_list(?) WHERE "unique" AND NOT partial'
-        return any(
-            [name for (name,) in connection.execute("SELECT name FROM pragma_index_info(?)", index)]
-            == [self._source.key]
-            for index in connection.execute(unique, (self._source.table,)).fetchall()
-        )
+        for index in connection.execute(unique, (self._source.table,)).fetchall():
+            parts = connection.execute("SELECT name, coll FROM pragma_index_xinfo(?) WHERE key", index).fetchall()
+            if [name for name, _ in parts] == [self._source.key]:
+                # the column's own collation may take two keys of the index for one
+                self._key = f"{quoted(self._source.key)} COLLATE {quoted(parts[0][1])}"
+                return True
+        return False
+
+
+def _place_of(key: Any) -> str:
+    """Returns the place of a key in a statement."""
+    return "CAST(? AS TEXT)" if is_no_text(key) else "?"
+
+
+def _bound(key: Any) -> Any:
+    """Returns the parameter for the place of a key."""
+    return bytes_of(key) if is_no_text(key) else key

@@ -36,7 +36,7 @@ def format_error(error: BaseException) -> str:
     """Returns the message of an exception in valid UTF-8, up to 4,000 characters, even if its `__str__` raises."""
     try:
         return _utf8(str(error))[:_MESSAGE_LIMIT]
-    except Exception:
+    except BaseException:  # anything else would end the worker at each attempt
         return f"<{type(error).__name__}, whose __str__ raised>"
 
 
@@ -48,7 +48,11 @@ def format_traceback(error: BaseException) -> str:
     trace = error.__traceback__
     while trace is not None and _CALLERS.match(trace.tb_frame.f_globals.get("__name__", "")):
         trace = trace.tb_next
-    lines = traceback.format_exception(type(error), error, trace or error.__traceback__)
+    trace = trace or error.__traceback__
+    try:
+        lines = traceback.format_exception(type(error), error, trace)
+    except BaseException:  # such as a SyntaxError whose text is not a str, or __notes__ that raise
+        lines = [*traceback.format_tb(trace), f"{type(error).__name__}: {format_error(error)}"]
     return _utf8("".join(lines))[-_TRACEBACK_LIMIT:]
 
 

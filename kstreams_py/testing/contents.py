@@ -144,6 +144,8 @@ class Contents:
 
     def _processor(self, name: str) -> Processor:
         processors = {each.id: each for each in self._graph.processors}
+        if name in (task.id for task in self._graph.tasks):
+            raise GraphError(f"{name!r} is a task over channels: only processors of topics have this")
         if name not in processors:
             others = [*processors, *(task.id for task in self._graph.tasks)]
             close = did_you_mean(name, others) or f"it has {', '.join(others)}"

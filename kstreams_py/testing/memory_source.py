@@ -12,6 +12,7 @@ from typing import Any, Final
 from kstreams_py.errors import ClientError, SourceUnavailable
 from kstreams_py.graph.source import Claim, RefusedInput, SourceStatus
 from kstreams_py.sources.claims import claim_of
+from kstreams_py.sources.sizes import weigh
 from kstreams_py.sources.suspects import DELETED, REASON, check_refused, choose, has_suspects
 
 FREE, CLAIMED, DONE, REFUSED = "free", "claimed", "done", "refused"
@@ -266,6 +267,8 @@ class MemoryConnection:
     def _returned(self, keys: Iterable[Any]) -> list[Claim]:
         """Returns claims, with copies of the values: a function may change what it gets."""
         known = [(key, deepcopy(self._source.inputs[key]), self._kept[key]) for key in keys]
-        claims = [claim_of(key, value, each.deaths, taken_over=each.taken_over) for key, value, each in known]
+        claims = [
+            claim_of(key, value, each.deaths, weigh(value), taken_over=each.taken_over) for key, value, each in known
+        ]
         self._held.update(claim.token for claim in claims)
         return claims

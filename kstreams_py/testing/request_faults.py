@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 
-class Crash(BaseException):
-    """Ends a process at a request."""
+class Crash(KeyboardInterrupt):
+    """Ends a process at a request, in a function, too: there, any other exception would only fail the step."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,9 @@ import pytest
 
 from kstreams_py.errors import RowRefused, SinkAway
 from kstreams_py.graph.source import Claim
-from kstreams_py.jobs import job, runners, task
+from kstreams_py.jobs import job, task
 from kstreams_py.jobs.acker import Acker
+from kstreams_py.jobs.copies import Copies
 from kstreams_py.jobs.identity import Entropy, Origin, Pattern, SegmentId, new_patterns
 from kstreams_py.jobs.inputs import SourceInputs
 from kstreams_py.jobs.job import Job
@@ -141,8 +142,8 @@ def nothing_read_again_after_a_death(patch: pytest.MonkeyPatch) -> None:
 
 @mutation
 def one_value_for_all_readers(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(task, "copy_values", list)
-    patch.setattr(runners, "copy_value", lambda value: value)
+    patch.setattr(task, "copy_values", lambda values: Copies([*values], {}))
+    patch.setattr(task, "copy_arguments", lambda _, arguments: arguments)
 
 
 @mutation

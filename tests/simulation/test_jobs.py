@@ -537,7 +537,7 @@ def test_branch_that_is_lost_expires_although_the_other_waits_at_a_gather() -> N
 def test_function_that_exits_ends_the_job_by_an_error_and_not_the_process(concurrency: int) -> None:
     plant = JobPlant([1])
     plant.graph.sink(plant.rows, id="end", concurrency=concurrency)(lambda _: sys.exit(0))
-    with pytest.raises(ks.FunctionExited, match=r"end: <lambda> \(test_jobs.py:\d+\) ended by SystemExit\(0\)"):
+    with pytest.raises(ks.FunctionExited, match=r"end: <lambda> \(test_jobs.py:\d+\) ended by SystemExit: 0"):
         plant.run()
 
 

@@ -15,6 +15,7 @@ from msgspec import Meta, Struct
 from kstreams_py.errors import DecodeError
 from kstreams_py.jobs.identity import Given, Path, Pattern, SegmentId
 from kstreams_py.jobs.messengers.pins import PINNED_BYTES
+from kstreams_py.steps.dead_letters import format_error
 
 PROTOCOL: Final = 1
 """The version of the frames. Peers of other versions are refused."""
@@ -28,8 +29,8 @@ FRAME_MAX: Final = 8 << 20
 ENVELOPE: Final = 1 << 10
 """Bytes that a frame of segments leaves free below the limit, so that it fits into the frame that gives it back."""
 
-TEXT_MAX: Final = 10_000
-"""The most characters of the text of an error."""
+KIND_MAX: Final = 1_000
+"""The most characters of the name of an error's class."""
 
 FAILURE_IDS: Final = 25
 """An error counts as this many ids in the size of a control frame."""
@@ -255,13 +256,8 @@ def failed_segment(
     segment: SegmentId, task: str, error: BaseException, trace: Sequence[tuple[str, bytes | None]] = ()
 ) -> FailedSegment:
     """Returns a failure that fits into a frame: the text is cut, and lone surrogates in it are escaped."""
-    try:
-        text = str(error)
-    except Exception as raised:  # an exception of a user may raise in __str__
-        text = f"its text cannot be read: {type(raised).__name__}"
-    text = text[:TEXT_MAX].encode(errors="backslashreplace").decode()
-    kind = type(error).__name__[:TEXT_MAX].encode(errors="backslashreplace").decode()
-    return FailedSegment(segment, task, kind, text, [*trace])
+    kind = type(error).__name__[:KIND_MAX].encode(errors="backslashreplace").decode()
+    return FailedSegment(segment, task, kind, format_error(error), [*trace])
 
 
 def split_item(item: Item) -> Iterable[Item]:

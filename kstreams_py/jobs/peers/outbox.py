@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from operator import xor
 
-from kstreams_py.errors import DecodeError, EncodeError
+from kstreams_py.errors import DecodeError
 from kstreams_py.graph.declarations import Channel
 from kstreams_py.jobs.cluster.commands import PeerId
 from kstreams_py.jobs.identity import Entropy, Pattern, SegmentId, new_patterns
@@ -48,7 +48,7 @@ class Outbox(Readers):
         for (channel, task), segments in kept.items():
             self._deliver_again(channel, task, segments)
 
-    def open_inbox(self, channel: Channel) -> Segments:
+    def open_inbox(self, channel: Channel, _: str) -> Segments:
         """Returns the inbox of the task for a channel."""
         return self.inboxes.setdefault(channel.name, Segments())
 
@@ -135,7 +135,7 @@ class Outbox(Readers):
                 if frame.job == job:
                     yield from choose(frame.ids, frame.patterns, segments)
 
-    def _fail(self, task: str, segments: Segments, errors: dict[int, Exception] | dict[int, EncodeError]) -> set[int]:
+    def _fail(self, task: str, segments: Segments, errors: Mapping[int, BaseException]) -> set[int]:
         self.failed += [failed_segment(segments.ids[index], task, error) for index, error in errors.items()]
         return {*errors}
 

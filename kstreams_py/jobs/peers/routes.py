@@ -95,7 +95,7 @@ class Split(NamedTuple):
     """
 
     parts: dict[PeerId, list[int]]
-    failed: dict[int, Exception]
+    failed: dict[int, BaseException]
 
 
 def split(route: Route, segments: Segments, waiting: Callable[[PeerId], int]) -> Split:
@@ -105,11 +105,13 @@ def split(route: Route, segments: Segments, waiting: Callable[[PeerId], int]) ->
     """
     if route.slots is None:
         return Split(_split_evenly(route.peers, len(segments), waiting), {})
-    parts, failed = dict[PeerId, list[int]](), dict[int, Exception]()
+    parts, failed = dict[PeerId, list[int]](), dict[int, BaseException]()
     for index, (segment, value) in enumerate(zip(segments.ids, segments.values, strict=True)):
         try:
             slot = slot_of_id(segment) if route.group_by is None else slot_of(route.group_by(value))
-        except Exception as error:  # `group_by` is a function of the user
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as error:  # `group_by` is a function of the user
             failed[index] = error
         else:
             parts.setdefault(route.slots[slot], []).append(index)
