@@ -141,21 +141,34 @@ class SourceInputs:
         """By task, the number of inputs that it could not process and that are not counted yet."""
         self._refused_by_source = 0
 
-    def read(self, now: float, paused: int = 0) -> Segments:
+    @property
+    def held(self) -> int:
+        """How many inputs are neither acknowledged, refused nor given back."""
+        return len(self.pending) + len(self._done) + len(self._refused) + sum(map(len, self._given_up.values()))
+
+    @property
+    def has_suspects(self) -> bool:
+        """Whether suspects wait until nothing else is under way, or are under way themselves."""
+        return self.connection.waits_alone
+
+    def read(self, now: float, paused: int = 0, *, others_wait: bool = False, is_alone: bool = True) -> Segments:
         """Claims inputs, up to the limit of those under way; returns them as segments without patterns.
 
         - `paused`: at most how many of the inputs under way only wait until a function is called again. These take no
           time, so they do not count towards the limit.
+        - `others_wait`: suspects of other sources or readers wait until nothing is under way here.
+        - `is_alone`: nothing of other sources or readers is under way.
 
         Raises SourceUnavailable.
         """
-        held = len(self.pending) + len(self._done) + len(self._refused) + sum(map(len, self._given_up.values()))
+        held = self.held
         under_way = held - min(paused, len(self.pending))
-        free, alone = min(self._limit.limit - under_way, self._most - held), not held
+        free, alone = min(self._limit.limit - under_way, self._most - held), is_alone and not held
+        must_wait = not alone if self.has_suspects else others_wait
         if self._largest * held > UNDER_WAY_BYTES and self._held_bytes() > UNDER_WAY_BYTES:
             free = 0
         # a claim may cost a commit in the source: a few at a time would be slow
-        if under_way > self._limit.limit / 2 or free <= 0 or (self.connection.waits_alone and not alone):
+        if under_way > self._limit.limit / 2 or free <= 0 or must_wait:
             if now > self.asked_at + HEARD_SECONDS:
                 self.asked_at = now
                 self.connection.read(0, alone=False)
@@ -325,12 +338,13 @@ class SourceInputs:
         for segment in taken:
             self._failed.pop(segment, None)
 
-    def give_up_paused(self, paused: Callable[[], Collection[SegmentId]]) -> list[SegmentId]:
+    def give_up_paused(self, paused: Callable[[], Collection[SegmentId]], *, others_wait: bool) -> list[SegmentId]:
         """Takes and returns the inputs under way, for `return_expired`, if they only wait and keep suspects waiting.
 
         - `paused`: returns the inputs that only wait until a function is called again.
+        - `others_wait`: as for `read`.
         """
-        if not (self.connection.waits_alone and self.pending):
+        if not ((self.has_suspects or others_wait) and self.pending):
             return []
         given_up = [*self.pending.segments]
         if any(claim.attempts >= SUSPECTED for claim in self.pending.claims):  # these are the suspects, claimed alone

@@ -237,7 +237,13 @@ class Job:
         self.turns += 1
         for channel, inputs in self._inputs.items():
             with self.outages.of(inputs.name):
-                segments = inputs.read(now, sum(task.retrying for task in self.tasks))
+                others = self._others(inputs)
+                segments = inputs.read(
+                    now,
+                    sum(task.retrying for task in self.tasks),
+                    others_wait=any(each.has_suspects for each in others),
+                    is_alone=not any(each.held for each in others),
+                )
                 if inputs.asked_at == now:
                     self.outages.answered(inputs.name)
                 if segments:
@@ -264,6 +270,10 @@ class Job:
                 self._expire(inputs, now)
         self._drop(now)
         return worked
+
+    def _others(self, inputs: SourceInputs) -> list[SourceInputs]:
+        """Returns the inputs of the other sources: suspects of one source are alone in the whole process."""
+        return [each for each in self._inputs.values() if each is not inputs]
 
     def _run_tasks(self) -> set[SegmentId]:
         """Gives each task a turn; returns the inputs that made progress. Raises the error that stops the job."""
@@ -350,7 +360,9 @@ class Job:
 
         The job then forgets them, as if it had never read them.
         """
-        if lost := inputs.expire(now, self._under_way) or inputs.give_up_paused(self._paused):
+        others_wait = any(each.has_suspects for each in self._others(inputs))
+        expired = inputs.expire(now, self._under_way)
+        if lost := expired or inputs.give_up_paused(self._paused, others_wait=others_wait):
             self._acker.forget(lost)
             if self._traces is not None:
                 self._traces.forget(lost)

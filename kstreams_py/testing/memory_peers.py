@@ -12,6 +12,7 @@ from functools import partial
 from random import Random
 from typing import Final
 
+from kstreams_py.errors import FunctionExited
 from kstreams_py.graph.topology import Graph
 from kstreams_py.jobs.cluster.commands import (
     AcceptJoin,
@@ -182,7 +183,7 @@ class PeerCluster:
                 self.start(slot)
             else:
                 peer.turn()
-        except Crash:
+        except (Crash, FunctionExited, MemoryError):
             self.deaths += 1
             self.kill(slot, is_seen=True)
             self.start(slot)

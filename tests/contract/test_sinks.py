@@ -323,6 +323,11 @@ VALUES: Final[dict[str, tuple[type, Any]]] = {
     "float as int": (int, 1.5),
     "decimal": (Decimal, Decimal("1.10")),
     "long decimal": (Decimal, Decimal("1e-30")),
+    **{
+        f"decimal {text}": (Decimal, Decimal(text))
+        for text in ("1e-999999999", "1e999999999", "1e20", "NaN", "-Infinity")
+    },
+    "long zero": (Decimal, Decimal("0e-999999999")),
     "float as decimal": (Decimal, 0.1),
     "time": (datetime, NOON),
     "time without zone": (datetime, NOON.replace(tzinfo=None)),
@@ -335,12 +340,13 @@ _MISFITS: Final = {
     *("int as text", "float as int", "float as decimal", "time without zone", "time as date"),
 }
 
+_DECIMALS: Final = {name for name, (kind, value) in VALUES.items() if kind is Decimal and isinstance(value, Decimal)}
+
 REFUSED: Final = {
-    "sqlite": _MISFITS | {"NaN", "decimal", "long decimal", "time", "date"},
-    "postgresql": _MISFITS | {"text with NUL"},
-    "redis": _MISFITS - {"more than 64 bits", "100 bits"}
-    | {"bytes", "NaN", "infinity", "decimal", "long decimal", "time", "date"},
-    "parquet": _MISFITS | {"long decimal"},
+    "sqlite": _MISFITS | _DECIMALS | {"NaN", "time", "date"},
+    "postgresql": _MISFITS | {"text with NUL", "decimal 1e-999999999", "decimal 1e999999999", "long zero"},
+    "redis": _MISFITS - {"more than 64 bits", "100 bits"} | _DECIMALS | {"bytes", "NaN", "infinity", "time", "date"},
+    "parquet": _MISFITS | _DECIMALS - {"decimal", "long zero"},
 }
 
 

@@ -87,6 +87,29 @@ def test_text_keys_are_read_unchanged(medium: InSQLite) -> None:
     assert read(medium.open(table="codes", key="code")) == []
 
 
+def test_row_whose_key_is_not_text_is_refused_and_the_others_are_read(medium: InSQLite) -> None:
+    medium.run("CREATE TABLE codes (code TEXT NOT NULL UNIQUE, value INTEGER)")
+    medium.run("INSERT INTO codes VALUES ('a', 1), (CAST(x'61ff' AS TEXT), 2), (CAST(x'ff61' AS TEXT), 3), ('b', 4)")
+    for number in range(2):  # in passes that begin after such keys, too
+        connection = medium.open(table="codes", key="code")
+        found = [claim.value["value"] for _ in range(4) for claim in connection.read(1, alone=True)]
+        assert (found, connection.refused) == (([1, 4], 2) if not number else ([], 0))
+        connection.ack([])
+    source = sources.SQLite(medium.path, table="codes", key="code")
+    assert (source.inspect(READER, 10).refused, source.retry(READER, None)) == (2, 0)
+
+
+def test_keys_that_only_their_index_tells_apart_are_different_rows(medium: InSQLite) -> None:
+    medium.run("CREATE TABLE codes (code TEXT NOT NULL COLLATE NOCASE, value INTEGER)")
+    medium.run("CREATE UNIQUE INDEX one ON codes (code COLLATE BINARY)")
+    medium.run("INSERT INTO codes VALUES ('a', 1), ('A', 2), ('b', 3)")
+    for _ in range(2):
+        connection = medium.open(table="codes", key="code")
+        claims = connection.read(100, alone=True)
+        assert sorted((claim.key, claim.value["value"]) for claim in claims) == [(b"'A'", 2), (b"'a'", 1), (b"'b'", 3)]
+        connection.give_back(claims, failed=False)
+
+
 def test_columns_limits_what_functions_get(medium: InSQLite) -> None:
     medium.insert(1)
     (claim,) = medium.open(columns=["item"]).read(100, alone=True)

@@ -14,6 +14,7 @@ from kstreams_py.jobs.cluster.commands import JobId, KillJob, PeerId
 from kstreams_py.jobs.cluster.state import JobPhase, JobState
 from kstreams_py.jobs.environment import JobEnvironment
 from kstreams_py.jobs.peers.peer import Peer
+from kstreams_py.sources.suspects import SUSPECTED
 from kstreams_py.steps.calls import open_calls
 from kstreams_py.testing.memory_peers import PeerCluster
 from kstreams_py.testing.memory_source import MemoryConnection
@@ -26,13 +27,17 @@ SECONDS_MAX = 600.0
 
 
 class PeerConnection(Connection):
-    """A connection of a peer, which gives an input back at most once for each peer that has left."""
+    """A connection of a peer, which gives a suspect back at most once for each peer that has died.
+
+    Other inputs may be given back twice: a reader that has not seen a death yet reads what another one has given back.
+    """
 
     def give_back(self, claims: Sequence[Claim], *, failed: bool) -> None:
         if failed:
             assert isinstance(self.plant, ClusterPlant)
             self.plant.replayed.update(claim.key for claim in claims)
-            assert max(self.plant.replayed.values()) <= self.plant.departed
+            self.plant.suspected.update(claim.key for claim in claims if claim.attempts >= SUSPECTED)
+            assert max(self.plant.suspected.values(), default=0) <= self.plant.deaths
             self.plant.orphaned += len(claims)
         else:
             self.plant.returned.update(claim.key for claim in claims)
@@ -48,8 +53,8 @@ class ClusterPlant(JobPlant):
         self.log = self.cluster.log
         self.frozen: dict[PeerId, float] = {}
         """Until when each of these peers stands still."""
-        self.replayed = Counter[Any]()
-        """By key, how often an input was given back as a segment of it was lost."""
+        self.replayed, self.suspected = Counter[Any](), Counter[Any]()
+        """By key, how often an input was given back as a segment of it was lost, and how often as a suspect."""
 
     @property
     def peers(self) -> dict[PeerId, Peer]:
@@ -57,9 +62,9 @@ class ClusterPlant(JobPlant):
         return {peer.me: peer for peer in self.cluster.peers.values()}
 
     @property
-    def departed(self) -> int:
-        """How many peers have left, as far as any peer knows."""
-        return len(self.cluster.replica.departed)
+    def deaths(self) -> int:
+        """How many peers have died, or were found silent, as far as any peer knows."""
+        return self.cluster.replica.deaths
 
     def open_environment(self, _: Graph, __: int) -> JobEnvironment:
         def open_source(channel: Channel, reader: str) -> MemoryConnection:

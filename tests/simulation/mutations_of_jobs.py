@@ -111,8 +111,8 @@ def acknowledged_before_it_is_stored(patch: pytest.MonkeyPatch) -> None:
 def acknowledged_when_it_is_read(patch: pytest.MonkeyPatch) -> None:
     read = SourceInputs.read
 
-    def read_and_acknowledge(self: SourceInputs, now: float, paused: int = 0) -> Segments:
-        segments = read(self, now, paused)
+    def read_and_acknowledge(self: SourceInputs, now: float, paused: int = 0, **others: bool) -> Segments:
+        segments = read(self, now, paused, **others)
         self.connection.ack([claim for claim, _ in self.pending._inputs.values()])
         return segments
 

@@ -123,28 +123,39 @@ def test_gather_with_many_branches_of_one_input_does_not_stand_still() -> None:
     plant.finish_job()
 
 
-@pytest.mark.parametrize("peers", [3, 7])
-def test_input_that_kills_its_peers_is_refused_and_no_other(peers: int) -> None:
-    plant = ClusterPlant(range(INPUTS))
+@pytest.mark.parametrize(
+    ("peers", "deadly", "seed"),
+    [
+        *((3, {7}, 0), (7, {7}, 0), (4, {7, 18}, 0), (4, {7, 18}, 2), (6, {7, 18}, 1), (8, {3, 11, 19}, 0)),
+        *(
+            pytest.param(peers, {7, 18}, seed, marks=pytest.mark.long)
+            for peers in (4, 6, 8, 10)
+            for seed in range(3, 28)
+        ),
+    ],
+)
+def test_inputs_that_kill_their_peers_are_refused_and_no_others(peers: int, deadly: set[int], seed: int) -> None:
+    """Several peers read: the inputs of all of them meet where functions are called."""
+    plant = ClusterPlant(range(INPUTS), seed=seed)
     parsed, table = plant.graph.channel("parsed"), Table(plant)
 
     @plant.graph.map(plant.rows, to=parsed)
     def parse(value: int) -> int:
-        if value == 7:
+        if value in deadly:
             plant._orphan()
             raise Crash
         return value
 
     plant.graph.sink(parsed, to=table, id="store")(lambda value: (value,))
-    plant.tables, plant.rows_of = [table], lambda value: REASON if value == 7 else [[value]]
+    plant.tables, plant.rows_of = [table], lambda value: REASON if value in deadly else [[value]]
     plant.begin(peers)
     while not plant.has_ended:
         plant.run_for(1)
-        assert plant.now < 300, plant.describe()
+        assert plant.now < 300 * len(deadly), plant.describe()
         while len(plant.peers) < peers:
             plant.add()
-    assert plant.refused().keys() == {7}
-    assert plant.tables[0].values == [value for value in range(INPUTS) if value != 7]
+    assert plant.refused().keys() == deadly
+    assert plant.tables[0].values == [value for value in range(INPUTS) if value not in deadly]
 
 
 def test_error_that_stops_a_job_ends_it_for_all_peers() -> None:
@@ -161,7 +172,7 @@ def test_error_that_stops_a_job_ends_it_for_all_peers() -> None:
     plant.begin(6)
     plant.run_until(lambda: plant.has_ended)
     assert plant.job is not None
-    assert (plant.job.phase, plant.job.why) == (JobPhase.KILLED, "LookupError: no table")
+    assert (plant.job.phase, plant.job.why) == (JobPhase.KILLED, "parse: LookupError: no table")
     plant.run_for(3)
     assert [peer.task for peer in plant.peers.values()] == [None] * 6
 

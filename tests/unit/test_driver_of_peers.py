@@ -252,7 +252,7 @@ def test_error_that_stops_the_job_is_raised_and_the_next_run_submits_it_again() 
     with TestDriver(graph) as driver:
         driver.source("rows").add(1)
         peers = driver.peers(2)
-        with pytest.raises(UserMistake, match=r"^shop-1  killed: LookupError: no table$"):
+        with pytest.raises(UserMistake, match=r"^shop-1  killed: store: LookupError: no table$"):
             driver.run()
         driver.run()
         assert (driver.source("rows").left, peers.status) == ([], "shop-2  completed")

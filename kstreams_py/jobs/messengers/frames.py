@@ -181,7 +181,21 @@ class LostInputs(Struct, array_like=True, tag=10, frozen=True):
     ids: Ids
 
 
-Item = Opened | Acks | Completions | Asks | Answers | HeldPatterns | GiveUps | Returned | Doubts | LostInputs
+class ReaderWish(Struct, array_like=True, tag=11, frozen=True):
+    """A wish from one reader of a job's sources to another: see Isolation.
+
+    - `since`, `to`: the epochs in which the sender, and the receiver, got their tasks.
+    """
+
+    job: str
+    since: Count
+    to: Count
+    request: Count
+    answer: Count
+
+
+ItemOfInputs = Opened | Acks | Completions | Asks | Answers | HeldPatterns | GiveUps | Doubts | LostInputs
+Item = ItemOfInputs | Returned | ReaderWish
 
 
 class ControlFrame(Struct, array_like=True, tag=2):
@@ -262,7 +276,7 @@ def failed_segment(
 
 def split_item(item: Item) -> Iterable[Item]:
     """Returns items of at most SEGMENTS_MAX ids in place of one with any number. Failures are in the first ones."""
-    if isinstance(item, Returned):
+    if isinstance(item, Returned | ReaderWish):
         return [item]
     failed = item.failed if isinstance(item, Acks | Completions) else []
     failures_max = SEGMENTS_MAX // FAILURE_IDS
@@ -288,5 +302,7 @@ def size_of(item: Item) -> int:
     """Returns the size of an item as a number of ids; a frame that comes back fills a control frame."""
     if isinstance(item, Returned):
         return SEGMENTS_MAX
+    if isinstance(item, ReaderWish):
+        return 1
     failed = item.failed if isinstance(item, Acks | Completions) else ()
     return len(item.ids) + FAILURE_IDS * len(failed)

@@ -14,9 +14,10 @@ from kstreams_py.jobs.environment import JobEnvironment
 from kstreams_py.jobs.identity import SegmentId
 from kstreams_py.jobs.inputs import SourceInputs
 from kstreams_py.jobs.job import LEASE_MAX, Outages, open_inputs
-from kstreams_py.jobs.messengers.frames import Doubts, FailedSegment, Opened
+from kstreams_py.jobs.messengers.frames import Doubts, FailedSegment, Opened, ReaderWish
 from kstreams_py.jobs.messengers.pins import pin_ids
 from kstreams_py.jobs.peers.entries import Addressed, by_peer
+from kstreams_py.jobs.peers.isolation import Isolation, Reader, Wish
 from kstreams_py.jobs.peers.outbox import Outbox
 from kstreams_py.log_fields import repeated
 from kstreams_py.printable import count_are
@@ -55,7 +56,9 @@ class InputTask:
         self.graph = graph
         self._job, self.channel, self._outbox, self._environment = job, channel, outbox, environment
         self._ackers: Sequence[int] = ()
-        self._own = 0
+        self._own = self._since = 0
+        self._isolation: Isolation | None = None
+        """None until the readers of the job are known."""
         self.outages = Outages()
         self.inputs: SourceInputs = open_inputs(graph, channel, tasks, environment, self._new_ids)
         self._items = Addressed()
@@ -63,9 +66,18 @@ class InputTask:
         self._keeper = threading.Thread(target=self._run_keeper, name="claims", daemon=True)
         self._keeper.start()
 
-    def set_ackers(self, ackers: Sequence[int], own: int) -> None:
-        """Takes the numbers of the peers that have an acker in this epoch, and of this peer."""
-        self._ackers, self._own = ackers, own
+    def set_readers(self, readers: Sequence[Reader], me: Reader, epoch: int) -> None:
+        """Takes the readers of the job in an epoch, which have the ackers, and the one of this peer."""
+        self._ackers, self._own = [each.number for each in readers] or [me.number], me.number
+        if self._isolation is None:
+            self._isolation = Isolation(me)
+        self._isolation.keep(readers, epoch)
+        self._since = me.since
+
+    def take_wish(self, sender: int, wish: ReaderWish) -> None:
+        """Takes a wish from the reader of the peer with this number."""
+        if self._isolation is not None and wish.to == self._since:
+            self._isolation.take(Reader(sender, wish.since), Wish(wish.request, wish.answer))
 
     def wake_by(self, wake: Callable[[], None]) -> None:
         """Takes the function that ends the wait of the peer, for a source that learns of inputs immediately."""
@@ -85,20 +97,24 @@ class InputTask:
 
         - `reads`: whether inputs may be read.
         """
-        worked = False
-        if reads:
-            with self.outages.of(self.inputs.name):
-                worked = self._read(self._environment.clock())
+        worked, isolation = False, self._isolation
+        if isolation is not None:
+            asks = self.inputs.has_suspects and (reads or self.inputs.held > 0)
+            for reader, wish in isolation.turn(asks=asks, is_empty=not self.inputs.held):
+                self._items.append((reader.number, ReaderWish(self._job, self._since, reader.since, *wish)))
+            if reads:
+                with self.outages.of(self.inputs.name):
+                    worked = self._read(self._environment.clock(), isolation)
         with self.outages.of(self.inputs.name):
             worked |= self.inputs.settle(self._environment.clock())
         with self.outages.of(self.inputs.name):
             self.inputs.return_expired()
         return worked
 
-    def _read(self, now: float) -> bool:
+    def _read(self, now: float, isolation: Isolation) -> bool:
         if self._outbox.waiting([self.channel]) > WAITING_MAX:
             return False
-        segments = self.inputs.read(now)
+        segments = self.inputs.read(now, others_wait=isolation.must_wait, is_alone=isolation.is_alone)
         if self.inputs.asked_at == now:
             self.outages.answered(self.inputs.name)
         if segments:

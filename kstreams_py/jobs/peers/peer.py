@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from kstreams_py.errors import ClientError, KStreamsError, SettingsError, Stop, Unavailable
+from kstreams_py.errors import ClientError, FunctionExited, KStreamsError, SettingsError, Stop, Unavailable
 from kstreams_py.graph.channels import filled_channels
 from kstreams_py.graph.topology import Graph
 from kstreams_py.jobs.cluster.commands import JobId, KillJob, PeerId, SealTask, SignalReady
@@ -26,6 +26,7 @@ from kstreams_py.jobs.messengers.frames import (
     Item,
     LostInputs,
     Opened,
+    ReaderWish,
     SegmentFrame,
 )
 from kstreams_py.jobs.messengers.link import ENDED
@@ -33,6 +34,7 @@ from kstreams_py.jobs.messengers.links import Links
 from kstreams_py.jobs.peers.entries import Ackers, Addressed, by_peer
 from kstreams_py.jobs.peers.function_task import FunctionTask
 from kstreams_py.jobs.peers.input_task import InputTask
+from kstreams_py.jobs.peers.isolation import Reader
 from kstreams_py.jobs.peers.outbox import Outbox, send_items
 from kstreams_py.jobs.peers.routes import READ, find_routes
 from kstreams_py.log_fields import repeated
@@ -197,12 +199,15 @@ class Peer:
 
     def _set_routes(self, replica: Replica, name: JobId) -> None:
         assert self._outbox is not None
+        assert self.assignment is not None
         self._outbox.set_routes(find_routes(replica, name, self._graphs[replica.jobs[name].graph].tasks))
         if isinstance(self.task, InputTask):
-            inputs = [task.id for task in replica.jobs[name].tasks if task.is_input]
+            job, has = replica.jobs[name], replica.assignments
+            inputs = [task.id for task in job.tasks if task.is_input]
             peers = [peer for task in inputs for peer in replica.ready_peers_of(name, task)]
-            own = replica.peers[self.me].number
-            self.task.set_ackers([replica.peers[peer].number for peer in peers] or [own], own)
+            readers = [Reader(replica.peers[peer].number, has[peer].since) for peer in peers]
+            me = Reader(replica.peers[self.me].number, self.assignment.since)
+            self.task.set_readers(readers, me, job.epoch)
 
     # The task.
 
@@ -249,7 +254,7 @@ class Peer:
             self._open_at = now + OPEN_AGAIN_SECONDS
             return
         except KStreamsError as error:
-            self._kill(wanted.job, error)
+            self._kill(wanted, error)
             return
         self.task, self._outbox, self.assignment, self._deaths = task, outbox, wanted, job.deaths
         self._set_routes(self._seen, wanted.job)
@@ -262,7 +267,9 @@ class Peer:
         if job is None or job.phase is not JobPhase.RUNNING:
             return False
         try:
-            worked = task.turn(reads=self._draining_until is None) if isinstance(task, InputTask) else task.turn()
+            # the other readers must know of one that reads
+            reads = self._draining_until is None and self.me in job.ready
+            worked = task.turn(reads=reads) if isinstance(task, InputTask) else task.turn()
         except (Unavailable, ClientError) as error:  # the task begins again once what it needs is back
             logger.warning("%s: %s; beginning again", self.assignment.task, error)
             dropped = task.ids if isinstance(task, FunctionTask) else set[SegmentId]()
@@ -270,14 +277,18 @@ class Peer:
             self._send([(number, Doubts(self.assignment.job, ids)) for number, ids in by_peer(dropped).items()])
             self._open_at = self._clock() + OPEN_AGAIN_SECONDS
             return True
+        except FunctionExited:  # this peer dies: the input that ends peers is found by their deaths
+            raise
         except (KStreamsError, Stop) as error:
-            self._kill(self.assignment.job, error)
+            self._kill(self.assignment, error)
             return True
         if isinstance(task, InputTask):
             self._care_for_inputs(task)
         self._send(task.items())
         if isinstance(task, FunctionTask) and task.stop is not None:
-            self._kill(self.assignment.job, task.stop)
+            if isinstance(task.stop, FunctionExited | MemoryError):
+                raise task.stop
+            self._kill(self.assignment, task.stop)
         return worked
 
     def _may_act(self) -> bool:
@@ -292,10 +303,13 @@ class Peer:
         if task.is_exhausted and not is_sealed and self.membership.is_idle:
             self.membership.append(SealTask(job, self.assignment.task, self.me, self.assignment.since))
 
-    def _kill(self, job: JobId, error: BaseException) -> None:
+    def _kill(self, assignment: Assignment, error: BaseException) -> None:
         """Ends a job: another start of the same code would end the same way."""
-        logger.error("job %s ends: %s", job, format_error(error))
-        self.membership.append(KillJob(job, f"{type(error).__name__}: {format_error(error)}"))
+        reason = f"{type(error).__name__}: {format_error(error)}"
+        if not isinstance(error, KStreamsError):  # such an error names its task itself
+            reason = f"{assignment.task}: {reason}"
+        logger.error("job %s ends: %s", assignment.job, reason)
+        self.membership.append(KillJob(assignment.job, reason))
         self._close_task()
         self._open_at = self._clock() + OPEN_AGAIN_SECONDS
 
@@ -323,9 +337,9 @@ class Peer:
         if isinstance(item, Opened | Acks | HeldPatterns | Doubts | Answers):
             self._send(self._ackers.take(item, member.number))
         elif self.assignment is not None and item.job == self.assignment.job:
-            self._take_for_task(item)
+            self._take_for_task(member.number, item)
 
-    def _take_for_task(self, item: Item) -> None:
+    def _take_for_task(self, sender: int, item: Item) -> None:
         if isinstance(self.task, FunctionTask):
             if isinstance(item, GiveUps):
                 self.task.give_up(item.ids)
@@ -334,6 +348,8 @@ class Peer:
                 self.task.complete(item.ids, item.failed)
             elif isinstance(item, LostInputs):
                 self.task.lose(item.ids, self._died_at)
+            elif isinstance(item, ReaderWish):
+                self.task.take_wish(sender, item)
 
     def _answer(self, asks: Asks) -> Answers:
         """Returns the patterns of the segments that are here."""

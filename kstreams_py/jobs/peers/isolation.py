@@ -1,0 +1,104 @@
+"""Suspects alone in their job: the peers that read its sources agree by messages that all but one read nothing.
+
+The inputs of all readers meet at the peers that call functions. If two readers had suspects under way at once, the one
+that ends a peer would take the other with it, until both were refused. So a reader whose source has suspects asks all
+others to read nothing, and reads the suspects once each has answered that nothing of its own is under way.
+
+Source: G. Ricart and A. K. Agrawala, An Optimal Algorithm for Mutual Exclusion in Computer Networks (1981), with the
+order of the readers in place of timestamps: of several that ask, the first one goes first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Final, NamedTuple
+
+
+class Reader(NamedTuple):
+    """A peer that has a task which reads a source.
+
+    - `number`: the number of the peer.
+    - `since`: the epoch in which it got the task: with the task of a later epoch, it is another reader.
+    """
+
+    number: int
+    since: int
+
+
+class Wish(NamedTuple):
+    """A message from one reader to another, which replaces the one before.
+
+    - `request`: the number of the request that the receiver read nothing; 0 if the sender has none.
+    - `answer`: the number of the receiver's request that the sender grants, 0 for none: nothing of the sender is under
+      way, and nothing will be while the receiver has this request.
+    """
+
+    request: int = 0
+    answer: int = 0
+
+
+NO_WISH: Final = Wish()
+
+
+class Isolation:
+    """One reader's part in the agreement. Messages from one reader to another must arrive once and in order."""
+
+    def __init__(self, me: Reader) -> None:
+        self._me = me
+        self._told: dict[Reader, Wish] = {}
+        """The other readers of the job, with the newest message to each."""
+        self._heard: dict[Reader, Wish] = {}
+        """The newest message from each reader, also from one that is not known yet."""
+        self._request, self._requests = 0, 0
+        """The number of the request that this reader has, 0 for none, and how many it has had."""
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether all other readers have granted this reader's request."""
+        return bool(self._request) and all(
+            self._heard.get(other, NO_WISH).answer == self._request for other in self._told
+        )
+
+    @property
+    def must_wait(self) -> bool:
+        """Whether another reader has a request."""
+        return any(wish.request for wish in self._heard.values())
+
+    def keep(self, readers: Collection[Reader], epoch: int) -> None:
+        """Takes the readers of the job in an epoch."""
+        self._told = {each: self._told.get(each, NO_WISH) for each in readers if each != self._me}
+        # the messages of a reader may come before the epoch in which it became one
+        self._heard = {each: wish for each, wish in self._heard.items() if each in self._told or each.since > epoch}
+
+    def take(self, sender: Reader, wish: Wish) -> None:
+        """Takes a message."""
+        self._heard[sender] = wish
+
+    def turn(self, *, asks: bool, is_empty: bool) -> list[tuple[Reader, Wish]]:
+        """Returns the messages to send.
+
+        - `asks`: whether suspects of this reader wait, or are under way.
+        - `is_empty`: whether nothing of this reader is under way.
+        """
+        if not asks:
+            self._request = 0
+        elif not self._request:
+            self._ask()
+        answers = {other: self._answer(other, told.answer, is_empty=is_empty) for other, told in self._told.items()}
+        if self._request and any(answers[other] > told.answer for other, told in self._told.items()):
+            self._ask()  # whoever lets another one go first gives up what was granted
+        wishes = {other: Wish(self._request, answer) for other, answer in answers.items()}
+        changed = [(other, wish) for other, wish in wishes.items() if wish != self._told[other]]
+        self._told = wishes
+        return changed
+
+    def _ask(self) -> None:
+        self._requests += 1
+        self._request = self._requests
+
+    def _answer(self, other: Reader, answered: int, *, is_empty: bool) -> int:
+        wanted = self._heard.get(other, NO_WISH).request
+        if wanted in (0, answered):  # an answer stands as long as the request
+            return wanted
+        goes_first = self._request and self._me < other
+        return wanted if is_empty and not goes_first else 0

@@ -1,0 +1,123 @@
+"""Readers of one job agree that one of them reads its suspects alone: in any order of messages, joins and leaves."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from typing import Final
+
+import pytest
+
+from kstreams_py.jobs.peers.isolation import Isolation, Reader, Wish
+from tests.tables import each_case
+
+STEPS: Final = 3_000
+
+
+class World:
+    """Readers with links between them, which deliver in order and late; each reader reads as InputTask does."""
+
+    def __init__(self, seed: int) -> None:
+        self.chance, self.epoch = random.Random(seed), 0
+        self.readers: dict[Reader, Isolation] = {}
+        self.links: dict[tuple[Reader, Reader], deque[Wish]] = {}
+        self.under_way = dict[Reader, int]()
+        self.suspects, self.tried = dict[Reader, int](), 0
+        """The suspects of each reader that wait or are under way, and how many were read."""
+        self.alone = set[Reader]()
+        """The readers whose suspects are under way."""
+
+    def join(self) -> None:
+        self.epoch += 1
+        reader = Reader(self.epoch % 7, self.epoch)  # a later one may come before an earlier one in their order
+        self.readers[reader] = Isolation(reader)
+        self.under_way[reader], self.suspects[reader] = 0, 0
+        for other in self.readers:
+            self.links[reader, other], self.links[other, reader] = deque(), deque()
+        self._keep()
+
+    def leave(self, reader: Reader) -> None:
+        self.epoch += 1
+        del self.readers[reader], self.under_way[reader], self.suspects[reader]
+        self.alone.discard(reader)
+        self._keep()
+
+    def _keep(self) -> None:
+        for each in self.readers.values():
+            each.keep(self.readers.keys(), self.epoch)
+
+    def step(self, *, ends: bool) -> None:
+        """A message arrives, or a reader has a turn. `ends`: no more inputs come."""
+        waiting = [(sender, to) for (sender, to), link in self.links.items() if link and to in self.readers]
+        if waiting and self.chance.random() < 0.7:
+            sender, to = self.chance.choice(waiting)
+            wish = self.links[sender, to].popleft()
+            if sender in self.readers:
+                self.readers[to].take(sender, wish)
+            return
+        self.turn(self.chance.choice([*self.readers]), ends=ends)
+
+    def turn(self, reader: Reader, *, ends: bool) -> None:
+        isolation, chance = self.readers[reader], self.chance
+        if self.under_way[reader] and chance.random() < 0.5:
+            self.under_way[reader] -= 1
+            if reader in self.alone:
+                self.suspects[reader] -= 1
+                self.alone.discard(reader)
+        if not ends and not self.suspects[reader] and chance.random() < 0.05:
+            self.suspects[reader] = chance.randrange(1, 4)
+        asks, is_empty = self.suspects[reader] > 0, not self.under_way[reader]
+        for other, wish in isolation.turn(asks=asks, is_empty=is_empty):
+            self.links[reader, other].append(wish)
+        if asks:
+            if is_empty and isolation.is_alone:
+                assert not any(self.under_way.values()), "something is under way beside suspects"
+                self.under_way[reader], self.tried = 1, self.tried + 1
+                self.alone.add(reader)
+        elif not isolation.must_wait and not ends:
+            assert not self.alone, "an input is read beside suspects"
+            self.under_way[reader] = min(self.under_way[reader] + 1, 3)
+
+
+@pytest.mark.parametrize("seed", [*range(10), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(10, 300))])
+def test_suspects_are_alone_and_all_of_them_have_their_turn(seed: int) -> None:
+    world = World(seed)
+    for _ in range(world.chance.randrange(1, 5)):
+        world.join()
+    for _ in range(STEPS):
+        world.step(ends=False)
+        if not world.alone and not any(world.under_way.values()) and world.chance.random() < 0.01:
+            if len(world.readers) > 1 and world.chance.random() < 0.5:
+                world.leave(world.chance.choice([*world.readers]))
+            elif len(world.readers) < 6:
+                world.join()
+    for _ in range(2 * STEPS):
+        world.step(ends=True)
+    assert (set(world.suspects.values()), world.alone) == ({0}, set())
+    assert world.tried > 20
+
+
+A, B = Reader(1, 1), Reader(2, 1)
+
+
+@each_case(
+    ("asks", "is_empty", "request", "answered"),
+    [(False, True, 3, 3), (False, False, 3, 0), (True, True, 3, 3), (True, False, 3, 0), (False, True, 0, 0)],
+)
+def test_reader_answers_once_nothing_is_under_way(*, asks: bool, is_empty: bool, request: int, answered: int) -> None:
+    isolation = Isolation(B)
+    isolation.keep([A, B], 1)
+    isolation.take(A, Wish(request=request))
+    told = dict(isolation.turn(asks=asks, is_empty=is_empty)).get(A, Wish())
+    assert (told.answer, isolation.must_wait) == (answered, request > 0)
+
+
+def test_reader_that_lets_another_one_go_first_needs_all_answers_again() -> None:
+    isolation = Isolation(B)
+    isolation.keep([A, B], 1)
+    isolation.turn(asks=True, is_empty=True)
+    isolation.take(A, Wish(request=0, answer=1))
+    assert isolation.is_alone
+    isolation.take(A, Wish(request=1, answer=1))
+    assert isolation.turn(asks=True, is_empty=True) == [(A, Wish(request=2, answer=1))]
+    assert not isolation.is_alone
