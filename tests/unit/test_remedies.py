@@ -371,6 +371,13 @@ def test_each_finding_has_one_sentence_of_the_table() -> None:
     assert of_source.endswith("fix the cause, then run `kstreams sources retry shop.py --source rows --all`.")
 
 
+def test_source_that_keeps_no_inputs_is_given_no_command_for_them() -> None:
+    refused = slot(report(sources={"rows": PendingFigures()}, measures={"inputs:refused:rows": 3}))
+    for forgetful, kind in (((), "refused"), (("rows",), "refused_requests")):
+        seen = Seen(RunStatus((refused,), NOW), {}, {}, {}, NOW, 0.0, LIMIT, forgetful)
+        assert [each.kind for each in find((), seen)] == [kind]
+
+
 def test_each_finding_has_its_section_of_the_runbook_as_its_alert_says() -> None:
     root = Path(__file__).parents[2]
     sections = re.findall(r"^### (.+)$", (root / "docs" / "runbook.md").read_text(), flags=re.MULTILINE)

@@ -14,6 +14,7 @@ from kstreams_py.graph.channels import JobTask
 from kstreams_py.graph.declarations import Channel, Processor
 from kstreams_py.graph.loading import UNKNOWN
 from kstreams_py.graph.pipelines import Pipeline
+from kstreams_py.graph.source import InspectedSource
 from kstreams_py.metrics import INPUTS
 from kstreams_py.printable import join_lines
 from kstreams_py.running.health import still, unready
@@ -317,7 +318,12 @@ class Endpoints:
         if view is None:
             return []
         now, wall = self._clock(), self._wall()
-        seen = Seen(view.status, view.rates, view.lagging, view.failing, now, wall, self._still_limit)
+        forgetful = {
+            name
+            for name, channel in name_sources(self._graph).items()
+            if channel.source is not None and not isinstance(channel.source, InspectedSource)
+        }
+        seen = Seen(view.status, view.rates, view.lagging, view.failing, now, wall, self._still_limit, forgetful)
         return find(self._graph.processors, seen)
 
     def _still(self, view: View | None) -> list[str]:

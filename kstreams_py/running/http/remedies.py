@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final, Literal, NamedTuple
 
 from kstreams_py.graph.declarations import Processor
@@ -34,6 +34,7 @@ REMEDIES: Final[Mapping[str, str]] = {
     "source_away": "Repair its source, as its error says: the worker then continues by itself.",
     "pending": "Check what that task waits for: until the input is done, it is neither acknowledged nor read again.",
     "refused": "See `kstreams sources list`, fix the cause, then run `kstreams sources retry`.",
+    "refused_requests": "Fix the cause (see the log); then the client sends the request again: its source keeps none.",
     "replaced": "Nothing is lost: another process runs it. Give each its own `--slot`; to run it here, start it again.",
     "spare": "Nothing is wrong: it takes over if a worker ends. To use it, add partitions to inputs without a state.",
     "open_transaction": "Check what its function waits for: read_committed readers see nothing newer until it ends.",
@@ -79,6 +80,7 @@ RUNBOOK: Final[Mapping[str, str]] = {
     "source_away": "KstreamsSourceAway",
     "pending": "KstreamsOldestPending",
     "refused": "KstreamsRefusedInputs",
+    "refused_requests": "KstreamsRefusedInputs",
     "replaced": "KstreamsReplaced",
     "spare": "Spare workers",
     "open_transaction": "KstreamsOpenTransaction",
@@ -196,6 +198,7 @@ class Seen(NamedTuple):
     - `failing`: by (slot, processor), seconds since a step last failed; absent if none has failed.
     - `now`, `at`: monotonic seconds, and seconds since 1970.
     - `still_limit`: seconds without a turn after which a worker counts as not alive.
+    - `forgetful`: the sources that keep no refused inputs, such as requests over HTTP.
     """
 
     status: RunStatus
@@ -205,6 +208,7 @@ class Seen(NamedTuple):
     now: float
     at: float
     still_limit: float
+    forgetful: Collection[str] = ()
 
 
 def find(processors: Sequence[Processor], seen: Seen) -> list[Problem]:
@@ -404,7 +408,7 @@ def _refused(seen: Seen) -> Iterator[Problem]:
         growth = sum(seen.rates.get(key, {}).get("refused", 0.0) for key in keys)
         level, how = _how_fast(growth, map(seen.failing.get, keys))
         what = f"{name}: {count_of(refused, 'refused input')} since the run started{how}"
-        yield Problem(level, "refused", None, None, what, source=name)
+        yield Problem(level, "refused_requests" if name in seen.forgetful else "refused", None, None, what, source=name)
 
 
 def _letters(status: RunStatus) -> Iterator[Problem]:
