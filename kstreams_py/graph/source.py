@@ -100,6 +100,14 @@ class WakingConnection(Protocol):
         """Takes the function that the connection calls, in any thread, when an input comes."""
 
 
+@runtime_checkable
+class NamingConnection(Protocol):
+    """A SourceConnection that knows better names of its inputs than their keys, such as the lines of files."""
+
+    def name_of(self, claim: Claim) -> str:
+        """Returns the name of a claimed input, for the log and the page. Any thread may call it."""
+
+
 class RefusedInput(NamedTuple):
     """An input that was refused.
 

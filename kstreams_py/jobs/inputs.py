@@ -9,7 +9,7 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from kstreams_py.errors import KStreamsError, SourceUnavailable
-from kstreams_py.graph.source import BadInput, Claim, SourceConnection, WakingConnection
+from kstreams_py.graph.source import BadInput, Claim, NamingConnection, SourceConnection, WakingConnection
 from kstreams_py.jobs.adaptive_limit import AdaptiveLimit
 from kstreams_py.jobs.environment import LOOK_SECONDS
 from kstreams_py.jobs.identity import (
@@ -72,10 +72,12 @@ KEY_MAX: Final = 60
 """The most characters of a key that are shown."""
 
 
-def show_key(claim: Claim) -> str:
-    """Returns the key of an input as text of at most KEY_MAX characters; for a record, its place."""
+def show_key(connection: SourceConnection, claim: Claim) -> str:
+    """Returns the name of an input as text of at most KEY_MAX characters: its key, or its place."""
     key = claim.key
-    if isinstance(claim.token, TopicToken):
+    if isinstance(connection, NamingConnection):
+        text = connection.name_of(claim)
+    elif isinstance(claim.token, TopicToken):
         record = claim.token.record
         text = f"{record.topic()}[{record.partition()}]@{record.offset()}"
     else:
@@ -249,7 +251,7 @@ class SourceInputs:
         self._failed.setdefault(segment, failed)
         logger.warning(
             "%s: input %s fails: %s: it is refused once all that was made from it is done%s", self.name,
-            show_key(claim), failed, self._remedy(), extra=repeated(f"failed inputs of {self.name}", str(failed)),
+            show_key(self.connection, claim), failed, self._remedy(), extra=repeated(f"failed inputs of {self.name}", str(failed)),
         )  # fmt: skip
         return True
 
@@ -375,7 +377,8 @@ class SourceInputs:
         if oldest is None:
             return PendingFigures(count, why=why, limit=self._timeout)
         seconds = round(max(0.0, now - oldest.since), 1)
-        return PendingFigures(count, seconds, show_key(oldest.claim), find_tasks(oldest.segment), why, self._timeout)
+        key = show_key(self.connection, oldest.claim)
+        return PendingFigures(count, seconds, key, find_tasks(oldest.segment), why, self._timeout)
 
     @property
     def is_exhausted(self) -> bool:

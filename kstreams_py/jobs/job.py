@@ -296,7 +296,11 @@ class Job:
     def _name_input(self, segment: SegmentId) -> str:
         """Returns the key of an input and its source as text."""
         found = ((inputs, inputs.pending.claim(segment)) for inputs in self._inputs.values())
-        names = (f"input {show_key(claim)} of {inputs.name}" for inputs, claim in found if claim is not None)
+        names = (
+            f"input {show_key(inputs.connection, claim)} of {inputs.name}"
+            for inputs, claim in found
+            if claim is not None
+        )
         return next(names, "an input that has expired")
 
     def _note_uncopied(self) -> None:

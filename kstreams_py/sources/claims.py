@@ -100,6 +100,10 @@ class ClaimedInputs(ABC):
         """Returns the inputs of `find` that may be claimed. Called in the transaction that claims them."""
         return found
 
+    def name_of(self, key: Any) -> str:
+        """Returns the name of an input, as `kstreams sources list` prints it."""
+        return show_key(key)
+
     def load(self, _: sqlite3.Connection, found: Sequence[tuple[Any, Any]]) -> Sequence[tuple[Any, Any, int]]:
         """Returns the inputs of `find` or `values`: the key, the value for functions, and the bytes of the data.
 
@@ -177,6 +181,10 @@ class ClaimsFile:
             connection.executemany(f"{given} AND owner = ? AND state = {CLAIMED}", rows)
         self._held.difference_update(claim.token for claim in claims)
         self._searched_at = float("-inf")
+
+    def name_of(self, claim: Claim) -> str:
+        """See NamingConnection."""
+        return self._inputs.name_of(claim.token)
 
     def keep(self) -> None:
         """See SourceConnection."""
@@ -344,6 +352,11 @@ class ClaimsFile:
             connection.execute(made, (uuid.uuid4().hex,))
             (made,) = connection.execute(f"SELECT id FROM {_IDENTITY}").fetchone()
             self.identity = f"{made} {self._reader}"
+
+
+def show_key(key: Any) -> str:
+    """Returns a key as text: text as it is, anything else by its `repr`."""
+    return key if isinstance(key, str) else repr(key)
 
 
 def is_no_text(key: Any) -> bool:

@@ -13,7 +13,7 @@ import glob
 import logging
 import os
 import sqlite3
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -166,7 +166,12 @@ def _find_places(reader: str, connection: sqlite3.Connection) -> Callable[[int],
     paths = dict[int, str]()
     if connection.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (_FILES,)).fetchone():
         paths |= connection.execute(f"SELECT file, path FROM {_FILES} WHERE reader = ?", (reader,))
-    return lambda key: f"{paths.get(key >> ROW_BITS, key >> ROW_BITS)}:{_number_of(key)}"
+    return partial(_show_place, paths)
+
+
+def _show_place(paths: Mapping[int, str], key: int) -> str:
+    """Returns a key as the path of a file and the number of a record. `paths`: by number."""
+    return f"{paths.get(key >> ROW_BITS, key >> ROW_BITS)}:{_number_of(key)}"
 
 
 def find_files(path: str) -> list[str]:
@@ -282,6 +287,10 @@ class _FileRecords(ClaimedInputs):
             self._read_paths(connection)
         there = {file for file in files if self._is_there(file)}
         return {key: None for key in keys if key >> ROW_BITS in there}
+
+    def name_of(self, key: int) -> str:
+        """See ClaimedInputs."""
+        return _show_place(self._paths, key)
 
     def load(self, connection: sqlite3.Connection, found: Sequence[tuple[int, Any]]) -> list[tuple[int, Any, int]]:
         """See ClaimedInputs."""

@@ -136,6 +136,12 @@ class RequestsConnection:
         """Answers each request that it is to be sent again."""
         self._end([(claim, STOPPED) for claim in claims])
 
+    def name_of(self, claim: Claim) -> str:
+        """See NamingConnection: the Idempotency-Key, or the random number of a request without one, in hexadecimal."""
+        assert isinstance(claim.key, bytes)
+        kind, _, own = claim.key.partition(b" ")
+        return own.decode() if kind == b"key" else own.hex()
+
     def keep(self) -> None:
         """See SourceConnection. No other connection takes claims over."""
 

@@ -22,6 +22,7 @@ from kstreams_py.sources.claims import (
     check_file,
     check_tables,
     is_no_text,
+    show_key,
 )
 from kstreams_py.sources.suspects import SUSPECTED, check_refused
 
@@ -39,8 +40,8 @@ FindNames = Callable[[sqlite3.Connection], Callable[[Any], str]]
 
 
 def find_keys(_: sqlite3.Connection) -> Callable[[Any], str]:
-    """Returns the function that shows a key: text as it is, anything else by its `repr`."""
-    return lambda key: key if isinstance(key, str) else repr(key)
+    """Returns the function that shows a key."""
+    return show_key
 
 
 def inspect_claims(path: Path, reader: str, limit: int, find_names: FindNames = find_keys) -> SourceStatus:

@@ -23,7 +23,7 @@ import pytest
 from pyarrow import parquet
 
 from kstreams_py.errors import MissingSoftware, SettingsError, SourceUnavailable
-from kstreams_py.graph.source import BadInput, Claim, SourceConnection
+from kstreams_py.graph.source import BadInput, Claim, NamingConnection, SourceConnection
 from kstreams_py.sources import files, records
 from tests.contract.source_media import LEASE, InFiles
 
@@ -228,7 +228,10 @@ def test_each_record_is_an_input_and_the_same_one_when_it_is_read_again(
     assert read_rows(connection, limit if len(expected) < 100 else 400 * limit) == expected
     medium.wait(2 * LEASE)
     again = medium.open(**options)
-    assert rows_of(again.read(10_000, alone=True)) == expected
+    assert isinstance(again, NamingConnection)
+    claims = again.read(10_000, alone=True)
+    places = [f"{medium.directory / f'file{suffix}'}:{number}" for number, _ in expected]
+    assert (rows_of(claims), [again.name_of(each) for each in claims]) == (expected, places)
     assert not expected or not again.is_exhausted
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import http.client
 import json
 import pickle
+import re
 import socket
 import sqlite3
 import ssl
@@ -236,6 +237,8 @@ def test_requests_with_one_key_are_one_input_with_one_answer(shop: Shop) -> None
     claims = take(other, 3)
     assert [each.key for each in claims].count(claim.key) == 1, "its origin is the same in any process"
     assert len({each.key for each in claims}) == 3
+    names = sorted(inputs.show_key(other, each) for each in claims)
+    assert (names[-1], [bool(re.fullmatch("[0-9a-f]{32}", each)) for each in names[:-1]]) == ("k", [True, True])
     other.ack(claims)
     assert [each.result() for each in (same, *others)] == [DONE] * 3
 
