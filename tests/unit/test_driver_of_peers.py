@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Callable
 from random import Random
@@ -12,9 +13,11 @@ import pytest
 
 import kstreams_py as ks
 from kstreams_py import sinks
-from kstreams_py.errors import Retriable, UserMistake
+from kstreams_py.errors import Retriable, SinkUnavailable, UserMistake
 from kstreams_py.jobs.peers.audits import SegmentAudit
 from kstreams_py.jobs.peers.entries import Entries
+from kstreams_py.jobs.peers.function_task import FunctionTask
+from kstreams_py.log_fields import FOLD
 from kstreams_py.testing import MemorySource, TestDriver
 from kstreams_py.testing.peers import Peers
 from tests.tables import each_case
@@ -113,6 +116,30 @@ def lose_frames(driver: TestDriver, peers: Peers, task: str) -> None:
 
 def lose_all_frames(driver: TestDriver, peers: Peers, task: str) -> None:
     peers.lose(task, seconds=5)
+
+
+def test_task_whose_target_is_full_says_when_it_works_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    failing, turn = [2], FunctionTask.turn
+
+    def fail(task: FunctionTask) -> bool:
+        if task.id == "store" and task.waiting and failing[0]:
+            failing[0] -= 1
+            raise SinkUnavailable("no.db: database or disk is full: free space on its disk, then start again")
+        return turn(task)
+
+    monkeypatch.setattr(FunctionTask, "turn", fail)
+    caplog.set_level(logging.INFO, "kstreams_py.jobs.peers.peer")
+    driver, peers = loaded()
+    with driver:
+        driver.run()
+        check_stored_once(driver, peers)
+    away = "store: no.db: database or disk is full: free space on its disk; it tries again every 2 s"
+    assert [each for each in caplog.messages if each.startswith("store:")] == [away, away, "store: it works again"]
+    assert [getattr(each, FOLD)[:2] for each in caplog.records if hasattr(each, FOLD)][:1] == [
+        ("repeated", "interruptions of store")
+    ]
 
 
 FAULTS = [kill, freeze_past_the_time_out, lose_frames, lose_machine, freeze_for_a_moment, lose_all_frames]

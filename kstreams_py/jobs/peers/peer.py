@@ -48,6 +48,9 @@ DRAIN_SECONDS: Final = 10.0
 OPEN_AGAIN_SECONDS: Final = 2.0
 """Seconds until a source or target that could not be opened is tried again."""
 
+START_AGAIN: Final = ", then start again"
+"""The end of remedies for a process that an error ends; a peer goes on, and tries again by itself."""
+
 PeerTask = InputTask | FunctionTask
 
 
@@ -86,6 +89,8 @@ class Peer:
         """Until when the task may finish what it has, as another one is to be opened."""
         self._open_at = float("-inf")
         """When a task that could not be opened is tried again."""
+        self._interrupted = ""
+        """The task that was interrupted, as what it needs is away, until it works again; "" for none."""
         self._epochs: dict[str, int] = {}
         self.turns = 0
         """The number of turns."""
@@ -271,7 +276,10 @@ class Peer:
             reads = self._draining_until is None and self.me in job.ready
             worked = task.turn(reads=reads) if isinstance(task, InputTask) else task.turn()
         except (Unavailable, ClientError) as error:  # the task begins again once what it needs is back
-            logger.warning("%s: %s; beginning again", self.assignment.task, error)
+            name, why = self.assignment.task, str(error).removesuffix(START_AGAIN)
+            again = repeated(f"interruptions of {name}", why)
+            logger.warning("%s: %s; it tries again every %g s", name, why, OPEN_AGAIN_SECONDS, extra=again)
+            self._interrupted = name
             dropped = task.ids if isinstance(task, FunctionTask) else set[SegmentId]()
             self._close_task()
             self._send([(number, Doubts(self.assignment.job, ids)) for number, ids in by_peer(dropped).items()])
@@ -282,6 +290,10 @@ class Peer:
         except (KStreamsError, Stop) as error:
             self._kill(self.assignment, error)
             return True
+        if self._interrupted and (worked or isinstance(task, InputTask)):
+            if self._interrupted == self.assignment.task:
+                logger.info("%s: it works again", self._interrupted)
+            self._interrupted = ""
         if isinstance(task, InputTask):
             self._care_for_inputs(task)
         self._send(task.items())
