@@ -21,6 +21,8 @@ These are Unicode's format characters, except those that scripts and emoji need.
 
 _ODD_BYTES: Final = re.compile(rb"[^\t\x20-\x7e]")
 
+_DIGITS: Final = re.compile(r"Exceeds the limit \((\d+) digits\) for integer string conversion.*", re.DOTALL)
+
 _NAMED: Final = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
 
 _COLOUR: Final = re.compile(r"(\x1b\[[0-9;]*m)")
@@ -40,6 +42,11 @@ def escape(text: str, keep: str = "") -> str:
 def _name(char: str) -> str:
     units = char.encode("utf-16-be", "surrogatepass").hex()
     return _NAMED.get(char) or "".join(f"\\u{units[at : at + 4]}" for at in range(0, len(units), 4))
+
+
+def show_error(error: BaseException) -> str:
+    """Returns the text of an error; of an integer of too many digits, without Python's advice to programmers."""
+    return _DIGITS.sub(lambda found: f"it has an integer of more than {int(found[1]):,} digits", str(error))
 
 
 def join_lines(lines: Iterable[str]) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from kstreams_py.errors import SchemaError
 from kstreams_py.formats.schemas import JsonSchema, unparsed
+from kstreams_py.printable import show_error
 
 SchemaSource = JsonSchema | Path
 """The path of an .avsc file, or a schema as parsed JSON; a str is a path."""
@@ -40,5 +41,5 @@ def _read(path: Path, source: str) -> JsonSchema:
     except OSError as error:
         raise SchemaError(f"{source} cannot be read: {error.strerror}") from None
     except ValueError as error:
-        raise SchemaError(f"{source} is not JSON: {error}") from None
+        raise SchemaError(f"{source} is not JSON: {show_error(error)}") from None
     return schema

@@ -16,6 +16,7 @@ from typing_extensions import TypeVar
 
 from kstreams_py.errors import DecodeError, EncodeError, SettingsError
 from kstreams_py.formats.registry import Registry
+from kstreams_py.printable import show_error
 
 T = TypeVar("T", default=Any)
 
@@ -125,7 +126,7 @@ class Json(Serde[Any]):
         except UnicodeError as error:
             raise EncodeError(f"{show(value)} has characters that are not in UTF-8: {error}") from None
         except (TypeError, ValueError, RecursionError) as error:
-            why = str(error).removeprefix("Object of type ").replace(" is not JSON serializable", " is not JSON")
+            why = show_error(error).removeprefix("Object of type ").replace(" is not JSON serializable", " is not JSON")
             raise EncodeError(f"{show(value)}: {why}: give dict, list, str, int, float, bool or None") from None
 
     def deserialize(self, data: bytes, /) -> Any:
@@ -133,7 +134,7 @@ class Json(Serde[Any]):
         try:
             return parse_json(data.decode())
         except (ValueError, RecursionError) as error:
-            raise DecodeError(f"these bytes are not JSON in UTF-8: {error}") from None
+            raise DecodeError(f"these bytes are not JSON in UTF-8: {show_error(error)}") from None
 
 
 _brief: Final = Repr()

@@ -15,6 +15,7 @@ from typing import Any, Final
 from kstreams_py.errors import DecodeError, SchemaError, Unavailable
 from kstreams_py.formats.registry import Registry
 from kstreams_py.formats.schemas import JsonSchema, content_id, parse, parsing_form
+from kstreams_py.printable import show_error
 
 UNKNOWN_SECONDS: Final = 1.0
 """Seconds for which a refused id is remembered; only a few, because its schema may soon be registered."""
@@ -54,7 +55,7 @@ def read_text(text: str, source: str) -> JsonSchema:
             text, object_hook=lambda each: {name: value for name, value in each.items() if name != "default"}
         )
     except (ValueError, TypeError, RecursionError) as error:
-        raise SchemaError(f"{source} is not JSON: {error}") from None
+        raise SchemaError(f"{source} is not JSON: {show_error(error)}") from None
     return schema
 
 

@@ -153,6 +153,14 @@ class Source(Protocol):
 
 
 @runtime_checkable
+class NeedsSoftware(Protocol):
+    """A source or a target that needs a package of an extra."""
+
+    def check_software(self) -> None:
+        """Raises MissingSoftware, with the extra, if the package is not installed. Makes no connection."""
+
+
+@runtime_checkable
 class InspectedSource(Source, Protocol):
     """A source that shows its claims to operators, and lets refused inputs be read again."""
 

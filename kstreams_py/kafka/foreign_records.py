@@ -6,6 +6,7 @@ import json
 from typing import Any, TypeGuard
 
 from kstreams_py.errors import DecodeError
+from kstreams_py.printable import show_error
 from kstreams_py.records import Message, TopicPartition
 
 
@@ -44,7 +45,7 @@ def parse_json(data: bytes | str) -> Any:
     except RecursionError:
         raise ValueError("it is nested too deep") from None
     except ValueError as error:
-        raise ValueError(f"it is not JSON: {error}") from None
+        raise ValueError(f"it is not JSON: {show_error(error)}") from None
 
 
 def is_offset(value: object) -> TypeGuard[int]:

@@ -10,6 +10,7 @@ from kstreams_py.graph.channels import JobTask, filled_channels
 from kstreams_py.graph.declarations import Channel, Processor
 from kstreams_py.graph.loading import UNKNOWN, load, show_target
 from kstreams_py.graph.pipelines import Pipeline
+from kstreams_py.graph.source import NeedsSoftware
 from kstreams_py.graph.topology import Graph
 from kstreams_py.jobs.peers.routes import check_graph
 from kstreams_py.running.reports import in_graph
@@ -78,7 +79,7 @@ def target_of(shown: Shown) -> str:
 def load_graphs(targets: Sequence[str]) -> dict[str, Graph]:
     """Returns the graphs that peers may run, by name.
 
-    Raises GraphError, and SettingsError if two graphs have one name, or if peers cannot run one.
+    Raises GraphError, SettingsError if two graphs have one name or peers cannot run one, and MissingSoftware.
     """
     found: dict[str, Graph] = {}
     for graph in map(load, targets):
@@ -86,4 +87,17 @@ def load_graphs(targets: Sequence[str]) -> dict[str, Graph]:
         if found.setdefault(graph.name, graph) is not graph:
             raise SettingsError(f"two graphs are called {graph.name!r}: rename one")
         check_graph(graph)
+        check_software(graph)
     return found
+
+
+def check_software(graph: Graph) -> None:
+    """Raises MissingSoftware if a source or a target of a graph needs a package that is not installed.
+
+    A peer without it would end each job of the graph, also for the peers that have the package.
+    """
+    needed: list[object] = [channel.source for channel in filled_channels(graph.tasks)]
+    needed += [task.target for task in graph.tasks]
+    for each in needed:
+        if isinstance(each, NeedsSoftware):
+            each.check_software()

@@ -115,6 +115,13 @@ class Parquet:
 
             _to_table(pa, self, rows)
 
+    def check_software(self) -> None:
+        """See NeedsSoftware."""
+        try:
+            import pyarrow.parquet  # noqa: F401, PLC0415 an extra
+        except ImportError:
+            raise MissingSoftware("a Parquet sink needs pyarrow: pip install 'kstreams_py[parquet]'") from None
+
     def open(self, consumer: str) -> ParquetConnection:
         """Creates the directory if it is missing. `consumer`: the owner of the stored offsets.
 
@@ -132,11 +139,10 @@ class ParquetConnection:
     """
 
     def __init__(self, sink: Parquet, consumer: str) -> None:
-        try:
-            import pyarrow as pa  # noqa: PLC0415 an extra
-            from pyarrow import fs, parquet  # noqa: PLC0415
-        except ImportError:
-            raise MissingSoftware("a Parquet sink needs pyarrow: pip install 'kstreams_py[parquet]'") from None
+        sink.check_software()
+        import pyarrow as pa  # noqa: PLC0415 an extra
+        from pyarrow import fs, parquet  # noqa: PLC0415
+
         self._pa, self._parquet, self._disk = pa, parquet, fs.LocalFileSystem()
         self._sink = sink
         self._consumer = consumer

@@ -52,6 +52,8 @@ from kstreams_py.sinks.postgresql_connections import (
 if TYPE_CHECKING:
     import psycopg
 
+_WHAT: Final = "a PostgreSQL sink"
+
 _TYPES: Final[dict[type, str]] = {
     str: "text",
     int: "bigint",
@@ -150,6 +152,10 @@ class PostgreSQL:
         """See RowRules. About columns without types, it knows only that none takes NUL in text."""
         check_rows(rows, self.columns, [_TAKEN[_TYPES[kind]][0] if kind else UNKNOWN for kind in self.types])
 
+    def check_software(self) -> None:
+        """See NeedsSoftware."""
+        Database(self.url, _WHAT)
+
     def open(self, consumer: str) -> PostgreSQLConnection:
         """Connects, and creates the table if it is missing. `consumer`: the owner of the stored offsets.
 
@@ -163,7 +169,7 @@ class PostgreSQLConnection:
     """One thread's connection to a table in PostgreSQL: see SinkConnection."""
 
     def __init__(self, sink: PostgreSQL, consumer: str) -> None:
-        self._database = Database(sink.url, "a PostgreSQL sink")
+        self._database = Database(sink.url, _WHAT)
         self._psycopg = self._database.psycopg
         self._sink = sink
         self._consumer = consumer

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kstreams_py.errors import MissingSoftware, RowRefused, SettingsError, SinkUnavailable
 from kstreams_py.graph.sink import Evidence, Row
+from kstreams_py.printable import show_error
 from kstreams_py.records import Positions, TopicPartition
 from kstreams_py.secrets import split_user
 from kstreams_py.sinks.columns import FLOATS, Columns, TakenValues, Types, check_rows, check_table, split_columns
@@ -135,7 +136,8 @@ class Redis:
         try:
             encoded.extend(encode(dict(zip(self.columns, row.values, strict=True))).encode() for row in rows)
         except ValueError as error:  # an integer of more digits than Python writes
-            raise RowRefused(f"the row has a value that JSON does not hold: {error}", len(encoded)) from error
+            why = f"the row has a value that JSON does not hold: {show_error(error)}"
+            raise RowRefused(why, len(encoded)) from error
         if max(map(len, encoded), default=0) > row_bytes:
             index = next(index for index, row in enumerate(encoded) if len(row) > row_bytes)
             raise RowRefused(
@@ -148,6 +150,13 @@ class Redis:
     def check(self, rows: Sequence[Row]) -> None:
         """See RowRules. A server takes rows of up to 512 MB, unless its proto-max-bulk-len differs."""
         self.encode(rows)
+
+    def check_software(self) -> None:
+        """See NeedsSoftware."""
+        try:
+            import redis  # noqa: F401, PLC0415 an extra
+        except ImportError:
+            raise MissingSoftware("a Redis sink needs redis-py: pip install 'kstreams_py[redis]'") from None
 
     def open(self, consumer: str) -> RedisConnection:  # noqa: ARG002 offsets are not stored
         """Connects, and warns of a server that may lose rows.
@@ -162,10 +171,9 @@ class RedisConnection:
     """One thread's connection to Redis: see SinkConnection."""
 
     def __init__(self, sink: Redis) -> None:
-        try:
-            import redis  # noqa: PLC0415 an extra
-        except ImportError:
-            raise MissingSoftware("a Redis sink needs redis-py: pip install 'kstreams_py[redis]'") from None
+        sink.check_software()
+        import redis  # noqa: PLC0415 an extra
+
         self._redis = redis
         self._sink = sink
         self._row_bytes = _BULK_BYTES

@@ -124,14 +124,18 @@ class Files:
     def __str__(self) -> str:
         return ", ".join(self.paths)
 
-    def open(self, reader: str) -> ClaimsFile:
-        """See Source."""
+    def check_software(self) -> None:
+        """See NeedsSoftware."""
         if self.format == "parquet":
             try:
                 import pyarrow.parquet  # noqa: F401, PLC0415 an extra
             except ImportError:
                 remedy = "pip install 'kstreams_py[parquet]'"
                 raise MissingSoftware(f"a source of Parquet files needs pyarrow: {remedy}") from None
+
+    def open(self, reader: str) -> ClaimsFile:
+        """See Source."""
+        self.check_software()
         for path in self.paths:
             if os.path.exists(path) and not os.path.isfile(path):  # noqa: PTH110, PTH113 a Path raises for some
                 remedy = f"name files, or a pattern such as '{Path(path) / '*'}.{self.format}'"

@@ -58,7 +58,7 @@ class HTTP(RequestRules):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 <= self.port < 1 << 16:
-            raise SettingsError(f"port={self.port}: give a number below 65536")
+            raise SettingsError(f"port={self.port}: give a number from 0 to 65535")
         if self.token is None and not _is_loopback(self.host):
             raise SettingsError(
                 f"host={self.host!r}: others can send inputs there: give token=, such as os.environ['ORDERS_TOKEN']"
@@ -70,12 +70,18 @@ class HTTP(RequestRules):
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{'http' if self.certificate is None else 'https'}://{host}:{self.port}{self.path}"
 
-    def open(self, reader: str) -> SourceConnection:
-        """See Source."""
+    def check_software(self) -> None:
+        """See NeedsSoftware."""
         try:
-            from kstreams_py.sources.http_server import open_requests  # noqa: PLC0415 an extra
+            import kstreams_py.sources.http_server  # noqa: F401, PLC0415 an extra
         except ImportError:
             raise MissingSoftware("a source of HTTP needs Tornado: pip install 'kstreams_py[http]'") from None
+
+    def open(self, reader: str) -> SourceConnection:
+        """See Source."""
+        self.check_software()
+        from kstreams_py.sources.http_server import open_requests  # noqa: PLC0415 an extra
+
         return open_requests(str(self), reader, self, (self.host, self.port), (self.certificate, self.key))
 
 

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     import psycopg
     from psycopg.abc import Buffer
 
+_WHAT: Final = "a PostgreSQL source"
+
 NEVER: Final = float("-inf")
 """The time of events that have not happened."""
 
@@ -103,6 +105,10 @@ class PostgreSQL:
     def __str__(self) -> str:
         return f"{self.name}: table {self.table}"
 
+    def check_software(self) -> None:
+        """See NeedsSoftware."""
+        Database(self.url, _WHAT)
+
     def open(self, reader: str) -> TableConnection:
         """See Source. Raises MissingSoftware without psycopg."""
         return TableConnection(self, reader)
@@ -124,7 +130,7 @@ class TableConnection:
     """One worker's connection to a table in PostgreSQL: see SourceConnection."""
 
     def __init__(self, source: PostgreSQL, reader: str) -> None:
-        self._database = Database(source.url, "a PostgreSQL source")
+        self._database = Database(source.url, _WHAT)
         self._source, self._reader = source, reader
         self.lease = source.lease
         self._connection: psycopg.Connection[Any] | None = None

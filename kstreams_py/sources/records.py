@@ -18,6 +18,7 @@ from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple
 from kstreams_py.errors import DecodeError
 from kstreams_py.formats.serdes import parse_json
 from kstreams_py.graph.source import BadInput
+from kstreams_py.printable import count_of, show_error
 from kstreams_py.sources.sizes import READ_BYTES, weigh
 
 if TYPE_CHECKING:
@@ -317,9 +318,9 @@ class JsonRecords(TextRecords):
         except RecursionError:
             return _bad_input("it is not readable JSON: it is nested too deeply")
         except json.JSONDecodeError as error:
-            return _bad_input(f"it is not JSON: {error.msg} at column {error.colno}")
+            return _bad_input(f"it is not JSON: {error.msg.removesuffix(' at')} at column {error.colno}")
         except ValueError as error:  # NaN, 1e400, or an integer of too many digits
-            return _bad_input(f"it is not readable JSON: {error}")
+            return _bad_input(f"it is not readable JSON: {show_error(error)}")
 
 
 class CsvRecords(TextRecords):
@@ -408,7 +409,9 @@ class CsvRecords(TextRecords):
         if isinstance(fields, BadInput):
             return fields
         if len(fields) != len(self._names):
-            return _bad_input(f"it has {len(fields)} fields, and the header of its file has {len(self._names)}")
+            return _bad_input(
+                f"it has {count_of(len(fields), 'field')}, and the header of its file has {len(self._names)}"
+            )
         return dict(zip(self._names, fields, strict=True))
 
 

@@ -79,7 +79,7 @@ NUMBERS = [pa.table({"id": [*range(at, at + 2_500)], "tags": [["a"]] * 2_500}) f
 PACKED = gzip.compress(b"[1]\n[2]\n")
 NANOSECONDS = pa.struct([("b", pa.list_(pa.time64("ns")))])
 DAYS = pa.table({"day": pa.array([0, 2**30], pa.date32())})
-NO_ROW = "it has {} fields, and the header of its file has 2"
+NO_ROW = "it has {}, and the header of its file has 2"
 
 READ: dict[str, tuple[str, bytes, list[tuple[int, Any]]]] = {
     "any JSON": (".jsonl", b'{"a": [1]}\nnull\n"x"\n\n \t\n7\r\n', [(1, {"a": [1]}), (2, None), (3, "x"), (6, 7)]),
@@ -90,7 +90,7 @@ READ: dict[str, tuple[str, bytes, list[tuple[int, Any]]]] = {
         [
             (1, "it is not JSON: Expecting ',' delimiter at column 1"),
             (2, "it is not JSON: Extra data at column 3"),
-            (3, "it is not JSON: Invalid control character at at column 2"),
+            (3, "it is not JSON: Invalid control character at column 2"),
             (4, "\udce9"),
             (5, "it is not JSON: Expecting value at column 1"),
             (6, int("9" * 20)),
@@ -120,9 +120,9 @@ READ: dict[str, tuple[str, bytes, list[tuple[int, Any]]]] = {
         ".csv",
         b'a,b\n1\n1,2,3\n1,"2",3\n\0,1\n"\0",1\n1\r2,3\n"1"2,3\n1,2\n' + b"1," * 11 + b"\n3,4\n",
         [
-            (2, NO_ROW.format(1)),
-            (3, NO_ROW.format(3)),
-            (4, NO_ROW.format(3)),
+            (2, NO_ROW.format("1 field")),
+            (3, NO_ROW.format("3 fields")),
+            (4, NO_ROW.format("3 fields")),
             (5, "it has NUL bytes: the file is damaged, or not text in UTF-8"),
             (6, "it has NUL bytes: the file is damaged, or not text in UTF-8"),
             (7, "it is not CSV: it has a carriage return outside of quotes"),

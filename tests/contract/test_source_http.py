@@ -437,7 +437,7 @@ def test_requests_over_tls_are_taken(shop: Shop, tmp_path: Path) -> None:
 
 
 WRONG: dict[str, tuple[str, dict[str, Any]]] = {
-    "port": ("port=65536: give a number below 65536", {"port": 65536}),
+    "port": ("port=65536: give a number from 0 to 65535", {"port": 65536}),
     "path": ("path='orders': give a path that begins with /", {"path": "orders"}),
     "query": ("path='/a?b': give a path that begins with /", {"path": "/a?b"}),
     "host without a token": ("host='0.0.0.0': others can send inputs there: give token=", {"host": "0.0.0.0"}),

@@ -193,6 +193,7 @@ NOT_UTF8 = "'utf-8' codec can't decode byte 0xff in position 1: invalid start by
         (Json(), b"{", "JSON in UTF-8: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"),
         (Json(), b"1 2", "JSON in UTF-8: Extra data: line 1 column 3 (char 2)"),
         (Json(), b"", "JSON in UTF-8: Expecting value: line 1 column 1 (char 0)"),
+        (Json(), b"9" * 5_000, "JSON in UTF-8: it has an integer of more than 4,300 digits"),
         (Json(), b"[NaN]", "JSON in UTF-8: NaN is not a JSON number"),
     ],
 )

@@ -44,7 +44,7 @@ class MessengerSettings:
         if not self.peer or not self.cluster:
             raise SettingsError("a peer needs an id, and the name of its cluster")
         if not 0 <= self.port < 1 << 16:
-            raise SettingsError(f"port={self.port}: give a number below 65536")
+            raise SettingsError(f"port={self.port}: give a number from 0 to 65535")
         if self.frame_max < 2 * ENVELOPE or self.queue < 1 or self.queue_bytes < 1:
             raise SettingsError(
                 f"frame_max={self.frame_max}, queue={self.queue}, queue_bytes={self.queue_bytes}: give at least "
