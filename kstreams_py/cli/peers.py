@@ -15,12 +15,14 @@ import typer
 from kstreams_py.cli.options import AsJson, Bootstrap, Config, Target, load_valid, open_environment
 from kstreams_py.cli.streams import echo
 from kstreams_py.errors import MissingSoftware, SettingsError
+from kstreams_py.graph.names import CLUSTER_MAX, is_cluster_name
 from kstreams_py.jobs.cluster.commands import JobId, KillJob, Scheduler
 from kstreams_py.jobs.cluster.explanations import describe_job, explain
 from kstreams_py.jobs.cluster.kafka_log import append_command, read_entries, read_replica
 from kstreams_py.jobs.cluster.state import JobPhase
 from kstreams_py.kafka.contracts import Cluster
 from kstreams_py.operations.clusters import (
+    USABLE,
     describe_command,
     describe_tasks,
     find_job,
@@ -30,7 +32,15 @@ from kstreams_py.printable import count_of
 from kstreams_py.running.wiring import run_in_foreground
 from kstreams_py.settings import Settings
 
-OfCluster = Annotated[str, typer.Option("--cluster", help="the name of the cluster of peers")]
+
+def check_cluster(name: str) -> str:
+    """Returns the name of a cluster of peers. Raises SettingsError if there can be none of it."""
+    if not is_cluster_name(name):
+        raise SettingsError(f"--cluster {name!r}: {USABLE.format(CLUSTER_MAX)}")
+    return name
+
+
+OfCluster = Annotated[str, typer.Option("--cluster", help="the name of the cluster of peers", callback=check_cluster)]
 Job = Annotated[str, typer.Argument(help="the id of the job, as kstreams job list prints it")]
 
 jobs = typer.Typer(help="Jobs of a cluster of peers: submit, list, show, kill, wait for.", no_args_is_help=True)
@@ -100,8 +110,13 @@ def submit(
     with _open(bootstrap_servers, config) as kafka:
         job = submit_job(kafka, cluster, load_valid(target), percentage, name)
         echo(job)
-        if why := explain(read_replica(kafka, cluster), job):
-            echo(f"it waits: {why}", file=sys.stderr)
+        replica = read_replica(kafka, cluster)
+    state, why = find_job(replica, job), explain(replica, job)
+    if state.phase is JobPhase.KILLED:
+        echo(f"it is killed already: {why or 'by another command'}", file=sys.stderr)
+        raise typer.Exit(1)
+    if why:
+        echo(f"it waits: {why}", file=sys.stderr)
 
 
 @jobs.command("list")

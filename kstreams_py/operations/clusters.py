@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import time
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from kstreams_py.jobs.cluster.commands import (
     JobId,
     KillJob,
     Leave,
+    Scheduler,
     SealTask,
     SignalReady,
     SubmitJob,
@@ -28,14 +30,26 @@ from kstreams_py.jobs.peers.fingerprints import fingerprint_of
 from kstreams_py.jobs.peers.routes import specify_tasks
 from kstreams_py.kafka.contracts import Cluster
 
+USABLE: Final = "use 1 to {} of a-z A-Z 0-9 . _ -"
+"""The remedy for a name that cannot be given."""
+
+JOB_NAME_MAX: Final = 100
+"""The most characters of a job's id that a person chooses."""
+
+PERCENTAGE_MIN: Final = 0.01
+"""The least percentage of a job."""
+
 APPLIED_SECONDS: Final = 10.0
 """Seconds that a command may take to be in the log."""
 
 
 def submit_job(cluster: Cluster, name: str, graph: Graph, percentage: float | None, job: str = "") -> JobId:
     """Submits a graph as a job; returns the id of the job. Raises SettingsError if the cluster refuses it."""
-    job_id = JobId(job or f"{graph.name}-{secrets.token_hex(3)}")
-    if job_id in read_replica(cluster, name).jobs:
+    if job and re.fullmatch(rf"[a-zA-Z0-9._-]{{1,{JOB_NAME_MAX}}}", job) is None:
+        raise SettingsError(f"--name {job!r}: {USABLE.format(JOB_NAME_MAX)}")
+    job_id, replica = JobId(job or f"{graph.name}-{secrets.token_hex(3)}"), read_replica(cluster, name)
+    check_percentage(replica, percentage)
+    if job_id in replica.jobs:
         raise SettingsError(f"cluster {name} has had a job {job_id}: leave --name out, or choose another one")
     command = SubmitJob(job_id, graph.name, fingerprint_of(graph), specify_tasks(graph.tasks), percentage)
     append_command(cluster, name, command)
@@ -47,6 +61,18 @@ def submit_job(cluster: Cluster, name: str, graph: Graph, percentage: float | No
     if state.why:
         raise SettingsError(f"cluster {name} refuses job {job_id}: {state.why}")
     return job_id
+
+
+def check_percentage(replica: Replica, percentage: float | None) -> None:
+    """Raises SettingsError if a job needs a percentage, has one that is not possible, or can have none."""
+    needs = f"cluster {replica.cluster} has the scheduler {replica.scheduler}"
+    if replica.scheduler is not Scheduler.PERCENTAGE:
+        if percentage is not None:
+            raise SettingsError(f"{needs}, which uses no percentages: leave --percentage out")
+    elif percentage is None:
+        raise SettingsError(f"{needs}: give the job's share with --percentage, a number from {PERCENTAGE_MIN} to 100")
+    elif not PERCENTAGE_MIN <= percentage <= 100:
+        raise SettingsError(f"--percentage {percentage}: give a number from {PERCENTAGE_MIN} to 100")
 
 
 def find_job(replica: Replica, job: str) -> JobState:

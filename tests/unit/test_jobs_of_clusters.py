@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 import kstreams_py as ks
+from kstreams_py.cli.peers import check_cluster
 from kstreams_py.errors import SettingsError
+from kstreams_py.graph.names import cluster_topics
 from kstreams_py.graph.topology import Graph
 from kstreams_py.jobs.cluster.commands import (
     AcceptJoin,
@@ -91,17 +93,14 @@ def test_job_of_other_code_than_a_peers_is_refused_with_both_fingerprints() -> N
         (
             Scheduler.PERCENTAGE,
             None,
-            "the percentage is none: the cluster's scheduler needs a number above 0",
+            "cluster shop has the scheduler percentage: give the job's share with --percentage, a number from 0.01 to",
         ),
-        (
-            Scheduler.PERCENTAGE,
-            120.0,
-            "the percentage is 120: the cluster's scheduler needs a number above 0",
-        ),
+        (Scheduler.PERCENTAGE, 100.0000001, "--percentage 100.0000001: give a number from 0.01 to 100"),
+        (Scheduler.PERCENTAGE, 1e-300, "--percentage 1e-300: give a number from 0.01 to 100"),
         (
             Scheduler.GREEDY,
             30.0,
-            "the cluster's scheduler is greedy, which uses no percentages: leave the percentage out",
+            "cluster shop has the scheduler greedy, which uses no percentages: leave --percentage out",
         ),
     ],
 )
@@ -122,6 +121,23 @@ def test_id_of_a_job_is_used_once() -> None:
         submit_job(cluster, NAME, make_graph(), None, "daily")
     with pytest.raises(SettingsError, match="cluster shop has no job weekly: it has daily"):
         find_job(read_replica(cluster, NAME), "weekly")
+
+
+@pytest.mark.parametrize("name", ["a b", "a\n", "\x1b", " ", "ü", "a/b", "a" * 101])
+def test_id_of_a_job_that_cannot_be_typed_again_is_refused(name: str) -> None:
+    with pytest.raises(SettingsError) as refused:
+        submit_job(begin(), NAME, make_graph(), None, name)
+    assert str(refused.value) == f"--name {name!r}: use 1 to 100 of a-z A-Z 0-9 . _ -"
+    assert submit_job(begin(), NAME, make_graph(), None, "a.B_-9") == "a.B_-9"
+
+
+@pytest.mark.parametrize("name", ["", "../x", "bad name/ü", "a\n", "a" * 226])
+def test_cluster_that_cannot_have_topics_is_refused(name: str) -> None:
+    with pytest.raises(SettingsError) as refused:
+        check_cluster(name)
+    assert str(refused.value) == f"--cluster {name!r}: use 1 to 225 of a-z A-Z 0-9 . _ -"
+    assert [check_cluster(good) for good in ("..", "a" * 225)] == ["..", "a" * 225]
+    assert max(map(len, cluster_topics("a" * 225))) == 249
 
 
 def test_cluster_that_does_not_exist_is_named() -> None:
