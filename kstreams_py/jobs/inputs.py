@@ -251,7 +251,8 @@ class SourceInputs:
         self._failed.setdefault(segment, failed)
         logger.warning(
             "%s: input %s fails: %s: it is refused once all that was made from it is done%s", self.name,
-            show_key(self.connection, claim), failed, self._remedy(), extra=repeated(f"failed inputs of {self.name}", str(failed)),
+            show_key(self.connection, claim), failed, self._remedy(),
+            extra=repeated(f"failed inputs of {self.name}", str(failed)),
         )  # fmt: skip
         return True
 
