@@ -58,7 +58,7 @@ class SourceConnection(Protocol):
 
     @property
     def waits_alone(self) -> bool:
-        """Whether inputs wait for a `read` with `alone`."""
+        """Whether inputs wait for a `read` with `alone`, or were claimed by one and may be under way."""
 
     @property
     def refused(self) -> int:

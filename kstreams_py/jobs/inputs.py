@@ -111,8 +111,7 @@ class SourceInputs:
         self.name = name
         self.connection = connection
         self.remedy = ""
-        """The commands for refused inputs, for the log; "" if the source keeps none."""
-        self._is_remedy_told = False
+        """The commands for refused inputs, for the log; "" if the source keeps none, or if it was told."""
         least, self._most = limits
         self._limit = AdaptiveLimit(UNDER_WAY_SECONDS, UNDER_WAY_FIRST, self._most, least)
         self._settled_at: float | None = None
@@ -148,11 +147,6 @@ class SourceInputs:
         """How many inputs are neither acknowledged, refused nor given back."""
         return len(self.pending) + len(self._done) + len(self._refused) + sum(map(len, self._given_up.values()))
 
-    @property
-    def has_suspects(self) -> bool:
-        """Whether suspects wait until nothing else is under way, or are under way themselves."""
-        return self.connection.waits_alone
-
     def read(self, now: float, paused: int = 0, *, others_wait: bool = False, is_alone: bool = True) -> Segments:
         """Claims inputs, up to the limit of those under way; returns them as segments without patterns.
 
@@ -166,7 +160,7 @@ class SourceInputs:
         held = self.held
         under_way = held - min(paused, len(self.pending))
         free, alone = min(self._limit.limit - under_way, self._most - held), is_alone and not held
-        must_wait = not alone if self.has_suspects else others_wait
+        must_wait = not alone if self.connection.waits_alone else others_wait
         if self._largest * held > UNDER_WAY_BYTES and self._held_bytes() > UNDER_WAY_BYTES:
             free = 0
         # a claim may cost a commit in the source: a few at a time would be slow
@@ -235,8 +229,8 @@ class SourceInputs:
 
     def _remedy(self) -> str:
         """Returns the commands for the first warning of refused inputs, and "" for those that follow."""
-        told, self._is_remedy_told = self._is_remedy_told, True
-        return f"; {self.remedy}" if self.remedy and not told else ""
+        remedy, self.remedy = self.remedy, ""
+        return remedy and f"; {remedy}"
 
     def fail(self, segment: SegmentId, task: str, error: BaseException, trace: Headers = ()) -> bool:
         """Notes that a segment of an input failed: the input is refused when it is complete.
@@ -347,7 +341,7 @@ class SourceInputs:
         - `paused`: returns the inputs that only wait until a function is called again.
         - `others_wait`: as for `read`.
         """
-        if not ((self.has_suspects or others_wait) and self.pending):
+        if not ((self.connection.waits_alone or others_wait) and self.pending):
             return []
         given_up = [*self.pending.segments]
         if any(claim.attempts >= SUSPECTED for claim in self.pending.claims):  # these are the suspects, claimed alone

@@ -241,7 +241,7 @@ class Job:
                 segments = inputs.read(
                     now,
                     sum(task.retrying for task in self.tasks),
-                    others_wait=any(each.has_suspects for each in others),
+                    others_wait=any(each.connection.waits_alone for each in others),
                     is_alone=not any(each.held for each in others),
                 )
                 if inputs.asked_at == now:
@@ -364,7 +364,7 @@ class Job:
 
         The job then forgets them, as if it had never read them.
         """
-        others_wait = any(each.has_suspects for each in self._others(inputs))
+        others_wait = any(each.connection.waits_alone for each in self._others(inputs))
         expired = inputs.expire(now, self._under_way)
         if lost := expired or inputs.give_up_paused(self._paused, others_wait=others_wait):
             self._acker.forget(lost)

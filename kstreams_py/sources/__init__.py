@@ -3,6 +3,7 @@
 In reading order:
 
 suspects               rule     which inputs are read again together after deaths of their workers
+sizes                  rule     how many bytes of inputs are read together
 passes                 rule     where a worker looks for rows that no worker has claimed
 claims                 adapter  claims in a SQLite file: which inputs are under way, by whom, and which are done
 inspection             adapter  shows these claims to operators, and lets refused inputs be read again

@@ -12,7 +12,7 @@ import sqlite3
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -205,6 +205,26 @@ READ: dict[str, tuple[str, bytes, list[tuple[int, Any]]]] = {
             (2, Begins("it has a value that Python cannot represent: Casting ")),
         ],
     ),
+    "Parquet with times beyond their day": (
+        ".parquet",
+        parquet_of(pa.table({"a": pa.array([1, 86_400_000_005, 2, -1]).view(pa.time64("us"))})),
+        [
+            (1, {"a": datetime.time(0, 0, 0, 1)}),
+            (2, Begins("it has a value that Python cannot represent: In column 0: Invalid: time64[us] 86400000005 is")),
+            (3, {"a": datetime.time(0, 0, 0, 2)}),
+            (4, Begins("it has a value that Python cannot represent: In column 0: Invalid: time64[us] -1 is not")),
+        ],
+    ),
+    "Parquet with views of nanoseconds": (
+        ".parquet",
+        parquet_of(pa.table({"a": pa.array([[1_000], [1]], pa.list_view(pa.timestamp("ns")))})),
+        [(at, Begins("its column 'a' has the type list_view<element: timestamp[ns]>, whose")) for at in (1, 2)],
+    ),
+    "Parquet with a long row": (
+        ".parquet",
+        parquet_of(pa.table({"a": ["x", "x" * 30, "y"]})),
+        [(1, {"a": "x"}), (2, "it is longer than 16 MB"), (3, {"a": "y"})],
+    ),
     "Parquet with a name twice": (
         ".parquet",
         parquet_of(pa.table([[1, 2], [3, 4]], names=["a", "a"])),
@@ -219,9 +239,11 @@ READ: dict[str, tuple[str, bytes, list[tuple[int, Any]]]] = {
 def test_each_record_is_an_input_and_the_same_one_when_it_is_read_again(
     medium: InFiles, monkeypatch: pytest.MonkeyPatch, case: str, limit: int
 ) -> None:
-    monkeypatch.setattr(records, "RECORD_MAX", 21)
-    monkeypatch.setattr(records, "READ_BYTES", 20)
     suffix, content, expected = READ[case]
+    if len(expected) < 100:  # else a read would have one row
+        monkeypatch.setattr(records, "RECORD_MAX", 21)
+        monkeypatch.setattr(records, "READ_BYTES", 20)
+        monkeypatch.setattr(files, "READ_BYTES", 20)
     (medium.directory / f"file{suffix}").write_bytes(content)
     options: dict[str, Any] = {"paths": medium.directory / "file*", "format": suffix.split(".")[1], "ends": True}
     connection = medium.open(**options)
@@ -638,6 +660,57 @@ def test_source_that_cannot_be_read_as_declared_is_refused_with_the_remedy(mediu
     with pytest.raises(kind) as refused:
         medium.open(**options)
     assert expected in str(refused.value)
+
+
+def with_counts(content: bytes, counts: tuple[int, int]) -> bytes:
+    """Returns a file of 7 rows whose end says that it has other numbers: in its row group, and in all."""
+    size = int.from_bytes(content[-8:-4], "little")
+    end, written = content[-8 - size : -8], []
+    for count in counts:
+        number = 2 * count
+        parts = [number >> shift & 127 | 128 for shift in range(0, max(number.bit_length() - 7, 0), 7)]
+        written.append(bytes([*parts, number >> 7 * len(parts)]))
+    at = [index for index, byte in enumerate(end) if byte == 14]
+    for first, second in [(a, b) for a in at for b in at if a != b]:
+        changed = {first: written[0], second: written[1]}
+        made = b"".join(changed.get(index, end[index : index + 1]) for index in range(size))
+        file = content[: -8 - size] + made + len(made).to_bytes(4, "little") + b"PAR1"
+        with suppress(pa.ArrowException, OSError):
+            found = parquet.ParquetFile(io.BytesIO(file)).metadata
+            if (found.row_group(0).num_rows, found.num_rows) == counts:
+                return file
+    raise AssertionError("its end has no such numbers")
+
+
+@pytest.mark.parametrize(("counts", "read"), [((10**9, 7), 1), ((10**9, 10**9), 50)])
+def test_parquet_that_claims_rows_that_it_does_not_have_ends(
+    medium: InFiles, counts: tuple[int, int], read: int
+) -> None:
+    written = io.BytesIO()
+    parquet.write_table(
+        pa.table({"a": [*range(7)]}), written, compression="none", write_statistics=False, store_schema=False
+    )
+    (medium.directory / "file.parquet").write_bytes(with_counts(written.getvalue(), counts))
+    connection = medium.open(paths=medium.directory / "file.parquet", format="parquet", ends=True)
+    found = read_rows(connection, 50)
+    assert len(found) == read
+    assert [value for _, value in found if isinstance(value, dict)] == [{"a": at} for at in range(7)] * (read > 1)
+    assert connection.read(50, alone=True) == []
+    medium.wait(2 * LEASE)
+    assert (
+        rows_of(medium.open(paths=medium.directory / "file.parquet", format="parquet", ends=True).read(100, alone=True))
+        == found
+    )
+
+
+def test_rows_of_parquet_that_are_read_together_are_few_if_they_are_large(
+    medium: InFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(records, "READ_BYTES", 300_000)
+    (medium.directory / "file.parquet").write_bytes(parquet_of(pa.table({"a": ["x" * 100_000] * 200})))
+    connection = medium.open(paths=medium.directory / "file.parquet", format="parquet")
+    sizes = [[claim.size // 1_000 for claim in connection.read(500, alone=True)] for _ in range(2)]
+    assert sizes == [[100] * 2] * 2
 
 
 def test_claims_that_match_the_files_are_refused(medium: InFiles) -> None:

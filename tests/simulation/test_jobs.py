@@ -17,6 +17,7 @@ import pytest
 
 import kstreams_py as ks
 from kstreams_py.graph.source import BadInput
+from kstreams_py.jobs import inputs
 from kstreams_py.jobs.identity import Pattern, SegmentId
 from kstreams_py.jobs.runners import Turned, shares
 from kstreams_py.jobs.segments import Segments
@@ -663,6 +664,20 @@ def test_inputs_under_way_are_bounded_while_the_target_is_away(most: int, concur
     table.is_away = False
     plant.finish(job)
     assert table.values == [*range(1_000)]
+
+
+def test_bytes_under_way_are_bounded_while_the_target_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inputs, "UNDER_WAY_BYTES", 1_000)
+    plant = JobPlant([f"{number:0100}" for number in range(200)], batch=4)
+    table = Table(plant)
+    plant.graph.sink(plant.rows, to=table, id="store")(lambda value: (value,))
+    job, table.is_away = plant.start(), True
+    for _ in range(50):
+        job.turn()
+    assert [len(each.pending) for each in job._inputs.values()] == [12], "one read after 8 are under way"
+    table.is_away = False
+    plant.finish(job)
+    assert table.values == [f"{number:0100}" for number in range(200)]
 
 
 def test_stopped_job_gives_back_what_is_under_way() -> None:

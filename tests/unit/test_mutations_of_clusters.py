@@ -15,6 +15,7 @@ from kstreams_py.jobs.cluster.shares import Demand
 from kstreams_py.jobs.cluster.slots import new_table
 from kstreams_py.jobs.cluster.state import JobPhase, Replica
 from kstreams_py.jobs.peers import outbox
+from kstreams_py.jobs.peers.agreement import Agreement
 from kstreams_py.jobs.peers.audits import SegmentAudit
 from kstreams_py.jobs.peers.entries import Entries
 from tests.simulation import clusters, test_peers
@@ -150,6 +151,12 @@ def heartbeats_that_count_although_they_are_old(patch: pytest.MonkeyPatch) -> No
 @mutation(test_heartbeats.test_peer_has_lost_its_lease_before_another_finds_it_silent)
 def lease_without_an_end(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Heartbeats, "has_lease", lambda self, _: self._leased_at is not None)
+
+
+@mutation(lambda: test_peers.test_inputs_that_kill_their_peers_are_refused_and_no_others(4, {7, 18}, 0))
+def readers_that_do_not_wait_for_suspects(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Agreement, "is_alone", property(lambda _: True))
+    patch.setattr(Agreement, "must_wait", property(lambda _: False))
 
 
 @mutation(lambda: test_peers.test_peers_run_a_job_to_its_end("gather"))

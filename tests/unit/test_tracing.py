@@ -486,20 +486,44 @@ def test_exceptions_of_a_batch_are_on_its_span_each_once_and_bounded(spans: Span
     assert {dict(letter.headers)["traceparent"] for letter in driver.dead_letters()} == {header_of(span)}
 
 
-def test_exception_whose_text_cannot_be_made_or_encoded_is_recorded(spans: Spans) -> None:
-    class Bad(Exception):
-        def __str__(self) -> str:
-            raise RuntimeError
+class Bad(Exception):
+    def __str__(self) -> str:
+        raise asyncio.CancelledError
 
+
+class Noted(Exception):
+    def __getattribute__(self, name: str) -> Any:
+        if name == "__notes__":
+            raise RuntimeError
+        return super().__getattribute__(name)
+
+
+UNPRINTABLE: dict[str, tuple[BaseException, str]] = {
+    "1": (Bad(), "<Bad, whose __str__ raised>"),
+    "2": (ValueError("\udcff"), "\\udcff"),
+    "3": (SyntaxError("m", ("f", 1, 2, b"text")), "m (f, line 1)"),  # type: ignore[arg-type]
+    "4": (SyntaxError("m", ("f", "a", "b", "text")), "m (f)"),  # type: ignore[arg-type]
+    "5": (Noted("n"), "n"),
+}
+"""Exceptions that cannot be formatted, encoded or shown with their traceback, and the texts that are recorded."""
+
+
+@pytest.mark.parametrize("concurrency", [1, 2])
+def test_exception_that_cannot_be_formatted_is_recorded_and_has_a_dead_letter(spans: Spans, concurrency: int) -> None:
     graph = new_graph()
 
     def function(value: str) -> None:
-        raise Bad if value == "1" else ValueError("\udcff")
+        raise UNPRINTABLE[value][0]
 
-    graph.map("a", to="x", id="p")(function)
-    run(graph, ("a", "1", []), ("a", "2", []))
-    found = [errors_of(span)[0][1] for span in spans.steps]
-    assert found == ["<Bad, whose __str__ raised>", "\\udcff"]
+    graph.map("a", to="x", id="p", concurrency=concurrency)(function)
+    driver = run(graph, *(("a", value, []) for value in UNPRINTABLE))
+    texts = [text for _, text in UNPRINTABLE.values()]
+    assert sorted(errors_of(span)[0][1] for span in spans.steps) == sorted(texts)
+    assert sorted(each.value["exception_message"] for each in driver.dead_letters()) == sorted(texts)
+    assert all(
+        f"{type(error).__name__}" in letter.value["traceback"]
+        for letter, (error, _) in zip(driver.dead_letters(), UNPRINTABLE.values(), strict=True)
+    )
 
 
 @pytest.mark.parametrize("concurrency", [1, 2])

@@ -182,7 +182,7 @@ class LostInputs(Struct, array_like=True, tag=10, frozen=True):
 
 
 class ReaderWish(Struct, array_like=True, tag=11, frozen=True):
-    """A wish from one reader of a job's sources to another: see Isolation.
+    """A wish from one reader of a job's sources to another: see Agreement.
 
     - `since`, `to`: the epochs in which the sender, and the receiver, got their tasks.
     """

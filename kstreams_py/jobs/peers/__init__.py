@@ -6,6 +6,7 @@ routes         rule  which peer gets each segment
 audits         rule  finds the inputs of which a segment is lost
 entries        rule  the acker of a job at one peer, and the acknowledgements for the ackers of others
 fingerprints   acts  the fingerprint of a graph, by which peers know that they have the same code
+agreement      rule  which reader of a job may read its suspects, alone
 outbox         acts  sends segments to the peers of the tasks that read them
 input_task     acts  the task that reads a source
 function_task  acts  a task that calls a function

@@ -16,8 +16,8 @@ from kstreams_py.jobs.inputs import SourceInputs
 from kstreams_py.jobs.job import LEASE_MAX, Outages, open_inputs
 from kstreams_py.jobs.messengers.frames import Doubts, FailedSegment, Opened, ReaderWish
 from kstreams_py.jobs.messengers.pins import pin_ids
+from kstreams_py.jobs.peers.agreement import Agreement, ReaderId, Wish
 from kstreams_py.jobs.peers.entries import Addressed, by_peer
-from kstreams_py.jobs.peers.isolation import Isolation, Reader, Wish
 from kstreams_py.jobs.peers.outbox import Outbox
 from kstreams_py.log_fields import repeated
 from kstreams_py.printable import count_are
@@ -57,7 +57,7 @@ class InputTask:
         self._job, self.channel, self._outbox, self._environment = job, channel, outbox, environment
         self._ackers: Sequence[int] = ()
         self._own = self._since = 0
-        self._isolation: Isolation | None = None
+        self._agreement: Agreement | None = None
         """None until the readers of the job are known."""
         self.outages = Outages()
         self.inputs: SourceInputs = open_inputs(graph, channel, tasks, environment, self._new_ids)
@@ -66,18 +66,18 @@ class InputTask:
         self._keeper = threading.Thread(target=self._run_keeper, name="claims", daemon=True)
         self._keeper.start()
 
-    def set_readers(self, readers: Sequence[Reader], me: Reader, epoch: int) -> None:
+    def set_readers(self, readers: Sequence[ReaderId], me: ReaderId, epoch: int) -> None:
         """Takes the readers of the job in an epoch, which have the ackers, and the one of this peer."""
         self._ackers, self._own = [each.number for each in readers] or [me.number], me.number
-        if self._isolation is None:
-            self._isolation = Isolation(me)
-        self._isolation.keep(readers, epoch)
+        if self._agreement is None:
+            self._agreement = Agreement(me)
+        self._agreement.keep(readers, epoch)
         self._since = me.since
 
     def take_wish(self, sender: int, wish: ReaderWish) -> None:
         """Takes a wish from the reader of the peer with this number."""
-        if self._isolation is not None and wish.to == self._since:
-            self._isolation.take(Reader(sender, wish.since), Wish(wish.request, wish.answer))
+        if self._agreement is not None and wish.to == self._since:
+            self._agreement.take(ReaderId(sender, wish.since), Wish(wish.request, wish.answer))
 
     def wake_by(self, wake: Callable[[], None]) -> None:
         """Takes the function that ends the wait of the peer, for a source that learns of inputs immediately."""
@@ -97,24 +97,24 @@ class InputTask:
 
         - `reads`: whether inputs may be read.
         """
-        worked, isolation = False, self._isolation
-        if isolation is not None:
-            asks = self.inputs.has_suspects and (reads or self.inputs.held > 0)
-            for reader, wish in isolation.turn(asks=asks, is_empty=not self.inputs.held):
+        worked, agreement = False, self._agreement
+        if agreement is not None:
+            asks = self.inputs.connection.waits_alone and (reads or self.inputs.held > 0)
+            for reader, wish in agreement.turn(asks=asks, is_empty=not self.inputs.held):
                 self._items.append((reader.number, ReaderWish(self._job, self._since, reader.since, *wish)))
             if reads:
                 with self.outages.of(self.inputs.name):
-                    worked = self._read(self._environment.clock(), isolation)
+                    worked = self._read(self._environment.clock(), agreement)
         with self.outages.of(self.inputs.name):
             worked |= self.inputs.settle(self._environment.clock())
         with self.outages.of(self.inputs.name):
             self.inputs.return_expired()
         return worked
 
-    def _read(self, now: float, isolation: Isolation) -> bool:
+    def _read(self, now: float, agreement: Agreement) -> bool:
         if self._outbox.waiting([self.channel]) > WAITING_MAX:
             return False
-        segments = self.inputs.read(now, others_wait=isolation.must_wait, is_alone=isolation.is_alone)
+        segments = self.inputs.read(now, others_wait=agreement.must_wait, is_alone=agreement.is_alone)
         if self.inputs.asked_at == now:
             self.outages.answered(self.inputs.name)
         if segments:

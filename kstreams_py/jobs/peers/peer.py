@@ -31,10 +31,10 @@ from kstreams_py.jobs.messengers.frames import (
 )
 from kstreams_py.jobs.messengers.link import ENDED
 from kstreams_py.jobs.messengers.links import Links
+from kstreams_py.jobs.peers.agreement import ReaderId
 from kstreams_py.jobs.peers.entries import Ackers, Addressed, by_peer
 from kstreams_py.jobs.peers.function_task import FunctionTask
 from kstreams_py.jobs.peers.input_task import InputTask
-from kstreams_py.jobs.peers.isolation import Reader
 from kstreams_py.jobs.peers.outbox import Outbox, send_items
 from kstreams_py.jobs.peers.routes import READ, find_routes
 from kstreams_py.log_fields import repeated
@@ -210,8 +210,8 @@ class Peer:
             job, has = replica.jobs[name], replica.assignments
             inputs = [task.id for task in job.tasks if task.is_input]
             peers = [peer for task in inputs for peer in replica.ready_peers_of(name, task)]
-            readers = [Reader(replica.peers[peer].number, has[peer].since) for peer in peers]
-            me = Reader(replica.peers[self.me].number, self.assignment.since)
+            readers = [ReaderId(replica.peers[peer].number, has[peer].since) for peer in peers]
+            me = ReaderId(replica.peers[self.me].number, self.assignment.since)
             self.task.set_readers(readers, me, job.epoch)
 
     # The task.

@@ -14,7 +14,7 @@ from collections.abc import Collection
 from typing import Final, NamedTuple
 
 
-class Reader(NamedTuple):
+class ReaderId(NamedTuple):
     """A peer that has a task which reads a source.
 
     - `number`: the number of the peer.
@@ -40,14 +40,14 @@ class Wish(NamedTuple):
 NO_WISH: Final = Wish()
 
 
-class Isolation:
+class Agreement:
     """One reader's part in the agreement. Messages from one reader to another must arrive once and in order."""
 
-    def __init__(self, me: Reader) -> None:
+    def __init__(self, me: ReaderId) -> None:
         self._me = me
-        self._told: dict[Reader, Wish] = {}
+        self._told: dict[ReaderId, Wish] = {}
         """The other readers of the job, with the newest message to each."""
-        self._heard: dict[Reader, Wish] = {}
+        self._heard: dict[ReaderId, Wish] = {}
         """The newest message from each reader, also from one that is not known yet."""
         self._request, self._requests = 0, 0
         """The number of the request that this reader has, 0 for none, and how many it has had."""
@@ -64,17 +64,17 @@ class Isolation:
         """Whether another reader has a request."""
         return any(wish.request for wish in self._heard.values())
 
-    def keep(self, readers: Collection[Reader], epoch: int) -> None:
+    def keep(self, readers: Collection[ReaderId], epoch: int) -> None:
         """Takes the readers of the job in an epoch."""
         self._told = {each: self._told.get(each, NO_WISH) for each in readers if each != self._me}
         # the messages of a reader may come before the epoch in which it became one
         self._heard = {each: wish for each, wish in self._heard.items() if each in self._told or each.since > epoch}
 
-    def take(self, sender: Reader, wish: Wish) -> None:
+    def take(self, sender: ReaderId, wish: Wish) -> None:
         """Takes a message."""
         self._heard[sender] = wish
 
-    def turn(self, *, asks: bool, is_empty: bool) -> list[tuple[Reader, Wish]]:
+    def turn(self, *, asks: bool, is_empty: bool) -> list[tuple[ReaderId, Wish]]:
         """Returns the messages to send.
 
         - `asks`: whether suspects of this reader wait, or are under way.
@@ -96,7 +96,7 @@ class Isolation:
         self._requests += 1
         self._request = self._requests
 
-    def _answer(self, other: Reader, answered: int, *, is_empty: bool) -> int:
+    def _answer(self, other: ReaderId, answered: int, *, is_empty: bool) -> int:
         wanted = self._heard.get(other, NO_WISH).request
         if wanted in (0, answered):  # an answer stands as long as the request
             return wanted

@@ -8,7 +8,7 @@ from typing import Final
 
 import pytest
 
-from kstreams_py.jobs.peers.isolation import Isolation, Reader, Wish
+from kstreams_py.jobs.peers.agreement import Agreement, ReaderId, Wish
 from tests.tables import each_case
 
 STEPS: Final = 3_000
@@ -19,24 +19,24 @@ class World:
 
     def __init__(self, seed: int) -> None:
         self.chance, self.epoch = random.Random(seed), 0
-        self.readers: dict[Reader, Isolation] = {}
-        self.links: dict[tuple[Reader, Reader], deque[Wish]] = {}
-        self.under_way = dict[Reader, int]()
-        self.suspects, self.tried = dict[Reader, int](), 0
+        self.readers: dict[ReaderId, Agreement] = {}
+        self.links: dict[tuple[ReaderId, ReaderId], deque[Wish]] = {}
+        self.under_way = dict[ReaderId, int]()
+        self.suspects, self.tried = dict[ReaderId, int](), 0
         """The suspects of each reader that wait or are under way, and how many were read."""
-        self.alone = set[Reader]()
+        self.alone = set[ReaderId]()
         """The readers whose suspects are under way."""
 
     def join(self) -> None:
         self.epoch += 1
-        reader = Reader(self.epoch % 7, self.epoch)  # a later one may come before an earlier one in their order
-        self.readers[reader] = Isolation(reader)
+        reader = ReaderId(self.epoch % 7, self.epoch)  # a later one may come before an earlier one in their order
+        self.readers[reader] = Agreement(reader)
         self.under_way[reader], self.suspects[reader] = 0, 0
         for other in self.readers:
             self.links[reader, other], self.links[other, reader] = deque(), deque()
         self._keep()
 
-    def leave(self, reader: Reader) -> None:
+    def leave(self, reader: ReaderId) -> None:
         self.epoch += 1
         del self.readers[reader], self.under_way[reader], self.suspects[reader]
         self.alone.discard(reader)
@@ -57,8 +57,8 @@ class World:
             return
         self.turn(self.chance.choice([*self.readers]), ends=ends)
 
-    def turn(self, reader: Reader, *, ends: bool) -> None:
-        isolation, chance = self.readers[reader], self.chance
+    def turn(self, reader: ReaderId, *, ends: bool) -> None:
+        agreement, chance = self.readers[reader], self.chance
         if self.under_way[reader] and chance.random() < 0.5:
             self.under_way[reader] -= 1
             if reader in self.alone:
@@ -67,14 +67,14 @@ class World:
         if not ends and not self.suspects[reader] and chance.random() < 0.05:
             self.suspects[reader] = chance.randrange(1, 4)
         asks, is_empty = self.suspects[reader] > 0, not self.under_way[reader]
-        for other, wish in isolation.turn(asks=asks, is_empty=is_empty):
+        for other, wish in agreement.turn(asks=asks, is_empty=is_empty):
             self.links[reader, other].append(wish)
         if asks:
-            if is_empty and isolation.is_alone:
+            if is_empty and agreement.is_alone:
                 assert not any(self.under_way.values()), "something is under way beside suspects"
                 self.under_way[reader], self.tried = 1, self.tried + 1
                 self.alone.add(reader)
-        elif not isolation.must_wait and not ends:
+        elif not agreement.must_wait and not ends:
             assert not self.alone, "an input is read beside suspects"
             self.under_way[reader] = min(self.under_way[reader] + 1, 3)
 
@@ -97,7 +97,7 @@ def test_suspects_are_alone_and_all_of_them_have_their_turn(seed: int) -> None:
     assert world.tried > 20
 
 
-A, B = Reader(1, 1), Reader(2, 1)
+A, B = ReaderId(1, 1), ReaderId(2, 1)
 
 
 @each_case(
@@ -105,19 +105,19 @@ A, B = Reader(1, 1), Reader(2, 1)
     [(False, True, 3, 3), (False, False, 3, 0), (True, True, 3, 3), (True, False, 3, 0), (False, True, 0, 0)],
 )
 def test_reader_answers_once_nothing_is_under_way(*, asks: bool, is_empty: bool, request: int, answered: int) -> None:
-    isolation = Isolation(B)
-    isolation.keep([A, B], 1)
-    isolation.take(A, Wish(request=request))
-    told = dict(isolation.turn(asks=asks, is_empty=is_empty)).get(A, Wish())
-    assert (told.answer, isolation.must_wait) == (answered, request > 0)
+    agreement = Agreement(B)
+    agreement.keep([A, B], 1)
+    agreement.take(A, Wish(request=request))
+    told = dict(agreement.turn(asks=asks, is_empty=is_empty)).get(A, Wish())
+    assert (told.answer, agreement.must_wait) == (answered, request > 0)
 
 
 def test_reader_that_lets_another_one_go_first_needs_all_answers_again() -> None:
-    isolation = Isolation(B)
-    isolation.keep([A, B], 1)
-    isolation.turn(asks=True, is_empty=True)
-    isolation.take(A, Wish(request=0, answer=1))
-    assert isolation.is_alone
-    isolation.take(A, Wish(request=1, answer=1))
-    assert isolation.turn(asks=True, is_empty=True) == [(A, Wish(request=2, answer=1))]
-    assert not isolation.is_alone
+    agreement = Agreement(B)
+    agreement.keep([A, B], 1)
+    agreement.turn(asks=True, is_empty=True)
+    agreement.take(A, Wish(request=0, answer=1))
+    assert agreement.is_alone
+    agreement.take(A, Wish(request=1, answer=1))
+    assert agreement.turn(asks=True, is_empty=True) == [(A, Wish(request=2, answer=1))]
+    assert not agreement.is_alone
