@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
+from queue import SimpleQueue
 from typing import Final
 
 from kstreams_py.errors import KStreamsError, Retriable
@@ -36,6 +37,7 @@ from kstreams_py.jobs.messengers.registry import open_messenger
 from kstreams_py.jobs.peers.fingerprints import fingerprint_of
 from kstreams_py.jobs.peers.peer import Peer
 from kstreams_py.kafka.cluster import KafkaCluster
+from kstreams_py.kafka.contracts import Cluster
 from kstreams_py.log_fields import repeated
 from kstreams_py.running.output import Write
 from kstreams_py.running.peer_graphs import PeerGraphs, load_graphs
@@ -69,7 +71,7 @@ START_AGAIN_SECONDS: Final = 2.0
 """Seconds until a supervisor that could not begin to read the log tries again."""
 
 END_SECONDS: Final = 1.0
-"""Seconds that a supervisor waits for its last look at the log."""
+"""Seconds that a supervisor waits at its end for each of its threads."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -330,6 +332,37 @@ class _LogWatch:
         self._thread.join(END_SECONDS)
 
 
+class _Deaths:
+    """The thread in which a supervisor says that peers have died: its loop serves signals, and waits for no broker."""
+
+    def __init__(self, cluster: Cluster, name: str) -> None:
+        self._cluster, self._name = cluster, name
+        self._dead = SimpleQueue[PeerId | None]()
+        """The peers whose processes have ended, in order; None at the end."""
+        self._is_given_up = False
+        self._thread = threading.Thread(target=self._run, name="deaths", daemon=True)
+        self._thread.start()
+
+    def say(self, peer: PeerId) -> None:
+        """Appends a leave for a peer soon, unless it has left: the others need not wait for its heartbeats."""
+        self._dead.put(peer)
+
+    def _run(self) -> None:
+        logs.set_context(graph=self._name)
+        while (peer := self._dead.get()) is not None and not self._is_given_up:
+            try:
+                if peer in read_replica(self._cluster, self._name).peers:
+                    append_command(self._cluster, self._name, Leave(peer, LeaveReason.DIED))
+            except KStreamsError as error:
+                logger.warning("cannot say that peer %s has died: the others will find it silent: %s", peer, error)
+
+    def end(self) -> None:
+        """Ends the thread. What it has not said by then is dropped: the others find those peers silent."""
+        self._dead.put(None)
+        self._thread.join(END_SECONDS)
+        self._is_given_up = True
+
+
 class SupervisedPeers:
     """Several peers of this machine, each in a process; says at once that one has died."""
 
@@ -389,17 +422,19 @@ class SupervisedPeers:
         Raises GraphError and SettingsError before they start; later, WorkersFailed.
         """
         graphs = PeerGraphs(self._options.cluster, tuple(load_graphs(self._options.targets).values()))
+        deaths = _Deaths(self._cluster, self._options.cluster)
         try:
             with observing(graphs, self._settings) as observe, self._watching(observe) as watch:
 
                 def note(status: RunStatus) -> None:
-                    self._note_ends(status)
+                    self._note_ends(status, deaths.say)
                     if observe is not None and watch is not None:
                         observe(replace(status, cluster=watch.figures(self._running)))
 
                 on_start()
                 self._supervisor.run(lambda _: None, note, output)
         finally:
+            deaths.end()
             self._cluster.close()
 
     @contextmanager
@@ -413,15 +448,10 @@ class SupervisedPeers:
         finally:
             watch.end()
 
-    def _note_ends(self, status: RunStatus) -> None:
-        """Appends a leave for each peer whose process has ended, so that the others need not wait for heartbeats."""
+    def _note_ends(self, status: RunStatus, say: Callable[[PeerId], None]) -> None:
+        """Notes which peers run. `say`: called with each peer whose process has ended."""
         running = {slot.number: slot.pid for slot in status.slots}
         for slot, (pid, dead) in self._running.items():
             if running.get(slot) != pid:
-                name = self._options.cluster
-                try:
-                    if dead in read_replica(self._cluster, name).peers:
-                        append_command(self._cluster, name, Leave(dead, LeaveReason.DIED))
-                except KStreamsError as error:
-                    logger.warning("cannot say that peer %s has died: the others will find it silent: %s", dead, error)
+                say(dead)
         self._running = {slot: (pid, self._ids[slot]) for slot, pid in running.items() if pid is not None}
