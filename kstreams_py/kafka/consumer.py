@@ -200,6 +200,8 @@ class KafkaConsumer:
     def assign(self, positions: Positions) -> None:
         self.ends.clear()
         self._skipped.clear()
+        if not self._topics:
+            self._silence.assigned()  # by hand: no group is asked for an assignment
         self._silence.start_offsets = dict(positions)
         self._consumer.assign(partitions_of(positions))
         # a pause survives assignments, even if another member had the partition in between (librdkafka #5113;
@@ -356,7 +358,7 @@ class KafkaConsumer:
         return classify(error, name_object(doing, error, topics=topics or self._topics, group=self.group))
 
     def _missing_topic(self) -> TopicError | None:
-        for topic in self._topics:
+        for topic in self._topics or {tp.topic for tp in self._silence.start_offsets}:
             if is_missing(describe_topic(self._consumer, topic, self._limit)):
                 return no_such_topic(topic)
         return None

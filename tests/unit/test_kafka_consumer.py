@@ -380,6 +380,31 @@ def test_partitions_with_unread_records_are_logged_every_30_seconds(
     assert warnings_after(STILL_SECONDS, member, caplog) == [f"g.0: nothing has been read for 30 s, and {why}"]
 
 
+@pytest.fixture
+def reader(member: Member) -> Member:
+    """A consumer whose partitions are assigned by hand."""
+    member.consumer = KafkaConsumer(SETTINGS, 1.0, member._holder)
+    member.consumer.assign({A0: 5})
+    return member
+
+
+def test_reader_without_a_group_is_not_said_to_wait_for_an_assignment(
+    reader: Member, caplog: pytest.LogCaptureFixture
+) -> None:
+    reader.client.ends = {A0: 9}
+    still = "g.0: nothing has been read for 30 s"
+    assert warnings_after(STILL_SECONDS, reader, caplog) == [f"{still}, though records wait: a[0] up to 9"]
+    reader.client.ends = client_error(CODES._TRANSPORT)
+    assert warnings_after(STILL_SECONDS, reader, caplog) == [f"{still}: the brokers of its partitions do not answer"]
+
+
+def test_reader_without_a_group_learns_that_its_topic_was_deleted(reader: Member) -> None:
+    reader.client.topics = {"a": CODES.UNKNOWN_TOPIC_OR_PART}
+    reader.client.answers = [lambda: [event("a", 5, CODES.UNKNOWN_TOPIC_OR_PART)]]
+    with pytest.raises(TopicError, match=r"^topic 'a' does not exist: "):
+        reader.consumer.consume(10, 0.0)
+
+
 def folds(caplog: pytest.LogCaptureFixture) -> list[Any]:
     """How the lines of kafka/silence.py are folded."""
     return [getattr(r, FOLD) for r in caplog.records if r.name.endswith("silence")]
