@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+
 import pytest
 
 import kstreams_py as ks
@@ -26,7 +29,8 @@ from kstreams_py.jobs.cluster.commands import (
 )
 from kstreams_py.jobs.cluster.fold import VERSION
 from kstreams_py.jobs.cluster.kafka_log import KafkaLog, append_command, read_entries, read_replica
-from kstreams_py.jobs.cluster.state import JobPhase
+from kstreams_py.jobs.cluster.records import encode_replica
+from kstreams_py.jobs.cluster.state import JobPhase, PeerState, Replica
 from kstreams_py.jobs.peers.fingerprints import fingerprint_of
 from kstreams_py.jobs.peers.routes import specify_tasks
 from kstreams_py.operations.clusters import describe_command, describe_tasks, find_job, submit_job
@@ -183,3 +187,72 @@ def test_log_is_shown_in_words() -> None:
         "peer p0 joins: h, process 1, at tcp://h:0",
         "job daily is submitted: graph orders, 3 tasks",
     ]
+
+
+REPLICAS = cluster_topics(NAME)[2]
+
+PEERS = {PeerId("p0"): PeerState(0, "tcp://h:0", "", {}, "")}
+
+KEPT = Replica(version=VERSION, cluster=NAME, offset=1, peers=PEERS)
+
+FOREIGN: list[tuple[bytes, bytes]] = [
+    (b"x", b"garbage"),
+    (b"p0", b"\xff"),
+    (b"p0", b"{}"),
+    (b"p0", b"[" * 100_000),
+    (b"p0", b'{"version": 2}'),
+    (b"p0", b'{"version": 1, "cluster": "shop", "peers": 7}'),
+    (b"p9", encode_replica(replace(KEPT, offset=9))),
+    (b"\xff", encode_replica(replace(KEPT, offset=9))),
+    (b"p0", encode_replica(replace(KEPT, offset=9, cluster="other"))),
+]
+
+
+def keep(cluster: MemoryCluster, key: bytes, value: bytes | None) -> None:
+    cluster.append(REPLICAS, value, key=key)
+
+
+@pytest.mark.parametrize(("key", "value"), FOREIGN)
+def test_foreign_record_among_the_replicas_is_left_out_with_a_warning(
+    key: bytes, value: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster = begin(peers=1)
+    keep(cluster, key, value)
+    assert [*read_replica(cluster, NAME).peers] == ["p0"], "the log has it all"
+    keep(cluster, b"p0", encode_replica(KEPT))
+    keep(cluster, b"x", None)  # how a person deletes a foreign record
+    caplog.clear()
+    assert read_replica(cluster, NAME) == KEPT
+    client = KafkaLog(cluster, NAME, "p1")
+    assert client.start() == encode_replica(KEPT)
+    client.close()
+    text = (
+        f"{REPLICAS} has 1 record that no peer of cluster shop kept, the first at offset 0: somebody else writes to it"
+    )
+    assert [record.getMessage() for record in caplog.records] == 2 * [f"{text}; left out"]
+
+
+def test_replica_of_a_newer_version_is_refused() -> None:
+    """Whether this version can read it or not."""
+    for value in (b'{"version": 2, "cluster": "shop", "peers": 7}', encode_replica(replace(KEPT, version=2))):
+        cluster = begin(peers=1)
+        keep(cluster, b"p0", encode_replica(KEPT))
+        keep(cluster, b"p7", value)
+        text = re.escape(f"{REPLICAS}[0]@1: cluster shop was begun by another version of kstreams_py (its log has ")
+        with pytest.raises(SettingsError, match=f"^{text}version 2, this one has 1"):
+            read_replica(cluster, NAME)
+        with pytest.raises(SettingsError, match=f"^{text}version 2, this one has 1"):
+            KafkaLog(cluster, NAME, "p1").start()
+
+
+def test_records_that_cannot_be_read_are_no_entries_and_no_heartbeats() -> None:
+    log, beats, _ = cluster_topics(NAME)
+    cluster = begin()
+    client = KafkaLog(cluster, NAME, "p1")
+    client.start()
+    cluster.limit_values(10)
+    cluster.append(log, b"x" * 11)
+    cluster.append(beats, b"x" * 11)
+    assert [record.value for record in client.read()][-1] is None
+    assert client.read_beats() == [b""]
+    client.close()

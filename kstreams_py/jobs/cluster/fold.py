@@ -10,6 +10,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any, Final
 
+from kstreams_py.errors import SettingsError
 from kstreams_py.jobs.cluster.commands import (
     AcceptJoin,
     Command,
@@ -56,6 +57,14 @@ def apply(replica: Replica, entry: Entry, offset: int) -> Replica:
     dropped = max(0, len(sequences) - AUTHORS_KEPT)
     replica = replace(replica, sequences=dict(islice(sequences.items(), dropped, None)))
     return APPLIES[type(entry.command)](replica, entry.command)
+
+
+def refuse_version(cluster: str, version: int) -> SettingsError:
+    """Returns the exception for a cluster whose log or replica has another version of the fold."""
+    return SettingsError(
+        f"cluster {cluster} was begun by another version of kstreams_py (its log has version {version}, this one has "
+        f"{VERSION}): run the same version on all peers, or choose another name"
+    )
 
 
 def find_refusal(replica: Replica, join: AcceptJoin) -> str:

@@ -10,19 +10,23 @@ import logging
 import secrets
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final, NamedTuple
 
-from kstreams_py.errors import DecodeError, InputLost, KStreamsError, Retriable, SettingsError
+from kstreams_py.errors import DecodeError, InputLost, KStreamsError, Retriable, SettingsError, TopicError
 from kstreams_py.graph.names import cluster_topics
 from kstreams_py.jobs.cluster.commands import Command, Entry
-from kstreams_py.jobs.cluster.fold import apply
+from kstreams_py.jobs.cluster.fold import VERSION, apply, refuse_version
 from kstreams_py.jobs.cluster.log import LogRecord
-from kstreams_py.jobs.cluster.records import decode_entry, decode_replica, encode_entry
+from kstreams_py.jobs.cluster.records import decode_entry, decode_replica, encode_entry, named_version
 from kstreams_py.jobs.cluster.state import Replica
 from kstreams_py.kafka.contracts import Cluster, Consumer, Output, Producer, ProducerMode
+from kstreams_py.kafka.foreign_records import is_deletion
 from kstreams_py.kafka.own_topics import ensure_topics
 from kstreams_py.log_fields import repeated
-from kstreams_py.records import TopicPartition
+from kstreams_py.printable import count_of
+from kstreams_py.records import Message, TopicPartition
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +57,8 @@ class KafkaLog:
         self._log, self._beats, self._replica = (TopicPartition(topic, 0) for topic in (log, beats, replica))
         self._consumer: Consumer | None = None
         self._producer: Producer | None = None
+        self._next = 0
+        """The offset of the next entry to be fetched."""
         self._entries: list[LogRecord] = []
         self._heard: list[bytes] = []
         self._keeping: threading.Thread | None = None
@@ -61,7 +67,8 @@ class KafkaLog:
     def start(self) -> bytes | None:
         """Creates the topics if they are missing; see ClusterLog.
 
-        Raises TopicError for other settings of a topic, and Retriable if the topics have no leaders.
+        Raises TopicError for other settings of a topic, SettingsError for a replica of another version, and Retriable
+        if the topics have no leaders.
         """
         cluster, wanted = self._cluster, (KEPT_FOREVER, KEPT_SHORTLY, COMPACTED)
         topics = (self._log.topic, self._beats.topic, self._replica.topic)
@@ -69,34 +76,59 @@ class KafkaLog:
         deadline = time.monotonic() + START_SECONDS
         while True:
             try:
-                kept, begin, first = self._find_kept()
+                kept, replica = find_kept(cluster, self._name)
+                why = self._find_loss(replica.offset + 1)
                 ends = cluster.ends({self._beats})
             except Retriable as error:  # topics that were just created have no leader for a moment
                 if time.monotonic() > deadline:
                     raise
                 logger.info("the topics of cluster %s cannot be read yet: %s", self._name, error)
             else:
-                if first <= begin:
+                if not why:
                     break
                 if time.monotonic() > deadline - START_SECONDS + CUT_SECONDS:  # a peer may just be cutting the log
-                    raise InputLost(
-                        f"entries {begin} to {first - 1} of {self._log.topic} were deleted by others: no peer knows "
-                        f"the jobs of cluster {self._name} any more: stop its peers, delete its topics, and begin again"
-                    )
+                    raise self._lost(why)
             time.sleep(0.2)
+        self._next = replica.offset + 1
         self._producer = cluster.producer(MODE, f"{self._name}.{self._peer}")
         self._consumer = cluster.consumer(f"ks.cluster.{self._name}.{self._peer}", self._peer)
-        self._consumer.assign({self._log: begin} | ends)
+        self._consumer.assign({self._log: self._next} | ends)
         return kept
 
-    def _find_kept(self) -> tuple[bytes | None, int, int]:
-        """Returns the newest kept replica, the offset of the entry behind it, and the first offset of the log."""
-        kept, begin = None, 0
-        for record in self._cluster.read(self._replica):
-            value = record.value()
-            if value is not None and (offset := decode_replica(value).offset + 1) > begin:
-                kept, begin = value, offset
-        return kept, begin, self._cluster.starts({self._log})[self._log]
+    def _find_loss(self, begin: int) -> str:
+        """Returns which entries from an offset on others have deleted; "" if none are missing."""
+        first, end = (
+            found[self._log] for found in (self._cluster.starts({self._log}), self._cluster.ends({self._log}))
+        )
+        if first > begin:
+            return f"entries {begin} to {first - 1} of {self._log.topic} were deleted by others"
+        if end < begin:
+            return f"entries up to {begin - 1} of {self._log.topic} were deleted by others: it has {end} now"
+        return ""
+
+    def _lost(self, why: str) -> InputLost:
+        return InputLost(
+            f"{why}: no peer knows the jobs of cluster {self._name} any more: stop its peers, delete its topics "
+            f"({', '.join(cluster_topics(self._name))}), and begin again: start the peers, and submit the jobs"
+        )
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Replaces the exception for a topic that was deleted after the start: its remedy does not create these."""
+        try:
+            yield
+        except TopicError as error:
+            topics = cluster_topics(self._name)
+            found = self._cluster.topics(topics)
+            missing = [topic for topic in topics if topic not in found]
+            if self._log.topic in missing:
+                raise self._lost(f"{self._log.topic} was deleted by others") from error
+            if not missing and (why := self._find_loss(self._next)):
+                raise self._lost(why) from error
+            raise TopicError(
+                f"{missing[0] if missing else 'a topic'} of cluster {self._name} was deleted by others: start its "
+                "peers again: the first one creates what is missing"
+            ) from error
 
     def append(self, value: bytes) -> None:
         """See ClusterLog."""
@@ -105,16 +137,27 @@ class KafkaLog:
     def _write(self, to: TopicPartition, value: bytes, key: bytes | None = None) -> None:
         assert self._producer is not None
         output: Output = (to.topic, value, key, to.partition, None, None, 0, None)
-        self._producer.write([output])
+        with self._explained():
+            self._producer.write([output])
 
     def _fetch(self) -> None:
         assert self._consumer is not None
-        for record in self._consumer.consume(READ_MAX, 0.0):
-            value = record.value()
+        with self._explained():
+            try:
+                records = self._consumer.consume(READ_MAX, 0.0)
+            except InputLost as error:
+                if why := self._find_loss(self._next):
+                    raise self._lost(why) from error
+                # heartbeats were deleted while this peer stood still: it needs none of them
+                self._consumer.assign({self._log: self._next} | self._cluster.ends({self._beats}))
+                return
+        for record in records:
             if record.topic() == self._log.topic:
-                self._entries.append(LogRecord(record.offset() or 0, value))
-            elif value is not None:
-                self._heard.append(value)
+                offset = record.offset() or 0
+                self._entries.append(LogRecord(offset, _value_of(record)))
+                self._next = offset + 1
+            else:
+                self._heard.append(_value_of(record) or b"")
 
     def read(self) -> list[LogRecord]:
         """See ClusterLog."""
@@ -142,8 +185,9 @@ class KafkaLog:
         try:
             # a key for each peer: what one that was frozen writes late takes the place of no other's
             self._write(self._replica, value, self._peer.encode())
-            self._producer.flush()
-            self._cluster.truncate(self._log, offset + 1)
+            with self._explained():
+                self._producer.flush()
+                self._cluster.truncate(self._log, offset + 1)
         except KStreamsError as error:
             logger.warning(
                 "the log of cluster %s is not cut, and grows: %s", self._name, error, extra=repeated("cuts of the log")
@@ -159,6 +203,42 @@ class KafkaLog:
             self._consumer.close()
 
 
+def _value_of(record: Message) -> bytes | None:
+    """Returns the value of a record; None for one that cannot be read, which is no peer's."""
+    try:
+        return record.value()
+    except DecodeError:
+        return None
+
+
+def find_kept(cluster: Cluster, name: str) -> tuple[bytes | None, Replica]:
+    """Returns the newest kept replica of a cluster of peers, with its bytes; an empty one and None if none is kept.
+
+    Records of others are left out, with a warning. Raises SettingsError for a replica of another version.
+    """
+    topic = TopicPartition(cluster_topics(name)[2], 0)
+    kept, newest, foreign = None, Replica(), list[int]()
+    for record in cluster.read(topic):
+        value, offset = _value_of(record), record.offset() or 0
+        if (version := named_version(value, name)) not in (0, VERSION):
+            raise SettingsError(f"{topic}@{offset}: {refuse_version(name, version)}")
+        try:
+            replica = decode_replica(value)
+        except DecodeError:
+            replica = Replica()
+        if (record.key() or b"").decode(errors="replace") not in replica.peers or replica.cluster != name:
+            foreign += [] if is_deletion(record) else [offset]
+        elif replica.offset > newest.offset:
+            kept, newest = value, replica
+    if foreign:
+        logger.warning(
+            "%s has %s that no peer of cluster %s kept, the first at offset %d: somebody else writes to it; left out",
+            topic.topic, count_of(len(foreign), "record"), name, foreign[0],
+            extra=repeated("times that foreign records were left out of a cluster's replicas", first=1),
+        )  # fmt: skip
+    return kept, newest
+
+
 class LoggedEntry(NamedTuple):
     """An entry of a log: its offset, when it was appended (milliseconds since 1970), and what it is; None for junk."""
 
@@ -170,15 +250,14 @@ class LoggedEntry(NamedTuple):
 def read_entries(cluster: Cluster, name: str) -> tuple[Replica, list[LoggedEntry]]:
     """Returns the kept replica of a cluster of peers, and the entries behind it.
 
-    Raises SettingsError if there is no such cluster.
+    Raises SettingsError if there is no such cluster, or if it has another version.
     """
     log, _, replica = cluster_topics(name)
     if len(cluster.topics([log, replica])) < 2:
         raise SettingsError(
             f"there is no cluster of peers called {name!r}: start one with `kstreams peer --cluster {name}`"
         )
-    replicas = (decode_replica(record.value()) for record in cluster.read(TopicPartition(replica, 0)))
-    kept = max(replicas, key=lambda each: each.offset, default=Replica())
+    _, kept = find_kept(cluster, name)
     found = list[LoggedEntry]()
     for record in cluster.read(TopicPartition(log, 0), kept.offset + 1):
         try:

@@ -9,7 +9,7 @@ from typing import Final
 
 from kstreams_py.errors import DecodeError, SettingsError
 from kstreams_py.jobs.cluster.commands import AcceptJoin, Command, Entry, Found, Leave, LeaveReason, PeerId, Volunteer
-from kstreams_py.jobs.cluster.fold import VERSION, apply, find_refusal
+from kstreams_py.jobs.cluster.fold import VERSION, apply, find_refusal, refuse_version
 from kstreams_py.jobs.cluster.heartbeats import Heartbeats
 from kstreams_py.jobs.cluster.log import ClusterLog
 from kstreams_py.jobs.cluster.observations import Observations
@@ -172,10 +172,7 @@ class ClusterMembership:
         """Raises SettingsError if the cluster was begun with other settings than this peer has."""
         found, wanted = self.replica, self._settings
         if found.version != VERSION:
-            raise SettingsError(
-                f"cluster {wanted.cluster} was begun by another version of kstreams_py (its log has version "
-                f"{found.version}, this one has {VERSION}): run the same version on all peers, or choose another name"
-            )
+            raise refuse_version(wanted.cluster, found.version)
         if found.messenger != wanted.messenger:
             raise SettingsError(
                 f"cluster {wanted.cluster} has the messenger {found.messenger}, and this peer {wanted.messenger}: "
@@ -201,8 +198,12 @@ class ClusterMembership:
         for value in self._log.read_beats():
             try:
                 beat = decode_beat(value)
-            except DecodeError:
+            except DecodeError as error:
                 self.seen.foreign += 1
+                logger.warning(
+                    "the heartbeats of cluster %s have %s: somebody else writes to their topic; it is left out",
+                    self._settings.cluster, error, extra=repeated("foreign records of a cluster's heartbeats"),
+                )  # fmt: skip
                 continue
             self._heartbeats.hear(beat.peer, beat.number, self.replica.peers)
             if self.seen.hear(beat, self.replica, now):

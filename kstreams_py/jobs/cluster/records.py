@@ -81,6 +81,18 @@ def decode_replica(data: bytes | None) -> Replica:
         raise DecodeError("a record that is not a replica of a cluster") from error
 
 
+def named_version(data: bytes | None, cluster: str) -> int:
+    """Returns the version that a replica of this cluster names, whatever version wrote it; 0 for anything else."""
+    try:
+        record = json.loads((data or b"").decode())
+    except (ValueError, RecursionError):
+        return 0
+    if not isinstance(record, dict) or record.get("cluster") != cluster:
+        return 0
+    version = record.get("version")
+    return version if type(version) is int else 0
+
+
 def digest(replica: Replica) -> str:
     """Returns a hash of a replica: peers whose digests at the same offset differ do not agree."""
     return blake2b(encode_replica(replica), digest_size=8).hexdigest()
