@@ -25,7 +25,7 @@ from kstreams_py.graph.loading import show_target
 from kstreams_py.graph.topology import Graph
 from kstreams_py.jobs.cluster.commands import AcceptJoin, Found, Leave, LeaveReason, PeerId, Scheduler
 from kstreams_py.jobs.cluster.fold import VERSION
-from kstreams_py.jobs.cluster.heartbeats import Heartbeats
+from kstreams_py.jobs.cluster.heartbeats import INTERVAL, Heartbeats
 from kstreams_py.jobs.cluster.kafka_log import KafkaLog, append_command, read_replica
 from kstreams_py.jobs.cluster.membership import ClusterMembership
 from kstreams_py.jobs.cluster.observations import ClusterFigures
@@ -38,7 +38,7 @@ from kstreams_py.jobs.peers.fingerprints import fingerprint_of
 from kstreams_py.jobs.peers.peer import Peer
 from kstreams_py.kafka.cluster import KafkaCluster
 from kstreams_py.kafka.contracts import Cluster
-from kstreams_py.log_fields import repeated
+from kstreams_py.log_fields import answers, away, repeated
 from kstreams_py.running.output import Write
 from kstreams_py.running.peer_graphs import PeerGraphs, load_graphs
 from kstreams_py.running.peer_reports import PeerReports
@@ -47,6 +47,7 @@ from kstreams_py.running.slot import REPORT_INTERVAL
 from kstreams_py.running.status import RunStatus, SlotStatus
 from kstreams_py.running.supervisor import Supervisor
 from kstreams_py.running.terminal import logs
+from kstreams_py.running.watch import Stillness
 from kstreams_py.running.wiring import DRAIN_EXTRA, GARBAGE_THRESHOLD, SIGNALS, Observe, observing
 from kstreams_py.settings import Settings
 from kstreams_py.steps.environment import Environment
@@ -72,6 +73,10 @@ START_AGAIN_SECONDS: Final = 2.0
 
 END_SECONDS: Final = 1.0
 """Seconds that a supervisor waits at its end for each of its threads."""
+
+
+AWAY_SECONDS: Final = 3.0
+"""Seconds without a lease after which the log of the cluster counts as away."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,6 +242,36 @@ class PeerRun:
             time.sleep(READ_SECONDS)
 
 
+class LogOutage:
+    """Warns once that the log of a cluster is away, with what that means for a peer, and says that it answers again."""
+
+    def __init__(self, membership: ClusterMembership, cluster: str) -> None:
+        self._membership, self._what = membership, f"the log of cluster {cluster}"
+        self._stillness = Stillness()
+        self._is_away = False
+        self._due_at = 0.0
+
+    def look(self, now: float, error: str) -> str:
+        """Returns why the log is away; "" if it is not. `error`: why the last turn failed; "" if it did not."""
+        has_lease = self._membership.may_act(now)
+        seconds = self._stillness.look(has_lease, now)  # a freeze does not count: the log was not asked
+        if has_lease and self._is_away:
+            self._is_away = False
+            logger.info("%s answers again: this peer goes on", self._what, extra=answers(self._what))
+        if has_lease or seconds < AWAY_SECONDS:
+            return error
+        age = self._membership.heartbeat_seconds(now)
+        text = f"{self._what} is away: for {seconds if age is None else age:.0f} s no heartbeat of this peer came back"
+        if now >= self._due_at:
+            self._is_away, self._due_at = True, now + INTERVAL
+            logger.warning(
+                "%s%s: until one does, the peer takes no inputs, calls no functions, stores nothing and acknowledges "
+                "nothing, as it cannot know whether the others have removed it",
+                text, f" ({error})" if error else "", extra=away(self._what),
+            )  # fmt: skip
+        return error or text
+
+
 class _Keeper:
     """The thread that gives a membership its turns: a function may take longer than the others wait for heartbeats."""
 
@@ -248,6 +283,7 @@ class _Keeper:
         options: PeerOptions,
     ) -> None:
         self._membership, self._wake, self._report, self._options = membership, wake, report, options
+        self._outage = LogOutage(membership, options.cluster)
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="membership", daemon=True)
         self.failure: BaseException | None = None
@@ -266,10 +302,9 @@ class _Keeper:
                     self._report(now, why)
                 try:
                     self._membership.turn(now)
-                    why = ""
+                    why = self._outage.look(now, "")
                 except Retriable as error:
-                    why = str(error)
-                    logger.info("the log of the cluster is away: %s", error, extra=repeated("the log of the cluster"))
+                    why = self._outage.look(now, str(error))
                 if self._membership.replica is not before:
                     self._wake()
         except BaseException as error:
@@ -354,7 +389,8 @@ class _Deaths:
                 if peer in read_replica(self._cluster, self._name).peers:
                     append_command(self._cluster, self._name, Leave(peer, LeaveReason.DIED))
             except KStreamsError as error:
-                logger.warning("cannot say that peer %s has died: the others will find it silent: %s", peer, error)
+                if not self._is_given_up:
+                    logger.warning("cannot say that peer %s has died: the others will find it silent: %s", peer, error)
 
     def end(self) -> None:
         """Ends the thread. What it has not said by then is dropped: the others find those peers silent."""

@@ -1,23 +1,31 @@
-"""running/peers.py: the supervisor of several peers, and the thread that keeps the membership of one."""
+"""running/peers.py: the supervisor of several peers, and what a peer says of the log of its cluster."""
 
 from __future__ import annotations
 
+import logging
 import os
+import re
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from io import StringIO
 from pathlib import Path
 
 import pytest
 
 from kstreams_py.errors import Retriable
-from kstreams_py.jobs.cluster.commands import Command, Leave, LeaveReason, PeerId
+from kstreams_py.jobs.cluster.commands import AcceptJoin, Command, Found, Leave, LeaveReason, PeerId, Scheduler
+from kstreams_py.jobs.cluster.fold import VERSION
+from kstreams_py.jobs.cluster.heartbeats import Heartbeats
+from kstreams_py.jobs.cluster.log import LogInMemory
+from kstreams_py.jobs.cluster.membership import ClusterMembership
 from kstreams_py.jobs.cluster.state import PeerState, Replica
 from kstreams_py.kafka.contracts import Cluster
 from kstreams_py.running import peers as module
-from kstreams_py.running.peers import PeerOptions, SupervisedPeers
+from kstreams_py.running.peers import LogOutage, PeerOptions, SupervisedPeers
+from kstreams_py.running.terminal.logs import Folding
 from kstreams_py.settings import Settings
 from tests.waiting import wait_until
 
@@ -128,3 +136,81 @@ def test_leave_that_cannot_be_appended_is_named(
     text = f"cannot say that peer {dead} has died: the others will find it silent: no broker answers"
     wait_until(lambda: text in caplog.text, "the log names the peer", 20.0)
     assert log.appended == []
+
+
+class Alone:
+    """A peer that has joined, and what it says of the log of its cluster."""
+
+    def __init__(self) -> None:
+        me, self.now = PeerId("p0"), 100.0
+        self.log = LogInMemory()
+        found = Found(VERSION, "shop", Scheduler.ROUND_ROBIN)
+        self.membership = ClusterMembership(self.log.open(), found, AcceptJoin(me, "", "", {}), Heartbeats(me))
+        self.membership.start()
+        self.outage = LogOutage(self.membership, "shop")
+        self.why = self.run(5.0)
+
+    def run(self, seconds: float, error: str = "") -> str:
+        """Has turns for some seconds; returns why the log is away after them."""
+        for _ in range(round(seconds / 0.1)):
+            self.now += 0.1
+            self.membership.turn(self.now)
+            self.why = self.outage.look(self.now, error)
+        return self.why
+
+
+@pytest.fixture
+def lines(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[], list[str]]]:
+    """What the log shows of the outages, as the command folds it."""
+    target = logging.StreamHandler(stream := StringIO())
+    target.setLevel("INFO")
+    handler = Folding(target)
+    module.logger.addHandler(handler)
+    caplog.set_level("INFO", module.logger.name)
+    yield lambda: re.sub(r"\d+(?= attempts)", "N", stream.getvalue()).splitlines()
+    module.logger.removeHandler(handler)
+    handler.close()
+
+
+MEANS = (
+    ": until one does, the peer takes no inputs, calls no functions, stores nothing and acknowledges nothing, as it "
+    "cannot know whether the others have removed it"
+)
+
+
+def test_log_that_is_away_is_one_warning_with_what_that_means(lines: Callable[[], list[str]]) -> None:
+    alone = Alone()
+    assert (alone.why, lines()) == ("", [])
+    alone.log.is_away = True
+    assert (alone.run(4.0), lines()) == ("", [])
+    assert alone.run(30.0).startswith("the log of cluster shop is away: for 3")
+    away = "the log of cluster shop is away: for 8 s no heartbeat of this peer came back"
+    assert lines() == [away + MEANS]
+    alone.log.is_away = False
+    assert alone.run(8.0) == ""
+    assert lines()[1:] == ["answers again: a broker was away for 0 s, N attempts"]
+    alone.run(60.0)
+    assert len(lines()) == 2
+
+
+def test_warning_of_a_log_that_is_away_has_the_error(lines: Callable[[], list[str]]) -> None:
+    alone = Alone()
+    alone.log.is_away = True
+    assert alone.run(10.0, "no queue") == "no queue"
+    assert lines() == [
+        f"the log of cluster shop is away: for 8 s no heartbeat of this peer came back (no queue){MEANS}"
+    ]
+
+
+def test_freeze_of_a_peer_is_no_outage_of_the_log(lines: Callable[[], list[str]]) -> None:
+    alone = Alone()
+    alone.now += 600.0
+    assert (alone.run(10.0), lines()) == ("", [])
+
+
+def test_foreign_heartbeats_are_left_out_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    alone = Alone()
+    alone.log.add_beat(b"junk")
+    alone.run(1.0)
+    what = "the heartbeats of cluster shop have a record that is not a heartbeat of a cluster"
+    assert caplog.messages == [f"{what}: somebody else writes to their topic; it is left out"]
