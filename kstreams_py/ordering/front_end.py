@@ -5,15 +5,20 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 from uuid import UUID, uuid4, uuid5
 
-from kstreams_py.errors import SettingsError
+from kstreams_py.errors import RecordTooLarge, SettingsError
 from kstreams_py.formats.serdes import Json, Serde
 from kstreams_py.ordering.events import Change, Event
 from kstreams_py.ordering.redis import RedisStorage
 from kstreams_py.ordering.sqlite import SQLiteStorage
 from kstreams_py.ordering.storage import Storage
+
+EVENT_MAX: Final = 1_000_000
+"""Bytes of the largest event that a topic takes, unless the topic has other settings. A larger one would end each
+ordering worker that sends it, and all other objects of that worker would wait.
+"""
 
 SCHEMES = ("redis", "rediss", "unix")
 
@@ -44,6 +49,7 @@ class Ordering:
 
     - `store`: see open_storage().
     - `event`, `data`: the serdes of events, and of the states of objects.
+    - `event_max`: the bytes of the largest event that the topic takes, without those of its headers.
     """
 
     def __init__(
@@ -53,9 +59,11 @@ class Ordering:
         event: Serde | None = None,
         data: Serde | None = None,
         prefix: str = "",
+        event_max: int = EVENT_MAX,
     ) -> None:
         self._event: Serde = Json() if event is None else event
         self._data: Serde = Json() if data is None else data
+        self._event_max = event_max
         self._lock = threading.Lock()
         self._storage = open_storage(store, prefix)
 
@@ -70,8 +78,9 @@ class Ordering:
         - `sub_events`: the events of its sub-objects, which follow the main event.
         - `uuid`: identifies the change: a call with the uuid of an earlier call within a day stores nothing.
 
-        Returns whether the change is new. Raises SettingsError for an empty `name`, and StoreUnavailable if it is not
-        known whether the change is stored: call again with the same `uuid`.
+        Returns whether the change is new. Raises SettingsError for an empty `name`, RecordTooLarge for an event above
+        `event_max`, and StoreUnavailable if it is not known whether the change is stored: call again with the same
+        `uuid`.
         """
         uuid = uuid4() if uuid is None else uuid
         events = [Event(uuid.bytes, self._serialize(event))]
@@ -96,4 +105,9 @@ class Ordering:
         found = self._event.serialize(event)
         if found is None:
             raise SettingsError("an event needs a value: its serde returned None")
+        if len(found) > self._event_max:
+            raise RecordTooLarge(
+                f"an event of {len(found):,} bytes: the topic takes {self._event_max:,}: send a reference to its data, or "
+                "raise the topic's max.message.bytes, the ordering workers' message.max.bytes, and event_max="
+            )
         return found

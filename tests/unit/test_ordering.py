@@ -17,6 +17,7 @@ from kstreams_py.errors import (
     ClientError,
     DecodeError,
     RecordRefused,
+    RecordTooLarge,
     Refused,
     Retriable,
     SettingsError,
@@ -361,6 +362,15 @@ def test_change_that_was_queued_by_an_earlier_attempt_is_no_second_one(path: Pat
     with closing(Ordering(path)) as ordering, closing(open_storage(path)) as storage:
         assert [ordering.enqueue("a", {}, 1, sub_events=[2], uuid=uuid) for _ in range(2)] == [True, False]
         assert storage.objects() == [ObjectStatus("a", 2, 0, 1, None)]
+
+
+def test_event_that_its_topic_does_not_take_is_refused_before_it_is_stored(tmp_path: Path) -> None:
+    with closing(Ordering(tmp_path / "events.db", event=String(), event_max=10)) as ordering:
+        assert ordering.enqueue("a", 1, "x" * 10)
+        for event, others in (("x" * 11, ()), ("x", ["x" * 11])):
+            with pytest.raises(RecordTooLarge, match=r"^an event of 11 bytes: the topic takes 10: send a reference"):
+                ordering.enqueue("a", 2, event, sub_events=others)
+        assert ordering.data("a") == 1
 
 
 def test_event_of_no_object_is_refused_and_nothing_is_stored(path: Path) -> None:
