@@ -107,7 +107,7 @@ class Ordering:
             raise SettingsError("an event needs a value: its serde returned None")
         if len(found) > self._event_max:
             raise RecordTooLarge(
-                f"an event of {len(found):,} bytes: the topic takes {self._event_max:,}: send a reference to its data, or "
-                "raise the topic's max.message.bytes, the ordering workers' message.max.bytes, and event_max="
+                f"an event of {len(found):,} bytes: the topic takes {self._event_max:,}: send a reference to its data, "
+                "or raise the topic's max.message.bytes, the ordering workers' message.max.bytes, and event_max="
             )
         return found
