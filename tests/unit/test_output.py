@@ -207,7 +207,7 @@ def test_worker_of_a_supervisor_that_is_stopped_then_killed_prints_on(tmp_path: 
         found.await_done("done")  # 560 kB, of which a pipe holds 64
         found.process.send_signal(signal.SIGCONT)
         wait_until(lambda: sorted(found.read("out")) == sorted([*LINES, b""]), "all lines")
-        assert found.read("err") == [b"to stderr", b""]
+        wait_until(lambda: found.read("err") == [b"to stderr", b""], "the line of the other stream")
         found.process.kill()
         found.process.wait()
         found.touch("go on")
