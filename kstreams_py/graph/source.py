@@ -68,7 +68,7 @@ class SourceConnection(Protocol):
         """Claims up to `limit` inputs (0 is allowed); returns none if there are none now.
 
         Inputs that were under way when several workers died are suspects: they are claimed separately from others, in
-        smaller groups, to find the one that ends its workers.
+        small groups, and then one by one, to find the one that ends its workers.
 
         - `alone`: nothing is under way in this worker, so that suspects may be claimed.
         """

@@ -161,10 +161,8 @@ class SourceInputs:
         under_way = held - min(paused, len(self.pending))
         free, alone = min(self._limit.limit - under_way, self._most - held), is_alone and not held
         must_wait = not alone if self.connection.waits_alone else others_wait
-        if self._largest * held > UNDER_WAY_BYTES and self._held_bytes() > UNDER_WAY_BYTES:
-            free = 0
         # a claim may cost a commit in the source: a few at a time would be slow
-        if under_way > self._limit.limit / 2 or free <= 0 or must_wait:
+        if under_way > self._limit.limit / 2 or free <= 0 or must_wait or self._is_heavy(held):
             if now > self.asked_at + HEARD_SECONDS:
                 self.asked_at = now
                 self.connection.read(0, alone=False)
@@ -199,10 +197,12 @@ class SourceInputs:
         self.complete(bad)
         return read.without(bad.keys())
 
-    def _held_bytes(self) -> int:
-        """Returns the bytes of the inputs that are not acknowledged, refused or given back."""
+    def _is_heavy(self, count: int) -> bool:
+        """Returns whether the held inputs have too many bytes. `count`: how many are held."""
+        if self._largest * count <= UNDER_WAY_BYTES:
+            return False
         held = self.pending.claims, self._done, (claim for claim, _ in self._refused), *self._given_up.values()
-        return sum(claim.size for claims in held for claim in claims)
+        return sum(claim.size for claims in held for claim in claims) > UNDER_WAY_BYTES
 
     def records(self, channel: str, segments: Iterable[SegmentId]) -> dict[SegmentId, Message]:
         """Returns the record of each input, or what stands for it. `channel`: the name of the channel they fill."""
@@ -344,7 +344,8 @@ class SourceInputs:
         if not ((self.connection.waits_alone or others_wait) and self.pending):
             return []
         given_up = [*self.pending.segments]
-        if any(claim.attempts >= SUSPECTED for claim in self.pending.claims):  # these are the suspects, claimed alone
+        are_suspects = any(claim.attempts >= SUSPECTED for claim in self.pending.claims)  # which were claimed alone
+        if are_suspects and not others_wait:
             return []
         if not {*paused()}.issuperset(given_up):
             return []
@@ -360,14 +361,19 @@ class SourceInputs:
                 self.connection.give_back(claims, failed=failed)
                 self._given_up[failed] = []
 
-    def show_pending(self, now: float, find_tasks: Callable[[SegmentId], tuple[str, ...]], why: str) -> PendingFigures:
+    def show_pending(
+        self, now: float, find_tasks: Callable[[SegmentId], tuple[str, ...]], why: str, *, others_wait: bool
+    ) -> PendingFigures:
         """Returns the figures of the inputs under way. Any thread may call it.
 
         - `find_tasks`: returns the tasks that have a segment of an input.
         - `why`: why the source is away; "" if it is not.
+        - `others_wait`: as for `read`.
         """
         if not why and self.connection.waits_alone and self.pending:
             why = "inputs whose workers died are read by themselves, once the others are done"
+        elif not why and others_wait:
+            why = "inputs of another source or peer, whose workers died, are read by themselves first"
         count, oldest = len(self.pending), self.pending.oldest
         if oldest is None:
             return PendingFigures(count, why=why, limit=self._timeout)

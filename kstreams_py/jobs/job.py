@@ -241,8 +241,8 @@ class Job:
                 segments = inputs.read(
                     now,
                     sum(task.retrying for task in self.tasks),
-                    others_wait=any(each.connection.waits_alone for each in others),
-                    is_alone=not any(each.held for each in others),
+                    others_wait=any(map(self._waits, others)),
+                    is_alone=not any(each.pending for each in others),
                 )
                 if inputs.asked_at == now:
                     self.outages.answered(inputs.name)
@@ -274,6 +274,16 @@ class Job:
     def _others(self, inputs: SourceInputs) -> list[SourceInputs]:
         """Returns the inputs of the other sources: suspects of one source are alone in the whole process."""
         return [each for each in self._inputs.values() if each is not inputs]
+
+    def _waits(self, inputs: SourceInputs) -> bool:
+        """Returns whether suspects of a source wait until nothing else is under way, or are under way themselves.
+
+        Not while the source is away, or while they only wait for another attempt, perhaps without an end.
+        """
+        if not inputs.connection.waits_alone or inputs.name in self.outages.away:
+            return False
+        pending = inputs.pending.segments
+        return not pending or not {*self._paused()}.issuperset(pending)
 
     def _run_tasks(self) -> set[SegmentId]:
         """Gives each task a turn; returns the inputs that made progress. Raises the error that stops the job."""
@@ -364,7 +374,7 @@ class Job:
 
         The job then forgets them, as if it had never read them.
         """
-        others_wait = any(each.connection.waits_alone for each in self._others(inputs))
+        others_wait = any(map(self._waits, self._others(inputs)))
         expired = inputs.expire(now, self._under_way)
         if lost := expired or inputs.give_up_paused(self._paused, others_wait=others_wait):
             self._acker.forget(lost)
@@ -395,7 +405,12 @@ class Job:
         """Returns the figures of the inputs under way, by the name of their source."""
         now = self._environment.clock()
         return {
-            channel.name: inputs.show_pending(now, self._tasks_with, self.outages.away.get(inputs.name, ""))
+            channel.name: inputs.show_pending(
+                now,
+                self._tasks_with,
+                self.outages.away.get(inputs.name, ""),
+                others_wait=any(each.connection.waits_alone for each in self._others(inputs)),
+            )
             for channel, inputs in self._inputs.items()
         }
 

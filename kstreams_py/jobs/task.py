@@ -32,7 +32,7 @@ from kstreams_py.jobs.traces import TaskTraces
 from kstreams_py.kafka.contracts import Output
 from kstreams_py.records import KeptRecord, Out, Step
 from kstreams_py.steps.dead_letters import format_error
-from kstreams_py.steps.failures import exit_error
+from kstreams_py.steps.failures import ProcessKilled, exit_error
 from kstreams_py.steps.rows import Rows, row_hash
 
 
@@ -173,6 +173,8 @@ def raised(task: JobTask, error: BaseException) -> BaseException:
 
     Raises FunctionExited for what would end the process; see exit_error().
     """
+    if isinstance(error, ProcessKilled):
+        raise error
     if isinstance(error, SystemExit | KeyboardInterrupt):
         text = f"{task.id}: {show_function(task.function)} ended by {type(error).__name__}: {format_error(error)}"
         raise exit_error(text, error, "to refuse the input") from error

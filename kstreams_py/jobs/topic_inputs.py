@@ -203,6 +203,7 @@ class TopicConnection:
             for _ in chosen:
                 waiting.popleft()
             return claims
+        limit = len(self._first(limit))
         choice = choose({at: token.attempts for at, token in enumerate(waiting)}, limit, alone=alone)
         self._mark([waiting[at] for at in choice.read], are_suspects=choice.are_suspects)
         ends_workers = BadInput(InputEndsWorkers(REASON))

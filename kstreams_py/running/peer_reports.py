@@ -136,7 +136,7 @@ def report_of(task: PeerTask, slot: int, state: WorkerState, now: float) -> Repo
         measures=replace(counts, refused=counts.refused + sum(task.inputs.refused_by.values())).measures(name),
         why=why,
         is_task=True,
-        sources={name: task.inputs.show_pending(now, lambda _: (), away)},
+        sources={name: task.inputs.show_pending(now, lambda _: (), away, others_wait=task.must_wait)},
     )
 
 

@@ -29,7 +29,7 @@ from kstreams_py.sources.claims import CLAIMS, LEASE, ClaimedInputs, ClaimsFile,
 from kstreams_py.sources.inspection import inspect_claims, retry_claims
 from kstreams_py.sources.passes import LOOK_SECONDS
 from kstreams_py.sources.records import CsvRecords, FilePosition, JsonRecords, OpenRecords, ParquetRecords
-from kstreams_py.sources.sizes import READ_BYTES
+from kstreams_py.sources.sizes import READ_BYTES, weigh
 from kstreams_py.sources.suspects import DELETED
 
 logger = logging.getLogger(__name__)
@@ -309,7 +309,7 @@ class _FileRecords(ClaimedInputs):
         loaded = list[tuple[int, Any, int]]()
         for key, item in found:
             value = values[key] if item is None else item[0].decode(item[1])
-            size = 0 if item is None else item[0].weigh(item[1])
+            size = weigh(value) if item is None else item[0].weigh(item[1])
             if isinstance(value, BadInput):
                 unit = "row" if self._source.format == "parquet" else "line"
                 place = f"{self._paths[key >> ROW_BITS]}, {unit} {_number_of(key)}"

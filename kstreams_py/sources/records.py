@@ -28,11 +28,8 @@ RECORD_MAX: Final = 16 * 2**20
 """Bytes of the longest record: a line, or the lines of a row of CSV."""
 
 _BUFFER: Final = 128 * 2**10
-_BATCH_ROWS: Final = 128
+_BATCH_ROWS: Final = 256
 """Rows of Parquet that are decoded together: in the file, one text of 1 MB may stand for all of them."""
-
-_VALUES_BYTES: Final = 4 * 2**20
-"""Bytes of decoded rows of Parquet that are in memory as values, which take several times as much."""
 
 _SKIPPED: Final = 1_024
 """Records that are skipped between two looks at the clock."""
@@ -438,8 +435,8 @@ class ParquetRecords(OpenRecords):
         """The later batches in its row group."""
         self._broken: dict[int, tuple[int, BadInput]] = {}
         """By row group, the first row that cannot be read, with the reason."""
-        self._short = set[int]()
-        """The row groups that have fewer rows than the end of the file says."""
+        self._short: dict[int, int] = {}
+        """The row groups that have fewer rows than the end of the file says, each with the first one that it lacks."""
         self._row_bytes = 0
         """The decoded bytes of a row in memory, on average."""
         self._begins = [0]
@@ -479,10 +476,10 @@ class ParquetRecords(OpenRecords):
         self._records = self._number(start.rows)
 
     def _number(self, rows: int) -> Iterator[FileRecord]:
-        """Yields the records after this many rows; of the rows that a row group lacks, those until the first read."""
+        """Yields the records after this many rows; of the rows that a row group turns out to lack, the first one."""
         for group, (begin, end) in enumerate(pairwise(self._begins)):
             for number in range(max(begin, rows) + 1, end + 1):
-                if group in self._short:
+                if number > self._short.get(group, number):
                     break
                 yield FileRecord(number, number, 0, number)
 
@@ -495,11 +492,11 @@ class ParquetRecords(OpenRecords):
         return self._row_bytes
 
     def take(self, rows: int, limit: int, is_over: Callable[[], bool]) -> list[FileRecord]:
-        """See OpenRecords: at most READ_BYTES of rows."""
-        if not self._row_bytes and rows < self._begins[-1]:
+        """See OpenRecords: at most the rows that are decoded at the same time as the first one."""
+        if rows < self._begins[-1]:
             self.decode(rows + 1)
-        most = max(1, READ_BYTES // self._row_bytes) if self._row_bytes else limit
-        return super().take(rows, min(limit, most), is_over)
+        decoded = self._first + len(self._values) - rows - 1
+        return super().take(rows, min(limit, decoded) if decoded > 0 else limit, is_over)
 
     def size_at(self, _: int) -> int:
         """See OpenRecords: all bytes are known, as the last ones are an index of the file."""
@@ -535,25 +532,25 @@ class ParquetRecords(OpenRecords):
                 self._values = self._to_values(batch)
                 return
             self._first += len(batch)
-        self._short.add(group)
+        self._short[group] = self._first
         raise EOFError("it has fewer rows than the end of the file says")
 
     def _split(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yields batches in parts whose values fit into memory."""
+        import pyarrow as pa  # noqa: PLC0415 an extra
+
         for batch in batches:
+            if any(map(pa.types.is_dictionary, batch.schema.types)):
+                batch.validate(full=True)  # its indexes may be of no value
+                columns = [each.dictionary_decode() if hasattr(each, "dictionary") else each for each in batch.columns]
+                batch = pa.RecordBatch.from_arrays(columns, names=batch.schema.names)  # noqa: PLW2901
             self._row_bytes = batch.nbytes // max(len(batch), 1)
-            rows = max(1, _VALUES_BYTES // max(self._row_bytes, 1))
+            rows = max(1, READ_BYTES // max(self._row_bytes, 1))
             yield from (batch.slice(at, rows) for at in range(0, len(batch), rows))
 
     def _to_values(self, batch: pa.RecordBatch) -> list[Any]:
         schema = _in_microseconds(batch.schema)
         try:
-            if batch.nbytes > RECORD_MAX:
-                return (
-                    [_TOO_LONG]
-                    if len(batch) == 1
-                    else [self._to_values(batch.slice(at, 1))[0] for at in range(len(batch))]
-                )
             batch.validate(full=True)  # otherwise a time beyond its day would become one within it
             return [*batch.cast(schema).to_pylist()]
         except self._errors:

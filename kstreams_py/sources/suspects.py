@@ -1,4 +1,4 @@
-"""Suspects: inputs whose workers died. They are read again in ever smaller groups, until the culprit is alone."""
+"""Suspects: inputs whose workers died. They are read again in small groups, until the culprit is alone."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from kstreams_py.errors import SettingsError
 KeyT = TypeVar("KeyT", bound=Hashable)
 
 DEATHS_MAX: Final = 5
-"""An input under way at this many deaths of its worker is not read again; at the last of them, it was alone."""
+"""An input under way at this many deaths of its worker is not read again; at the last two of them, it was alone."""
 
-GROUPS: Final = {2: 1_000, 3: 30, 4: 1}
+GROUPS: Final = {2: 100, 3: 1, 4: 1}
 """How many suspects are read together, by the number of deaths at which they were under way.
 
-The first death says nothing, as many inputs were under way. Each further death leaves fewer suspects.
+The first death says nothing, as many inputs were under way. Each further death leaves fewer suspects. An input is alone
+twice, as its worker may die of something else the first time.
 """
 
 SUSPECTED: Final = min(GROUPS)

@@ -66,6 +66,10 @@ class Retries:
             }
 
 
+class ProcessKilled(BaseException):
+    """Ends a process of a test as SIGKILL does, also in a function: what handles any exception lets this one pass."""
+
+
 def exit_error(what: str, error: BaseException, remedy: str) -> FunctionExited:
     """Returns the error that stops the worker instead of one that would end the process, perhaps with status 0.
 

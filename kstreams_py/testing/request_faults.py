@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from kstreams_py.steps.failures import ProcessKilled
 
-class Crash(KeyboardInterrupt):
-    """Ends a process at a request, in a function, too: there, any other exception would only fail the step."""
+
+class Crash(ProcessKilled):
+    """Ends a process at a request."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -140,7 +140,7 @@ def deaths(medium: Medium, poison: int) -> list[list[int]]:
 def test_input_that_ends_its_workers_is_refused_and_all_others_are_read(medium: Medium) -> None:
     medium.insert(*range(5_000))
     died = deaths(medium, poison=1_234)
-    assert [len(each) for each in died] == [5_000, 5_000, 1_000, 30, 1]
+    assert [len(each) for each in died] == [5_000, 5_000, 100, 1, 1]
     assert len(died) == DEATHS_MAX
     assert medium.refused() == [(1_234, REASON)]
 

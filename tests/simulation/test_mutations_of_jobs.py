@@ -33,7 +33,7 @@ SEEN_BY: dict[str, Test] = {
     "opening_that_is_added_instead_of_set": under_faults("chain"),
     "one_pattern_for_all_copies": stores("diamond"),
     "complete_without_an_opening": under_faults("chain"),
-    "id_of_an_input_used_again": under_faults("filter"),
+    "id_of_an_input_used_again": under_faults("gather"),
     "acknowledged_before_it_is_stored": stores("chain"),
     "acknowledged_when_it_is_read": stores("chain"),
     "rows_of_a_target_that_is_away_counted_as_stored": partial(

@@ -153,7 +153,7 @@ def lease_without_an_end(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Heartbeats, "has_lease", lambda self, _: self._leased_at is not None)
 
 
-@mutation(lambda: test_peers.test_inputs_that_kill_their_peers_are_refused_and_no_others(4, {7, 18}, 0))
+@mutation(lambda: test_peers.test_inputs_that_kill_their_peers_are_refused_and_no_others(4, {7, 17}, 0))
 def readers_that_do_not_wait_for_suspects(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Agreement, "is_alone", property(lambda _: True))
     patch.setattr(Agreement, "must_wait", property(lambda _: False))

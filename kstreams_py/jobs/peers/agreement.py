@@ -39,18 +39,22 @@ class Wish(NamedTuple):
 
 NO_WISH: Final = Wish()
 
+RESEND_SECONDS: Final = 1.0
+"""Seconds between two copies of a wish: the first one may come before the receiver knows that it is a reader."""
+
 
 class Agreement:
-    """One reader's part in the agreement. Messages from one reader to another must arrive once and in order."""
+    """One reader's part in the agreement. Messages from one reader to another must arrive in order."""
 
     def __init__(self, me: ReaderId) -> None:
-        self._me = me
+        self.me = me
         self._told: dict[ReaderId, Wish] = {}
         """The other readers of the job, with the newest message to each."""
         self._heard: dict[ReaderId, Wish] = {}
-        """The newest message from each reader, also from one that is not known yet."""
+        """The newest message from each of them that has sent any."""
         self._request, self._requests = 0, 0
         """The number of the request that this reader has, 0 for none, and how many it has had."""
+        self._sent_at = float("-inf")
 
     @property
     def is_alone(self) -> bool:
@@ -64,17 +68,17 @@ class Agreement:
         """Whether another reader has a request."""
         return any(wish.request for wish in self._heard.values())
 
-    def keep(self, readers: Collection[ReaderId], epoch: int) -> None:
-        """Takes the readers of the job in an epoch."""
-        self._told = {each: self._told.get(each, NO_WISH) for each in readers if each != self._me}
-        # the messages of a reader may come before the epoch in which it became one
-        self._heard = {each: wish for each, wish in self._heard.items() if each in self._told or each.since > epoch}
+    def keep(self, readers: Collection[ReaderId]) -> None:
+        """Takes the readers of the job."""
+        self._told = {each: self._told.get(each, NO_WISH) for each in readers if each != self.me}
+        self._heard = {each: wish for each, wish in self._heard.items() if each in self._told}
 
     def take(self, sender: ReaderId, wish: Wish) -> None:
-        """Takes a message."""
-        self._heard[sender] = wish
+        """Takes a message. Drops that of a reader that is not known yet: it sends another one."""
+        if sender in self._told:
+            self._heard[sender] = wish
 
-    def turn(self, *, asks: bool, is_empty: bool) -> list[tuple[ReaderId, Wish]]:
+    def turn(self, now: float, *, asks: bool, is_empty: bool) -> list[tuple[ReaderId, Wish]]:
         """Returns the messages to send.
 
         - `asks`: whether suspects of this reader wait, or are under way.
@@ -88,9 +92,14 @@ class Agreement:
         if self._request and any(answers[other] > told.answer for other, told in self._told.items()):
             self._ask()  # whoever lets another one go first gives up what was granted
         wishes = {other: Wish(self._request, answer) for other, answer in answers.items()}
-        changed = [(other, wish) for other, wish in wishes.items() if wish != self._told[other]]
+        is_due = now >= self._sent_at + RESEND_SECONDS
+        sent = [
+            (other, wish) for other, wish in wishes.items() if wish != self._told[other] or (is_due and wish != NO_WISH)
+        ]
         self._told = wishes
-        return changed
+        if sent:
+            self._sent_at = now
+        return sent
 
     def _ask(self) -> None:
         self._requests += 1
@@ -100,5 +109,5 @@ class Agreement:
         wanted = self._heard.get(other, NO_WISH).request
         if wanted in (0, answered):  # an answer stands as long as the request
             return wanted
-        goes_first = self._request and self._me < other
+        goes_first = self._request and self.me < other
         return wanted if is_empty and not goes_first else 0

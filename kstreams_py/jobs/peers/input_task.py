@@ -14,9 +14,9 @@ from kstreams_py.jobs.environment import JobEnvironment
 from kstreams_py.jobs.identity import SegmentId
 from kstreams_py.jobs.inputs import SourceInputs
 from kstreams_py.jobs.job import LEASE_MAX, Outages, open_inputs
-from kstreams_py.jobs.messengers.frames import Doubts, FailedSegment, Opened, ReaderWish
+from kstreams_py.jobs.messengers.frames import Doubts, FailedSegment, Opened
 from kstreams_py.jobs.messengers.pins import pin_ids
-from kstreams_py.jobs.peers.agreement import Agreement, ReaderId, Wish
+from kstreams_py.jobs.peers.agreement import Agreement
 from kstreams_py.jobs.peers.entries import Addressed, by_peer
 from kstreams_py.jobs.peers.outbox import Outbox
 from kstreams_py.log_fields import repeated
@@ -56,9 +56,10 @@ class InputTask:
         self.graph = graph
         self._job, self.channel, self._outbox, self._environment = job, channel, outbox, environment
         self._ackers: Sequence[int] = ()
-        self._own = self._since = 0
-        self._agreement: Agreement | None = None
-        """None until the readers of the job are known."""
+        self._own = 0
+        self._timeout = channel.timeout or environment.timeout
+        self.must_wait = False
+        """Whether suspects of another reader are read first."""
         self.outages = Outages()
         self.inputs: SourceInputs = open_inputs(graph, channel, tasks, environment, self._new_ids)
         self._items = Addressed()
@@ -66,23 +67,25 @@ class InputTask:
         self._keeper = threading.Thread(target=self._run_keeper, name="claims", daemon=True)
         self._keeper.start()
 
-    def set_readers(self, readers: Sequence[ReaderId], me: ReaderId, epoch: int) -> None:
-        """Takes the readers of the job in an epoch, which have the ackers, and the one of this peer."""
-        self._ackers, self._own = [each.number for each in readers] or [me.number], me.number
-        if self._agreement is None:
-            self._agreement = Agreement(me)
-        self._agreement.keep(readers, epoch)
-        self._since = me.since
-
-    def take_wish(self, sender: int, wish: ReaderWish) -> None:
-        """Takes a wish from the reader of the peer with this number."""
-        if self._agreement is not None and wish.to == self._since:
-            self._agreement.take(ReaderId(sender, wish.since), Wish(wish.request, wish.answer))
+    def set_ackers(self, ackers: Sequence[int], own: int) -> None:
+        """Takes the numbers of the peers that have an acker in this epoch, and of this peer."""
+        self._ackers, self._own = ackers, own
 
     def wake_by(self, wake: Callable[[], None]) -> None:
         """Takes the function that ends the wait of the peer, for a source that learns of inputs immediately."""
         if isinstance(self.inputs.connection, WakingConnection):
             self.inputs.connection.wake_by(wake)
+
+    @property
+    def asks(self) -> bool:
+        """Whether suspects wait until no other reader has anything under way, or are under way themselves.
+
+        Not while the source is away, or once they take as long as if they waited for another attempt without an end.
+        """
+        if not self.inputs.connection.waits_alone or self.inputs.name in self.outages.away:
+            return False
+        oldest = self.inputs.pending.oldest
+        return oldest is None or self._environment.clock() < oldest.since + self._timeout
 
     @property
     def is_polled(self) -> bool:
@@ -92,19 +95,15 @@ class InputTask:
     def _new_ids(self, count: int) -> list[SegmentId]:
         return pin_ids(self._environment.entropy, count, self._ackers, self._own)
 
-    def turn(self, *, reads: bool) -> bool:
+    def turn(self, agreement: Agreement | None) -> bool:
         """Reads inputs, and acknowledges those that are complete; returns whether there was anything to do.
 
-        - `reads`: whether inputs may be read.
+        - `agreement`: that with the other readers of the job; None if no more inputs may be read.
         """
-        worked, agreement = False, self._agreement
+        worked, self.must_wait = False, agreement is not None and agreement.must_wait
         if agreement is not None:
-            asks = self.inputs.connection.waits_alone and (reads or self.inputs.held > 0)
-            for reader, wish in agreement.turn(asks=asks, is_empty=not self.inputs.held):
-                self._items.append((reader.number, ReaderWish(self._job, self._since, reader.since, *wish)))
-            if reads:
-                with self.outages.of(self.inputs.name):
-                    worked = self._read(self._environment.clock(), agreement)
+            with self.outages.of(self.inputs.name):
+                worked = self._read(self._environment.clock(), agreement)
         with self.outages.of(self.inputs.name):
             worked |= self.inputs.settle(self._environment.clock())
         with self.outages.of(self.inputs.name):
@@ -162,7 +161,14 @@ class InputTask:
     def doubt(self) -> None:
         """Asks the ackers of overdue inputs whether their segments are still anywhere."""
         now = self._environment.clock()
-        if overdue := self.inputs.pending.overdue(now):
+        if (overdue := self.inputs.pending.overdue(now)) and self.must_wait:
+            # they may only wait for another attempt, without an end
+            self.inputs.give_up_all(overdue, failed=False)
+            logger.warning(
+                "%s: %s given back after some time: inputs of another peer, whose peers died, wait until nothing else "
+                "is under way", self.inputs.name, count_are(len(overdue), "input"),
+            )  # fmt: skip
+        elif overdue:
             self.inputs.pending.extend(overdue, now)
             logger.warning(
                 "%s: %s still under way after some time: asking the peers for them", self.inputs.name,

@@ -31,7 +31,7 @@ from kstreams_py.jobs.messengers.frames import (
 )
 from kstreams_py.jobs.messengers.link import ENDED
 from kstreams_py.jobs.messengers.links import Links
-from kstreams_py.jobs.peers.agreement import ReaderId
+from kstreams_py.jobs.peers.agreement import Agreement, ReaderId, Wish
 from kstreams_py.jobs.peers.entries import Ackers, Addressed, by_peer
 from kstreams_py.jobs.peers.function_task import FunctionTask
 from kstreams_py.jobs.peers.input_task import InputTask
@@ -92,6 +92,8 @@ class Peer:
         self._interrupted = ""
         """The task that was interrupted, as what it needs is away, until it works again; "" for none."""
         self._epochs: dict[str, int] = {}
+        self._agreement: Agreement | None = None
+        """That with the other readers of a job, if this peer is one."""
         self.turns = 0
         """The number of turns."""
         self._died_at = float("-inf")
@@ -120,6 +122,7 @@ class Peer:
                 self.task.arrive(link, link.ready(self._epochs, [(self.assignment.job, self.assignment.task)]))
             else:
                 link.ready(self._epochs, ())
+        self._agree(now)
         worked, may_act = bool(received), self.membership.may_act(now)
         if self.task is not None and may_act:
             worked |= self._run_task(self.task)
@@ -146,6 +149,7 @@ class Peer:
                 self._died_at = now
             self._connect(before, after)
             self._find_epochs(after)
+            self._find_readers(after)
             if self.task is not None:
                 self._follow(before, after)
         wanted = after.assignments.get(self.me)
@@ -190,6 +194,31 @@ class Peer:
             self._ackers.note(name, numbers, max(timeouts, default=TIMEOUT))
         self._ackers.keep({name for name, _ in replica.open_jobs()}, self._numbers)
 
+    def _find_readers(self, replica: Replica) -> None:
+        """Takes the readers of this peer's job, if it is one of them. They agree also while a source is away."""
+        readers = {
+            peer: ReaderId(replica.peers[peer].number, each.since)
+            for peer, each in replica.assignments.items()
+            if each.task.startswith(READ)
+        }
+        if (me := readers.get(self.me)) is None:
+            self._agreement = None
+            return
+        if self._agreement is None or self._agreement.me != me:
+            self._agreement = Agreement(me)
+        own = replica.assignments[self.me].job
+        self._agreement.keep([each for peer, each in readers.items() if replica.assignments[peer].job == own])
+
+    def _agree(self, now: float) -> None:
+        """Sends wishes to the other readers. A task that is not open asks for nothing, and has nothing under way."""
+        agreement, wanted = self._agreement, self._seen.assignments.get(self.me)
+        if agreement is None or wanted is None:
+            return
+        task = self.task if isinstance(self.task, InputTask) and self.assignment == wanted else None
+        asks, is_empty = task is not None and task.asks, task is None or task.is_empty
+        for to, wish in agreement.turn(now, asks=asks, is_empty=is_empty):
+            self._send([(to.number, ReaderWish(wanted.job, wanted.since, to.since, *wish))])
+
     def _follow(self, before: Replica, after: Replica) -> None:
         """Takes the routes of another epoch; gives back inputs whose acker has left."""
         assert self.assignment is not None
@@ -204,15 +233,12 @@ class Peer:
 
     def _set_routes(self, replica: Replica, name: JobId) -> None:
         assert self._outbox is not None
-        assert self.assignment is not None
         self._outbox.set_routes(find_routes(replica, name, self._graphs[replica.jobs[name].graph].tasks))
         if isinstance(self.task, InputTask):
-            job, has = replica.jobs[name], replica.assignments
-            inputs = [task.id for task in job.tasks if task.is_input]
+            inputs = [task.id for task in replica.jobs[name].tasks if task.is_input]
             peers = [peer for task in inputs for peer in replica.ready_peers_of(name, task)]
-            readers = [ReaderId(replica.peers[peer].number, has[peer].since) for peer in peers]
-            me = ReaderId(replica.peers[self.me].number, self.assignment.since)
-            self.task.set_readers(readers, me, job.epoch)
+            own = replica.peers[self.me].number
+            self.task.set_ackers([replica.peers[peer].number for peer in peers] or [own], own)
 
     # The task.
 
@@ -272,9 +298,10 @@ class Peer:
         if job is None or job.phase is not JobPhase.RUNNING:
             return False
         try:
-            # the other readers must know of one that reads
-            reads = self._draining_until is None and self.me in job.ready
-            worked = task.turn(reads=reads) if isinstance(task, InputTask) else task.turn()
+            if isinstance(task, InputTask):
+                worked = task.turn(self._agreement if self._draining_until is None else None)
+            else:
+                worked = task.turn()
         except (Unavailable, ClientError) as error:  # the task begins again once what it needs is back
             name, why = self.assignment.task, str(error).removesuffix(START_AGAIN)
             again = repeated(f"interruptions of {name}", why)
@@ -285,10 +312,8 @@ class Peer:
             self._send([(number, Doubts(self.assignment.job, ids)) for number, ids in by_peer(dropped).items()])
             self._open_at = self._clock() + OPEN_AGAIN_SECONDS
             return True
-        except FunctionExited:  # this peer dies: the input that ends peers is found by their deaths
-            raise
         except (KStreamsError, Stop) as error:
-            self._kill(self.assignment, error)
+            self._end_by(error)
             return True
         if self._interrupted and (worked or isinstance(task, InputTask)):
             if self._interrupted == self.assignment.task:
@@ -298,10 +323,15 @@ class Peer:
             self._care_for_inputs(task)
         self._send(task.items())
         if isinstance(task, FunctionTask) and task.stop is not None:
-            if isinstance(task.stop, FunctionExited | MemoryError):
-                raise task.stop
-            self._kill(self.assignment, task.stop)
+            self._end_by(task.stop)
         return worked
+
+    def _end_by(self, error: BaseException) -> None:
+        """Ends the job for an error that stops it; this peer alone for one of an input, which ends each peer."""
+        if isinstance(error, FunctionExited | MemoryError):  # the input is found by the deaths of its peers
+            raise error
+        assert self.assignment is not None
+        self._kill(self.assignment, error)
 
     def _may_act(self) -> bool:
         return self.membership.may_act(self._clock())
@@ -348,10 +378,14 @@ class Peer:
             return
         if isinstance(item, Opened | Acks | HeldPatterns | Doubts | Answers):
             self._send(self._ackers.take(item, member.number))
+        elif isinstance(item, ReaderWish):
+            agreement, wanted = self._agreement, self._seen.assignments.get(self.me)
+            if agreement is not None and wanted is not None and (wanted.job, wanted.since) == (item.job, item.to):
+                agreement.take(ReaderId(member.number, item.since), Wish(item.request, item.answer))
         elif self.assignment is not None and item.job == self.assignment.job:
-            self._take_for_task(member.number, item)
+            self._take_for_task(item)
 
-    def _take_for_task(self, sender: int, item: Item) -> None:
+    def _take_for_task(self, item: Item) -> None:
         if isinstance(self.task, FunctionTask):
             if isinstance(item, GiveUps):
                 self.task.give_up(item.ids)
@@ -360,8 +394,6 @@ class Peer:
                 self.task.complete(item.ids, item.failed)
             elif isinstance(item, LostInputs):
                 self.task.lose(item.ids, self._died_at)
-            elif isinstance(item, ReaderWish):
-                self.task.take_wish(sender, item)
 
     def _answer(self, asks: Asks) -> Answers:
         """Returns the patterns of the segments that are here."""
