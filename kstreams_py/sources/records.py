@@ -449,26 +449,15 @@ class ParquetRecords(OpenRecords):
             if is_complete:
                 self._refuse_all(start, f"its file is not a readable Parquet file: {error}")
             return
-        metadata, groups, names = (
-            self._table.metadata,
-            range(self._table.num_row_groups),
-            self._table.schema_arrow.names,
-        )
+        metadata, groups = self._table.metadata, range(self._table.num_row_groups)
         self._begins += accumulate(metadata.row_group(group).num_rows for group in groups)
         if self._begins[-1] != metadata.num_rows:
-            self._refuse_all(
-                start, f"the end of its file counts {metadata.num_rows} rows, and {self._begins[-1]} in its row groups"
-            )
+            counted = f"{metadata.num_rows} rows, and {self._begins[-1]} in its row groups"
+            self._refuse_all(start, f"the end of its file counts {counted}")
             return
         self._records = self._number(start.rows)
-        if (double := _first_double(names)) is not None:
-            self._broken = dict.fromkeys(groups, (1, _bad_input(f"its file has the column {double!r} twice")))
-        for field in self._table.schema_arrow:
-            if "list_view<" in str(field.type) and "[ns" in str(
-                field.type
-            ):  # pyarrow 26 loses values of views as it casts
-                reason = f"its column {field.name!r} has the type {field.type}, whose nanoseconds cannot be converted"
-                self._broken = dict.fromkeys(groups, (1, _bad_input(reason)))
+        if reason := _unreadable_columns(self._table.schema_arrow):
+            self._broken = dict.fromkeys(groups, (1, _bad_input(reason)))
 
     def _refuse_all(self, start: FilePosition, reason: str) -> None:
         """Makes one bad record of the whole file."""
@@ -594,6 +583,17 @@ def _in_microseconds(schema: pa.Schema) -> pa.Schema:
         return field
 
     return pa.schema([fitted(field) for field in schema], schema.metadata)
+
+
+def _unreadable_columns(schema: pa.Schema) -> str:
+    """Returns why no row of a file can be read; "" if rows can."""
+    if (double := _first_double(schema.names)) is not None:
+        return f"its file has the column {double!r} twice"
+    for field in schema:
+        kind = str(field.type)
+        if "list_view<" in kind and "[ns" in kind:  # pyarrow 26 loses values of views as it converts them
+            return f"its column {field.name!r} has the type {kind}, whose nanoseconds cannot be converted"
+    return ""
 
 
 def _raise_outage(error: Exception) -> None:
