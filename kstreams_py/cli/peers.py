@@ -15,7 +15,7 @@ import typer
 from kstreams_py.cli.options import AsJson, Bootstrap, Config, Target, load_valid, open_environment
 from kstreams_py.cli.streams import echo
 from kstreams_py.errors import MissingSoftware, SettingsError
-from kstreams_py.graph.names import CLUSTER_MAX, is_cluster_name
+from kstreams_py.graph.names import CLUSTER_MAX, is_plain_name
 from kstreams_py.jobs.cluster.commands import JobId, KillJob, Scheduler
 from kstreams_py.jobs.cluster.explanations import describe_job, explain
 from kstreams_py.jobs.cluster.kafka_log import append_command, read_entries, read_replica
@@ -35,7 +35,7 @@ from kstreams_py.settings import Settings
 
 def check_cluster(name: str) -> str:
     """Returns the name of a cluster of peers. Raises SettingsError if there can be none of it."""
-    if not is_cluster_name(name):
+    if not is_plain_name(name, CLUSTER_MAX):
         raise SettingsError(f"--cluster {name!r}: {USABLE.format(CLUSTER_MAX)}")
     return name
 

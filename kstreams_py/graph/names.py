@@ -88,15 +88,15 @@ def cluster_topics(cluster: str) -> tuple[str, str, str]:
     )
 
 
-_CLUSTER: Final = re.compile(r"[a-zA-Z0-9._-]+")
+_PLAIN: Final = re.compile(r"[a-zA-Z0-9._-]+")
 
 CLUSTER_MAX: Final = 249 - len(max(cluster_topics(""), key=len))
-"""The most characters of a cluster's name: Kafka's limit on names of topics is 249."""
+"""The most characters of a cluster's name: Kafka's limit on names of topics is 249, and its topics have it."""
 
 
-def is_cluster_name(name: str) -> bool:
-    """Returns whether a cluster of peers can have this name: its topics have it in theirs."""
-    return len(name) <= CLUSTER_MAX and _CLUSTER.fullmatch(name) is not None
+def is_plain_name(name: str, most: int) -> bool:
+    """Returns whether a name has the characters of a topic's name, and at most a number of them."""
+    return len(name) <= most and _PLAIN.fullmatch(name) is not None
 
 
 def is_own_topic(graph: str, topic: str) -> bool:

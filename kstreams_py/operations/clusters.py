@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import secrets
 import time
 from collections.abc import Iterator
 from typing import Final
 
 from kstreams_py.errors import SettingsError, UserMistake
+from kstreams_py.graph.names import is_plain_name
 from kstreams_py.graph.topology import Graph
 from kstreams_py.jobs.cluster.commands import (
     AcceptJoin,
@@ -45,7 +45,7 @@ APPLIED_SECONDS: Final = 10.0
 
 def submit_job(cluster: Cluster, name: str, graph: Graph, percentage: float | None, job: str = "") -> JobId:
     """Submits a graph as a job; returns the id of the job. Raises SettingsError if the cluster refuses it."""
-    if job and re.fullmatch(rf"[a-zA-Z0-9._-]{{1,{JOB_NAME_MAX}}}", job) is None:
+    if job and not is_plain_name(job, JOB_NAME_MAX):
         raise SettingsError(f"--name {job!r}: {USABLE.format(JOB_NAME_MAX)}")
     job_id, replica = JobId(job or f"{graph.name}-{secrets.token_hex(3)}"), read_replica(cluster, name)
     check_percentage(replica, percentage)
