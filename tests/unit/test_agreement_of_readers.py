@@ -133,3 +133,15 @@ def test_reader_that_lets_another_one_go_first_needs_all_answers_again() -> None
     agreement.take(A, Wish(request=1, answer=1))
     assert agreement.turn(0.0, asks=True, is_empty=True) == [(A, Wish(request=2, answer=1))]
     assert not agreement.is_alone
+
+
+def test_wish_that_came_before_its_sender_was_known_is_sent_again() -> None:
+    asks, answers = Agreement(A), Agreement(B)
+    asks.keep([A, B])
+    ((_, wish),) = asks.turn(0.0, asks=True, is_empty=True)
+    answers.take(A, wish)
+    answers.keep([A, B])
+    assert (answers.must_wait, asks.turn(0.9, asks=True, is_empty=True)) == (False, [])
+    ((_, wish),) = asks.turn(1.0, asks=True, is_empty=True)
+    answers.take(A, wish)
+    assert answers.turn(1.0, asks=False, is_empty=True) == [(A, Wish(request=0, answer=1))]
