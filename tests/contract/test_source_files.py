@@ -682,8 +682,7 @@ def with_counts(content: bytes, counts: tuple[int, int]) -> bytes:
     """Returns a file of 7 rows whose end says that it has other numbers: in its row group, and in all."""
     size = int.from_bytes(content[-8:-4], "little")
     end, written = content[-8 - size : -8], []
-    for count in counts:
-        number = 2 * count
+    for number in (2 * count for count in counts):
         parts = [number >> shift & 127 | 128 for shift in range(0, max(number.bit_length() - 7, 0), 7)]
         written.append(bytes([*parts, number >> 7 * len(parts)]))
     at = [index for index, byte in enumerate(end) if byte == 14]
@@ -702,11 +701,9 @@ def with_counts(content: bytes, counts: tuple[int, int]) -> bytes:
 def test_parquet_that_claims_rows_that_it_does_not_have_ends(
     medium: InFiles, counts: tuple[int, int], read: int
 ) -> None:
-    written = io.BytesIO()
-    parquet.write_table(
-        pa.table({"a": [*range(7)]}), written, compression="none", write_statistics=False, store_schema=False
-    )
-    (medium.directory / "file.parquet").write_bytes(with_counts(written.getvalue(), counts))
+    path, options = medium.directory / "file.parquet", {"write_statistics": False, "store_schema": False}
+    parquet.write_table(pa.table({"a": [*range(7)]}), path, compression="none", **options)
+    path.write_bytes(with_counts(path.read_bytes(), counts))
     connection = medium.open(paths=medium.directory / "file.parquet", format="parquet", ends=True)
     found = read_rows(connection, 50)
     assert len(found) == read

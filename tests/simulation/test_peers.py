@@ -127,11 +127,7 @@ def test_gather_with_many_branches_of_one_input_does_not_stand_still() -> None:
     ("peers", "deadly", "seed"),
     [
         *((3, {7}, 0), (7, {7}, 0), (4, {7, 17}, 0), (4, {7, 17}, 3), (6, {7, 17}, 1), (8, {3, 11, 19}, 0)),
-        *(
-            pytest.param(peers, {7, 17}, seed, marks=pytest.mark.long)
-            for peers in (4, 6, 8, 10)
-            for seed in range(3, 28)
-        ),
+        *(pytest.param(n, {7, 17}, seed, marks=pytest.mark.long) for n in (4, 6, 8, 10) for seed in range(3, 28)),
     ],
 )
 def test_inputs_that_kill_their_peers_are_refused_and_no_others(peers: int, deadly: set[int], seed: int) -> None:

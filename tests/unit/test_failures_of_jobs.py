@@ -42,12 +42,8 @@ def panic(*_: object) -> Any:
     raise Panic("no")
 
 
-def cancel(_: int) -> Any:
-    raise asyncio.CancelledError
-
-
-def leave(_: int) -> Any:
-    raise GeneratorExit
+def throw(error: BaseException) -> Any:
+    raise error
 
 
 def yield_and_panic(_: int) -> Iterator[Any]:
@@ -57,8 +53,8 @@ def yield_and_panic(_: int) -> Iterator[Any]:
 
 RAISES: dict[str, tuple[Callable[[int], Any], str]] = {
     "a panic": (panic, "Panic: no"),
-    "a cancelled call": (cancel, "CancelledError: "),
-    "the end of a generator": (leave, "GeneratorExit: "),
+    "a cancelled call": (lambda _: throw(asyncio.CancelledError()), "CancelledError: "),
+    "the end of a generator": (lambda _: throw(GeneratorExit()), "GeneratorExit: "),
     "a result that cannot be copied": (lambda _: (Uncopyable(),), "Panic: no copy"),
     "a row whose key raises": (lambda _: {Key("b"): 1}, "Panic: no key"),
     "a serde that raises": (lambda _: None, "Panic: no"),
