@@ -56,7 +56,7 @@ CALL_GRACE_SECONDS: Final = 3.0
 """Seconds by which a call may exceed its limit; when it adds offsets, librdkafka notices the limit 0.5 to 1 s late."""
 
 REFUSED_SECONDS: Final = 1.0
-"""Seconds to wait for a record's delivery report after a call that failed for a missing right."""
+"""Seconds to wait for a record's delivery report after a call that failed for a missing right, and after a purge."""
 
 FAILURES_KEPT: Final = 100
 """Failed deliveries of a transaction that are kept; it is aborted whatever the others are."""
@@ -98,7 +98,9 @@ class KafkaProducer:
         self._log = ClientLog("producer")
         self._failed: list[tuple[ck.KafkaError, str, contracts.Output | None]] = []
         self._has_failed = False
-        """Whether a delivery of this transaction has failed."""
+        """Whether a delivery of this transaction has failed, other than by a purge."""
+        self._purged: list[tuple[ck.KafkaError, str, contracts.Output | None]] = []
+        """The first record of this transaction that the client purged, which is never the cause of its failure."""
         self.lost = Counter[str]()
         self._transactional = "transactional.id" in settings
         self._id = settings.get("transactional.id", "")
@@ -119,6 +121,10 @@ class KafkaProducer:
         self._producer = new_client(ck.Producer, self._configuration, self._log)
 
     def _delivered(self, error: ck.KafkaError | None, message: Any) -> None:
+        if error is not None and error.code() == E._PURGE_QUEUE:
+            # a batch that fails purges the records behind it, which may be reported before it (measured: 1 in 60)
+            self._purged = self._purged or [(error, message.topic(), None)]
+            return
         self._has_failed |= error is not None
         if error is not None and not (self._transactional and len(self._failed) >= FAILURES_KEPT):
             self._failed.append((error, message.topic(), None))
@@ -181,7 +187,7 @@ class KafkaProducer:
                 if error.code() == E._QUEUE_FULL:
                     self._await_space()
                     continue
-                self._poll(0)  # serves the reports: an earlier failed delivery may be the reason
+                self._await_reports(0.0)  # an earlier failed delivery may be the reason
                 if (failure := self._take_failure()) is not None:
                     raise failure
                 refused = self._classify_refusal(error, outputs[done])
@@ -268,6 +274,7 @@ class KafkaProducer:
 
     def begin_transaction(self) -> None:
         self._failed.clear()
+        self._purged.clear()
         self._written.clear()
         self._log.refused.clear()
         self._has_failed = False
@@ -309,6 +316,7 @@ class KafkaProducer:
         seconds = FAILED_FLUSH_SECONDS if self._has_failed else ABORT_FLUSH_SECONDS
         left = self._drain(time.monotonic() + min(self._limit, seconds))
         self._failed.clear()
+        self._purged.clear()
         if left:
             raise OutcomeUnknown(f"{left} records were neither sent nor refused before the abort")
         try:
@@ -350,7 +358,7 @@ class KafkaProducer:
     def _take_failure(self) -> KStreamsError | None:
         """Returns the exception for deliveries that failed since the last call, permanent errors first; or None."""
         refused = [each for each in self._failed if each[0].code() in REFUSED]
-        failed, self._failed = self._failed, []
+        failed, self._failed, self._purged = self._failed or self._purged, [], []
         for error, topic, _ in failed:
             if isinstance(failure := classify(error, f"writing to topic {topic!r}"), NotAuthorized):
                 return failure
@@ -460,12 +468,12 @@ class KafkaProducer:
             raise leaf from None
 
     def _await_reports(self, seconds: float) -> None:
-        """Serves the log and the delivery reports, and waits for a delivery that failed.
+        """Serves the log and the delivery reports, and waits for a delivery that failed, longer if records were purged.
 
         A refused record makes each later call fail with its error, but without its topic.
         """
-        until = time.monotonic() + seconds
         with suppress(NotAuthorized):  # a client that has failed for good reports its error again
             self._poll(0)
+            until = time.monotonic() + (REFUSED_SECONDS if self._purged else seconds)
             while len(self._producer) and not self._failed and time.monotonic() < until:
                 self._poll(0.02)

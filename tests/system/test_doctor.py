@@ -80,9 +80,7 @@ def count(word, state):
 """
 
 
-def test_state_that_a_start_refuses_is_named_by_status_and_doctor_before_it(
-    site: Callable[..., Site],
-) -> None:
+def test_state_that_a_start_refuses_is_named_by_status_and_doctor_before_it(site: Callable[..., Site]) -> None:
     here = site(COUNTING, "in")
     here.write("in", b"0", b"1")
     here.run_until(2)

@@ -119,9 +119,7 @@ def test_append_writes_a_record_of_each_new_row_with_a_hash_of_its_own(shop: Sho
     assert ([len(each) for each in hashes], len(set(hashes))) == ([16, 16, 16], 3)
 
 
-def test_upsert_writes_keys_where_java_clients_do_and_its_table_has_the_newest(
-    shop: Shop,
-) -> None:
+def test_upsert_writes_keys_where_java_clients_do_and_its_table_has_the_newest(shop: Shop) -> None:
     shop.write("pen", "ink")
     shop.run("latest")
     shop.write("pen")

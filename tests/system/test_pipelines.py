@@ -137,9 +137,7 @@ def test_following_publishes_what_is_new_until_it_is_stopped(shop: Shop, tmp_pat
 
 
 @pytest.mark.long
-def test_lag_is_from_the_cut_before_or_the_last_look_and_a_changed_plan_is_kept(
-    shop: Shop,
-) -> None:
+def test_lag_is_from_the_cut_before_or_the_last_look_and_a_changed_plan_is_kept(shop: Shop) -> None:
     shop.write("orders:pen")
     first = shop.run("added")
     shop.write("orders:ink")

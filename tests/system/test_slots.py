@@ -227,9 +227,7 @@ def test_slot_auto_runs_the_slot_of_the_pod_or_of_the_variable(deployment: Deplo
         assert [pod.wait(), named.wait()] == [0, 0]
 
 
-def test_release_of_a_killed_workers_slot_moves_its_partitions_and_no_others(
-    deployment: Deployment,
-) -> None:
+def test_release_of_a_killed_workers_slot_moves_its_partitions_and_no_others(deployment: Deployment) -> None:
     name = deployment.name
     workers = [deployment.worker(slot) for slot in (0, 1)]
     try:

@@ -65,9 +65,7 @@ def test_at_most_once_refused_output_without_dead_letters_loses_no_other_step(
 
 
 @pytest.mark.parametrize("error", [Retriable("no answer"), Abortable("a rebalance")])
-def test_at_most_once_offsets_are_given_back_by_the_next_attempt_if_the_first_fails(
-    error: ClientError,
-) -> None:
+def test_at_most_once_offsets_are_given_back_by_the_next_attempt_if_the_first_fails(error: ClientError) -> None:
     """Found by the simulation (seed 4183): the worker ended with a word, and the steps were lost."""
 
     def function(value: bytes) -> bytes:

@@ -412,9 +412,7 @@ def test_journal_that_has_lost_a_delivery_to_the_other_cluster_ends_the_worker(
     )
 
 
-def test_worker_replaced_while_it_read_the_evidence_tries_again(
-    bench: Bench,
-) -> None:
+def test_worker_replaced_while_it_read_the_evidence_tries_again(bench: Bench) -> None:
     """It was frozen between the journal and the record beside the outputs: it ended with status 5, for an operator."""
     bench.append(snapshot_record(JOURNAL, bench.snapshot))
 

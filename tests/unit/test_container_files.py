@@ -102,9 +102,7 @@ def test_compose_does_not_restart_a_worker_whose_slot_was_taken(services: dict[s
     assert f"tini -e {Replaced.exit_status}" in (DOCKER / "README.md").read_text()
 
 
-def test_broker_in_a_container_has_the_settings_of_the_embedded_one_except_listeners(
-    kafka_node: ModuleType,
-) -> None:
+def test_broker_in_a_container_has_the_settings_of_the_embedded_one_except_listeners(kafka_node: ModuleType) -> None:
     variables = {"KAFKA_NODES": ",".join(BROKERS), "KAFKA_NODE": "1", "KAFKA_OUTSIDE": "127.0.0.1:9093"}
     nodes = [Node(i, 9092, 9093, Path("/data")) for i in range(3)]
     assert kafka_node.properties(variables | {"KAFKA_SETTINGS": "a.b=1 c=d=e"}) == {

@@ -505,9 +505,7 @@ def test_run_of_a_pipeline_after_the_cut_has_asked_its_group_is_on_no_partition(
     assert sorted(inside(cluster, cut, "totals")) == [b"1", b"1"]
 
 
-def test_first_run_of_a_pipeline_while_a_cut_is_made_is_inside_as_a_whole(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_first_run_of_a_pipeline_while_a_cut_is_made_is_inside_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = make_pipeline_cluster(has_runs=False)
     ends, runs = cluster.ends, list[Runs]()
 

@@ -663,9 +663,7 @@ def test_at_least_once_revocation_with_a_failed_commit_drops_offsets_and_outputs
     assert (bench.saved, bench.guarantee.must_repeat_commit) == ({}, False)
 
 
-def test_at_most_once_outputs_not_flushed_before_a_revocation_are_dropped(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_at_most_once_outputs_not_flushed_before_a_revocation_are_dropped(caplog: pytest.LogCaptureFixture) -> None:
     """Another member may be past them: the client would write them behind its outputs."""
     bench = Bench(AMO, linger=9.0)
     bench.guarantee.prepare(Taken([Read("a", 0)]))

@@ -142,9 +142,7 @@ def test_partitions_are_asked_for_by_turns_and_not_by_the_thread_of_the_lags() -
     assert (by_look, cluster.asked) == (0, many * 2)
 
 
-def test_transactions_that_follow_one_another_are_asked_for_no_more_often(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_transactions_that_follow_one_another_are_asked_for_no_more_often(caplog: pytest.LogCaptureFixture) -> None:
     """Each is open for 15 s, as the checkpoints of another framework."""
     cluster = Counting()
     hidden = HiddenRecords(cluster)  # type: ignore[arg-type]

@@ -174,9 +174,7 @@ def test_output_refused_by_produce_is_removed_and_later_ones_stay_on_the_list(
     assert (client.queue, written) == (outputs(0, 4), outputs(5, 10))
 
 
-def test_produce_with_a_state_error_raises_outcome_unknown(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_produce_with_a_state_error_raises_outcome_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     client = Queue()
     client.refuses = {b"0": CODES._STATE}
     with pytest.raises(OutcomeUnknown, match=r"^writing to topic 'x': Local: Erroneous state"):
@@ -413,9 +411,7 @@ def test_refused_outputs_name_the_record_that_was_refused_itself(
     assert type(caught.value.mistake) is mistake
 
 
-def test_refused_outputs_are_returned_as_written_if_the_producer_keeps_them(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_refused_outputs_are_returned_as_written_if_the_producer_keeps_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """A delivery report has neither the headers nor the timestamp of its record."""
     client, producer = Queue(sends=0), None
     monkeypatch.setattr(module, "new_client", lambda *_: client)
@@ -713,9 +709,7 @@ def test_topic_that_lacks_a_right_is_named_while_offsets_are_added(
     assert producer._log.refused == set()
 
 
-def test_topic_that_lacks_a_right_is_named_where_its_records_are_purged(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_topic_that_lacks_a_right_is_named_where_its_records_are_purged(monkeypatch: pytest.MonkeyPatch) -> None:
     """A producer that is told where records are written waits for them first, and no call reports the right."""
     client = Queue()
     producer = producer_of(client, monkeypatch)
@@ -725,6 +719,29 @@ def test_topic_that_lacks_a_right_is_named_where_its_records_are_purged(
     client.reports = [(CODES._PURGE_QUEUE, failed("x", b"0")), (CODES._PURGE_QUEUE, failed("y", b"1"))]
     with pytest.raises(NotAuthorized, match=r"^writing \(topic 'y'\): the broker refuses it"):
         producer.flush()
+
+
+@pytest.mark.parametrize("call", ["flush", "commit_transaction", "write"])
+def test_records_purged_for_a_refused_one_are_not_its_cause(monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    """The client reports them first: one of its threads purges them, another reports the batch that failed."""
+    client = Queue()
+    producer = producer_of(client, monkeypatch)
+    producer.begin_transaction()
+    producer.write([output(b"large", "y"), *outputs(0, FAILURES_KEPT)])
+    client.refuses = {b"last": CODES._STATE}
+
+    def serve(seconds: float) -> int:
+        code = CODES._PURGE_QUEUE if len(client.queue) > 1 else CODES.MSG_SIZE_TOO_LARGE
+        while len(client.queue) > (code == CODES._PURGE_QUEUE):
+            topic, value, *_ = client.queue.pop()
+            client.on_delivery(ck.KafkaError(code), failed(topic, value))
+        return len(client.queue)
+
+    monkeypatch.setattr(client, "flush", serve)
+    monkeypatch.setattr(client, "poll", serve)
+    monkeypatch.setattr(client, "commit_transaction", lambda _: raise_error(client_error(CODES._STATE)), raising=False)
+    with pytest.raises(Refused, match=r"^a record is larger than topic 'y' takes"):
+        producer.write([output(b"last")]) if call == "write" else getattr(producer, call)()
 
 
 def test_call_that_exceeds_its_own_limit_raises_outcome_unknown(monkeypatch: pytest.MonkeyPatch) -> None:

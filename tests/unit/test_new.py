@@ -137,9 +137,7 @@ def test_workers_of_compose_have_a_slot_each_and_run_as_those_of_this_repository
         assert (worker["build"], worker["image"]) == (".", "billing")
 
 
-def test_broker_of_compose_is_the_tested_kafka_at_the_addresses_of_clients(
-    compose: dict[str, Any],
-) -> None:
+def test_broker_of_compose_is_the_tested_kafka_at_the_addresses_of_clients(compose: dict[str, Any]) -> None:
     broker = compose["services"]["kafka"]
     environment = broker["environment"]
     assert broker["image"] == f"apache/kafka:{KAFKA_VERSION}"

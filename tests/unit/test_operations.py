@@ -531,9 +531,7 @@ def test_second_replay_fences_the_first_which_ends_and_nothing_is_doubled(place:
 
 
 @pytest.mark.parametrize("first_of_second", [0, 1, 3])
-def test_replay_that_another_overtook_repeats_none_of_what_that_one_did(
-    first_of_second: int,
-) -> None:
+def test_replay_that_another_overtook_repeats_none_of_what_that_one_did(first_of_second: int) -> None:
     """The commit of the first is lost without an answer while the second runs and ends: nothing says `fenced`."""
     shop = Shop(declare_map)
     values = [f"v{number:03}" for number in range(150)]

@@ -218,9 +218,7 @@ def test_value_that_cannot_be_decoded_is_a_dead_letter_in_its_place() -> None:
 
 
 @GUARANTEES
-def test_step_run_again_holds_its_partition_and_what_ran_ahead_is_not_called_again(
-    guarantee: Guarantee,
-) -> None:
+def test_step_run_again_holds_its_partition_and_what_ran_ahead_is_not_called_again(guarantee: Guarantee) -> None:
     away = ["1"]
 
     def ask(value: bytes) -> bytes:
@@ -364,9 +362,7 @@ def test_at_most_once_refused_output_without_a_hash_is_a_dead_letter_of_its_step
 # At most once: no call is made twice.
 
 
-def test_at_most_once_worker_ended_by_an_error_gives_back_no_step_under_way(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_at_most_once_worker_ended_by_an_error_gives_back_no_step_under_way(caplog: pytest.LogCaptureFixture) -> None:
     plant = Overlap(guarantee=AMO, order="partition")
     plant.feed("a", "0", "1", "2")
     worker = plant.started()

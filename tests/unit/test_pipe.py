@@ -20,9 +20,7 @@ from kstreams_py.running.reports import Report
 A0, B0 = TopicPartition("a", 0), TopicPartition("b", 0)
 
 
-def test_report_error_writes_to_the_supervisor_and_is_false_without_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_report_error_writes_to_the_supervisor_and_is_false_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(REPORT_FD, raising=False)
     assert not report_error(TopicError("no\nsuch topic"))
     reading, writing = os.pipe()

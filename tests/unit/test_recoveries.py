@@ -66,9 +66,7 @@ def test_next_commit_is_the_first_record_seen_from_the_slots_next_process(recove
     assert seconds(recoveries, [Kill(10.0, 0, 100)], looks) == [1.5]
 
 
-def test_commit_of_a_killed_process_seen_after_its_successor_started_is_not_counted(
-    recoveries: Recoveries,
-) -> None:
+def test_commit_of_a_killed_process_seen_after_its_successor_started_is_not_counted(recoveries: Recoveries) -> None:
     recoveries.note(status(slot(0, 102, 10.2, (0,)), slot(1, 101, 1.0, (1,))))
     kill, looks = Kill(10.0, 0, 100), seen((9.9, 0), (10.3, 0), (11.5, 0))
     assert seconds(recoveries, [kill], looks) == [pytest.approx(0.3)]
@@ -87,9 +85,7 @@ def test_process_that_is_killed_before_it_reports_holds_what_the_one_before_held
     assert seconds(recoveries, [Kill(10.0, 0, 100), Kill(19.5, 0, 102)], looks) == [1.0, 2.0]
 
 
-def test_kill_before_a_commit_that_follows_another_has_the_same_commit_next(
-    recoveries: Recoveries,
-) -> None:
+def test_kill_before_a_commit_that_follows_another_has_the_same_commit_next(recoveries: Recoveries) -> None:
     recoveries.note(status(slot(0, 103, 11.0, (0,))))
     assert seconds(recoveries, [Kill(10.0, 0, 100), Kill(10.5, 0, 102)], seen((12.0, 0))) == [2.0, 1.5]
 

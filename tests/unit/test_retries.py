@@ -638,9 +638,7 @@ def test_attempts_are_kept_over_a_rebalance_after_which_the_partition_comes_back
 
 
 @pytest.mark.parametrize("guarantee", Guarantee)
-def test_slow_attempts_in_many_partitions_keep_the_membership_and_stall_no_other(
-    guarantee: Guarantee,
-) -> None:
+def test_slow_attempts_in_many_partitions_keep_the_membership_and_stall_no_other(guarantee: Guarantee) -> None:
     service = Service(lambda value: value != b"5")
     polled: list[list[bytes]] = []
 

@@ -468,9 +468,7 @@ def test_mutation_whose_restore_stops_early_is_refused_by_the_record_of_position
         test_process_that_restores_goes_on_with_the_newest_values()
 
 
-def test_mutation_whose_restore_stops_early_unchecked_reads_an_old_value(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_mutation_whose_restore_stops_early_unchecked_reads_an_old_value(monkeypatch: pytest.MonkeyPatch) -> None:
     stop_early(monkeypatch)
     monkeypatch.setattr(Stores, "_check", lambda *_: None)
     with pytest.raises(AssertionError):
@@ -812,9 +810,7 @@ def test_worker_that_dies_at_any_request_of_its_first_start_loses_no_state() -> 
             assert driver.state("counts") == {"a": 1}, point
 
 
-def test_mutation_that_begins_a_state_without_a_record_takes_it_for_lost(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_mutation_that_begins_a_state_without_a_record_takes_it_for_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     transact = ExactlyOnce._transact
 
     def without_changelog(self: ExactlyOnce, positions: Any, records: list[Any]) -> None:

@@ -489,9 +489,7 @@ def invoke(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> I
         yield run, driver
 
 
-def test_commands_show_a_stopped_object_and_let_it_go_on(
-    invoke: Invoke,
-) -> None:
+def test_commands_show_a_stopped_object_and_let_it_go_on(invoke: Invoke) -> None:
     run, driver = invoke
     status, text = run("stopped", "g")
     fault = "forked: a: event 3 follows 1, as another one did: 2 came"
@@ -561,9 +559,7 @@ def test_commands_tell_the_state_of_the_object_where_the_decision_changed_nothin
         run("accept", "g", "b")
 
 
-def test_command_names_the_processors_that_there_are(
-    invoke: Invoke,
-) -> None:
+def test_command_names_the_processors_that_there_are(invoke: Invoke) -> None:
     run, _ = invoke
     with pytest.raises(UserMistake, match=r"^graph 'g' has no processor 'x' that applies events: it has apply$"):
         run("stopped", "g", "--processor", "x")

@@ -53,9 +53,7 @@ def test_stillness_counts_from_the_first_look_without_time_that_the_watcher_slep
     assert [stillness.look(mark, now) for mark, now in looks] == [0, 1, 2.5, 0, 1, 1 + LOOK_MAX, 2 + LOOK_MAX, 0]
 
 
-def test_loop_that_does_not_turn_is_logged_at_growing_intervals_and_when_it_turns(
-    take_warnings: TakeWarnings,
-) -> None:
+def test_loop_that_does_not_turn_is_logged_at_growing_intervals_and_when_it_turns(take_warnings: TakeWarnings) -> None:
     watch, found = Watch(3, None), {}
     for seconds in range(250):
         assert watch.look([report(seconds), report(0.0, "other")]) is None

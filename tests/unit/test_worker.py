@@ -234,9 +234,7 @@ def test_input_of_a_join_that_is_far_ahead_is_paused_until_the_other_catches_up(
     assert plant.out() == [f"{number}!" for number in range(1_000)]
 
 
-def test_fetch_of_a_join_is_limited_by_the_bytes_that_its_buffers_have_left(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_fetch_of_a_join_is_limited_by_the_bytes_that_its_buffers_have_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """Records that the client has fetched are added to those that are buffered already."""
     monkeypatch.setattr(tasks, "BUFFER_BYTES", 100 * (task.RECORD_BYTES + 1_000))
     plant = Plant("join")
@@ -898,9 +896,7 @@ def test_at_most_once_intake_that_may_be_committed_is_run_before_its_worker_ends
 
 
 @pytest.mark.parametrize("applied", [True, False], ids=["carried out", "lost"])
-def test_at_most_once_intake_that_may_be_committed_before_a_refused_attempt_is_run(
-    applied: bool,
-) -> None:
+def test_at_most_once_intake_that_may_be_committed_before_a_refused_attempt_is_run(applied: bool) -> None:
     plant = Plant(guarantee=AMO)
     expected = fill_inputs(plant)
     leave_commits_unanswered(plant, 1, applied=applied)
@@ -1015,9 +1011,7 @@ def test_at_most_once_drain_that_takes_too_long_raises_that_outputs_are_lost() -
     assert 4.0 <= plant.clock() - before < 9.0  # half of drain_timeout_ms, and the wait before the last attempt
 
 
-def test_at_least_once_drain_with_an_unanswered_commit_ends_at_once(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_at_least_once_drain_with_an_unanswered_commit_ends_at_once(caplog: pytest.LogCaptureFixture) -> None:
     plant = Plant(guarantee=ALO)
     plant.feed("a", "1")
     worker = plant.started()
@@ -1126,9 +1120,7 @@ def test_lost_partitions_are_given_up_without_a_commit(guarantee: Guarantee) -> 
     assert worker.committer.uncommitted_steps == (2 if guarantee is AMO else 0)
 
 
-def test_assigned_partitions_of_topics_that_are_not_read_are_ignored(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_assigned_partitions_of_topics_that_are_not_read_are_ignored(caplog: pytest.LogCaptureFixture) -> None:
     """A static member first gets its old assignment."""
     caplog.set_level(logging.INFO)
     plant = Plant()

@@ -167,9 +167,7 @@ def test_other_cluster_that_is_away_is_waited_for(
 
 @pytest.mark.long
 @each_size
-def test_journal_that_lost_its_newest_delivery_ends_the_worker_until_a_reset(
-    app: Copier,
-) -> None:
+def test_journal_that_lost_its_newest_delivery_ends_the_worker_until_a_reset(app: Copier) -> None:
     app.cluster.write(app.source, digits(0, 4), keys=[b"k"] * 4, partition=0)
     worker = app.start(0)
     app.await_copied(4)
