@@ -734,7 +734,7 @@ def test_records_purged_for_a_refused_one_are_not_its_cause(monkeypatch: pytest.
         code = CODES._PURGE_QUEUE if len(client.queue) > 1 else CODES.MSG_SIZE_TOO_LARGE
         while len(client.queue) > (code == CODES._PURGE_QUEUE):
             topic, value, *_ = client.queue.pop()
-            client.on_delivery(ck.KafkaError(code), failed(topic, value))
+            client.on_delivery(ck.KafkaError(code), failed(topic, value or b""))
         return len(client.queue)
 
     monkeypatch.setattr(client, "flush", serve)
