@@ -71,13 +71,7 @@ class Costs:
         for what, cost in self._of.items():
             directories.add("/".join(Path(what).parts[:2]), *cost)
         all_of_it = [sum(column) for column in zip([0.0, 0.0, 0], *self._of.values(), strict=True)]
-        return [
-            "   CPU s  worker s  tests",
-            *self._rows()[:ROWS],
-            "",
-            *directories._rows(),
-            _row("in all", all_of_it),
-        ]
+        return ["   CPU s  worker s  tests", *self._rows()[:ROWS], "", *directories._rows(), _row("in all", all_of_it)]
 
     def _rows(self) -> list[str]:
         return [_row(what, cost) for what, cost in sorted(self._of.items(), key=lambda each: -each[1][0])]

@@ -324,9 +324,7 @@ class World:
         objects, slots, tokens = self._store.read()
         known = {
             name: replace(
-                objects.get(name, Object()),
-                order=self._order[name],
-                applied=self._consumer.objects[name].applied,
+                objects.get(name, Object()), order=self._order[name], applied=self._consumer.objects[name].applied
             )
             for name in OBJECTS
         }

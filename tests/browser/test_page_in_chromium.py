@@ -240,10 +240,7 @@ def test_outage_is_one_line_whose_link_leads_to_its_section_of_the_runbook(chrom
 @pytest.mark.parametrize("width", [390, 1280])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_runbook_is_legible_and_scrolls_only_down(chromium: Browser, scheme: str, width: int) -> None:
-    with (
-        run(is_well=True) as url,
-        opened(chromium, f"{url}/runbook", scheme=scheme, width=width, awaited="h3") as page,
-    ):
+    with run(is_well=True) as url, opened(chromium, f"{url}/runbook", scheme=scheme, width=width, awaited="h3") as page:
         assert page.evaluate("document.documentElement.scrollWidth") == width
         assert page.evaluate(CONTRAST) == []
 

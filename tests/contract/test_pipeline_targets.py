@@ -276,10 +276,7 @@ CHANGES: Final = [
     (Mode.UPSERT, "RENAME COLUMN amount TO price"),
     *((mode, UNINDEXED) for mode in KEYED),
 ]
-QUICK_CHANGES: Final = [
-    (False, Mode.APPEND, "RENAME COLUMN amount TO price"),
-    (True, Mode.UPSERT, UNINDEXED),
-]
+QUICK_CHANGES: Final = [(False, Mode.APPEND, "RENAME COLUMN amount TO price"), (True, Mode.UPSERT, UNINDEXED)]
 """One look finds all columns, and one all indexes: a change of either."""
 
 

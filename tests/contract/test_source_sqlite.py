@@ -121,14 +121,8 @@ REFUSED: dict[str, tuple[str, Callable[[InSQLite], object]]] = {
         "there is no file '/nowhere.db': correct the path of the source",
         lambda _: sources.SQLite("/nowhere.db", table="orders", key="id").open(READER),
     ),
-    "no table": (
-        "has no table 'order': correct the table of the source",
-        lambda medium: medium.open(table="order"),
-    ),
-    "no column": (
-        "has no column 'idd': did you mean id?",
-        lambda medium: medium.open(key="idd"),
-    ),
+    "no table": ("has no table 'order': correct the table of the source", lambda medium: medium.open(table="order")),
+    "no column": ("has no column 'idd': did you mean id?", lambda medium: medium.open(key="idd")),
     "no key": (
         "column 'item' does not identify a row: name a column that is the primary key, or NOT NULL and UNIQUE",
         lambda medium: medium.open(key="item"),

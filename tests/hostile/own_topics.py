@@ -625,8 +625,7 @@ PLACES: Final = [
             "True": positions(inputs({"in": ["id", True]}), NO_OFFSET),
             "a text": positions(inputs({"in": ["id", "1"]}), NO_OFFSET),
             "a number of 5,000 digits": positions(
-                b"1" * 5_000,
-                "it is not JSON: it has an integer of more than 4,300 digits",
+                b"1" * 5_000, "it is not JSON: it has an integer of more than 4,300 digits"
             ),
         },
     ),

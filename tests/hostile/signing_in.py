@@ -133,10 +133,7 @@ PLACES: Final = [
             "callback beside OIDC": ({**OAUTH, **OIDC, "oauth_cb": "tests.hostile.signing_in:callback"}, REFUSED),
             "OIDC": ({**OAUTH, **OIDC}, ACCEPTED),
             "OIDC by the other names": (
-                {
-                    **OAUTH,
-                    **{name.replace(".client.", ".client.credentials.client."): v for name, v in OIDC.items()},
-                },
+                {**OAUTH, **{name.replace(".client.", ".client.credentials.client."): v for name, v in OIDC.items()}},
                 ACCEPTED,
             ),
             "OIDC without a secret": ({**OAUTH, **OIDC, "sasl.oauthbearer.client.secret": ""}, REFUSED),

@@ -482,12 +482,7 @@ TABLE: Final = (
     Row(Api.Metadata, "TOPIC_AUTHORIZATION_FAILED", all_three(None, NO_RIGHT_TO_OUTPUT), of=OUTPUT),
     # librdkafka sends about 10,000 requests a second.
     Row(Api.Metadata, "", all_three(None, WAITS), seldom="LEADER_NOT_AVAILABLE UNKNOWN TOPIC_EXCEPTION", of=INPUT),
-    Row(
-        Api.Metadata,
-        "LEADER_NOT_AVAILABLE UNKNOWN",
-        all_three(None, WAITS),
-        of=OUTPUT,
-    ),
+    Row(Api.Metadata, "LEADER_NOT_AVAILABLE UNKNOWN", all_three(None, WAITS), of=OUTPUT),
     # The client reports the error, or an unknown topic, for a record at once or in its delivery report.
     Row(
         Api.Metadata,

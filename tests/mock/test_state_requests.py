@@ -165,11 +165,7 @@ def futures() -> Iterator[dict[tuple[Api, int, bool], Future[Seen]]]:
 
 @pytest.mark.parametrize(("api", "code", "outcome", "forever"), CELLS)
 def test_restore_is_whole_or_does_not_return(
-    api: Api,
-    code: int,
-    outcome: type[KStreamsError],
-    forever: bool,
-    futures: dict[tuple[Api, int, bool], Future[Seen]],
+    api: Api, code: int, outcome: type[KStreamsError], forever: bool, futures: dict[tuple[Api, int, bool], Future[Seen]]
 ) -> None:
     seen = futures[api, code, forever].result()
     if forever:

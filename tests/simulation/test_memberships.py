@@ -180,10 +180,7 @@ def test_peer_of_another_version_or_scheduler_is_refused() -> None:
 @pytest.mark.parametrize(
     ("graphs", "why"),
     [
-        (
-            {},
-            r"job A runs graph shop, which this peer does not load: allow the module of the graph \(--allow\)",
-        ),
+        ({}, r"job A runs graph shop, which this peer does not load: allow the module of the graph \(--allow\)"),
         ({"shop": "f2"}, "runs graph shop with fingerprint f1, but this peer has f2: deploy the same code"),
     ],
 )

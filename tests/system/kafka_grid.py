@@ -119,12 +119,7 @@ def cover_branches(cells: Sequence[Cell]) -> list[Cell]:
 
     def factors(cell: Cell) -> set[Any]:
         case = cell.case
-        found = [
-            case.kind,
-            cell.start,
-            case.journal is None,
-            cell.point in ("CP29", "CP30") and cell.point,
-        ]
+        found = [case.kind, cell.start, case.journal is None, cell.point in ("CP29", "CP30") and cell.point]
         found += [branch_after(cell.point, case, cell.earlier)] if case.journal else []
         return set(enumerate(found))
 

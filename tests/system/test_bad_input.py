@@ -333,10 +333,7 @@ def test_file_with_no_or_several_graphs_is_refused_by_each_command(tmp_path: Pat
     file = tmp_path / "shop.py"
     for text, words in (
         ("", "holds no Graph: make one at its top level, such as graph = ks.Graph('shop')"),
-        (
-            "b, a = ks.Graph('one'), ks.Graph('two')\n",
-            f"holds several graphs: write one of {file}:a, {file}:b",
-        ),
+        ("b, a = ks.Graph('one'), ks.Graph('two')\n", f"holds several graphs: write one of {file}:a, {file}:b"),
     ):
         file.write_text(f"import kstreams_py as ks\n{text}")
         for verb in (["run"], ["graph"], ["topics", "check"], ["slots", "list"]):

@@ -50,12 +50,7 @@ class Job:
         assert isinstance(slot.failure, errors.InputLost), slot.failure
         assert slot.failure.exit_status == 5
         text = str(slot.failure)
-        words = (
-            "step",
-            f"{self.source}[0]",
-            f"offsets.retention.minutes ({minutes})",
-            "kstreams recover reset",
-        )
+        words = ("step", f"{self.source}[0]", f"offsets.retention.minutes ({minutes})", "kstreams recover reset")
         assert [word for word in words if word not in text] == [], text
         assert self.cluster.values(self.target) == before
         assert self.cluster.committed(self.group, self.source) == {}

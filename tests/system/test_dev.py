@@ -89,10 +89,7 @@ def shown_records(running: RunningCommand, topic: str) -> list[tuple[int, int, s
 
 @pytest.mark.parametrize(
     ("workers", "reloads"),
-    [
-        pytest.param(1, 1, id="one reload"),
-        pytest.param(2, 2, id="two workers, two reloads", marks=pytest.mark.long),
-    ],
+    [pytest.param(1, 1, id="one reload"), pytest.param(2, 2, id="two workers, two reloads", marks=pytest.mark.long)],
 )
 def test_exactly_once_records_sent_through_reloads_are_delivered_and_shown_once(
     cluster: Cluster, settings: MakeSettings, name: str, tmp_path: Path, workers: int, reloads: int
@@ -144,11 +141,7 @@ WRONG: Final = [
 @pytest.mark.long  # six processes; the unit tests have the messages, and the one before the reloads
 @pytest.mark.parametrize("wrong", [WRONG[:2], pytest.param(WRONG[2:], marks=pytest.mark.long)])
 def test_worker_that_ends_waits_for_the_next_save_and_wrong_code_is_one_message(
-    cluster: Cluster,
-    settings: MakeSettings,
-    name: str,
-    tmp_path: Path,
-    wrong: list[tuple[Callable[[str], str], str]],
+    cluster: Cluster, settings: MakeSettings, name: str, tmp_path: Path, wrong: list[tuple[Callable[[str], str], str]]
 ) -> None:
     file = write_graph(tmp_path, name)
     right = GRAPH.format(name=name)

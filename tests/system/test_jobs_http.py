@@ -92,10 +92,7 @@ def kill_worker(supervisor: int) -> None:
 def test_requests_that_are_sent_again_after_kills_are_stored_once(tmp_path: Path, kills: int) -> None:
     orders, count = Orders(tmp_path, seconds=0.002), 300 * kills
     expected = [(each, f"item {each}") for each in range(count)]
-    with (
-        command(tmp_path, "run", orders.file, environment=NO_BROKER) as running,
-        ThreadPoolExecutor(16) as clients,
-    ):
+    with command(tmp_path, "run", orders.file, environment=NO_BROKER) as running, ThreadPoolExecutor(16) as clients:
         sent = [clients.submit(orders.send_until_done, each) for each in range(count)]
         for number in range(kills):
             wait_until(partial(orders.has_stored, 300 * number + 100), "rows are stored")
@@ -112,10 +109,7 @@ def test_requests_that_are_sent_again_after_kills_are_stored_once(tmp_path: Path
 
 def test_run_that_is_stopped_answers_those_who_wait_and_ends(tmp_path: Path) -> None:
     orders = Orders(tmp_path, seconds=0.05)
-    with (
-        command(tmp_path, "run", orders.file, environment=NO_BROKER) as running,
-        ThreadPoolExecutor(32) as clients,
-    ):
+    with command(tmp_path, "run", orders.file, environment=NO_BROKER) as running, ThreadPoolExecutor(32) as clients:
         assert orders.send_until_done(0)[-1] == 200
         sent = [clients.submit(orders.send, each) for each in range(1, 200)]
         wait_until(partial(orders.has_stored, 3), "rows are stored")

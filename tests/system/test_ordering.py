@@ -409,13 +409,7 @@ def test_partitions_that_are_added_get_nothing_until_a_worker_is_told_to_use_the
 
 
 def end_and_judge(
-    cluster: Cluster,
-    topic: str,
-    workers: Workers,
-    running: dict[str, Launched],
-    asked: str,
-    store: str,
-    changes: int,
+    cluster: Cluster, topic: str, workers: Workers, running: dict[str, Launched], asked: str, store: str, changes: int
 ) -> None:
     """Ends the workers, none of which has ended before, and checks what they sent, and that they told of the faults.
 

@@ -207,9 +207,7 @@ class MapApp:
         self.graph = ks.Graph(name, guarantee=guarantee)
         self.graph.map(self.graph.topic(self.source), to=self.graph.topic(self.target), id="step")(lambda value: value)
         self.settings = settings(
-            bootstrap_servers=broker_with_rights.address,
-            leave_on_stop=True,
-            kafka=credentials("alice"),
+            bootstrap_servers=broker_with_rights.address, leave_on_stop=True, kafka=credentials("alice")
         )
         self.cluster.create(self.source, self.target)
         self.cluster.partitions(self.target)

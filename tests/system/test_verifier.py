@@ -347,13 +347,7 @@ At_most_once commits an intake before calls that overlap; exactly_once commits w
 
 @pytest.mark.parametrize(("guarantee", "overlap", "rounds", "per_second"), CELLS)
 def test_workers_stopped_killed_and_added_outputs_equal_the_oracles(
-    tmp_path: Path,
-    name: str,
-    settings: MakeSettings,
-    guarantee: Guarantee,
-    overlap: bool,
-    rounds: int,
-    per_second: int,
+    tmp_path: Path, name: str, settings: MakeSettings, guarantee: Guarantee, overlap: bool, rounds: int, per_second: int
 ) -> None:
     """A worker is frozen past its session under exactly_once: the others cannot refuse what a zombie has sent."""
     calls = overlapping(guarantee) if overlap else ONE_BY_ONE

@@ -8,14 +8,7 @@ from typing import Any
 
 import pytest
 
-from kstreams_py.errors import (
-    Abortable,
-    ClientError,
-    Fatal,
-    Fenced,
-    OutcomeUnknown,
-    Retriable,
-)
+from kstreams_py.errors import Abortable, ClientError, Fatal, Fenced, OutcomeUnknown, Retriable
 from kstreams_py.graph.guarantees import Guarantee
 from kstreams_py.graph.topology import Graph
 from kstreams_py.metrics import Counters

@@ -9,10 +9,7 @@ from typing import Any
 
 import pytest
 
-from kstreams_py.errors import (
-    Abortable,
-    Retriable,
-)
+from kstreams_py.errors import Abortable, Retriable
 from kstreams_py.graph.guarantees import Guarantee
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import Output

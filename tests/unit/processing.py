@@ -45,13 +45,7 @@ class Processing:
             dead_letters = DeadLetters("g.p", dead.name, encode, time.time, limits)
         self.ledger = Ledger()
         self.tasks = Tasks(processor, self.ledger, name="g.p", topic_ids=topic_ids)
-        self.runner = Runner(
-            processor,
-            self.tasks,
-            registry,
-            dead_letters,
-            tracing=tracing,
-        )
+        self.runner = Runner(processor, self.tasks, registry, dead_letters, tracing=tracing)
         self.tasks.assign(START if start is None else start, {})
 
     def intake(self, *messages: Message) -> Taken:

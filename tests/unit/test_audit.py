@@ -411,9 +411,7 @@ def test_a_journal_of_a_busy_worker_is_not_judged() -> None:
 
     find = f"kstreams transactions find-hanging --topic {journal} --bootstrap-servers 127.0.0.1:9092"
     why = f"copy: a transaction hides journal {journal}[1] from offset 4 on: `{find}` shows whether it hangs"
-    assert site.audit() == [
-        f"copy: 4 inputs, 4 outputs, 0 dead letters: clean\n  the journal is not judged: {why}",
-    ]
+    assert site.audit() == [f"copy: 4 inputs, 4 outputs, 0 dead letters: clean\n  the journal is not judged: {why}"]
 
 
 def test_a_processor_that_cannot_be_audited_is_named_with_the_reason() -> None:

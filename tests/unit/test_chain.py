@@ -314,12 +314,7 @@ def replace_value(event: Sent, value: Any) -> Sent:
 
 @pytest.mark.parametrize(
     "decision",
-    [
-        decided(Verb.RESUME, 1),
-        decided(Verb.ACCEPT, 0, 10),
-        decided(Verb.ACCEPT, 2, 10),
-        decided(Verb.ACCEPT, 1, 11),
-    ],
+    [decided(Verb.RESUME, 1), decided(Verb.ACCEPT, 0, 10), decided(Verb.ACCEPT, 2, 10), decided(Verb.ACCEPT, 1, 11)],
     ids=["it is not stopped", "an event came since", "an event is missing", "an older event waits"],
 )
 def test_decision_for_another_state_of_the_object_changes_nothing(decision: Decision) -> None:

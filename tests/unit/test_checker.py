@@ -17,17 +17,7 @@ import pytest
 from kstreams_py.graph.guarantees import Guarantee
 from kstreams_py.records import TopicPartition
 from kstreams_py.testing import Anomaly, Expected, History, HistoryError, Kind, MemoryCluster, check, explain
-from kstreams_py.testing.events import (
-    Assigned,
-    Committed,
-    Fault,
-    Isolation,
-    Outcome,
-    Phase,
-    ReadOut,
-    Sent,
-    Transaction,
-)
+from kstreams_py.testing.events import Assigned, Committed, Fault, Isolation, Outcome, Phase, ReadOut, Sent, Transaction
 from kstreams_py.testing.events import Read as ReadEvent
 from tests.unit.fakes import Read
 

@@ -404,11 +404,7 @@ def interrupt(words: list[object], there: Path, **changed: str) -> tuple[int, st
     """Sends SIGINT once the file exists; returns the exit status and all output of the command."""
     accept_interrupts()
     with subprocess.Popen(
-        list(map(str, words)),
-        env=environment(**changed),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
+        list(map(str, words)), env=environment(**changed), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as running:
         try:
             wait_until(there.exists, "the command waits")

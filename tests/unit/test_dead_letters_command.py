@@ -102,10 +102,7 @@ def test_dry_run_says_which_letters_cannot_be_replayed_and_ends_with_status_1(
     summary = Summary({ReplayOutcome.REPLAYED: 2, ReplayOutcome.FAILED: 0, ReplayOutcome.STAYS: 4}, discarded=1)
     monkeypatch.setattr(dead_letters, "plan_replay", lambda *_, **__: summary)
     done = terminal.run("replay", "--dry-run")
-    assert (done.exit_code, done.stdout) == (
-        1,
-        "2 would be replayed, 4 cannot be replayed; 1 discarded are left out\n",
-    )
+    assert (done.exit_code, done.stdout) == (1, "2 would be replayed, 4 cannot be replayed; 1 discarded are left out\n")
 
 
 def test_replay_that_a_function_stops_says_where_and_ends_with_status_1(
@@ -153,10 +150,7 @@ def test_show_prints_the_newest_that_wait_and_replayed_ones_if_asked(terminal: T
     first = str(terminal.shop.letters()[0].place.offset)
     assert shown("--partition", "0", "--offset", first) == [("a", True)]
     text = terminal.run("show").stdout.splitlines()
-    assert text[:2] == [
-        f"{terminal.places[2]}  shop.price  2020-09-13T12:26:42Z",
-        "  error      KeyError: 'price'",
-    ]
+    assert text[:2] == [f"{terminal.places[2]}  shop.price  2020-09-13T12:26:42Z", "  error      KeyError: 'price'"]
     assert terminal.run("show", "--error", "ValueError").stdout == "no dead letters\n"
 
 

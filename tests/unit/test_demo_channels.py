@@ -61,10 +61,7 @@ SPOILED: dict[str, tuple[Callable[[TablesFound], TablesFound], set[str]]] = {
     ),
     "an input that is left": (lambda f: replace(f, done=2), {"inputs done"}),
     "an input that nobody claimed": (lambda f: replace(f, claimed=3), {"inputs claimed"}),
-    "another reason": (
-        lambda f: replace(f, refused={3: "died"}),
-        {"inputs refused for another reason"},
-    ),
+    "another reason": (lambda f: replace(f, refused={3: "died"}), {"inputs refused for another reason"}),
 }
 
 

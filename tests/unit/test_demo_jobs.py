@@ -143,11 +143,7 @@ def test_timeline_has_each_peer_each_of_its_tasks_and_each_phase() -> None:
 
 def test_expected_rows_of_the_aircraft_are_those_of_the_functions() -> None:
     assert EXPECTED["aircraft"].rows == Counter(
-        [
-            (1, "UA 1", "N10156", "EMB-145XR", 2),
-            (2, "UA 2", "N9", "unknown", 0),
-            (4, "UA 4", "N4", "unknown", 0),
-        ]
+        [(1, "UA 1", "N10156", "EMB-145XR", 2), (2, "UA 2", "N9", "unknown", 0), (4, "UA 4", "N4", "unknown", 0)]
     )
     assert EXPECTED["aircraft"].refused == {3: "name: ValueError: DL 3 has no tail number"}
 

@@ -147,8 +147,5 @@ def test_totals_are_sums_over_slots_and_the_lag_is_known_only_if_all_know_it() -
         report("q", 1, 5, records_in=20),
         report("p", 2, 4, records_in=4),
     ]
-    assert totals(reports) == {
-        "p": report("p", -1, 7, records_in=7),
-        "q": report("q", -1, None, records_in=30),
-    }
+    assert totals(reports) == {"p": report("p", -1, 7, records_in=7), "q": report("q", -1, None, records_in=30)}
     assert totals(reversed(reports)) == totals(reports)

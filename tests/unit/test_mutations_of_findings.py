@@ -73,8 +73,7 @@ def test_finding_2_outputs_dropped_beside_a_refused_one_are_detected(monkeypatch
 
 
 def test_finding_9_missing_right_that_is_not_raised_is_detected(
-    member: test_kafka_consumer.Member,
-    monkeypatch: pytest.MonkeyPatch,
+    member: test_kafka_consumer.Member, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(KafkaConsumer, "_raise_if_serious", lambda *_: None)
     with pytest.raises(FAILURE, match="DID NOT RAISE"):
@@ -92,8 +91,7 @@ def test_finding_10_pending_offsets_without_a_warning_are_detected(
 
 
 def test_finding_11_stuck_function_that_is_not_replaced_is_detected(
-    take_warnings: test_watch.TakeWarnings,
-    monkeypatch: pytest.MonkeyPatch,
+    take_warnings: test_watch.TakeWarnings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     judge = Watch._judge
     monkeypatch.setattr(Watch, "_judge", lambda self, what, seconds, _, more: judge(self, what, seconds, None, more))
@@ -102,8 +100,7 @@ def test_finding_11_stuck_function_that_is_not_replaced_is_detected(
 
 
 def test_finding_11_stuck_function_without_a_warning_is_detected(
-    take_warnings: test_watch.TakeWarnings,
-    monkeypatch: pytest.MonkeyPatch,
+    take_warnings: test_watch.TakeWarnings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Watch, "_judge", lambda *_: None)
     with pytest.raises(FAILURE, match="has made no progress"):
@@ -126,10 +123,7 @@ def test_finding_11_report_that_blocks_on_its_supervisor_is_detected(
 
 
 def test_finding_13_replaced_slot_that_ends_the_others_is_detected(
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-    no_backoff: None,
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, no_backoff: None
 ) -> None:
     def end_all(self: Supervisor, slot: SupervisedSlot) -> None:
         raise WorkersFailed(f"slot {slot.number} ended by {slot.taken}", Replaced.exit_status)

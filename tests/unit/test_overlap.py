@@ -731,10 +731,7 @@ def test_output_of_another_thread_is_encoded_by_one_thread_at_a_time() -> None:
         ({"concurrency": True}, "concurrency is True: give a number from 1 to 10,000"),
         ({"concurrency": 10_001}, "concurrency is 10001: give a number from 1 to 10,000"),
         ({"concurrency": 2, "order": "keys"}, "order 'keys' is not known: did you mean key?"),
-        (
-            {"order": "none"},
-            "order='none' is for several calls at once: add concurrency=, or leave it out",
-        ),
+        ({"order": "none"}, "order='none' is for several calls at once: add concurrency=, or leave it out"),
         (
             {"concurrency": 2, "order": "none", "guarantee": "at_most_once"},
             "if a step fails, a step that ran ahead of it could be neither kept nor repeated: choose order 'partition'",

@@ -181,11 +181,7 @@ def test_target_of_another_pipeline_is_refused() -> None:
 @pytest.mark.parametrize(
     ("options", "columns", "message"),
     [
-        (
-            {"key": ["item"]},
-            [("records", "bigint")],
-            "its rows have no column 'item' of the key, but records: correct",
-        ),
+        ({"key": ["item"]}, [("records", "bigint")], "its rows have no column 'item' of the key, but records: correct"),
         ({}, [("item", "string"), ("Item", "string")], "two of its columns have the same name: item, Item: rename"),
         ({}, [("item", "string"), ("item", "bigint")], "two of its columns have the same name: item, item: rename"),
         ({}, [("item", "void")], "column 'item' is void: nulls without a type, which Delta Lake drops: cast them to"),

@@ -73,10 +73,7 @@ def test_moves_of_a_processor_with_a_state_are_all_that_are_named() -> None:
     found = ks.Graph("g")
     found.map(found.topic("a"), to=found.topic("b"), id="p", state=ks.State("s"))(lambda value, state: None)
     moves = moves_of(found.processors[0], {A0: 7, A1: 7}, {A0: 7, A1: 9})
-    assert list(describe(moves)) == [
-        "p: a[0]: 7 -> 7, stays there",
-        "p: a[1]: 7 -> 9, at most 2 records are skipped",
-    ]
+    assert list(describe(moves)) == ["p: a[0]: 7 -> 7, stays there", "p: a[1]: 7 -> 9, at most 2 records are skipped"]
 
 
 def test_targets_are_named_by_topic_partition_and_offset() -> None:

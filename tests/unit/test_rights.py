@@ -110,9 +110,7 @@ EXPECTED = [
     ),
     "# reader of graph shop: a reader that is a member of a group needs READ on that group, too",
     *granted(
-        "here:1",
-        "reader",
-        "Read DescribeConfigs --topic applied dead joined kept merged often once priced totals",
+        "here:1", "reader", "Read DescribeConfigs --topic applied dead joined kept merged often once priced totals"
     ),
     "# reader of graph shop, on cluster west: a reader that is a member of a group needs READ on that group, too",
     *granted("there:2", "reader", "Read DescribeConfigs --topic west"),

@@ -59,12 +59,7 @@ REFUSED: Final[Mapping[str, Values]] = {
         "a date as a time": (datetime, NOON.date()),
         "a time as a date": (date, NOON),
     },
-    "redis": {
-        **OF_ALL,
-        "NaN": (float, math.nan),
-        "infinity": (float, math.inf),
-        "many digits": (int, 10**5_000),
-    },
+    "redis": {**OF_ALL, "NaN": (float, math.nan), "infinity": (float, math.inf), "many digits": (int, 10**5_000)},
     "parquet": {
         **OF_ALL,
         "64 bits": (int, 2**63),

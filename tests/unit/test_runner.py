@@ -75,12 +75,7 @@ def digest(*messages: Message) -> bytes:
 
 
 def output(
-    topic: str,
-    value: bytes | None,
-    *read: Message,
-    key: bytes | None = None,
-    timestamp: int = 0,
-    headers: Headers = (),
+    topic: str, value: bytes | None, *read: Message, key: bytes | None = None, timestamp: int = 0, headers: Headers = ()
 ) -> Output:
     """The output of the step that read these messages."""
     place = [("ks-step", digest(read[0]))] if len(read) > 1 else []
@@ -534,9 +529,7 @@ def test_batch_without_the_records_that_do_not_decode_is_still_run() -> None:
 
 
 @pytest.mark.parametrize(
-    "function",
-    [lambda values: [b"1", Stop("enough"), b"3"], fail(Stop("enough"))],
-    ids=["among the results", "raised"],
+    "function", [lambda values: [b"1", Stop("enough"), b"3"], fail(Stop("enough"))], ids=["among the results", "raised"]
 )
 def test_batch_interrupt_writes_nothing_of_the_batch(function: Callable[..., Any]) -> None:
     rig = Bench(errors="dead").map(function, batch=True)

@@ -187,10 +187,7 @@ def test_settings_cannot_be_changed() -> None:
         ({"leave_on_stop": "maybe"}, "leave_on_stop = 'maybe' (argument): write true or false"),
         ({"schema_directory": 4}, "schema_directory = 4 (argument): write a path, in quotes"),
         ({"comit_records": 1}, "comit_records (argument): there is no such setting: did you mean commit_records?"),
-        (
-            {"colour": "green"},
-            "colour (argument): there is no such setting: `kstreams config show` lists all",
-        ),
+        ({"colour": "green"}, "colour (argument): there is no such setting: `kstreams config show` lists all"),
         ({"kafka": "linger.ms=1"}, "kafka (argument): expected a table of librdkafka settings"),
         (
             {"commit_interval_ms": 10_000},
@@ -481,10 +478,7 @@ def test_settings_of_other_clusters_reach_the_workers_by_the_environment(
             '[clusters.B]\nbootstrap_servers = "b:1"\n',
             "clusters.B ({file}, line 2, table [clusters.B]): a cluster's name has a-z, 0-9 and single _ between them",
         ),
-        (
-            "clusters = 3\n",
-            "clusters ({file}, line 1): write a table for each cluster, such as [clusters.west]",
-        ),
+        ("clusters = 3\n", "clusters ({file}, line 1): write a table for each cluster, such as [clusters.west]"),
         (
             '[clusters.b]\nbootstrap_servers = "b:1"\n[clusters.b.kafka]\ngroup.id = "q"\n',
             (

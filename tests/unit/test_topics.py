@@ -128,16 +128,8 @@ def test_graph_without_alts_has_no_journal() -> None:
                 "and create it again"
             ),
         ),
-        (
-            cluster_of(),
-            {"d": {"config": {"retention.ms": "7"}}},
-            NEEDS,
-        ),
-        (
-            cluster_of(c=3),
-            {},
-            IN_STEP,
-        ),
+        (cluster_of(), {"d": {"config": {"retention.ms": "7"}}}, NEEDS),
+        (cluster_of(c=3), {}, IN_STEP),
     ],
     ids=["missing", "partitions", "settings", "in step"],
 )

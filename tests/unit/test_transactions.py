@@ -521,11 +521,9 @@ def test_transaction_that_changed_while_the_operator_was_asked_is_left_alone(cha
     admin: Any = Admin()
     transactions = Transactions(admin)
     found = transactions.select(OUT, 120, "abort")
-    admin.opened[OUT] = {
-        "ended": [],
-        "next": [replace(HANGING, start=130)],
-        "alive": [replace(HANGING, hangs=False)],
-    }[change]
+    admin.opened[OUT] = {"ended": [], "next": [replace(HANGING, start=130)], "alive": [replace(HANGING, hangs=False)]}[
+        change
+    ]
     with pytest.raises(UserMistake, match=r"^the transaction on out\[3\] has changed since it was shown: nothing was "):
         transactions.end(found, "abort")
     assert admin.markers == []

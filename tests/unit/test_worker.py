@@ -411,9 +411,7 @@ def test_interrupt_while_the_queue_of_the_client_is_full_skips_no_record(guarant
 
 @pytest.mark.parametrize("guarantee", Guarantee)
 @pytest.mark.parametrize(
-    "error",
-    [Stop("enough"), ZeroDivisionError("enough"), Abortable("enough")],
-    ids=lambda error: type(error).__name__,
+    "error", [Stop("enough"), ZeroDivisionError("enough"), Abortable("enough")], ids=lambda error: type(error).__name__
 )
 def test_interrupt_commits_the_steps_before_it_and_a_new_worker_continues_there(
     guarantee: Guarantee, error: Exception

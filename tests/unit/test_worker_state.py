@@ -11,12 +11,7 @@ from kstreams_py.processing.commits import session
 from tests.unit.guarantee import Bench
 from tests.unit.plant import Plant
 
-JOINING, RUNNING, SPARE, AWAY = (
-    WorkerState.JOINING,
-    WorkerState.RUNNING,
-    WorkerState.SPARE,
-    WorkerState.BROKER_AWAY,
-)
+JOINING, RUNNING, SPARE, AWAY = (WorkerState.JOINING, WorkerState.RUNNING, WorkerState.SPARE, WorkerState.BROKER_AWAY)
 
 
 def test_worker_joins_until_it_has_read_the_committed_offsets_and_runs_then() -> None:

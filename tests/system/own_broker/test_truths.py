@@ -50,9 +50,7 @@ def test_requests_that_timed_out_make_a_new_producer_before_the_next_transaction
     cluster = Cluster(own_broker.bootstrap_servers)
     cluster.create(f"{name}.in", f"{name}.out")
     settings = Settings.load(
-        bootstrap_servers=own_broker.bootstrap_servers,
-        schema_directory=tmp_path,
-        kafka={"socket.timeout.ms": 1_500},
+        bootstrap_servers=own_broker.bootstrap_servers, schema_directory=tmp_path, kafka={"socket.timeout.ms": 1_500}
     )
     caplog.set_level(logging.INFO)
     graph = ks.Graph(name)
