@@ -21,10 +21,9 @@ def price(order):
     with closing(HTTPConnection(SERVICE, timeout=5)) as connection:
         connection.request("GET", f"/prices/{order['item']}")
         response = connection.getresponse()
-        answer = response.read()
-    if response.status != 200:
-        raise LookupError(f"no price of {order['item']!r}: status {response.status}")
-    return {**order, "cents": order["quantity"] * json.loads(answer)}
+        if response.status != 200:
+            raise LookupError(f"no price of {order['item']!r}: status {response.status}")
+        return {**order, "cents": order["quantity"] * json.load(response)}
 
 
 @graph.sink(priced, to=table)
