@@ -187,6 +187,7 @@ class KafkaProducer:
                 if error.code() == E._QUEUE_FULL:
                     self._await_space()
                     continue
+                self._poll(0)  # raises the reason of a client that has failed for good
                 self._await_reports(0.0)  # an earlier failed delivery may be the reason
                 if (failure := self._take_failure()) is not None:
                     raise failure

@@ -181,6 +181,15 @@ def test_produce_with_a_state_error_raises_outcome_unknown(monkeypatch: pytest.M
         producer_of(client, monkeypatch).write(outputs(0, 1))
 
 
+def test_produce_by_a_client_that_has_failed_for_good_raises_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = Queue()
+    client.refuses = {b"0": CODES._FATAL}
+    fatal = client_error(CODES.CLUSTER_AUTHORIZATION_FAILED)
+    monkeypatch.setattr(client, "poll", lambda _: raise_error(fatal))
+    with pytest.raises(NotAuthorized, match="IDEMPOTENT_WRITE on the cluster"):
+        producer_of(client, monkeypatch).write(outputs(0, 1))
+
+
 @pytest.mark.parametrize("code", [CODES.TOPIC_EXCEPTION, CODES._UNKNOWN_TOPIC], ids=["invalid", "unknown"])
 def test_produce_to_a_topic_that_the_cluster_finds_invalid_raises_abortable(
     code: int, monkeypatch: pytest.MonkeyPatch
