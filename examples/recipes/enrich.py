@@ -21,9 +21,10 @@ def price(order):
     with closing(HTTPConnection(SERVICE, timeout=5)) as connection:
         connection.request("GET", f"/prices/{order['item']}")
         response = connection.getresponse()
-        if response.status != 200:
-            raise LookupError(f"no price of {order['item']!r}: status {response.status}")
-        return {**order, "cents": order["quantity"] * json.load(response)}
+        answer = response.read()
+    if response.status != 200:
+        raise LookupError(f"no price of {order['item']!r}: status {response.status}")
+    return {**order, "cents": order["quantity"] * json.loads(answer)}
 
 
 @graph.sink(priced, to=table)

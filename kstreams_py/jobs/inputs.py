@@ -31,7 +31,7 @@ from kstreams_py.log_fields import repeated
 from kstreams_py.metrics import InputCounts, PendingFigures
 from kstreams_py.printable import count_are, escape
 from kstreams_py.records import Headers, Message
-from kstreams_py.sources.suspects import SUSPECTED
+from kstreams_py.sources.suspects import SUSPECTED, SuspectTurns
 from kstreams_py.steps.dead_letters import format_error
 
 logger = logging.getLogger(__name__)
@@ -121,8 +121,8 @@ class SourceInputs:
         self._measured, self._measured_seconds = 0, 0.0
         """How many inputs were settled since the speed was last measured, and in how many seconds."""
         self._new_ids = new_ids
-        self._timeout = timeout
         self.pending = PendingInputs[Claim](timeout)
+        self._turns = SuspectTurns(timeout)
         self._letters = letters
         self._failed: dict[SegmentId, FailedTask] = {}
         """The first failure of each input with a segment that failed."""
@@ -160,7 +160,10 @@ class SourceInputs:
         held = self.held
         under_way = held - min(paused, len(self.pending))
         free, alone = min(self._limit.limit - under_way, self._most - held), is_alone and not held
-        must_wait = not alone if self.connection.waits_alone else others_wait
+        must_wait = others_wait
+        self._turns.note(now, others_wait=others_wait)
+        if self.connection.waits_alone:
+            must_wait = not alone or self._turns.is_resting
         # a claim may cost a commit in the source: a few at a time would be slow
         if under_way > self._limit.limit / 2 or free <= 0 or must_wait or self._is_heavy(held):
             if now > self.asked_at + HEARD_SECONDS:
@@ -305,7 +308,7 @@ class SourceInputs:
         busy = under_way()
         if slow := [segment for segment in overdue if segment in busy]:
             logger.warning(
-                "%s: %s still under way after %g s: %s", self.name, count_are(len(slow), "input"), self._timeout,
+                "%s: %s still under way after %g s: %s", self.name, count_are(len(slow), "input"), self.pending.timeout,
                 ", ".join(f"{count:,} in {task}" for task, count in Counter(busy[each] for each in slow).items()),
             )  # fmt: skip
         self.pending.extend(slow, now)
@@ -313,7 +316,7 @@ class SourceInputs:
         if claims := self.pending.expire(lost):
             logger.warning(
                 "%s: %s read again: expired after %g s, in no task", self.name, count_are(len(claims), "input"),
-                self._timeout,
+                self.pending.timeout,
             )  # fmt: skip
             self._given_up[True] += claims
             self.counts.expired += len(claims)
@@ -335,24 +338,40 @@ class SourceInputs:
         for segment in taken:
             self._failed.pop(segment, None)
 
-    def give_up_paused(self, paused: Callable[[], Collection[SegmentId]], *, others_wait: bool) -> list[SegmentId]:
-        """Takes and returns the inputs under way, for `return_expired`, if they only wait and keep suspects waiting.
+    @property
+    def keeps_others_waiting(self) -> bool:
+        """Whether suspects wait until nothing else is under way, or are under way themselves."""
+        return self.connection.waits_alone and not self._turns.is_resting
+
+    def give_up_paused(
+        self, now: float, paused: Callable[[], Collection[SegmentId]], *, others_wait: bool, is_only: bool
+    ) -> list[SegmentId]:
+        """Takes and returns the inputs under way, for `return_expired`, if they only wait and keep others waiting.
 
         - `paused`: returns the inputs that only wait until a function is called again.
-        - `others_wait`: as for `read`.
+        - `others_wait`, `is_only`: as for `give_up_waiting`.
         """
-        if not ((self.connection.waits_alone or others_wait) and self.pending):
-            return []
         given_up = [*self.pending.segments]
-        are_suspects = any(claim.attempts >= SUSPECTED for claim in self.pending.claims)  # which were claimed alone
-        if are_suspects and not others_wait:
+        if not (self.connection.waits_alone or others_wait) or not {*paused()}.issuperset(given_up):
             return []
-        if not {*paused()}.issuperset(given_up):
-            return []
-        self._given_up[False] += self.pending.take_all()
-        for segment in given_up:
-            self._failed.pop(segment, None)
-        return given_up
+        return given_up if self.give_up_waiting(given_up, now, others_wait=others_wait, is_only=is_only) else []
+
+    def give_up_waiting(self, segments: Collection[SegmentId], now: float, *, others_wait: bool, is_only: bool) -> bool:
+        """Takes inputs under way, for `return_expired`, if they keep others waiting; returns whether they do.
+
+        Suspects may keep others waiting until their turn is over.
+
+        - `others_wait`: as for `read`.
+        - `is_only`: there are no other readers and sources: the turn of suspects never ends.
+        """
+        if (oldest := self.pending.oldest) is None or not (self.connection.waits_alone or others_wait):
+            return False
+        if any(claim.attempts >= SUSPECTED for claim in self.pending.claims):  # which were claimed alone
+            if is_only or not self._turns.is_over(oldest.since, now):
+                return False
+            self._turns.end()
+        self.give_up_all(segments, failed=False)
+        return True
 
     def return_expired(self) -> None:
         """Gives back the inputs that were given up. Raises SourceUnavailable; then the next call tries again."""
@@ -376,10 +395,10 @@ class SourceInputs:
             why = "inputs of another source or peer, whose workers died, are read by themselves first"
         count, oldest = len(self.pending), self.pending.oldest
         if oldest is None:
-            return PendingFigures(count, why=why, limit=self._timeout)
+            return PendingFigures(count, why=why, limit=self.pending.timeout)
         seconds = round(max(0.0, now - oldest.since), 1)
         key = show_key(self.connection, oldest.claim)
-        return PendingFigures(count, seconds, key, find_tasks(oldest.segment), why, self._timeout)
+        return PendingFigures(count, seconds, key, find_tasks(oldest.segment), why, self.pending.timeout)
 
     @property
     def is_exhausted(self) -> bool:

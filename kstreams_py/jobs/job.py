@@ -276,14 +276,8 @@ class Job:
         return [each for each in self._inputs.values() if each is not inputs]
 
     def _waits(self, inputs: SourceInputs) -> bool:
-        """Returns whether suspects of a source wait until nothing else is under way, or are under way themselves.
-
-        Not while the source is away, or while they only wait for another attempt, perhaps without an end.
-        """
-        if not inputs.connection.waits_alone or inputs.name in self.outages.away:
-            return False
-        pending = inputs.pending.segments
-        return not pending or not {*self._paused()}.issuperset(pending)
+        """Returns whether suspects of a source keep the others waiting. Not while the source is away."""
+        return inputs.keeps_others_waiting and inputs.name not in self.outages.away
 
     def _run_tasks(self) -> set[SegmentId]:
         """Gives each task a turn; returns the inputs that made progress. Raises the error that stops the job."""
@@ -370,13 +364,14 @@ class Job:
             inputs.complete([segment for segment in segments if segment in inputs.pending])
 
     def _expire(self, inputs: SourceInputs, now: float) -> None:
-        """Gives back overdue inputs that are in no task; or all inputs, if they only wait and suspects wait for them.
+        """Gives back overdue inputs that are in no task; or all inputs, if they only wait and keep others waiting.
 
         The job then forgets them, as if it had never read them.
         """
-        others_wait = any(map(self._waits, self._others(inputs)))
+        others = self._others(inputs)
+        others_wait, is_only = any(map(self._waits, others)), not others
         expired = inputs.expire(now, self._under_way)
-        if lost := expired or inputs.give_up_paused(self._paused, others_wait=others_wait):
+        if lost := expired or inputs.give_up_paused(now, self._paused, others_wait=others_wait, is_only=is_only):
             self._acker.forget(lost)
             if self._traces is not None:
                 self._traces.forget(lost)

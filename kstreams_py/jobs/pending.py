@@ -35,7 +35,7 @@ class PendingInputs(Generic[ClaimT]):
 
     def __init__(self, timeout: float) -> None:
         """`timeout`: the seconds after which an input is read again."""
-        self._timeout = timeout
+        self.timeout = timeout
         self._inputs: dict[SegmentId, tuple[ClaimT, Times]] = {}
         self.late = 0
         """The number of completions of inputs that were not pending: expired, completed, or never read here."""
@@ -77,7 +77,7 @@ class PendingInputs(Generic[ClaimT]):
 
     def add(self, segments: Sequence[SegmentId], claims: Iterable[ClaimT], now: float) -> None:
         """Adds inputs. `now`: seconds of a clock that never goes back."""
-        self._inputs.update(zip(segments, zip(claims, repeat(Times(now, now + self._timeout))), strict=True))
+        self._inputs.update(zip(segments, zip(claims, repeat(Times(now, now + self.timeout))), strict=True))
 
     def complete(self, segments: Iterable[SegmentId]) -> list[ClaimT]:
         """Removes complete inputs, and returns their claims; counts those that are not pending."""
@@ -106,7 +106,7 @@ class PendingInputs(Generic[ClaimT]):
         """Restarts the timeout of inputs that make progress."""
         for segment in segments:
             if (found := self._inputs.pop(segment, None)) is not None:
-                self._inputs[segment] = found[0], Times(found[1].since, now + self._timeout)
+                self._inputs[segment] = found[0], Times(found[1].since, now + self.timeout)
 
     def take_all(self) -> list[ClaimT]:
         """Removes all inputs, and returns their claims, to be given back at the end of a job."""

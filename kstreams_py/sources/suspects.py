@@ -29,6 +29,45 @@ DELETED: Final = "it was deleted before it was processed"
 """Why a deleted input is refused when it is to be read again."""
 
 
+TURN_MAX: Final = 3_600.0
+"""The longest turn of suspects, in seconds."""
+
+
+class SuspectTurns:
+    """The turns of a reader's suspects: how long they may keep other readers waiting, and then rest for as long.
+
+    Suspects may never end: a function may be called again for as long as a service is away. Each turn is twice as long
+    as the one before, so that suspects that need a long time end, too. The turns of other readers prolong the rest, for
+    there may be readers without suspects, which wait for all of them.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        """`seconds`: the length of the first turn."""
+        self._seconds = seconds
+        self._rest = 0.0
+        self._noted_at = float("-inf")
+
+    def is_over(self, since: float, now: float) -> bool:
+        """Whether a turn is over. `since`: when its suspects were read."""
+        return now >= since + self._seconds
+
+    def end(self) -> None:
+        """Ends a turn."""
+        self._rest = self._seconds
+        self._seconds = min(2 * self._seconds, TURN_MAX)
+
+    def note(self, now: float, *, others_wait: bool) -> None:
+        """Notes whether suspects of other readers have their turn, or wait for it."""
+        if self._rest and not others_wait:
+            self._rest = max(0.0, self._rest - (now - self._noted_at))
+        self._noted_at = now
+
+    @property
+    def is_resting(self) -> bool:
+        """Whether the suspects wait for their next turn."""
+        return self._rest > 0
+
+
 class Choice(NamedTuple, Generic[KeyT]):
     """The choice among inputs that are to be read again.
 

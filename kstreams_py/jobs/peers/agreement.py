@@ -64,6 +64,11 @@ class Agreement:
         )
 
     @property
+    def is_only(self) -> bool:
+        """Whether there is no other reader."""
+        return not self._told
+
+    @property
     def must_wait(self) -> bool:
         """Whether another reader has a request."""
         return any(wish.request for wish in self._heard.values())

@@ -57,9 +57,8 @@ class InputTask:
         self._job, self.channel, self._outbox, self._environment = job, channel, outbox, environment
         self._ackers: Sequence[int] = ()
         self._own = 0
-        self._timeout = channel.timeout or environment.timeout
-        self.must_wait = False
-        """Whether suspects of another reader are read first."""
+        self.must_wait, self._is_only = False, True
+        """Whether suspects of another reader are read first, and whether there is no other reader."""
         self.outages = Outages()
         self.inputs: SourceInputs = open_inputs(graph, channel, tasks, environment, self._new_ids)
         self._items = Addressed()
@@ -78,14 +77,8 @@ class InputTask:
 
     @property
     def asks(self) -> bool:
-        """Whether suspects wait until no other reader has anything under way, or are under way themselves.
-
-        Not while the source is away, or once they take as long as if they waited for another attempt without an end.
-        """
-        if not self.inputs.connection.waits_alone or self.inputs.name in self.outages.away:
-            return False
-        oldest = self.inputs.pending.oldest
-        return oldest is None or self._environment.clock() < oldest.since + self._timeout
+        """Whether suspects keep the other readers waiting. Not while the source is away."""
+        return self.inputs.keeps_others_waiting and self.inputs.name not in self.outages.away
 
     @property
     def is_polled(self) -> bool:
@@ -101,6 +94,7 @@ class InputTask:
         - `agreement`: that with the other readers of the job; None if no more inputs may be read.
         """
         worked, self.must_wait = False, agreement is not None and agreement.must_wait
+        self._is_only = agreement is None or agreement.is_only
         if agreement is not None:
             with self.outages.of(self.inputs.name):
                 worked = self._read(self._environment.clock(), agreement)
@@ -160,19 +154,20 @@ class InputTask:
 
     def doubt(self) -> None:
         """Asks the ackers of overdue inputs whether their segments are still anywhere."""
-        now = self._environment.clock()
-        if (overdue := self.inputs.pending.overdue(now)) and self.must_wait:
-            # they may only wait for another attempt, without an end
-            self.inputs.give_up_all(overdue, failed=False)
+        now, inputs = self._environment.clock(), self.inputs
+        if not (overdue := inputs.pending.overdue(now)):
+            return
+        # they may only wait for another attempt, without an end
+        if inputs.give_up_waiting(overdue, now, others_wait=self.must_wait, is_only=self._is_only):
             logger.warning(
-                "%s: %s given back after some time: inputs of another peer, whose peers died, wait until nothing else "
-                "is under way", self.inputs.name, count_are(len(overdue), "input"),
+                "%s: %s given back after some time, because others wait: inputs whose peers died are read while "
+                "nothing else is under way", inputs.name, count_are(len(overdue), "input"),
             )  # fmt: skip
-        elif overdue:
-            self.inputs.pending.extend(overdue, now)
+        else:
+            inputs.pending.extend(overdue, now)
             logger.warning(
-                "%s: %s still under way after some time: asking the peers for them", self.inputs.name,
-                count_are(len(overdue), "input"), extra=repeated(f"overdue inputs of {self.inputs.name}"),
+                "%s: %s still under way after some time: asking the peers for them", inputs.name,
+                count_are(len(overdue), "input"), extra=repeated(f"overdue inputs of {inputs.name}"),
             )  # fmt: skip
             self._items += [(number, Doubts(self._job, ids)) for number, ids in by_peer(overdue).items()]
 

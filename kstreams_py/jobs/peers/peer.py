@@ -149,7 +149,7 @@ class Peer:
                 self._died_at = now
             self._connect(before, after)
             self._find_epochs(after)
-            self._find_readers(after)
+            self._find_readers(before, after)
             if self.task is not None:
                 self._follow(before, after)
         wanted = after.assignments.get(self.me)
@@ -194,8 +194,11 @@ class Peer:
             self._ackers.note(name, numbers, max(timeouts, default=TIMEOUT))
         self._ackers.keep({name for name, _ in replica.open_jobs()}, self._numbers)
 
-    def _find_readers(self, replica: Replica) -> None:
-        """Takes the readers of this peer's job, if it is one of them. They agree also while a source is away."""
+    def _find_readers(self, before: Replica, replica: Replica) -> None:
+        """Takes the readers of this peer's job, if it is one of them. They agree also while a source is away.
+
+        With another task, what the readers of the one before have said counts no longer: they take it back no more.
+        """
         readers = {
             peer: ReaderId(replica.peers[peer].number, each.since)
             for peer, each in replica.assignments.items()
@@ -204,7 +207,7 @@ class Peer:
         if (me := readers.get(self.me)) is None:
             self._agreement = None
             return
-        if self._agreement is None or self._agreement.me != me:
+        if self._agreement is None or before.assignments.get(self.me) != replica.assignments[self.me]:
             self._agreement = Agreement(me)
         own = replica.assignments[self.me].job
         self._agreement.keep([each for peer, each in readers.items() if replica.assignments[peer].job == own])
