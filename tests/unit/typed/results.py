@@ -78,7 +78,7 @@ def topics_by_name(value: dict[str, Any]) -> int:
 
 
 graph.map(raw, to=text, id="method")(bytes.decode)
-graph.map(text, to=json, id="anonymous")(lambda value: value)
+graph.map(text, to=json, id="anonymous")(lambda value: value)  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
 
 
 def calls() -> None:
