@@ -10,6 +10,7 @@ foreign_records    rule     recognizes records of other programs in the framewor
 own_topics         acts     creates the framework's own topics, and checks topic settings
 leftovers          acts     finds transactions that an earlier producer left open and that no producer will end
 log_batches        rule     batches of a partition as they are stored, and the records of brokers' own topics
+commands           rule     Kafka's own commands, as a person types them
 groups             rule     consumer groups as an operator sees them
 described_cluster  rule     a cluster as its brokers describe it
 partitioner        rule     the partition of a key, as Java's clients compute it

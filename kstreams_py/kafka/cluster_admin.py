@@ -50,6 +50,7 @@ class ClusterAdmin(Requests):
                 hidden,
                 ".".join(map(str, release)),
                 silent,
+                self._address,
             )
 
         return self.ask("describing the cluster", "DESCRIBE on the topics", ask)

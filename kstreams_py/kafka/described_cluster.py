@@ -37,6 +37,7 @@ class ClusterDescription:
     - `silent`: brokers to which no connection can be made, with their addresses. They count neither as leaders nor as
       replicas in sync: without a quorum of controllers, other brokers still describe them as they were.
     - `release`: Kafka's release, such as "4.1", as far as the requests that a broker supports show it.
+    - `servers`: the bootstrap servers that were asked.
     """
 
     brokers: Mapping[int, Settings]
@@ -44,6 +45,7 @@ class ClusterDescription:
     hidden: tuple[str, ...] = ()
     release: str = ""
     silent: Mapping[int, str] = field(default_factory=dict)
+    servers: str = ""
 
 
 @dataclass(frozen=True, slots=True)

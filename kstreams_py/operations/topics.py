@@ -14,6 +14,7 @@ from kstreams_py.graph.declarations import Processor, changelog_of
 from kstreams_py.graph.names import RESERVED, delivered_topic, group_of, id_of, is_own_topic, journal_topic, runs_topic
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.administration import GroupAdmin
+from kstreams_py.kafka.commands import kafka_command
 from kstreams_py.kafka.contracts import Cluster, TopicInfo
 from kstreams_py.kafka.foreign_records import parse_json
 from kstreams_py.operations.recover.positions import check_no_members
@@ -53,6 +54,7 @@ class TopicDeletion:
         self._graph = graph
         self._name = name
         self._cluster = environment.cluster
+        self._servers = environment.settings.bootstrap_servers
         self._admin = admin
         self._clusters = sorted({*clusters_of(graph), *environment.settings.clusters})
         self._declared = {each.id: each for each in graph.processors}
@@ -104,9 +106,10 @@ class TopicDeletion:
                     "to, with --processor"
                 )
             if name not in topics:
+                delete = kafka_command(self._servers, "topics", "--delete", "--topic", name)
                 raise UserMistake(
                     f"graph {self._graph.name!r} declares no topic {name!r}, but {', '.join(topics)}: one that it no "
-                    f"longer declares is deleted with Kafka's own command, kafka-topics.sh --delete --topic {name}"
+                    f"longer declares is deleted with Kafka's own command, {delete}"
                 )
         asked = [
             DeletableTopic(name, topics[name].cluster, self._users(name), tuple(self._follows(name)))

@@ -255,9 +255,9 @@ class Beginning:
 
 
 def options_of(positions: Positions) -> list[str]:
-    """Returns the options of `kstreams recover reset` that set these positions; a form to fill in if there are none."""
+    """Returns the options of `kstreams recover reset` that set these positions."""
     options = (("--to-offset", f"{tp.topic}:{tp.partition}:{at}") for tp, at in sorted(positions.items()))
-    return [*chain.from_iterable(options)] or ["--to-offset", "TOPIC:PARTITION:OFFSET"]
+    return [*chain.from_iterable(options)]
 
 
 def begun_record(topic: str, begun: BegunPartition, partitions: int) -> Output:

@@ -70,6 +70,7 @@ def test_positions_that_a_start_refuses_are_found_before_it(site: Callable[..., 
         ("position_expired", f"work: {here.topic('in')}[0]"): "error",
         ("dropped", "work"): "note",
     }
+    assert f"work --to-offset {source}:0:{end + 1} reads all that is kept" in doctor(here).out
 
 
 COUNTING = """

@@ -247,8 +247,8 @@ def test_processor_that_workers_run_is_not_forgotten() -> None:
         (found,) = find_undeclared(driver._graph, driver._environment, groups)
         assert found.remedy == (
             "if it has a new name, give it the id 'count' back, or stop its workers, then give the new one its "
-            "positions (`kstreams recover reset`); if it is gone, stop its workers, then forget it (`kstreams recover "
-            "forget`)"
+            "positions (`kstreams recover reset`, then its id, then `--to-offset g.words:0:2 --to-offset g.words:1:1`)"
+            "; if it is gone, stop its workers, then forget it (`kstreams recover forget`)"
         )
 
 

@@ -351,7 +351,8 @@ def test_topics_of_users_are_deleted_if_the_graph_declares_them_and_they_are_nam
         refused = {
             "g.words": "topic 'g.words' does not exist: leave it out, or correct --bootstrap-servers",
             "g.wrods": "graph 'g' declares no topic 'g.wrods', but g.words, g.counts, g.plain, g.errors: one that it "
-            "no longer declares is deleted with Kafka's own command, kafka-topics.sh --delete --topic g.wrods",
+            "no longer declares is deleted with Kafka's own command, kafka-topics.sh --bootstrap-server "
+            "127.0.0.1:9092 --delete --topic g.wrods",
             "__ks.g.counts.changelog": "topic '__ks.g.counts.changelog' is one of the framework: leave --topic out, or "
             "name the processor that it belongs to, with --processor",
         }

@@ -51,7 +51,7 @@ def topic(name: str, count: int = 1, partition: PartitionInfo | None = None, **c
 def cluster(*topics: TopicDescription, brokers: int = 1, **changed: Any) -> ClusterDescription:
     """A cluster with the topics of the graph, some of them replaced."""
     found = {name: topic(name) for name in (A, B, OUT, DEAD)} | {each.name: each for each in topics}
-    return ClusterDescription(dict.fromkeys(range(brokers), BROKER), found, **changed)
+    return ClusterDescription(dict.fromkeys(range(brokers), BROKER), found, **changed, servers="kafka:9092")
 
 
 def examined(**options: Any) -> Examined:
@@ -79,28 +79,28 @@ def test_healthy_cluster_and_graph_have_no_finding() -> None:
     assert is_well([])
 
 
-ALTER = f"  kafka-configs.sh --alter --topic {A} --add-config "
+ALTER = f"  kafka-configs.sh --bootstrap-server kafka:9092 --alter --topic {A} --add-config "
+DESCRIBE = "kafka-topics.sh --bootstrap-server kafka:9092 --describe"
 REPLICATED: Mapping[str, tuple[ClusterDescription, str]] = {
     "offline": (
         cluster(topic(A, 2, PartitionInfo(-1, 1, 0))),
         (
             f"error: {A}[0, 1]: the partition has no leader: it can be neither read nor written\n"
-            "  start the brokers that have it (kafka-topics.sh --describe --unavailable-partitions)"
+            f"  start the brokers that have it ({DESCRIBE} --unavailable-partitions)"
         ),
     ),
     "behind": (
         cluster(topic(A, 1, PartitionInfo(0, 3, 2), min_insync_replicas="2")),
         (
             f"warning: {A}[0]: replicas are not in sync: fewer brokers than planned may fail\n"
-            "  start the brokers that are away, and wait (kafka-topics.sh --describe --under-replicated-partitions)"
+            f"  start the brokers that are away, and wait ({DESCRIBE} --under-replicated-partitions)"
         ),
     ),
     "below the least": (
         cluster(topic(A, 3, PartitionInfo(0, 3, 1), min_insync_replicas="2")),
         (
             f"error: {A}[0, 1, 2]: fewer replicas are in sync than min.insync.replicas (2): every write with acks=all "
-            "is refused\n  start the brokers that are away, and wait (kafka-topics.sh --describe "
-            "--under-min-isr-partitions)"
+            f"is refused\n  start the brokers that are away, and wait ({DESCRIBE} --under-min-isr-partitions)"
         ),
     ),
     "unclean": (
@@ -267,6 +267,7 @@ def test_findings_of_a_graph_are_sorted_by_severity() -> None:
             DEAD: topic(DEAD),
             JOURNAL: topic(JOURNAL, cleanup_policy="compact,delete", retention_ms="-1"),
         },
+        servers="kafka:9092",
     )
     of = examined(persistence="journal")
     instances = {"g.p.0": "x", "": "other", "g.p.1": "x"}
@@ -275,7 +276,7 @@ def test_findings_of_a_graph_are_sorted_by_severity() -> None:
         described,
         now=100,
         groups={"g.p": GroupInfo("Stable", members)},
-        expired={"p": [A0]},
+        expired={"p": {A0: 7}},
         unseen={"transactions": "grant READ"},
     )
     assert [(str(f.severity), f.kind, f.subject) for f in diagnose(facts, of)] == [
@@ -288,6 +289,15 @@ def test_findings_of_a_graph_are_sorted_by_severity() -> None:
         ("note", "not_seen", "transactions"),
         ("note", "spare_slots", "p"),
     ]
+    remedies = {each.kind: each.remedy for each in diagnose(facts, of)}
+    assert remedies["partitions_differ"] == (
+        f"kafka-topics.sh --bootstrap-server kafka:9092 --alter --topic {B} --partitions 2; records keep "
+        "their partitions"
+    )
+    assert remedies["position_expired"] == (
+        f"stop its workers, then kstreams recover reset app.py:graph p --to-offset {A}:0:7 reads all that is kept; a "
+        "later offset leaves out what was done"
+    )
 
 
 def test_missing_topics_are_errors_unless_they_are_hidden() -> None:
@@ -336,8 +346,8 @@ def test_groups_of_tasks_have_the_findings_of_groups_of_processors() -> None:
         ("dropped", name), ("max_message_bytes", f"{name}: {OUT}"), ("max_message_bytes", f"{name}: {B}"),
     }  # fmt: skip
     assert found["input_lost", f"{name}: {early}"].remedy == (
-        f"stop its workers, then kafka-consumer-groups.sh --reset-offsets --group g.in.a --topic {A}:1 --to-offset 5 "
-        "--execute"
+        f"stop its workers, then kafka-consumer-groups.sh --bootstrap-server kafka:9092 --reset-offsets --group g.in.a "
+        f"--topic {A}:1 --to-offset 5 --execute"
     )
     stopped = replace(facts, groups={"g.in.a": GroupInfo("Empty", ())}, logs={})
     (remedy,) = (each.remedy for each in diagnose(stopped, of) if each.kind == "stopped")
@@ -410,7 +420,8 @@ def examined_west() -> Examined:
 
 def west(*topics: TopicDescription, brokers: int = 1, **changed: Any) -> Facts:
     found = {each.name: each for each in topics}
-    return Facts(ClusterDescription(dict.fromkeys(range(brokers), BROKER), found), now=100, name="west", **changed)
+    described = ClusterDescription(dict.fromkeys(range(brokers), BROKER), found, servers="west:9092")
+    return Facts(described, now=100, name="west", **changed)
 
 
 DELIVERED = "__ks.g.p.delivered"
@@ -439,7 +450,8 @@ def test_what_is_wrong_on_another_cluster_is_found_and_names_it() -> None:
         ),
         (
             f"error: cluster 'west': {DELIVERED}: cleanup.policy is compact,delete: the record of the newest delivery "
-            f"may be deleted\n  kafka-configs.sh --alter --topic {DELIVERED} --add-config cleanup.policy=compact"
+            f"may be deleted\n  kafka-configs.sh --bootstrap-server west:9092 --alter --topic {DELIVERED} "
+            "--add-config cleanup.policy=compact"
         ),
         (
             "error: cluster 'west': out[0]: out[0]: producer 7 epoch 2 (g.p.0) from offset 5, 60 s old: its "
@@ -453,11 +465,12 @@ def test_what_is_wrong_on_another_cluster_is_found_and_names_it() -> None:
         ),
         (
             f"error: cluster 'west': {DELIVERED}[0]: the partition has no leader: it can be neither read nor written\n"
-            "  start the brokers that have it (kafka-topics.sh --describe --unavailable-partitions)"
+            f"  start the brokers that have it ({DESCRIBE.replace('kafka:', 'west:')} --unavailable-partitions)"
         ),
         (
             "note: p: out: it takes records of 10 bytes and an input has up to 1000: larger ones become dead letters, "
-            "or stop the worker\n  kafka-configs.sh --alter --topic out --add-config max.message.bytes=1000"
+            "or stop the worker\n  kafka-configs.sh --bootstrap-server west:9092 --alter --topic out "
+            "--add-config max.message.bytes=1000"
         ),
         "note: cluster 'west': transactions: not seen: problems there are not found\n  grant it",
     ]

@@ -365,7 +365,7 @@ def test_processor_that_is_no_longer_declared_is_named_with_its_positions(monkey
     )
     hint = ", as a processor that is new: it may be the new name of count"
     assert plans == [f"begins at g.words@0{hint}", f"begins at g.words@0{hint}"]
-    committed, of_new = found.committed, "NEW_NAME --to-offset g.words:0:3 --to-offset g.words:1:2"
+    committed, of_new = found.committed, "total --to-offset g.words:0:3 --to-offset g.words:1:2"
     remedy = (
         "if it has a new name, give it the id 'count' back, or give the new one its positions (`kstreams recover "
         f"reset {__name__} {of_new}`); if it is gone, forget it (`kstreams recover forget {__name__} count`)"

@@ -102,7 +102,8 @@ def test_topic_that_tasks_over_channels_read_has_a_status_of_each_partition() ->
         driver.send("in", b"three", partition=0)
         driver.cluster.truncate(TopicPartition("in", 0), 3)
         (lost, _) = read(graph, driver.cluster)
-        reset = "kafka-consumer-groups.sh --reset-offsets --group g.in --topic in:0 --to-offset 3 --execute"
+        at = "kafka-consumer-groups.sh --bootstrap-server 127.0.0.1:9092"
+        reset = f"{at} --reset-offsets --group g.in --topic in:0 --to-offset 3 --execute"
         text = "in[0] has the offsets from 3 to 3, and the committed one is 2: set it"
         assert (lost.is_refused, lost.next) == (True, f"ends with InputLost: {text} (`{reset}`)")
         driver.cluster.delete_topics(["in"])

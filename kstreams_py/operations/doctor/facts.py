@@ -25,7 +25,7 @@ from kstreams_py.operations.transactions.abort import Findings, Transactions
 from kstreams_py.operations.transactions.hanging import FoundTransaction, clusters_of, topics_of
 from kstreams_py.processing.beginning import BegunPartition, read_begun
 from kstreams_py.processing.dead_letters.counting import LetterCounter
-from kstreams_py.records import TopicPartition
+from kstreams_py.records import Positions, TopicPartition
 from kstreams_py.settings import Settings
 from kstreams_py.steps.environment import Environment
 
@@ -170,8 +170,11 @@ class Examination:
         bounded = {name for name, each in cluster.topics.items() if int(each.settings.get("retention.bytes", -1)) >= 0}
         return admin.logs(wanted, bounded & {tp.topic for tp in wanted})
 
-    def _expired(self, cluster: ClusterDescription, positions: GroupPositions) -> dict[str, list[TopicPartition]]:
-        """Returns input partitions that a processor has begun and that have no position, by processor."""
+    def _expired(self, cluster: ClusterDescription, positions: GroupPositions) -> dict[str, Positions]:
+        """Returns input partitions that a processor has begun and that have no position, by processor.
+
+        Each partition has its first offset.
+        """
         examined, asked = self._examined, self._environment.cluster
         if examined is None or examined.graph.beginnings not in cluster.topics or POSITIONS in self._unseen:
             return {}
@@ -179,14 +182,15 @@ class Examination:
         none_begun: dict[BegunPartition, int] = {}
         topics = self._look("the ids of topics", lambda: asked.topics(list(examined.graph.topics)), no_topics)
         begun = self._look("beginnings", lambda: read_begun(asked, examined.graph.beginnings)[0], none_begun)
-        found: dict[str, list[TopicPartition]] = {}
+        found: dict[str, Positions] = {}
         for processor in examined.graph.processors:
             committed = positions.get(examined.group(processor), {})
             ids = {topic.name: topics[topic.name].topic_id for topic in processor.inputs if topic.name in topics}
-            for each in begun:
-                tp = TopicPartition(each.topic, each.partition)
-                if each.processor == processor.id and ids.get(tp.topic) == each.topic_id and tp not in committed:
-                    found.setdefault(processor.id, []).append(tp)
+            read = [each for each in begun if each.processor == processor.id and ids.get(each.topic) == each.topic_id]
+            lost = [tp for each in read if (tp := TopicPartition(each.topic, each.partition)) not in committed]
+            if lost:
+                starts = self._look("the first offsets of inputs", partial(asked.starts, lost), Positions())
+                found[processor.id] = {tp: starts.get(tp, 0) for tp in lost}
         return found
 
 

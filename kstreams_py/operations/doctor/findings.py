@@ -12,6 +12,7 @@ from kstreams_py.graph.declarations import Processor, Topic
 from kstreams_py.graph.names import group_of
 from kstreams_py.graph.source import SourceStatus
 from kstreams_py.graph.topology import Graph
+from kstreams_py.kafka.commands import kafka_command
 from kstreams_py.kafka.described_cluster import ClusterDescription, GroupPositions, Logs
 from kstreams_py.kafka.groups import GroupInfo
 from kstreams_py.kafka.transactions import cluster_option
@@ -76,7 +77,8 @@ class Facts:
     """The facts of a cluster that this user may see, and of the sources of a graph.
 
     - `groups`, `positions`: by the name of the group.
-    - `expired`: input partitions that a processor has begun to read and that have no position, by the processor's id.
+    - `expired`: input partitions that a processor has begun to read and that have no position, by the processor's id;
+      with the first offset of each.
     - `tasks`: the status of each task, see `kstreams recover status`.
     - `undeclared`: processors that the graph no longer declares.
     - `found`: transactions that hang or have been open for long.
@@ -95,7 +97,7 @@ class Facts:
     logs: Logs = field(default_factory=dict)
     groups: Mapping[str, GroupInfo] = field(default_factory=dict)
     positions: GroupPositions = field(default_factory=dict)
-    expired: Mapping[str, Collection[TopicPartition]] = field(default_factory=dict)
+    expired: Mapping[str, Mapping[TopicPartition, int]] = field(default_factory=dict)
     tasks: Sequence[TaskStatus] = ()
     undeclared: Sequence[UndeclaredProcessor] = ()
     found: Sequence[FoundTransaction] = ()
@@ -112,6 +114,14 @@ class Facts:
     def options(self) -> str:
         """The options of a command that name the cluster."""
         return cluster_option(self.name)
+
+    def command(self, tool: str, *arguments: str) -> str:
+        """Returns one of Kafka's own commands about this cluster: see kafka_command()."""
+        return kafka_command(self.cluster.servers, tool, *arguments)
+
+    def alter(self, topic: str, settings: str) -> str:
+        """Returns the command that changes settings of a topic, such as "retention.ms=-1"."""
+        return self.command("configs", "--alter", "--topic", topic, "--add-config", settings)
 
     def least(self, setting: str) -> int | None:
         """Returns the smallest value of a setting among the brokers; None if no broker shows it."""

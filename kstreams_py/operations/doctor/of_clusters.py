@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Final
 
 from kstreams_py.kafka.described_cluster import TopicDescription
@@ -43,8 +44,7 @@ def find_transactions(facts: Facts) -> Iterator[Finding]:
 
 def find_replication(facts: Facts) -> Iterator[Finding]:
     """Finds partitions without a leader or out of sync, and topics with too few replicas."""
-    brokers, silent = facts.cluster.brokers, facts.cluster.silent
-    for number, address in silent.items():
+    for number, address in facts.cluster.silent.items():
         yield Finding(
             Severity.WARNING,
             "broker_away",
@@ -53,12 +53,13 @@ def find_replication(facts: Facts) -> Iterator[Finding]:
             "start it, or make it reachable from this machine",
         )
     for topic in facts.cluster.topics.values():
-        yield from _of_partitions(topic)
-        yield from _of_settings(topic, len(brokers) + len(silent))
+        yield from _of_partitions(facts, topic)
+        yield from _of_settings(facts, topic)
 
 
-def _of_partitions(topic: TopicDescription) -> Iterator[Finding]:
+def _of_partitions(facts: Facts, topic: TopicDescription) -> Iterator[Finding]:
     """Finds partitions of a topic that are offline or not in sync now."""
+    describe = partial(facts.command, "topics", "--describe")
     offline = [number for number, each in enumerate(topic.partitions) if each.leader < 0]
     behind = [n for n, each in enumerate(topic.partitions) if each.leader >= 0 and each.in_sync < each.replicas]
     least = int(topic.settings.get("min.insync.replicas", 1))
@@ -69,7 +70,7 @@ def _of_partitions(topic: TopicDescription) -> Iterator[Finding]:
             "offline",
             f"{topic.name}{offline}",
             "the partition has no leader: it can be neither read nor written",
-            "start the brokers that have it (kafka-topics.sh --describe --unavailable-partitions)",
+            f"start the brokers that have it ({describe('--unavailable-partitions')})",
         )
     if few:
         yield Finding(
@@ -77,7 +78,7 @@ def _of_partitions(topic: TopicDescription) -> Iterator[Finding]:
             "too_few_in_sync",
             f"{topic.name}{few}",
             f"fewer replicas are in sync than min.insync.replicas ({least}): every write with acks=all is refused",
-            "start the brokers that are away, and wait (kafka-topics.sh --describe --under-min-isr-partitions)",
+            f"start the brokers that are away, and wait ({describe('--under-min-isr-partitions')})",
         )
     if behind := [number for number in behind if number not in few]:
         yield Finding(
@@ -85,14 +86,14 @@ def _of_partitions(topic: TopicDescription) -> Iterator[Finding]:
             "under_replicated",
             f"{topic.name}{behind}",
             "replicas are not in sync: fewer brokers than planned may fail",
-            "start the brokers that are away, and wait (kafka-topics.sh --describe --under-replicated-partitions)",
+            f"start the brokers that are away, and wait ({describe('--under-replicated-partitions')})",
         )
 
 
-def _of_settings(topic: TopicDescription, brokers: int) -> Iterator[Finding]:
+def _of_settings(facts: Facts, topic: TopicDescription) -> Iterator[Finding]:
     """Finds replication and settings of a topic that endanger its records."""
     replicas = min((each.replicas for each in topic.partitions), default=0)
-    alter = f"kafka-configs.sh --alter --topic {topic.name} --add-config"
+    brokers = len(facts.cluster.brokers) + len(facts.cluster.silent)
     if replicas == 1 and brokers > 1:
         yield Finding(
             Severity.WARNING,
@@ -107,7 +108,7 @@ def _of_settings(topic: TopicDescription, brokers: int) -> Iterator[Finding]:
             "unclean_election",
             topic.name,
             "a replica that is behind may become the leader: committed records are lost then",
-            f"{alter} unclean.leader.election.enable=false",
+            facts.alter(topic.name, "unclean.leader.election.enable=false"),
         )
     if replicas < 2 or "min.insync.replicas" not in topic.settings:
         return
@@ -119,7 +120,7 @@ def _of_settings(topic: TopicDescription, brokers: int) -> Iterator[Finding]:
             topic.name,
             f"min.insync.replicas is 1 of {replicas} replicas: a write may be acknowledged by one broker and lost "
             "with it",
-            f"{alter} min.insync.replicas={max(2, replicas - 1)}",
+            facts.alter(topic.name, f"min.insync.replicas={max(2, replicas - 1)}"),
         )
     elif least >= replicas:
         severity, meaning = Severity.WARNING, "one broker that is away stops all writes"
@@ -130,7 +131,7 @@ def _of_settings(topic: TopicDescription, brokers: int) -> Iterator[Finding]:
             "min_isr",
             topic.name,
             f"min.insync.replicas is {least} of {replicas} replicas: {meaning}",
-            f"{alter} min.insync.replicas={max(1, replicas - 1)}",
+            facts.alter(topic.name, f"min.insync.replicas={max(1, replicas - 1)}"),
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, Final
 
 from kstreams_py.graph.names import show_retry
@@ -40,8 +41,11 @@ def find_partitions(facts: Facts, examined: Examined) -> Iterator[Finding]:
         if len({*counts.values()}) > 1:
             shown = ", ".join(f"{name} has {count}" for name, count in counts.items())
             most = max(counts.values())
-            alter = "kafka-topics.sh --bootstrap-server HOST:PORT --alter --topic"
-            grow = [f"{alter} {name} --partitions {most}" for name, count in counts.items() if count < most]
+            grow = [
+                facts.command("topics", "--alter", "--topic", name, "--partitions", str(most))
+                for name, count in counts.items()
+                if count < most
+            ]
             yield Finding(
                 Severity.ERROR,
                 "partitions_differ",
@@ -68,7 +72,7 @@ def find_positions(facts: Facts, examined: Examined) -> Iterator[Finding]:
         offset = log.start if position < log.start else log.stable
         reset = f"kstreams recover reset {examined.name} {reader.name} --to-offset {tp.topic}:{tp.partition}:{offset}"
         if not reader.is_processor:
-            reset = reset_command(reader.group, tp, offset)
+            reset = reset_command(facts.cluster.servers, reader.group, tp, offset)
         which = f"the log begins at {log.start}" if position < log.start else f"the log ends at {log.stable}"
         yield Finding(
             Severity.ERROR,
@@ -78,13 +82,14 @@ def find_positions(facts: Facts, examined: Examined) -> Iterator[Finding]:
             f"stop its workers, then {reset}",
         )
     for name, partitions in facts.expired.items():
-        for tp in sorted(partitions):
+        for tp, first in sorted(partitions.items()):
             yield Finding(
                 Severity.ERROR,
                 "position_expired",
                 f"{name}: {tp}",
                 "it was read before and its position no longer exists: the next start ends with InputLost",
-                f"kstreams recover reset {examined.name} {name} --to-offset {tp.topic}:{tp.partition}:OFFSET",
+                f"stop its workers, then kstreams recover reset {examined.name} {name} --to-offset "
+                f"{tp.topic}:{tp.partition}:{first} reads all that is kept; a later offset leaves out what was done",
             )
 
 
@@ -160,11 +165,14 @@ def find_retention(facts: Facts, examined: Examined) -> Iterator[Finding]:
         settings = facts.cluster.topics[tp.topic].settings
         if not log.start <= position < log.stable or "delete" not in settings.get("cleanup.policy", ""):
             continue
-        yield from _of_time(reader, tp, position, log, int(settings["retention.ms"]))
-        yield from _of_bytes(reader, tp, position, log, int(settings["retention.bytes"]))
+        alter = partial(facts.alter, tp.topic)
+        yield from _of_time(reader, tp, position, log, int(settings["retention.ms"]), alter)
+        yield from _of_bytes(reader, tp, position, log, int(settings["retention.bytes"]), alter)
 
 
-def _of_time(reader: TopicReader, tp: TopicPartition, position: int, log: LogInfo, retention: int) -> Iterator[Finding]:
+def _of_time(
+    reader: TopicReader, tp: TopicPartition, position: int, log: LogInfo, retention: int, alter: Callable[[str], str]
+) -> Iterator[Finding]:
     """Compares the next record's age with retention.ms. `log.since` has the first offsets within all and half of it."""
     shares = zip(("all", "half"), sorted(log.since.items()), strict=False)
     if ages := [share for share, (_, young) in shares if position < young]:
@@ -174,12 +182,12 @@ def _of_time(reader: TopicReader, tp: TopicPartition, position: int, log: LogInf
             f"{reader.name}: {tp}",
             f"the next record, at offset {position}, is older than {ages[0]} of retention.ms "
             f"({show_duration(retention / 1000)}): it is deleted before it is read",
-            f"kafka-configs.sh --alter --topic {tp.topic} --add-config retention.ms=-1, until the lag is gone",
+            f"{alter('retention.ms=-1')}, until the lag is gone",
         )
 
 
 def _of_bytes(
-    reader: TopicReader, tp: TopicPartition, position: int, log: LogInfo, retention: int
+    reader: TopicReader, tp: TopicPartition, position: int, log: LogInfo, retention: int, alter: Callable[[str], str]
 ) -> Iterator[Finding]:
     """Compares the unread bytes, estimated by their share of the offsets, with retention.bytes."""
     if retention < 0 or log.size is None:
@@ -192,7 +200,7 @@ def _of_bytes(
             f"{reader.name}: {tp}",
             f"about {unread:,} bytes are not read, and retention.bytes is {retention:,}: the oldest of them "
             "are deleted before they are read",
-            f"kafka-configs.sh --alter --topic {tp.topic} --add-config retention.bytes=-1, until the lag is gone",
+            f"{alter('retention.bytes=-1')}, until the lag is gone",
         )
 
 
@@ -213,8 +221,7 @@ def find_own_topics(facts: Facts, examined: Examined) -> Iterator[Finding]:
                 name,
                 f"{', '.join(f'{key} is {value}' for key, value in sorted(wrong.items()))}: the newest record of a "
                 "journal may be deleted",
-                f"kafka-configs.sh --alter --topic {name} --add-config "
-                "cleanup.policy=delete,retention.ms=-1,retention.bytes=-1",
+                facts.alter(name, "cleanup.policy=delete,retention.ms=-1,retention.bytes=-1"),
             )
 
 
@@ -231,7 +238,7 @@ def find_delivered(facts: Facts, examined: Examined) -> Iterator[Finding]:
                 "delivered_settings",
                 name,
                 f"cleanup.policy is {policy}: the record of the newest delivery may be deleted",
-                f"kafka-configs.sh --alter --topic {name} --add-config cleanup.policy=compact",
+                facts.alter(name, "cleanup.policy=compact"),
             )
 
 
@@ -264,13 +271,9 @@ def find_timeouts(facts: Facts, examined: Examined) -> Iterator[Finding]:
 
 def find_sizes(facts: Facts, examined: Examined) -> Iterator[Finding]:
     """Finds outputs that accept only smaller records than the inputs."""
+    owners = {name: each for each in (facts, *facts.others) for name in each.cluster.topics}
     for reader in examined.readers:
-        sizes = {
-            name: size
-            for each in (facts, *facts.others)
-            for name in each.cluster.topics
-            if (size := _setting(each, name, "max.message.bytes"))
-        }
+        sizes = {name: size for name, each in owners.items() if (size := _setting(each, name, "max.message.bytes"))}
         largest = max((sizes[topic.name] for topic in reader.inputs if topic.name in sizes), default=0)
         for topic in reader.outputs:
             if topic.name in sizes and sizes[topic.name] < largest:
@@ -280,7 +283,7 @@ def find_sizes(facts: Facts, examined: Examined) -> Iterator[Finding]:
                     f"{reader.name}: {topic.name}",
                     f"it takes records of {sizes[topic.name]} bytes and an input has up to {largest}: larger ones "
                     "become dead letters, or stop the worker",
-                    f"kafka-configs.sh --alter --topic {topic.name} --add-config max.message.bytes={largest}",
+                    owners[topic.name].alter(topic.name, f"max.message.bytes={largest}"),
                 )
 
 

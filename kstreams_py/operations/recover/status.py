@@ -68,12 +68,15 @@ def read_status(graph: Graph, environment: Environment, admin: GroupAdmin) -> It
             why = _ends_with(refusal or missing_topics(graph, [channel.name], "start with --create-topics"))
             yield TaskStatus(name, 0, {}, None, "", (), why, is_refused=True, refusal=why)
             continue
-        for each in _read_group(name, read, groups[read], found[channel.name], environment.cluster):
+        for each in _read_group(name, read, groups[read], found[channel.name], environment):
             yield replace(each, is_refused=True, refusal=shown) if shown else each
 
 
-def _read_group(name: str, group: str, info: GroupInfo, topic: TopicInfo, cluster: Cluster) -> Iterator[TaskStatus]:
+def _read_group(
+    name: str, group: str, info: GroupInfo, topic: TopicInfo, environment: Environment
+) -> Iterator[TaskStatus]:
     """Yields the status of each partition of a topic that tasks over channels read."""
+    cluster, servers = environment.cluster, environment.settings.bootstrap_servers
     partitions = [TopicPartition(topic.name, number) for number in range(topic.partitions)]
     committed = cluster.group_offsets(group, partitions).committed
     starts, ends = cluster.starts(partitions), cluster.ends(partitions)
@@ -86,7 +89,7 @@ def _read_group(name: str, group: str, info: GroupInfo, topic: TopicInfo, cluste
             plan = _ends_with(
                 InputLost(
                     f"{tp} has the offsets from {starts[tp]} to {ends[tp]}, and the committed one is {at}: set it "
-                    f"(`{reset_command(group, tp, to)}`)"
+                    f"(`{reset_command(servers, group, tp, to)}`)"
                 )
             )
         else:
@@ -109,28 +112,42 @@ def find_undeclared(graph: Graph, environment: Environment, admin: GroupAdmin) -
     if graph.beginnings not in cluster.topics([graph.beginnings]):
         return []
     begun = read_begun(cluster, graph.beginnings)[0]
+    started = {each.processor for each in begun}
     gone, states = undeclared(begun, {each.id for each in graph.processors}), changelogs_begun(begun)
     found = []
     for processor, partitions in gone.items():
         group, forget = group_of(graph.name, processor), show_command(graph, "recover forget", processor)
-        unseen, heirs = "", tuple[str, ...]()
+        unseen, heirs, alike = "", tuple[str, ...](), list[str]()
         try:
             committed = cluster.group_offsets(group, partitions).committed
-            heirs = _find_heirs(graph, cluster, committed, has_state=bool(states[processor]))
+            alike = _find_alike(graph, committed, has_state=bool(states[processor]))
+            heirs = _find_heirs(graph, cluster, committed, alike)
             members = admin.describe([group])[group].members
         except KStreamsError as error:  # a user with the right to the graph's groups may lack it here
             committed, members, unseen = {}, (), str(error)
-        move = show_command(graph, "recover reset", "NEW_NAME", *options_of(committed))
+        move = _show_move(graph, [each for each in alike if each not in started], options_of(committed))
         held = tuple(map(str, members))
         found.append(UndeclaredProcessor(processor, group, committed, held, move, forget, unseen, heirs))
     return found
 
 
-def _find_heirs(graph: Graph, cluster: Cluster, committed: Positions, *, has_state: bool) -> tuple[str, ...]:
-    """Returns the processors that may be a new name of one with these positions; none unless all have reached these."""
+def _find_alike(graph: Graph, committed: Positions, *, has_state: bool) -> list[str]:
+    """Returns the processors that may be a new name of one with these positions: they read the same topics."""
     read = {tp.topic for tp in committed}
     alike = [each for each in graph.processors if {topic.name for topic in each.inputs} == read]
-    heirs = [each.id for each in alike if (each.state is not None) == has_state]
+    return [each.id for each in alike if (each.state is not None) == has_state]
+
+
+def _show_move(graph: Graph, names: Collection[str], positions: list[str]) -> str:
+    """Returns the command that gives positions to each of these processors; without any, its form in words."""
+    if names:
+        return " or ".join(f"`{show_command(graph, 'recover reset', each, *positions)}`" for each in names)
+    then = f", then `{' '.join(positions)}`" if positions else ""
+    return f"`{show_command(graph, 'recover reset')}`, then its id{then}"
+
+
+def _find_heirs(graph: Graph, cluster: Cluster, committed: Positions, heirs: Collection[str]) -> tuple[str, ...]:
+    """Returns the processors that may be a new name of one with these positions; none unless all have reached these."""
     now = [cluster.group_offsets(group_of(graph.name, each), committed.keys()).committed for each in heirs]
     return tuple(heirs) if all(each.get(tp, -1) >= at for each in now for tp, at in committed.items()) else ()
 

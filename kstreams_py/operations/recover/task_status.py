@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
+from kstreams_py.kafka.commands import kafka_command
 from kstreams_py.printable import join_lines
 from kstreams_py.processing.journal.recovery import show
 from kstreams_py.records import Positions, TopicPartition
@@ -68,7 +69,7 @@ class UndeclaredProcessor:
 
     - `committed`: the committed offsets of its group.
     - `members`: the members of its group.
-    - `move`: the command that gives these offsets to the processor NEW_NAME.
+    - `move`: the commands that give these offsets to each processor that may be its new name; in words if none may.
     - `forget`: the command that deletes what is kept of it.
     - `unseen`: why its offsets and members cannot be read; "" if they were.
     - `heirs`: the processors that may be its new name, if each of them has these offsets, or later ones.
@@ -95,16 +96,14 @@ class UndeclaredProcessor:
             )
         return (
             f"if it has a new name, give it the id {self.processor!r} back, or {stop}give the new one its positions "
-            f"(`{self.move}`); if it is gone, {stop}forget it (`{self.forget}`)"
+            f"({self.move}); if it is gone, {stop}forget it (`{self.forget}`)"
         )
 
 
-def reset_command(group: str, tp: TopicPartition, offset: int) -> str:
+def reset_command(servers: str, group: str, tp: TopicPartition, offset: int) -> str:
     """Returns the command that sets an offset of a group of tasks over channels."""
-    return (
-        f"kafka-consumer-groups.sh --reset-offsets --group {group} --topic {tp.topic}:{tp.partition} "
-        f"--to-offset {offset} --execute"
-    )
+    partition, at = ("--topic", f"{tp.topic}:{tp.partition}"), ("--to-offset", str(offset))
+    return kafka_command(servers, "consumer-groups", "--reset-offsets", "--group", group, *partition, *at, "--execute")
 
 
 def describe(status: TaskStatus, before: TaskStatus | None = None) -> str:

@@ -58,7 +58,8 @@ def test_two_of_three_brokers_killed_leave_too_few_replicas_until_they_are_back(
                 "fewer replicas are in sync than min.insync.replicas (2): every write with acks=all is refused"
             ),
             "remedy": (
-                "start the brokers that are away, and wait (kafka-topics.sh --describe --under-min-isr-partitions)"
+                f"start the brokers that are away, and wait (kafka-topics.sh --bootstrap-server "
+                f"{brokers.bootstrap_servers} --describe --under-min-isr-partitions)"
             ),
         }
         for topic in topics
