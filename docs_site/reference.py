@@ -22,7 +22,8 @@ from typer.main import get_command
 import kstreams_py
 from kstreams_py.cli.main import app
 from kstreams_py.errors import EXIT_STATUSES, KStreamsError
-from kstreams_py.graph.declarations import Options, OptionsOfAll
+from kstreams_py.graph.declarations import Options, OptionsOfAll, OrderedOptions
+from kstreams_py.graph.topology import Graph
 from kstreams_py.metrics import RENEWALS, WorkerState
 from kstreams_py.running.http.series import SERIES
 from kstreams_py.settings import OTHER_VARIABLES, OWNED, Settings
@@ -314,13 +315,13 @@ def public_names(module: str) -> list[str]:
     raise LookupError(f"{path} has no __all__")
 
 
-def options() -> str:
-    """The options of processors, as help() shows them."""
+def options(*described: object) -> str:
+    """The options that docstrings list, as help() shows them."""
     rows = [
-        (code(name), kind, " ".join(meaning.split()))
-        for each in (OptionsOfAll, Options)
-        for name, kind, meaning in re.findall(
-            r"^- `(\w+)` \((.+?)\): (.+(?:\n  .+)*)", inspect.getdoc(each) or "", re.MULTILINE
+        (names, kind, " ".join(meaning.split()))
+        for each in described
+        for names, kind, meaning in re.findall(
+            r"^- (`.+?`) \((.+?)\): (.+(?:\n  .+)*)", inspect.getdoc(each) or "", re.MULTILINE
         )
     ]
     return table(("option", "type", "meaning"), rows)
@@ -338,9 +339,23 @@ def api() -> str:
 
 ## The options of processors
 
-`Graph.map`, `join`, `alts`, `ordered` and `sink` take these options.
+`Graph.map`, `join`, `alts` and `sink` take these options.
 
-{options()}
+{options(OptionsOfAll, Options)}
+`Graph.ordered` takes these.
+
+{options(OrderedOptions)}
+## The options of graphs, topics and pipelines
+
+`Graph`:
+
+{options(Graph)}
+`Graph.topic`:
+
+{options(Graph.topic)}
+`Graph.pipeline`:
+
+{options(Graph.pipeline)}
 {NEW_LINE.join(parts)}"""
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache
-from typing import Any, Final, Generic, Protocol, TypedDict, overload
+from typing import Any, Final, Generic, Literal, Protocol, TypedDict, overload
 
 from typing_extensions import TypeVar
 
@@ -331,7 +331,7 @@ Many = Sequence[End]
 
 
 class TopicOptions(TypedDict, total=False):
-    """The options of a topic that do not change its type: see `Graph.topic`."""
+    """The options of a topic that do not change its type: `Graph.topic` describes them."""
 
     partitions: int | None
     replication: int | None
@@ -379,6 +379,29 @@ class OptionsOfAll(Defaults, Generic[KeyOfState, ValueOfState], total=False):
     persistence: Journal | str
     concurrency: int
     order: Order | str
+    state: State[KeyOfState, ValueOfState] | None
+
+
+class OrderedOptions(TypedDict, Generic[KeyOfState, ValueOfState], total=False):
+    """The options of a processor that applies events in their order.
+
+    - `id` (str): its name, unique in the graph; by default the function's name.
+    - `guarantee` (Guarantee or str): "exactly_once"; to be given if the graph's default is another one.
+    - `durability` (Durability or str): "committed"; to be given if the graph's default is another one.
+    - `errors` (Topic, str or None): the topic of the dead letters of steps that raise; None to log and drop them; by
+      default the graph's.
+    - `stop_on` (exception class, or several): exceptions that stop the worker, instead of making a dead letter; by
+      default the graph's.
+    - `hash_header` (bool): its outputs have the delivery hash in the header `ks-hash`; by default the graph's.
+    - `state` (State or None): a keyed store, which the function takes as its last argument, `state`; None by default.
+    """
+
+    id: str
+    guarantee: Literal[Guarantee.EXACTLY_ONCE, "exactly_once"]
+    durability: Literal[Durability.COMMITTED, "committed"]
+    errors: Topic | str | None
+    stop_on: Classes
+    hash_header: bool
     state: State[KeyOfState, ValueOfState] | None
 
 

@@ -20,6 +20,7 @@ from kstreams_py.graph.declarations import (
     Options,
     OptionsOfAll,
     Ordered,
+    OrderedOptions,
     Start,
 )
 from kstreams_py.graph.signatures import (
@@ -118,7 +119,10 @@ class Decorators(ABC):
     def map(self, topic: End, *, to: End | Several, **options: Unpack[Options]) -> Callable[[Any], Any]:
         """Declares a processor that reads one record and writes the function's result.
 
-        With several topics in `to` it is a fork, whose function returns a dict of topic to value. Raises GraphError.
+        - `to` (Topic, str, or a list of them): its outputs. With several it is a fork, whose function returns a dict of
+          topic to value.
+
+        Raises GraphError.
         """
         return self._declare((topic,), _listed(to), options)
 
@@ -203,8 +207,9 @@ class Decorators(ABC):
     ) -> Callable[[Function], Function]:
         """Declares a processor whose step reads one record of each input, and writes the function's result.
 
-        - `by`: "order": the n-th record of a partition is joined with the n-th record of the same partition of each
-          other input, whatever their keys.
+        - `to` (Topic, str, or a list of them): its outputs.
+        - `by` (str): "order": the n-th record of a partition is joined with the n-th record of the same partition of
+          each other input, whatever their keys.
 
         Raises GraphError.
         """
@@ -249,7 +254,12 @@ class Decorators(ABC):
         **options: Unpack[OptionsOfAll],
     ) -> Callable[[Function], Function]: ...
     def alts(self, *topics: End, to: End | Several, **options: Unpack[Options]) -> Callable[[Function], Function]:
-        """Declares a processor that reads one record of any input that is ready, and writes the function's result."""
+        """Declares a processor that reads one record of any input that is ready, and writes the function's result.
+
+        - `to` (Topic, str, or a list of them): its outputs.
+
+        Raises GraphError.
+        """
         return self._declare(topics, _listed(to), options, least=2, alts=True)
 
     def gather(
@@ -279,7 +289,7 @@ class Decorators(ABC):
         start: Start | str = ...,
         held_max: int = ...,
         held_bytes_max: int = ...,
-        **options: Unpack[OptionsOfAll[SK, SV]],
+        **options: Unpack[OrderedOptions[SK, SV]],
     ) -> Declare[ToOne[ToValue, ToKey], Step[K], KeyedStore[SK, SV], V]: ...
     @overload
     def ordered(
@@ -290,7 +300,7 @@ class Decorators(ABC):
         start: Start | str = ...,
         held_max: int = ...,
         held_bytes_max: int = ...,
-        **options: Unpack[OptionsOfAll[SK, SV]],
+        **options: Unpack[OrderedOptions[SK, SV]],
     ) -> Declare[ToSeveral[ToValue, ToKey], Step[K], KeyedStore[SK, SV], V]: ...
     def ordered(
         self,
@@ -308,9 +318,11 @@ class Decorators(ABC):
         comes before its predecessor is held. An event that contradicts the order becomes a dead letter and stops its
         object: later events of the object become dead letters too, until `kstreams order resume` (docs/ordering.md).
 
-        - `start`: "from_start" holds an object's events until its first one has come; "accept_first" begins with any.
-        - `held_max`, `held_bytes_max`: how many events of a partition may be held, and the bytes of their keys and
-          values. An event beyond a limit ends the worker.
+        - `to` (Topic, str, or a list of them): its outputs.
+        - `start` (Start or str): "from_start" (the default) holds an object's events until its first one has come;
+          "accept_first" begins with any.
+        - `held_max`, `held_bytes_max` (int): how many events of a partition may be held, and the bytes of their keys
+          and values; 10,000 and 64 MiB by default. An event beyond a limit ends the worker.
 
         Raises GraphError.
         """
@@ -386,10 +398,10 @@ class Decorators(ABC):
     ) -> Callable[[Any], Any]:
         """Declares a processor whose step reads one record of each input, and writes to no topic.
 
-        - `to`: the target that stores each returned row once, such as `sinks.SQLite(...)`. A row is a tuple with a
-          value for each column, or a dict of column to value. The function returns a row, a list of rows, or None for
-          no row; or it yields rows. Without `to`, results are ignored.
-        - `alts`: each step reads one record of any input that is ready.
+        - `to` (Sink or None): the target that stores each returned row once, such as `sinks.SQLite(...)`. A row is a
+          tuple with a value for each column, or a dict of column to value. The function returns a row, a list of rows,
+          or None for no row; or it yields rows. None by default: results are ignored.
+        - `alts` (bool): each step reads one record of any input that is ready; False by default: one of each input.
 
         Raises GraphError.
         """
@@ -402,17 +414,16 @@ def _listed(to: End | Several) -> Many:
 
 def _document_options() -> None:
     """Adds the options to the docstrings of the decorators, where `help()` and the API page show them."""
-    listed = [inspect.getdoc(each) or "" for each in (OptionsOfAll, Options)]
-    options = "\n".join(text.partition("\n\n")[2] for text in listed)
-    decorators: tuple[Any, ...] = (
-        Decorators.map,
-        Decorators.join,
-        Decorators.alts,
-        Decorators.ordered,
-        Decorators.sink,
-    )
+    of_all = "\n".join(_listed_options(each) for each in (OptionsOfAll, Options))
+    decorators: tuple[Any, ...] = (Decorators.map, Decorators.join, Decorators.alts, Decorators.sink)
     for each in decorators:
-        each.__doc__ = f"{inspect.getdoc(each)}\n\nThe options:\n\n{options}"
+        each.__doc__ = f"{inspect.getdoc(each)}\n\nThe options:\n\n{of_all}"
+    ordered: Any = Decorators.ordered
+    ordered.__doc__ = f"{inspect.getdoc(ordered)}\n\nThe options:\n\n{_listed_options(OrderedOptions)}"
+
+
+def _listed_options(options: Any) -> str:
+    return (inspect.getdoc(options) or "").partition("\n\n")[2]
 
 
 _document_options()

@@ -52,7 +52,7 @@ class Table(Protocol):
 
 
 class PipelineOptions(TypedDict, total=False):
-    """The options of a pipeline: see `Graph.pipeline`. `id` is the function's name by default."""
+    """The options of a pipeline: `Graph.pipeline` describes them."""
 
     id: str
     mode: Mode | str

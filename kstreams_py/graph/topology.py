@@ -185,13 +185,15 @@ class Graph(Decorators, Generic[GraphKey, GraphValue]):
     ) -> Topic:
         """Declares a topic. A second declaration with the same settings returns the same Topic. Raises GraphError.
 
-        - `key`, `value`: serdes; None for the graph's serdes, or in a dead-letter topic for those of dead letters.
-        - `partitions`: None for any number. A missing topic is then created with as many partitions as the topics that
-          are read together with it, or else the inputs of its writers; with 4 if none of these exists.
-        - `replication`: of a topic that is created; None for the broker's default.
-        - `config`: the topic's configuration on the broker.
-        - `cluster`: the name of another cluster in the settings (`clusters`), which a processor with a journal may
-          write to. Processors read only from the graph's own cluster.
+        - `key`, `value` (Serde or None): serdes; None (the default) for the graph's serdes, or in a dead-letter topic
+          for those of dead letters.
+        - `partitions` (int or None): None (the default) for any number. A missing topic is then created with as many
+          partitions as the topics that are read together with it, or else the inputs of its writers; with 4 if none of
+          these exists.
+        - `replication` (int or None): of a topic that is created; None (the default) for the broker's default.
+        - `config` (mapping or None): the topic's configuration on the broker; None (the default) for the broker's.
+        - `cluster` (str): the name of another cluster in the settings (`clusters`), which a processor with a journal
+          may write to; "" (the default) for the graph's own. Processors read only from the graph's own cluster.
 
         The partitions and settings of an existing topic are checked before a worker starts.
         """
@@ -267,18 +269,19 @@ class Graph(Decorators, Generic[GraphKey, GraphValue]):
 
         `kstreams pipeline run` calls it, and stores its rows once, even if the process dies at any point.
 
-        - `to`: the table: `ks.Parquet(directory)`, `ks.PostgreSQL(url, table=...)`, `ks.Delta(path)`, or a topic that
-          nothing else writes to.
-        - `id`: the function's name by default.
-        - `mode`: "complete" reads all of history and replaces the table. "append" and "upsert" read the records since
-          the last run; "append" adds their rows, "upsert" also replaces rows with the same key.
-        - `key`: the columns that tell rows apart.
-        - `every`: the time between two runs with `--follow`.
-        - `streaming`: the function takes and returns streams (Structured Streaming), and the mode is Spark's output
-          mode: "append", "complete", or "update" for an upsert. Give the directory of the checkpoint, on a file system
-          that all Spark processes share, or True for one beside the files of a Parquet or Delta table.
-        - `malformed`: "drop" (the default) leaves out records that do not decode, counts them in the history and warns
-          of the first one. "fail" fails the run at the first one.
+        - `to` (Table, Topic or str): the table: `ks.Parquet(directory)`, `ks.PostgreSQL(url, table=...)`,
+          `ks.Delta(path)`, or a topic that nothing else writes to.
+        - `id` (str): its name, unique in the graph; by default the function's name.
+        - `mode` (str): "complete" (the default) reads all of history and replaces the table. "append" and "upsert" read
+          the records since the last run; "append" adds their rows, "upsert" also replaces rows with the same key.
+        - `key` (list of str): the columns that tell rows apart, which "upsert" needs; none by default.
+        - `every` (str): the time between two runs with `--follow`, such as "30 seconds"; "1 minute" by default.
+        - `streaming` (bool or str): the function takes and returns streams (Structured Streaming), and the mode is
+          Spark's output mode: "append", "complete", or "update" for an upsert. Give the directory of the checkpoint, on
+          a file system that all Spark processes share, or True for one beside the files of a Parquet or Delta table.
+          False by default: the function takes and returns the rows of a run.
+        - `malformed` (str): "drop" (the default) leaves out records that do not decode, counts them in the history and
+          warns of the first one. "fail" fails the run at the first one.
 
         Raises GraphError.
         """

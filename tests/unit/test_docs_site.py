@@ -19,12 +19,13 @@ from docs_site.outside import fetched_by_page, fetched_by_style, link_to_reposit
 from kstreams_py import testing
 from kstreams_py.cli.main import app
 from kstreams_py.errors import EXIT_STATUSES
-from kstreams_py.graph.declarations import OptionsOfAll
+from kstreams_py.graph.declarations import OptionsOfAll, OrderedOptions
 from kstreams_py.graph.decorators import Decorators
 from kstreams_py.jobs.cluster.commands import LeaveReason
 from kstreams_py.metrics import RENEWALS, WorkerState
 from kstreams_py.running.http.series import meanings
 from kstreams_py.settings import OWNED, Settings
+from tests.unit.test_options import OPTIONS
 from tests.unit.users_tests import run_tests
 
 ROOT = Path(__file__).parents[2]
@@ -104,8 +105,12 @@ def test_each_exit_status_is_on_its_page_and_has_a_section_of_the_runbook() -> N
 
 def test_page_of_the_api_has_every_public_name() -> None:
     named = set(re.findall(r"^::: (\S+)$", PAGES["reference/api.md"], flags=re.MULTILINE))
-    options = re.findall(r"^\| `(\w+)` \|", PAGES["reference/api.md"], flags=re.MULTILINE)
-    assert sorted(options) == sorted([*OptionsOfAll.__annotations__, "batch"])
+    tables = PAGES["reference/api.md"].split("| --- | --- | --- |\n")[1:]
+    rows = ["".join(re.findall(r"^\| (`.+?`) \|", each, flags=re.MULTILINE)) for each in tables]
+    of_all, of_ordered, *others = (sorted(re.findall(r"`(\w+)`", each)) for each in rows)
+    assert of_all == sorted([*OptionsOfAll.__annotations__, "batch"])
+    assert of_ordered == sorted(OrderedOptions.__annotations__)
+    assert others == [sorted(OPTIONS[each][1]) for each in ("graph", "topic", "pipeline")]
     assert {f"kstreams_py.{name}" for name in kstreams_py.__all__} <= named
     assert {f"kstreams_py.testing.{name}" for name in testing.__all__} <= named
     assert {"kstreams_py.spark.view", "kstreams_py.sinks.SqliteTable", "kstreams_py.embedded.EmbeddedKafka"} <= named

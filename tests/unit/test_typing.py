@@ -72,7 +72,7 @@ def test_mypy_takes_right_programs_and_refuses_wrong_ones_with_their_errors(
     found = [(Path(path).name, int(line), message) for path, line, message in errors]
     expected = [error for program in programs for error in expected_errors(program)]
     assert sorted(found) == sorted(expected)
-    assert len(expected) == 67
+    assert len(expected) == 69
 
 
 @pytest.mark.long

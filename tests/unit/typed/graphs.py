@@ -69,3 +69,6 @@ def wrong_calls() -> None:
     # E: No overload variant of "map" of "Decorators" matches argument types "Topic[str, Any]", "int"  [call-overload]
     graph.map(orders, to=names, stop_on=5)
     # E: No overload variant of "map" of "Decorators" matches argument types "Topic[str, Any]", "Topic[str, str]", "int"  [call-overload]
+    graph.ordered(orders, to=names, concurrency=2)
+    # E: No overload variant of "ordered" of "Decorators" matches argument types "Topic[str, Any]", "Topic[str, str]", "int"  [call-overload]
+    # E: Unexpected keyword argument "concurrency" for overloaded function "ordered" of "Decorators"  [call-overload]
