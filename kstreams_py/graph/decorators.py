@@ -207,6 +207,14 @@ class Decorators(ABC):
     ) -> Callable[[Function], Function]:
         """Declares a processor whose step reads one record of each input, and writes the function's result.
 
+        It reads its inputs in step, partition by partition, and an input that is ahead waits for the others:
+
+            forecasts     f1       f2       f3
+            measurements  m1       m2       (none yet)
+            compare       (f1,m1)  (f2,m2)  f3 waits for m3
+
+        To look up records by their key, use `alts` with a state (docs/how-it-works.md).
+
         - `to` (Topic, str, or a list of them): its outputs.
         - `by` (str): "order": the n-th record of a partition is joined with the n-th record of the same partition of
           each other input, whatever their keys.
@@ -255,6 +263,12 @@ class Decorators(ABC):
     ) -> Callable[[Function], Function]: ...
     def alts(self, *topics: End, to: End | Several, **options: Unpack[Options]) -> Callable[[Function], Function]:
         """Declares a processor that reads one record of any input that is ready, and writes the function's result.
+
+        It merges its inputs, one record at a time, and no input waits for another. The order within an input is kept:
+
+            web    w1  w2          w3
+            shop           s1  s2      s3
+            merge  w1  w2  s1  s2  w3  s3
 
         - `to` (Topic, str, or a list of them): its outputs.
 
