@@ -1,4 +1,4 @@
-"""Code of documents passes, or is that of examples which pass: pages testing, delivery, sinks and channels."""
+"""Code of documents passes, or is that of examples which pass: pages testing, delivery, sinks, channels and retries."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_code_blocks_of_the_document_are_the_example_files() -> None:
     assert examples == named_blocks(TEXT)
 
 
-@pytest.mark.parametrize(("page", "name"), [("sinks", "items.py"), ("channels", "enrich.py")])
+@pytest.mark.parametrize(("page", "name"), [("sinks", "items.py"), ("channels", "enrich.py"), ("retries", "rates.py")])
 def test_graph_of_a_page_is_the_recipe(page: str, name: str) -> None:
     recipe = (EXAMPLES / "recipes" / name).read_text(encoding="utf-8").split('"""\n\n', 1)[1]
     assert named_blocks((ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")) == {name: recipe}
