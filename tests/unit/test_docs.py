@@ -164,6 +164,13 @@ def test_document_names_each_record_of_a_journal() -> None:
     assert set(re.findall(r"`(snapshot|snapshot-\w+|attempt-\w+)`", DELIVERY)) == set(RecordType)
 
 
+def test_each_peer_has_the_version_that_was_read_and_its_date() -> None:
+    page = (ROOT / "docs" / "peers.md").read_text(encoding="utf-8")
+    rows = page.partition("its date |\n|---|---|---|---|---|---|\n")[2].partition("\n\n")[0].splitlines()
+    assert len(rows) == 10
+    assert [row for row in rows if not re.search(r"\d+\.\d+\.\d+, .*\w 20\d\d \|$", row)] == []
+
+
 def test_document_names_all_anomalies_and_only_calls_that_exist() -> None:
     rows = re.findall(r"^\| ([a-z ]+) \| ", TEXT.split("| anomaly | means | cannot be seen |")[1], flags=re.MULTILINE)
     assert sorted(rows) == sorted(Kind)
