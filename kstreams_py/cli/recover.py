@@ -58,8 +58,8 @@ AsJsonAlone = Annotated[bool, typer.Option("--json", help="one JSON object per l
 def status(target: Target, as_json: AsJson = False, bootstrap_servers: Bootstrap = None, config: Config = None) -> None:
     """Show where each task stands and what the next start does with it. Exit status 1 if a start would be refused.
 
-    A task is a processor on one partition number. The command changes nothing and fences no worker. Needs READ on the
-    groups, the topics and __ks.*.
+    A task is a processor on one partition number. The command changes nothing and fences no worker. It connects to the
+    targets of sinks. Needs READ on the groups, the topics and __ks.*.
     """
     refused, said = False, ""
     shown: list[TaskStatus] = []

@@ -84,6 +84,17 @@ class Sink(Protocol):
 
 
 @runtime_checkable
+class Inspectable(Protocol):
+    """An optional part of a Sink: it tells whether its target would be opened. `kstreams recover status` uses it."""
+
+    def inspect(self) -> None:
+        """Raises what `open` would raise, creates and changes nothing, and leaves no connection open.
+
+        A missing table that `open` creates is no error.
+        """
+
+
+@runtime_checkable
 class RowRules(Protocol):
     """An optional part of a Sink: it tells, without the target, which rows the target refuses. TestDriver uses it."""
 

@@ -14,7 +14,7 @@ parquet       adapter  Parquet files
 delta         adapter  a table of Delta Lake, for pipelines
 """
 
-from kstreams_py.graph.sink import Evidence, Row, RowRules, Sink, SinkConnection
+from kstreams_py.graph.sink import Evidence, Inspectable, Row, RowRules, Sink, SinkConnection
 from kstreams_py.sinks.delta import Delta
 from kstreams_py.sinks.parquet import Parquet
 from kstreams_py.sinks.postgresql import PostgreSQL
@@ -24,6 +24,7 @@ from kstreams_py.sinks.sqlite import SQLite, SqliteTable
 __all__ = [
     "Delta",
     "Evidence",
+    "Inspectable",
     "Parquet",
     "PostgreSQL",
     "Redis",

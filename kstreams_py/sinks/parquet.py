@@ -129,6 +129,12 @@ class Parquet:
         """
         return ParquetConnection(self, consumer)
 
+    def inspect(self) -> None:
+        """See Inspectable."""
+        self.check_software()
+        with reported(self):
+            _read_manifest(self, Directory(self.directory))
+
 
 class ParquetConnection:
     """One worker's writer of a directory: see SinkConnection.
@@ -214,23 +220,25 @@ class ParquetConnection:
         return DataFile(name, table.num_rows, digest_end(self._data / name))
 
     def _read(self) -> Manifest:
-        """Returns the published manifest. Raises SettingsError if it has other columns."""
-        declared = _typed(self._sink)
-        manifest = self._directory.read() or Manifest(declared)
-        if manifest.pipeline is not None:
-            raise SettingsError(
-                f"{self._sink} is the table of pipeline {manifest.pipeline['owner']!r}: name another directory"
-            )
-        if dict(manifest.columns) != declared:
-            raise SettingsError(
-                f"{self._sink} has the columns {_shown(manifest.columns)}, and the sink stores {_shown(declared)}: "
-                "declare those of the directory, or name another directory"
-            )
-        return manifest
+        return _read_manifest(self._sink, self._directory)
 
     def _stored(self, manifest: Manifest, partitions: Collection[TopicPartition]) -> Positions:
         stored = manifest.positions.get(self._consumer, {})
         return {tp: stored[tp] for tp in partitions if tp in stored}
+
+
+def _read_manifest(sink: Parquet, directory: Directory) -> Manifest:
+    """Returns the published manifest. Raises SettingsError if it has other columns."""
+    declared = _typed(sink)
+    manifest = directory.read() or Manifest(declared)
+    if manifest.pipeline is not None:
+        raise SettingsError(f"{sink} is the table of pipeline {manifest.pipeline['owner']!r}: name another directory")
+    if dict(manifest.columns) != declared:
+        raise SettingsError(
+            f"{sink} has the columns {_shown(manifest.columns)}, and the sink stores {_shown(declared)}: "
+            "declare those of the directory, or name another directory"
+        )
+    return manifest
 
 
 def _typed(sink: Parquet) -> dict[str, str]:

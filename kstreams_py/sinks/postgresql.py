@@ -164,11 +164,17 @@ class PostgreSQL:
         """
         return PostgreSQLConnection(self, consumer)
 
+    def inspect(self) -> None:
+        """See Inspectable."""
+        PostgreSQLConnection(self, "", is_read_only=True).close()
+
 
 class PostgreSQLConnection:
     """One thread's connection to a table in PostgreSQL: see SinkConnection."""
 
-    def __init__(self, sink: PostgreSQL, consumer: str) -> None:
+    def __init__(self, sink: PostgreSQL, consumer: str, *, is_read_only: bool = False) -> None:
+        """Opens the table. `is_read_only`: see Inspectable.inspect."""
+        self._is_read_only = is_read_only
         self._database = Database(sink.url, _WHAT)
         self._psycopg = self._database.psycopg
         self._sink = sink
@@ -250,7 +256,10 @@ class PostgreSQLConnection:
     def _prepare(self, connection: psycopg.Connection[Any]) -> None:
         """Creates the missing tables, and checks the existing one. Raises SettingsError."""
         needed = {self._table} if self._sink.evidence is Evidence.HASH else {self._table, self._offsets}
-        if not all(find_table(connection, table) for table in needed):
+        if self._is_read_only and not find_table(connection, self._table):
+            self._check_creatable()
+            return
+        if not self._is_read_only and not all(find_table(connection, table) for table in needed):
             with connection.transaction():
                 # CREATE TABLE IF NOT EXISTS fails if two writers run it concurrently
                 connection.execute("SELECT pg_advisory_xact_lock(hashtext('kstreams_py.sinks'))")
@@ -302,6 +311,15 @@ class PostgreSQLConnection:
                     "declare a type that fits, or name another table"
                 )
 
+    def _check_creatable(self) -> None:
+        """Raises SettingsError if the missing table cannot be created, as its columns have no types."""
+        untyped = [name for name, kind in zip(self._sink.columns, self._sink.types, strict=True) if kind is None]
+        if untyped:
+            raise SettingsError(
+                f"{self._sink} does not exist: create it, or declare the types of its columns: "
+                f"columns={{{untyped[0]!r}: str, ...}}"
+            )
+
     def _create(self, connection: psycopg.Connection[Any], missing: set[str]) -> None:
         if self._offsets in missing:
             connection.execute(
@@ -311,12 +329,7 @@ class PostgreSQLConnection:
             )
         if self._table not in missing:
             return
-        untyped = [name for name, kind in zip(self._sink.columns, self._sink.types, strict=True) if kind is None]
-        if untyped:
-            raise SettingsError(
-                f"{self._sink} does not exist: create it, or declare the types of its columns: "
-                f"columns={{{untyped[0]!r}: str, ...}}"
-            )
+        self._check_creatable()
         columns = [
             f"{quote(name)} {_TYPES[kind]}"
             for name, kind in zip(self._sink.columns, self._sink.types, strict=True)

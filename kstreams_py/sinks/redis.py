@@ -166,11 +166,17 @@ class Redis:
         """
         return RedisConnection(self)
 
+    def inspect(self) -> None:
+        """See Inspectable. It warns of nothing."""
+        RedisConnection(self, is_read_only=True).close()
+
 
 class RedisConnection:
     """One thread's connection to Redis: see SinkConnection."""
 
-    def __init__(self, sink: Redis) -> None:
+    def __init__(self, sink: Redis, *, is_read_only: bool = False) -> None:
+        """Connects. `is_read_only`: see Inspectable.inspect."""
+        self._is_read_only = is_read_only
         sink.check_software()
         import redis  # noqa: PLC0415 an extra
 
@@ -223,6 +229,16 @@ class RedisConnection:
         """Raises SettingsError for a cluster and for other columns; warns if the server may lose rows."""
         found: dict[str, Any] = client.info()
         refuse_cluster(self._sink.name, found)
+        if not self._is_read_only:
+            self._warn(found)
+        with contextlib.suppress(self._redis.ResponseError):  # the right to read settings may be missing
+            limits: Any = client.config_get("proto-max-bulk-len")  # of texts, or of bytes
+            self._row_bytes = int(limits.get("proto-max-bulk-len", _BULK_BYTES))
+        columns = self._columns(client)
+        check_table(str(self._sink), self._sink.columns, columns, columns)
+
+    def _warn(self, found: Mapping[str, Any]) -> None:
+        """Warns if the server may lose rows. `found`: the server's own information."""
         if not found.get("aof_enabled"):
             _log.warning(
                 "%s: appendonly is off: when the server dies it forgets rows whose offsets are committed; "
@@ -237,16 +253,14 @@ class RedisConnection:
                 self._sink.name,
                 policy,
             )
-        with contextlib.suppress(self._redis.ResponseError):  # the right to read settings may be missing
-            limits: Any = client.config_get("proto-max-bulk-len")  # of texts, or of bytes
-            self._row_bytes = int(limits.get("proto-max-bulk-len", _BULK_BYTES))
-        columns = self._columns(client)
-        check_table(str(self._sink), self._sink.columns, columns, columns)
 
     def _columns(self, client: redis.Redis) -> list[str]:
         """Returns the columns of the stored rows; this sink's if it is the first. Raises SettingsError."""
         key = f"{self._sink.key}:columns"
-        client.set(key, json.dumps(self._sink.columns), nx=True)
+        if self._is_read_only and not client.exists(key):
+            return list(self._sink.columns)
+        if not self._is_read_only:
+            client.set(key, json.dumps(self._sink.columns), nx=True)
         try:
             columns = json.loads(client.get(key))  # type: ignore[arg-type]
         except (ValueError, TypeError):  # not JSON, or deleted meanwhile

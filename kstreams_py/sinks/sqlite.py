@@ -75,6 +75,17 @@ def open_file(path: Path) -> sqlite3.Connection:
     return connection
 
 
+def look_into_file(path: Path) -> sqlite3.Connection:
+    """Opens a file to read it, or an empty one in memory if `open_file` would create it. Raises sqlite3.Error."""
+    if not path.exists() and os.access(path.parent, os.W_OK):
+        return sqlite3.connect(":memory:")
+    # mode=ro leaves a new -wal and -shm behind, and has another error than open_file for what is no file
+    is_written = any(Path(f"{path}{end}").exists() for end in ("-wal", "-journal"))
+    options = "mode=rw" if not path.is_file() else "mode=ro" if is_written else "immutable=1"
+    uri = f"{path.absolute().as_uri()}?{options}"
+    return sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+
+
 def _write_ahead(connection: sqlite3.Connection) -> None:
     """Sets the file's journal mode to WAL, so that readers and one writer do not wait for each other.
 
@@ -180,12 +191,18 @@ class SQLite:
         """
         return SQLiteConnection(self, consumer)
 
+    def inspect(self) -> None:
+        """See Inspectable."""
+        SQLiteConnection(self, "", is_read_only=True).close()
+
 
 class SQLiteConnection:
     """One thread's connection to a table in SQLite: see SinkConnection."""
 
-    def __init__(self, sink: SQLite, consumer: str) -> None:
+    def __init__(self, sink: SQLite, consumer: str, *, is_read_only: bool = False) -> None:
+        """Opens the table. `is_read_only`: see Inspectable.inspect."""
         self.sink = sink
+        self._is_read_only = is_read_only
         self._consumer = consumer
         self._accepted: list[TakenValues] = []
         names = (HASH_COLUMN, *sink.columns) if sink.evidence is Evidence.HASH else sink.columns
@@ -261,7 +278,7 @@ class SQLiteConnection:
 
     def _open(self) -> sqlite3.Connection:
         # SqliteTable closes it in any thread, once the thread of the connection has ended
-        connection = open_file(self.sink.path)
+        connection = look_into_file(self.sink.path) if self._is_read_only else open_file(self.sink.path)
         try:
             self._prepare(connection)
         except BaseException:
@@ -272,7 +289,9 @@ class SQLiteConnection:
     def _prepare(self, connection: sqlite3.Connection) -> None:
         """Creates the missing tables, and checks the existing one. Raises SettingsError."""
         needed = {self.sink.table} if self.sink.evidence is Evidence.HASH else {self.sink.table, _OFFSETS}
-        if needed - _tables(connection):
+        if self._is_read_only and self.sink.table not in _tables(connection):
+            return
+        if needed - _tables(connection) and not self._is_read_only:
             with transaction(connection):
                 self._create(connection, needed - _tables(connection))
         found = connection.execute(

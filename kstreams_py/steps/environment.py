@@ -13,7 +13,7 @@ from kstreams_py.formats.registry import Registry
 from kstreams_py.graph.declarations import Processor
 from kstreams_py.graph.loading import UNKNOWN
 from kstreams_py.graph.names import group_of
-from kstreams_py.graph.sink import Sink, SinkConnection
+from kstreams_py.graph.sink import Inspectable, Sink, SinkConnection
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import Cluster, TopicInfo
 from kstreams_py.kafka.sizes import record_limits
@@ -30,6 +30,12 @@ Measured at 1,000 records a second: a transaction takes 20 ms (37 ms without thi
 """
 
 
+def inspect_sink(sink: Sink) -> None:
+    """Raises what the opening of a target would raise, and changes nothing; a sink without `inspect` raises nothing."""
+    if isinstance(sink, Inspectable):
+        sink.inspect()
+
+
 @dataclass(frozen=True, slots=True)
 class Environment:
     """The environment of the engine; a simulation replaces cluster, clock and sleep.
@@ -42,6 +48,7 @@ class Environment:
     - `tracing`: makes the spans of a worker; None for no tracing.
     - `target`: how the commands in remedies name the graph.
     - `open_sink`: connects to the target of a sink; takes the processor's full name, `graph.processor`.
+    - `inspect_sink`: raises what `open_sink` would raise, and changes nothing.
     """
 
     cluster: Cluster
@@ -55,6 +62,7 @@ class Environment:
     tracing: OpenTracing | None = None
     target: str = UNKNOWN
     open_sink: Callable[[Sink, str], SinkConnection] = lambda sink, consumer: sink.open(consumer)
+    inspect_sink: Callable[[Sink], None] = inspect_sink
 
 
 def open_tracing(settings: Settings, provider: Any = None) -> OpenTracing | None:

@@ -22,6 +22,11 @@ WRITE_SECONDS: Final = 1.0
 T = TypeVar("T")
 
 
+def sink_error(sink: Sink, error: SinkUnavailable) -> SinkAway | SinkUnavailable:
+    """Returns the error of a target that cannot be used: SinkAway if a worker waits for it."""
+    return SinkAway(f"{sink} is away: {error}") if error.may_return else error
+
+
 class Target:
     """Holds the rows of one worker until its commit, then stores them. It connects at its first use.
 
@@ -127,6 +132,4 @@ class Target:
         except RowRefused as error:
             raise Refused(error) from error
         except SinkUnavailable as error:
-            if not error.may_return:
-                raise
-            raise SinkAway(f"{self._sink} is away: {error}") from error
+            raise sink_error(self._sink, error) from error

@@ -121,6 +121,7 @@ class TestDriver(Contents):
             open_calls=partial(open_calls, patience=None),
             tracing=open_tracing(settings),
             open_sink=self._open_sink,
+            inspect_sink=lambda _: None,
         )
         self._peers: Peers | None = None
         self._jobs = MemoryJobs(graph, self.cluster, self._sources, self._environment)

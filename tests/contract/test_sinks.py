@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import pickle
+import re
 import signal
 import sys
 import threading
@@ -21,7 +22,7 @@ import pytest
 
 from bench.servers import Server, start_redis
 from kstreams_py.errors import MissingSoftware, RowRefused, SettingsError, SinkUnavailable, StaleWriter
-from kstreams_py.graph.sink import Evidence, Row, SinkConnection
+from kstreams_py.graph.sink import Evidence, Inspectable, Row, SinkConnection
 from kstreams_py.records import TopicPartition
 from kstreams_py.sinks import Parquet, PostgreSQL, Redis, directory, postgresql_connections, sqlite
 from kstreams_py.sinks.manifest import MERGED_AT_ONCE
@@ -80,11 +81,18 @@ def open_patiently(monkeypatch: pytest.MonkeyPatch, open_sink: Any) -> Any:
     return open_sink
 
 
+def inspect(target: Target, columns: Any = COLUMNS) -> None:
+    declared = target.declare(columns)
+    assert isinstance(declared, Inspectable)
+    declared.inspect()
+
+
 def row(number: int, *values: Any) -> Row:
     return Row(number.to_bytes(16, "big"), values)
 
 
 def test_rows_of_a_write_are_stored_as_they_were_passed(target: Target, open_sink: Any) -> None:
+    inspect(target, {"origin": str})  # and creates nothing: the next columns would be refused
     connection = open_sink()
     assert connection.write([row(1, "UA", -3), row(2, None, None)], {INPUT: 2}, {}) == 2
     assert connection.write([], {INPUT: 2}, {INPUT: 2}) == 0
@@ -265,6 +273,8 @@ def test_table_that_exists_with_other_columns_is_refused_with_both(target: Any, 
     target.execute("CREATE TABLE stored (delivery_hash INT, origin INT)")
     with pytest.raises(SettingsError) as raised:
         open_sink()
+    with pytest.raises(SettingsError, match=f"^{re.escape(str(raised.value))}$"):
+        inspect(target)
     stored = "(delivery_hash, carrier, delay)" if target.evidence is Evidence.HASH else "(carrier, delay)"
     assert "table" in str(raised.value)
     assert f"has the columns (delivery_hash, origin), and the sink stores {stored}: declare" in str(raised.value)
@@ -273,8 +283,10 @@ def test_table_that_exists_with_other_columns_is_refused_with_both(target: Any, 
 @pytest.mark.parametrize("target", ["redis-hash", "parquet-offsets"], indirect=True)
 def test_target_that_was_written_with_other_columns_is_refused_with_both(target: Target, open_sink: Any) -> None:
     open_sink({"origin": str}).write([row(1, "EWR")], {INPUT: 1}, {})
-    with pytest.raises(SettingsError, match=r"the columns \(origin.*\), and the sink stores \(carrier.*, delay"):
-        open_sink()
+    for look in (open_sink, lambda: inspect(target)):
+        with pytest.raises(SettingsError, match=r"the columns \(origin.*\), and the sink stores \(carrier.*, delay"):
+            look()
+    inspect(target, {"origin": str})
 
 
 @of_sql
@@ -386,6 +398,9 @@ def test_target_that_is_away_is_unavailable_and_is_written_to_once_it_is_back(
         if not isinstance(target, SQLiteTarget):  # which looks at a table that exists without a lock
             with pytest.raises(SinkUnavailable, match=reason):
                 open_sink()
+        if not isinstance(target, SQLiteTarget | ParquetTarget):  # which are read without a lock
+            with pytest.raises(SinkUnavailable, match=reason):
+                inspect(target)
     assert connection.positions([INPUT]) == stored
     assert connection.write([row(2, "UA", 2)], {INPUT: 2}, stored) == 1
     assert sorted(target.rows()) == [("UA", 1), ("UA", 2)]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sqlite3
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,8 +14,17 @@ from unittest.mock import Mock
 import pytest
 
 import kstreams_py as ks
-from kstreams_py import sources
-from kstreams_py.errors import BrokerUnavailable, GraphError, InputLost, KStreamsError, RecoveryUndecidable, TopicError
+from kstreams_py import sinks, sources
+from kstreams_py.errors import (
+    BrokerUnavailable,
+    GraphError,
+    InputLost,
+    KStreamsError,
+    RecoveryUndecidable,
+    SettingsError,
+    SinkUnavailable,
+    TopicError,
+)
 from kstreams_py.kafka.described_cluster import ClusterDescription
 from kstreams_py.kafka.groups import GroupInfo
 from kstreams_py.operations.doctor.diagnosis import diagnose
@@ -34,6 +45,7 @@ from kstreams_py.processing.topics import check_topics
 from kstreams_py.records import TopicPartition
 from kstreams_py.running.slot import Slot
 from kstreams_py.state.keyed import POSITIONS_KEY
+from kstreams_py.steps.environment import Environment, inspect_sink
 from kstreams_py.testing import TestDriver
 
 CHANGELOG = "__ks.g.counts.changelog"
@@ -67,6 +79,14 @@ def joining() -> ks.Graph:
 def copying(config: dict[str, str] | None = None, **options: Any) -> ks.Graph:
     graph = ks.Graph("g")
     graph.map(graph.topic("in", config=config), to=graph.topic("out"), id="copy", **options)(lambda value: value)
+    return graph
+
+
+def inserting(**options: Any) -> ks.Graph:
+    """Stores rows in a table of SQLite in the working directory."""
+    graph = ks.Graph("g")
+    table = sinks.SQLite("rows.db", table="stored", columns=("value",), **options)
+    graph.sink(graph.topic("in"), to=table, id="store")(lambda value: (value,))
     return graph
 
 
@@ -173,6 +193,27 @@ def write_to_journal(driver: TestDriver) -> None:
     driver.cluster.append("__ks.g.copy.journal", b"foreign", partition=0)
 
 
+def create_table_again(driver: TestDriver) -> None:
+    delete_file()
+    with closing(sqlite3.connect("rows.db", isolation_level=None)) as connection:
+        connection.executescript("PRAGMA journal_mode = WAL; CREATE TABLE stored (other)")
+
+
+def delete_file() -> None:
+    for path in Path().glob("rows.db*"):
+        path.unlink()
+
+
+def write_to_file(driver: TestDriver) -> None:
+    delete_file()
+    Path("rows.db").write_bytes(b"no database" * 1000)
+
+
+def replace_by_directory(driver: TestDriver) -> None:
+    delete_file()
+    Path("rows.db").mkdir()
+
+
 class Row(NamedTuple):
     """What is done to a graph whose processes are down, and the error of the next start."""
 
@@ -204,8 +245,23 @@ ROWS = {
         lambda: copying(persistence="journal"), copy_values, write_to_journal, RecoveryUndecidable
     ),
     "the committed offsets have expired": Row(copying, copy_values, lose_offsets, InputLost),
+    "the target has other columns": Row(inserting, copy_values, create_table_again, SettingsError),
+    "the target has other columns than its offsets are of": Row(
+        lambda: inserting(evidence="offsets"), copy_values, create_table_again, SettingsError
+    ),
+    "the target is no database": Row(inserting, copy_values, write_to_file, SinkUnavailable),
+    "the target cannot be opened": Row(inserting, copy_values, replace_by_directory, SinkUnavailable),
 }
 """Every row of "what is refused" of docs/state.md, and what a start refuses without a state."""
+
+
+def use_real_targets(environment: Environment) -> Environment:
+    return replace(environment, open_sink=lambda sink, consumer: sink.open(consumer), inspect_sink=inspect_sink)
+
+
+def contents(directory: Path) -> dict[Path, bytes]:
+    """The contents of files, except those with locks."""
+    return {path: path.read_bytes() for path in directory.rglob("*") if path.is_file() and path.suffix != ".db-shm"}
 
 
 class Groups:
@@ -238,17 +294,25 @@ def findings(driver: TestDriver, tasks: list[TaskStatus], kind: str = "refused_s
 
 
 @pytest.mark.parametrize("row", ROWS)
-def test_what_a_start_refuses_is_said_before_it_in_its_words(row: str, tmp_path: Path) -> None:
+def test_what_a_start_refuses_is_said_before_it_in_its_words(
+    row: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     of = ROWS[row]
+    monkeypatch.chdir(tmp_path)
     with TestDriver(
         of.graph(), partitions=2, slots=2, settings=ks.Settings(state_directory=tmp_path / "state")
     ) as driver:
+        driver._environment = use_real_targets(driver._environment)
+        assert [each.next for each in look(driver) if each.is_refused] == []
+        assert [*tmp_path.iterdir()] == []
         of.begin(driver)
         assert [each.next for each in look(driver) if each.is_refused] == []
         of.change(driver)
         before = {name: broker(driver).topics[name].topic_id for name in broker(driver).topics}
+        files = contents(tmp_path)
         tasks = look(driver)
         assert {name: broker(driver).topics[name].topic_id for name in broker(driver).topics} == before
+        assert contents(tmp_path) == files
         said = {each.ends for each in tasks if each.is_refused}
         error = start(driver)
     assert type(error) is of.error
@@ -256,6 +320,23 @@ def test_what_a_start_refuses_is_said_before_it_in_its_words(row: str, tmp_path:
     (found,) = findings(driver, tasks)  # one for the tasks of a processor, which may differ in their offsets
     refused = ", ".join(f"{each.processor}[{each.partition}]" for each in tasks if each.is_refused)
     assert found.splitlines()[0] in {f"error: {refused}: the next start {plan}" for plan in said}
+
+
+def test_target_that_is_away_is_waited_for_and_said_beside_other_processors() -> None:
+    graph = inserting()
+    graph.map(graph.topics["in"], to=graph.topic("out"), id="copy")(lambda value: value)
+    with TestDriver(graph) as driver:
+        away = Mock(side_effect=SinkUnavailable("connection refused", may_return=True))
+        driver._environment = replace(driver._environment, inspect_sink=away)
+        tasks = look(driver)
+    why = "rows.db: table stored is away: connection refused"
+    plans = [(each.processor, each.next, each.is_refused) for each in tasks]
+    assert plans == [
+        ("store", f"waits for its target, then begins at in@0: {why}", False),
+        ("copy", "begins at in@0", False),
+    ]
+    (found,) = findings(driver, tasks, "target_away")
+    assert found.startswith(f"error: store: its target cannot be used, and the next start waits: {why}\n")
 
 
 def test_graph_that_nothing_was_done_to_goes_on_as_its_status_says() -> None:
@@ -298,7 +379,7 @@ def test_mutation_that_does_not_look_at_states_says_that_a_start_goes_on(
 ) -> None:
     monkeypatch.setattr(RestoredStates, "check", lambda *_: None)
     with pytest.raises(AssertionError):
-        test_what_a_start_refuses_is_said_before_it_in_its_words("the changelog was deleted", tmp_path)
+        test_what_a_start_refuses_is_said_before_it_in_its_words("the changelog was deleted", tmp_path, monkeypatch)
 
 
 def test_refusals_that_differ_in_their_numbers_are_written_out_once() -> None:

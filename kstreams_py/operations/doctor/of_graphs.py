@@ -134,6 +134,14 @@ def find_doubts(facts: Facts, examined: Examined) -> Iterator[Finding]:
                 f"if the name of the state has changed, give it the previous one; to make it again of all records, "
                 f"kstreams recover reset {examined.name} {processor.id} --to-beginning",
             )
+        if away := next((each.away for each in tasks if each.away), ""):
+            yield Finding(
+                Severity.ERROR,
+                "target_away",
+                processor.id,
+                f"its target cannot be used, and the next start waits: {away}",
+                f"kstreams recover status {examined.name} shows all tasks",
+            )
         if growth := next((each.growth for each in tasks if each.growth), ""):
             yield Finding(
                 Severity.WARNING,

@@ -6,7 +6,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
-from kstreams_py.errors import InputLost, KStreamsError, RecoveryUndecidable, Retriable, UserMistake
+from kstreams_py.errors import InputLost, KStreamsError, Retriable, UserMistake
 from kstreams_py.graph.channels import topic_readers
 from kstreams_py.graph.declarations import Processor
 from kstreams_py.graph.loading import show_command
@@ -23,12 +23,10 @@ from kstreams_py.processing.beginning import changelogs_begun, options_of, read_
 from kstreams_py.processing.journal.records import type_of
 from kstreams_py.processing.journal.recovery import show
 from kstreams_py.processing.starts.next_start import NextStart, StartDecision
+from kstreams_py.processing.starts.refusals import REFUSALS
 from kstreams_py.processing.topics import find_topics, missing_topics, preview_topics
 from kstreams_py.records import Positions, TopicPartition
 from kstreams_py.steps.environment import Environment
-
-REFUSALS = (InputLost, RecoveryUndecidable, UserMistake)
-"""The errors that end a start if it cannot go on with the positions, journals or topics that it finds."""
 
 FIRST = "ends or waits for a transaction, then decides: "
 """A worker ends transactions that its own slot left open when it died, and waits for all others."""
@@ -219,6 +217,7 @@ class _Tasks:
                 new_name_of=decision.new_name_of,
                 begins_empty=decision.begins_empty,
                 growth=self._start.growth,
+                away=decision.away,
             )
 
     def close(self) -> None:

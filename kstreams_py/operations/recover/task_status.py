@@ -40,6 +40,7 @@ class TaskStatus:
     - `new_name_of`: if its processor begins as a new one, the undeclared processors of which it may be the new name.
     - `begins_empty`: its state begins empty although it has read records.
     - `growth`: what follows for its state from partitions that were added to an input; "" if none were.
+    - `away`: why its target is away, for which the next start waits; "" if it is not.
     """
 
     processor: str
@@ -56,6 +57,7 @@ class TaskStatus:
     new_name_of: tuple[str, ...] = ()
     begins_empty: bool = False
     growth: str = ""
+    away: str = ""
 
     @property
     def ends(self) -> str:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import NamedTuple
 
-from kstreams_py.errors import InputLost
+from kstreams_py.errors import InputLost, KStreamsError, SinkAway, SinkUnavailable
 from kstreams_py.graph.declarations import Processor, changelog_of
 from kstreams_py.graph.loading import show_command
 from kstreams_py.graph.topology import Graph
@@ -18,6 +19,7 @@ from kstreams_py.processing.journal.recovery import Recovery, show
 from kstreams_py.processing.starts.states import RestoredStates
 from kstreams_py.records import Positions, TopicPartition
 from kstreams_py.steps.environment import Environment
+from kstreams_py.steps.target import sink_error
 
 
 class StartDecision(NamedTuple):
@@ -27,12 +29,14 @@ class StartDecision(NamedTuple):
     - `branch`: the branch of the recovery by the journal of deliveries; "" without one.
     - `new_name_of`: if the processor begins as a new one, the undeclared processors whose new name it may be.
     - `begins_empty`: its state begins empty although the task has read records.
+    - `away`: why its target is away, for which it waits first; "" if it is not.
     """
 
     text: str
     branch: str = ""
     new_name_of: tuple[str, ...] = ()
     begins_empty: bool = False
+    away: str = ""
 
 
 class NextStart:
@@ -42,7 +46,7 @@ class NextStart:
         self, graph: Graph, processor: Processor, environment: Environment, topics: Mapping[str, TopicInfo]
     ) -> None:
         """Asks for the framework's own topics. `topics`: existing topics of the graph, with the processor's inputs."""
-        self._processor, self._graph = processor, graph
+        self._processor, self._graph, self._inspect_sink = processor, graph, environment.inspect_sink
         inputs = {topic.name: topics[topic.name] for topic in processor.inputs}
         self.beginning = Beginning(environment, graph, processor, inputs)
         self._journal = open_journal(graph, processor, environment, topics, "")
@@ -66,6 +70,37 @@ class NextStart:
         - `starts`: the first offsets of the inputs.
         """
         begins_empty = self._states.check(number, at, list(mine), self.beginning if self._was_started else None)
+        refusal = self._refusal_of_target
+        if refusal is not None and not isinstance(refusal, SinkAway):
+            raise refusal
+        decision = self._decide(number, mine, at, starts, begins_empty=begins_empty)
+        if refusal is None:
+            return decision
+        return decision._replace(text=f"waits for its target, then {decision.text}: {refusal}", away=str(refusal))
+
+    @cached_property
+    def _refusal_of_target(self) -> KStreamsError | None:
+        """The error of a worker that opens the processor's target; SinkAway if it waits, None if there is none."""
+        if (sink := self._processor.target) is None:
+            return None
+        try:
+            self._inspect_sink(sink)
+        except SinkUnavailable as error:
+            return sink_error(sink, error)
+        except KStreamsError as error:
+            return error
+        return None
+
+    def _decide(
+        self,
+        number: int,
+        mine: Sequence[TopicPartition],
+        at: Positions,
+        starts: Positions,
+        *,
+        begins_empty: bool,
+    ) -> StartDecision:
+        """Decides as `decide` does, for a target that can be opened."""
         if self._processor.stores_offsets:
             return StartDecision(f"goes on at the offsets that {self._processor.target} has, whatever is committed")
         if lost := [tp for tp, offset in at.items() if offset < starts[tp]]:

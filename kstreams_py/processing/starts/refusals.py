@@ -13,7 +13,7 @@ import logging
 from collections.abc import Mapping
 from typing import Final
 
-from kstreams_py.errors import InputLost, KStreamsError, Retriable, TopicError
+from kstreams_py.errors import InputLost, KStreamsError, Retriable, SinkUnavailable, UserMistake
 from kstreams_py.graph.declarations import Processor
 from kstreams_py.graph.names import group_of
 from kstreams_py.graph.topology import Graph
@@ -25,8 +25,8 @@ from kstreams_py.steps.environment import Environment
 
 logger = logging.getLogger(__name__)
 
-REFUSALS: Final = (InputLost, TopicError)
-"""The errors that end a worker which cannot go on with the positions, the journal or the state that it finds."""
+REFUSALS: Final = (InputLost, SinkUnavailable, UserMistake)
+"""The errors that end a worker which cannot go on with the positions, journal, state, topics or target it finds."""
 
 AGAIN_SECONDS: Final = 1.0
 """Seconds between the two checks: a running worker may have committed between two requests of one check."""
