@@ -252,7 +252,12 @@ ROWS = {
     "the target is no database": Row(inserting, copy_values, write_to_file, SinkUnavailable),
     "the target cannot be opened": Row(inserting, copy_values, replace_by_directory, SinkUnavailable),
 }
-"""Every row of "what is refused" of docs/state.md, and what a start refuses without a state."""
+"""Every row of "what is refused" of docs/state.md that a start words as its status does, and refusals without a state.
+
+Two rows are in test_changelog_that_is_lost_is_said_to_be_lost: a changelog that is empty while the state on disk is of
+the old one, as only the start names the directory; and one that was deleted under live workers, as the next start finds
+it (they end in test_changelog_that_no_broker_knows_is_waited_for_and_then_ends_the_worker).
+"""
 
 
 def use_real_targets(environment: Environment) -> Environment:
@@ -349,20 +354,27 @@ def test_graph_that_nothing_was_done_to_goes_on_as_its_status_says() -> None:
             driver.run()
 
 
-def test_changelog_that_does_not_exist_is_said_to_be_lost() -> None:
-    with TestDriver(counting(), partitions=2) as driver:
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_changelog_that_is_lost_is_said_to_be_lost(on_disk: bool, tmp_path: Path) -> None:
+    settings = ks.Settings(state_directory=tmp_path)
+    with TestDriver(counting(on_disk=on_disk), partitions=2, settings=settings) as driver:
         count_words(driver)
         old = broker(driver).topics[CHANGELOG].topic_id
         broker(driver).delete_topic(CHANGELOG)
-        tasks = look(driver)
+        missing = look(driver)
         assert CHANGELOG not in broker(driver).topics
+        check_topics(driver._graph, driver.cluster)
+        new = broker(driver).topics[CHANGELOG].topic_id
+        empty = look(driver)
         error = start(driver)
+    for tasks, found in ((missing, " does not exist"), (empty, f", with id {new}, is empty")):
+        assert [each.is_refused for each in tasks] == [True, True]
+        assert tasks[0].next.startswith(
+            f"ends with InputLost: count: state 'counts': its changelog {CHANGELOG}[0]{found}, "
+            f"and the state was in the one with id {old}: it was deleted, and its contents are lost: "
+        )
     assert isinstance(error, InputLost)
-    assert [each.is_refused for each in tasks] == [True, True]
-    assert tasks[0].next.startswith(
-        f"ends with InputLost: count: state 'counts': its changelog {CHANGELOG}[0] does not exist, and the state was "
-        f"in the one with id {old}: it was deleted, and its contents are lost: "
-    )
+    assert (old in str(error), new in str(error), str(tmp_path) in str(error)) == (True, True, on_disk)
 
 
 def test_state_that_an_open_transaction_may_move_is_waited_for() -> None:
