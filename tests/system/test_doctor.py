@@ -6,12 +6,14 @@ What is found on a broker that asks no coordinator: test_transactions.py.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.system.app import grow
 from tests.system.command import Finished, kstreams
 from tests.system.harness import Cluster, WorkerProcess, wait_until
 from tests.system.operated import JOURNALED, MAP, Site
@@ -81,28 +83,33 @@ def count(word, state):
 """
 
 
+def check_refused(here: Site, beginning: str, exit_status: int) -> str:
+    """Status, doctor and run say the same of the next start, which ends with this error; returns what status shows."""
+    status = here.recover("status")
+    (plan,) = re.findall(r"next start(?: of each worker|:) (ends with .*)", status.out)
+    assert plan.startswith(f"ends with {beginning}"), plan
+    assert (status.status, status.err) == (1, "")
+    (line,) = (line for line in doctor(here).out.splitlines() if line.startswith("error: "))
+    assert line.endswith(f": the next start {plan}")
+    worker = WorkerProcess(here.file, 0, here.environment)
+    assert worker.wait() == exit_status, worker.text
+    assert f"error: {plan.removeprefix('ends with ')}\n" in worker.text
+    return status.out
+
+
 def test_state_that_a_start_refuses_is_named_by_status_and_doctor_before_it(site: Callable[..., Site]) -> None:
     here = site(COUNTING, "in")
     here.write("in", b"0", b"1")
     here.run_until(2)
     assert here.recover("status").status == 0
     here.file.write_text(here.file.read_text(encoding="utf-8").replace('id="work"', 'id="total"'), encoding="utf-8")
-    status = here.recover("status")
-    (plan,) = (line.partition("next start: ")[2] for line in status.out.splitlines() if "next start: " in line)
-    assert plan.startswith(
-        "ends with InputLost: total: state 'seen' does not belong to the committed offsets: it is at "
-    )
-    assert (status.status, status.err) == (1, "")
-    assert f"work: not declared, committed {here.topic('in')}[0]@" in status.out
+    shown = check_refused(here, "InputLost: total: state 'seen' does not belong to the committed offsets: it is at ", 5)
+    assert f"work: not declared, committed {here.topic('in')}[0]@" in shown
     assert findings(here) == {
         ("refused_start", "total[0]"): "error",
         ("undeclared", here.group): "note",
         ("dropped", "total"): "note",
     }
-    assert f"error: total[0]: the next start {plan}\n" in doctor(here).out
-    worker = WorkerProcess(here.file, 0, here.environment)
-    assert worker.wait() == 5, worker.text
-    assert plan.removeprefix("ends with ") in worker.text
     at = here.cluster.committed(here.group, here.topic("in"))[0]
     forgotten = here.recover("forget", "work", typed="y\n")
     asked = "delete this group, with its positions? [y/N]: "
@@ -112,6 +119,8 @@ def test_state_that_a_start_refuses_is_named_by_status_and_doctor_before_it(site
     assert "not declared" not in here.recover("status").out
     again = here.recover("forget", "work", "--yes")
     assert (again.status, len(again.error_lines)) == (2, 1), again
+    grow(here.cluster, 6, here.topic("in"))
+    check_refused(here, "TopicError: total: its inputs have 6 partitions, but its changelog ", 2)
 
 
 def test_no_broker_and_a_wrong_graph_are_one_message_each(tmp_path: Path) -> None:
