@@ -132,9 +132,8 @@ class Requests:
         return self._unanswered(f"{doing} ({error})") if error.retriable else Fatal(f"{doing}: {error}")
 
     def _unanswered(self, doing: str) -> BrokerUnavailable:
-        return BrokerUnavailable(
-            f"{no_answer(self._address)}; within {self._limit:g} s, there was no answer to: {doing}"
-        )
+        details = f"within {self._limit:g} s, there was no answer to: {doing}"
+        return BrokerUnavailable(no_answer(self._address, details))
 
 
 class GroupAdmin(Requests):

@@ -46,11 +46,9 @@ def contacting(address: str, limit: float) -> Iterator[None]:
 
     A block that raises counts as a request without an answer.
     """
-    if address in _answered or limit <= SOON_SECONDS:
-        yield
-        return
     done = threading.Event()
-    threading.Thread(target=_watch, args=[address, limit, done], name="first contact", daemon=True).start()
+    if address not in _answered and limit > SOON_SECONDS:
+        threading.Thread(target=_watch, args=[address, limit, done], name="first contact", daemon=True).start()
     try:
         yield
         _answered.add(address)
@@ -68,15 +66,23 @@ def _watch(address: str, limit: float, done: threading.Event) -> None:
         logger.warning("waiting for a Kafka broker at %s, for up to %g s: %s", address, limit, why)
 
 
-def no_answer(address: str, setting: str = SETTING, options: str = OPTIONS) -> str:
+def no_answer(address: str, details: str, setting: str = SETTING, options: str = OPTIONS) -> str:
     """Returns the message for a request without an answer: the same from each client.
 
+    If no broker has answered this process yet, and none takes a connection, the message has only this reason.
+
+    - `details`: what the client knows of the request; "" for nothing.
     - `setting`: what sets the address.
     - `options`: what sets the client's security.
     """
+    if address not in _answered and TAKEN not in (why := reasons(address)):
+        logger.debug("no answer from %s: %s", address, details)
+        return (
+            f"no Kafka broker answers at {address} ({why}): start one (`kstreams broker start`), or correct {setting}"
+        )
     return (
         f"no Kafka broker answers at {address}: start one (`kstreams broker start`), correct {setting}, or, if it "
-        f"wants credentials, set security.protocol and sasl.* under {options}"
+        f"wants credentials, set security.protocol and sasl.* under {options}{details and f'; {details}'}"
     )
 
 

@@ -209,8 +209,9 @@ class TopicAdmin:
         if error.code() in UNREACHABLE | {E._DESTROY, E._DESTROY_BROKER} or has_no_token(error):
             if error.code() != E._DESTROY:  # else another thread has ended the client meanwhile
                 self._client.end()  # for minutes it asks a controller that is down, until it reads the metadata again
-            newest = f"; newest error of a connection: {self._log.connection}" if self._log.connection else ""
-            return BrokerUnavailable(f"{self._cluster}{no_answer(self._address, self._setting, self._options)}{newest}")
+            newest = f"newest error of a connection: {self._log.connection}" if self._log.connection else ""
+            text = no_answer(self._address, newest, self._setting, self._options)
+            return BrokerUnavailable(f"{self._cluster}{text}")
         return classify(error, name_object(f"asking the broker at {self._address}", error, topics=topics, group=group))
 
     @property

@@ -686,7 +686,7 @@ def test_settings_of_arguments_win_over_environment_over_file(app: App, tmp_path
         file.write_text(f'bootstrap_servers = "{of_file}"\nrequest_timeout_ms = {limit}\n')
         environment = {} if of_environment is None else {"KSTREAMS_BOOTSTRAP_SERVERS": of_environment}
         done = kstreams("topics", "check", app.graph, "--config", file, *arguments, environment=environment)
-        found = re.search(r"no Kafka broker answers at (\S+):", done.err)
+        found = re.search(r"no Kafka broker answers at (\S+) ", done.err)
         return found[1] if found else done.status
 
     assert check(right, None) == 0

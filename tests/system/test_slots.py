@@ -263,20 +263,6 @@ def test_release_of_a_slot_that_still_runs_lets_its_worker_join_again(deployment
         assert [worker.wait() for worker in workers] == [0, 0]
 
 
-def test_slots_list_without_a_broker_prints_one_message(tmp_path: Path) -> None:
-    file = tmp_path / "graph_of_two.py"
-    file.write_text(GRAPH.format(name="two"))
-    environment = {"KSTREAMS_BOOTSTRAP_SERVERS": "127.0.0.1:1", "KSTREAMS_REQUEST_TIMEOUT_MS": "3000"}
-    message = (
-        "error: BrokerUnavailable: no Kafka broker answers at 127.0.0.1:1: start one (`kstreams broker start`), "
-        "correct --bootstrap-servers / KSTREAMS_BOOTSTRAP_SERVERS, or, if it wants credentials, set security.protocol "
-        "and sasl.* under [kafka] or in KSTREAMS_KAFKA__*; within 3 s, there was no answer to: describing groups "
-        "'two.first', 'two.second' (KafkaTimeoutError: Unable to bootstrap from ['127.0.0.1:1'])\n"
-    )
-    done = kstreams("slots", "list", file, environment=environment)
-    assert (done.status, done.out, done.err) == (3, "", message)
-
-
 def test_group_admin_request_without_an_answer_ends_after_its_time_limit(settings: MakeSettings) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"

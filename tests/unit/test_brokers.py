@@ -18,6 +18,10 @@ REASONS = {
         f"{NONE.format('a:1,b:2')}; newest error of a connection: b:2/3: {CONNECT}",
         "broker 3 at b:2 does not answer",
     ),
+    "no broker at all": (
+        "no Kafka broker answers at h:9092 (Connection refused): start one",
+        "the broker at h:9092 does not answer",
+    ),
     "no broker": (NONE.format("h:9092"), "the broker at h:9092 does not answer"),
     "none of several brokers": (NONE.format("a:1,b:2"), "no broker at a:1,b:2 answers"),
     "another cluster": (

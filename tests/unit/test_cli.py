@@ -16,6 +16,7 @@ import typer.main
 
 from kstreams_py import __version__
 from kstreams_py.cli import main as command
+from kstreams_py.kafka import contact
 from kstreams_py.running.terminal import logs
 from tests.waiting import WAIT, accept_interrupts, wait_until
 
@@ -26,7 +27,7 @@ GRAPH = """
 import kstreams_py as ks
 
 graph = ks.Graph("one")
-graph.sink(graph.topic("a"), id="p")(print)
+graph.sink(graph.topic("a"), id="p", errors="e")(print)
 """
 
 
@@ -428,3 +429,34 @@ def test_ctrl_c_while_the_graph_is_imported_is_one_message(tmp_path: Path, mode:
     there, file = tmp_path / "there", tmp_path / "slow.py"
     file.write_text(WAITS.format(there=str(there)))
     assert interrupt([SCRIPT, "run", file, *mode], there) == (130, "interrupted\n")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "run shop.py --slot 0",
+        "run shop.py --workers 2",
+        "doctor",
+        "doctor shop.py",
+        "tail a",
+        "send a --value 1",
+        "topics create shop.py",
+        "topics check shop.py",
+        "slots list shop.py",
+        "recover status shop.py",
+        "recover audit shop.py",
+        "dead-letters list shop.py",
+        "transactions find-hanging",
+    ],
+)
+def test_each_command_without_a_broker_ends_with_the_same_error(
+    kstreams: Kstreams, graph: Path, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(graph.parent)
+    monkeypatch.setattr(contact, "_answered", set())
+    nowhere = {"KSTREAMS_BOOTSTRAP_SERVERS": "127.0.0.1:1", "KSTREAMS_REQUEST_TIMEOUT_MS": "1000"}
+    message = (
+        "error: BrokerUnavailable: no Kafka broker answers at 127.0.0.1:1 (Connection refused): start one (`kstreams "
+        "broker start`), or correct --bootstrap-servers / KSTREAMS_BOOTSTRAP_SERVERS\n"
+    )
+    assert kstreams(*words.split(), **nowhere) == (3, "", message)

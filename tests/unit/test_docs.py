@@ -111,7 +111,7 @@ def test_messages_that_pages_print_are_those_of_the_code() -> None:
             r"\n(?= *(?:error|INFO|WARNING|[a-z]+: [a-z]+\.[a-z]+\[|the outputs |set these))", block
         )
     }
-    assert sum(text.startswith(("error: ", "WARNING ")) for text in printed.values()) == 10
+    assert sum(text.startswith(("error: ", "WARNING ")) for text in printed.values()) == 11
     pieces = strings_of_the_code()
     unknown = dict[str, list[str]]()
     for name, text in printed.items():

@@ -25,7 +25,7 @@ from kstreams_py.errors import (
 )
 from kstreams_py.graph.guarantees import Durability, Guarantee
 from kstreams_py.kafka import cluster as kafka
-from kstreams_py.kafka import reader, topic_admin
+from kstreams_py.kafka import contact, reader, topic_admin
 from kstreams_py.kafka.administration import GroupAdmin
 from kstreams_py.kafka.cluster import KafkaCluster
 from kstreams_py.kafka.contracts import TopicInfo
@@ -87,6 +87,7 @@ def test_cluster_without_an_answer_is_named_with_address_settings_and_cause(
     )
     log, refused = ClientLog("admin"), "west:9092/bootstrap: Connect to west:9092 failed: Connection refused"
     monkeypatch.setattr(TopicAdmin, "client", SimpleNamespace(poll=lambda _: None))
+    monkeypatch.setattr(contact, "_answered", {"west:9092"})
     admin = TopicAdmin({"bootstrap.servers": "west:9092"}, 1.0, log, name)
     down = ck.KafkaError(ck.KafkaError._ALL_BROKERS_DOWN, "1/1 brokers are down")
     assert str(admin.explain(down)) == message
@@ -205,7 +206,7 @@ def test_newest_record_that_cannot_be_read_in_time_raises_retriable(monkeypatch:
         (E._UNKNOWN_PARTITION, [None], Retriable, "a partition of 'a' has no leader that answers"),
         (E._TIMED_OUT, [None], Retriable, "a partition of 'a' has no leader that answers"),
         (E._TIMED_OUT, [None, E._TIMED_OUT], Retriable, "a partition of 'a' has no leader that answers"),
-        (E._TIMED_OUT, [E._TIMED_OUT], BrokerUnavailable, "no Kafka broker answers at 127.0.0.1:1: "),
+        (E._TIMED_OUT, [E._TIMED_OUT], BrokerUnavailable, "no Kafka broker answers at 127.0.0.1:1"),
         (E._UNKNOWN_PARTITION, [E.UNKNOWN_TOPIC_OR_PART], KStreamsError, "asking the broker at 127.0.0.1:1: "),
     ],
     ids=[

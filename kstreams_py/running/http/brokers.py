@@ -13,7 +13,7 @@ _CONNECTION: Final = re.compile(
 )
 """How librdkafka names the broker of a connection: address and id; for a bootstrap address, the id is unknown."""
 
-_NO_BROKER: Final = re.compile(r"\bno Kafka broker answers at (.+?): start one")
+_NO_BROKER: Final = re.compile(r"\bno Kafka broker answers at (.+?)(?: \(.+\))?: start one")
 """How this package names the bootstrap addresses of a cluster that does not answer."""
 
 _CLUSTER: Final = re.compile(r"\Acluster '[^']*': ")
