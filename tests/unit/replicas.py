@@ -99,7 +99,10 @@ class Replicas:
         return self.append(Leave(PeerId(peer), LeaveReason.DIED))
 
     def do(self, event: str) -> list[Command]:
-        """Appends the command of an event as it stands in a table; returns what peers answer to its last command."""
+        """Appends the commands of an event as it stands in a table; returns what peers answer to the last of them.
+
+        A task is its number, or * for all tasks of the job, one after another.
+        """
         verb, _, what = event.partition(" ")
         if verb == "join":
             return self.join()
@@ -111,11 +114,14 @@ class Replicas:
             peers = [each for each in self.replica.peers if self._job_of(each) == what.removeprefix("idle")]
             return self.leave(peers[-1])
         name, _, task = what.partition(" ")
-        job = JobId(name)
+        job, answers = JobId(name), list[Command]()
+        if task == "*":
+            for each in self.replica.jobs[job].tasks:
+                answers = self.do(f"{verb} {name} {each.id[1:]}")
+            return answers
         if verb == "complete":
             return self.append(CompleteTask(job, f"t{task}"))
         assert verb == "seal", event
-        answers = list[Command]()
         for peer in self.replica.peers_of(job, f"t{task}"):
             answers = self.append(SealTask(job, f"t{task}", peer, self.replica.assignments[peer].since))
         return answers

@@ -102,6 +102,11 @@ def largest_remainder(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(test_clusters_of_peers, "divide", divide)
 
 
+@mutation(lambda: [test_schedulers.test_scheduler_answers_a_command(*row) for row in test_schedulers.TABLE])
+def largest_remainder_in_the_table(patch: pytest.MonkeyPatch) -> None:
+    largest_remainder(patch)
+
+
 @mutation(lambda: test_clusters_of_peers.test_every_small_cluster_covers_what_runs(Scheduler.ROUND_ROBIN))
 def job_without_enough_peers(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(shares, "_short", lambda *_: [])
