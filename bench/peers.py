@@ -6,6 +6,8 @@ of the three processes.
 
 - *zmq*, *http*: 100 bytes a value, as many as the peers take.
 - *latency*: from the call that adds an input to the write of its row, at 1,000 a second, over zmq.
+- *death*: of a peer, and of a machine of two, over zmq: see `bench/peer_deaths.py`.
+- *command*: the time that a peer of many takes for a command of the log: see `bench/peer_commands.py`.
 
 Each row runs once in each round, and the figures are medians. Ends with status 1 if a requirement is missed, which
 other load on the machine may cause: `--against DIRECTORY` measures another checkout in the same run.
@@ -13,6 +15,7 @@ other load on the machine may cause: `--against DIRECTORY` measures another chec
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -30,7 +33,10 @@ import typer
 from bench.__main__ import broker
 from bench.jobs import LATENCY_INPUTS, RATE, Target, show
 from bench.loads import GaveUp
+from bench.peer_commands import SIZES
+from bench.peer_deaths import measure_death
 from bench.processes import ROOT, cpu_seconds
+from kstreams_py.jobs.cluster.heartbeats import INTERVAL, SILENT_AFTER
 
 PEERS: Final = 3
 WARM_SHARE: Final = 5
@@ -45,6 +51,13 @@ TARGETS: Final = (
     Target("http, segments/s", least=50_000),
     Target("latency, median ms", most=1),
     Target("latency, p99 ms", most=10),
+    Target("death of a peer, s until segments flow", most=1),
+    Target("death of a peer, s until complete after that", most=5),
+    Target("death of a machine, s until segments flow", most=SILENT_AFTER * INTERVAL + 1),
+    Target("death of a machine, s until complete after that", most=5),
+    Target(f"command with a plan at {SIZES[-1]} peers, median ms"),
+    *(Target(f"command at {peers} peers, median ms", most=1) for peers in SIZES),
+    Target("command, growth of the time over that of the peers", most=1),
 )
 
 
@@ -131,6 +144,14 @@ def measure_latency(checkout: Path, bootstrap: str) -> dict[str, float]:
     return {"latency, median ms": float(words[1]), "latency, p99 ms": float(words[2])}
 
 
+def measure_commands(checkout: Path) -> dict[str, float]:
+    """Measures commands of the log in a process that imports the checkout."""
+    program = [sys.executable, "-P", str(ROOT / "bench" / "peer_commands.py")]
+    done = subprocess.run(program, env={**os.environ, "PYTHONPATH": str(checkout)}, stdout=subprocess.PIPE, check=True)
+    found: dict[str, float] = json.loads(done.stdout)
+    return found
+
+
 def main(
     rounds: Annotated[int, typer.Option(min=1)] = 3,
     inputs: Annotated[int, typer.Option(min=1_000, help="of a run")] = 500_000,
@@ -145,7 +166,9 @@ def main(
             for prefix, root in [*checkouts.items()][:: -1 if number % 2 else 1]:
                 measured = measure_throughput(root, bootstrap, "zmq", inputs)
                 measured |= measure_throughput(root, bootstrap, "http", inputs // 2)
-                for figure, value in (measured | measure_latency(root, bootstrap)).items():
+                measured |= measure_latency(root, bootstrap) | measure_commands(root)
+                measured |= measure_death(root, bootstrap, "peer") | measure_death(root, bootstrap, "machine")
+                for figure, value in measured.items():
                     found.setdefault(prefix + figure, []).append(value)
     before: Sequence[Target] = [Target(f"before: {each.figure}") for each in TARGETS] if against else []
     sys.exit(not show(found, [*before, *TARGETS]))
