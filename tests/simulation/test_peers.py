@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from kstreams_py.jobs.cluster.state import JobPhase
+from kstreams_py.jobs.messengers.frames import FRAME_MAX
 from kstreams_py.jobs.peers.input_task import InputTask
 from kstreams_py.sources.suspects import DEATHS_MAX, REASON
 from kstreams_py.testing.request_faults import Crash
@@ -152,6 +153,35 @@ def test_inputs_that_kill_their_peers_are_refused_and_no_others(peers: int, dead
             plant.add()
     assert plant.refused().keys() == deadly
     assert plant.tables[0].values == [value for value in range(INPUTS) if value not in deadly]
+
+
+UNSENDABLE: list[tuple[Any, str]] = [
+    # the value, and why its input is refused: {0} sends it to {1}
+    (
+        bytes(FRAME_MAX),
+        "{0}: EncodeError: a channel cannot send a value of 8388614 bytes to task {1!r} of another peer",
+    ),
+    (print, "{0}: EncodeError: a channel cannot send a value of type builtins.builtin_function_or_method to another"),
+    ([7], "store: GraphError: group_by= returned a list, which has no hash that is the same on all peers: return a"),
+]
+
+
+@pytest.mark.parametrize(("sender", "reader"), [("read-rows", "parse"), ("parse", "store")])
+@pytest.mark.parametrize(("value", "why"), UNSENDABLE, ids=["large", "of a type", "without a group"])
+def test_value_that_cannot_be_sent_is_refused_at_its_source_and_no_other(
+    value: Any, why: str, sender: str, reader: str
+) -> None:
+    plant, bad = ClusterPlant([value if sender == "read-rows" and key == 7 else key for key in range(INPUTS)]), 7
+    group_by = (lambda each: each) if isinstance(value, list) else None
+    parsed, table = plant.graph.channel("parsed", group_by=group_by), Table(plant)
+    plant.graph.map(plant.rows, to=parsed, id="parse")(lambda each: value if each == bad else each)
+    plant.graph.sink(parsed, to=table, id="store")(lambda each: (each,))
+    plant.begin(6)
+    plant.run_until(lambda: plant.has_ended)
+    assert plant.job is not None
+    assert (plant.job.phase, table.values) == (JobPhase.COMPLETED, [key for key in range(INPUTS) if key != bad])
+    ((key, reason),) = plant.refused().items()
+    assert (key, str(reason).startswith(why.format(sender, reader))) == (bad, True), reason
 
 
 def test_error_that_stops_a_job_ends_it_for_all_peers() -> None:
