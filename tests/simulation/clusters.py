@@ -44,17 +44,29 @@ class PeerConnection(Connection):
         super().give_back(claims, failed=failed)
 
 
+class WatchedCluster(PeerCluster):
+    """A cluster that knows which peer has its turn."""
+
+    acting: Peer
+
+    def _turn(self, slot: int, *, of_task: bool) -> None:
+        self.acting = self.peers[slot]
+        super()._turn(slot, of_task=of_task)
+
+
 class ClusterPlant(JobPlant):
     """A graph that peers run, whose source and targets are those of JobPlant."""
 
     def __init__(self, values: Any, **options: Any) -> None:
         super().__init__(values, **options)
-        self.cluster = PeerCluster(self.graph, self.open_environment, lambda: self.now, self.sleep, self.chance)
+        self.cluster = WatchedCluster(self.graph, self.open_environment, lambda: self.now, self.sleep, self.chance)
         self.log = self.cluster.log
         self.frozen: dict[PeerId, float] = {}
         """Until when each of these peers stands still."""
         self.replayed, self.suspected = Counter[Any](), Counter[Any]()
         """By key, how often an input was given back as a segment of it was lost, and how often as a suspect."""
+        self.workers: dict[tuple[int, Any], set[PeerId]] = {}
+        """The peers that worked on a key in an epoch."""
 
     @property
     def peers(self) -> dict[PeerId, Peer]:
@@ -82,6 +94,10 @@ class ClusterPlant(JobPlant):
             open_calls=partial(open_calls, patience=None),
             **self._environment,
         )
+
+    def note_key(self, key: Any) -> None:
+        peer = self.cluster.acting
+        self.workers.setdefault((peer._epochs[JOB], key), set()).add(peer.me)
 
     def add(self) -> Peer:
         """Starts a peer."""
@@ -156,6 +172,7 @@ class ClusterPlant(JobPlant):
         assert (job.phase, job.why) == (JobPhase.COMPLETED, "")
         self.run_for(2)
         self.check()
+        assert not [each for each in self.workers.items() if len(each[1]) > 1]
         for peer in self.peers.values():
             assert peer.task is None
             assert len(peer._ackers) == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,12 +10,32 @@ import pytest
 
 from kstreams_py.jobs.cluster.state import JobPhase
 from kstreams_py.jobs.messengers.frames import FRAME_MAX
+from kstreams_py.jobs.messengers.inproc import InprocMessenger
 from kstreams_py.jobs.peers.input_task import InputTask
 from kstreams_py.sources.suspects import DEATHS_MAX, REASON
 from kstreams_py.testing.request_faults import Crash
-from tests.simulation.clusters import ClusterPlant, PeerConnection
+from tests.simulation.clusters import JOB, ClusterPlant, PeerConnection
 from tests.simulation.jobs import Table
-from tests.simulation.test_jobs import GRAPHS, INPUTS
+from tests.simulation.test_jobs import GRAPHS as GRAPHS_OF_JOBS
+from tests.simulation.test_jobs import INPUTS, Declared
+
+
+def declare_grouped(plant: ClusterPlant) -> Declared:
+    """A task whose peers have keys of their own."""
+    parsed, grouped = plant.graph.channel("parsed", group_by=lambda value: value % 10), plant.graph.channel("grouped")
+    table = Table(plant)
+    plant.graph.map(plant.rows, to=parsed, id="parse")(lambda value: value)
+
+    @plant.graph.map(parsed, to=grouped)
+    def work(value: int) -> int:
+        plant.note_key(value % 10)
+        return value
+
+    plant.graph.sink(grouped, to=table, id="store")(lambda value: (value,))
+    return [table], lambda value: [[value]]
+
+
+GRAPHS = GRAPHS_OF_JOBS | {"grouped": declare_grouped}
 
 
 def plant_of(graph: str, **options: Any) -> ClusterPlant:
@@ -153,6 +174,46 @@ def test_inputs_that_kill_their_peers_are_refused_and_no_others(peers: int, dead
             plant.add()
     assert plant.refused().keys() == deadly
     assert plant.tables[0].values == [value for value in range(INPUTS) if value not in deadly]
+
+
+@pytest.mark.parametrize("seed", [1, 3, *(pytest.param(each, marks=pytest.mark.long) for each in range(4, 40))])
+def test_key_that_moves_has_one_peer_within_an_epoch_and_frames_of_the_old_one_go_back(seed: int) -> None:
+    """One peer has all keys: no other gets any while the job runs, and another gets half when it starts again."""
+    plant = ClusterPlant(range(20 * INPUTS), seed=seed)
+    plant.tables, plant.rows_of = declare_grouped(plant)
+    plant.begin(4)
+    for _ in range(6):
+        plant.add()
+    plant.run_until(lambda: len(plant.cluster.replica.ready_peers_of(JOB, "store")) == 3)
+    plant.run_for(0.2)
+    plant._orphan()
+    for name in plant.cluster.replica.peers_of(JOB, "store"):
+        plant.die_now(name)
+    plant.finish_job()
+    assert sum(peer._links.counts().returned for peer in plant.peers.values()) > 0
+
+
+def test_frames_of_a_peer_that_was_found_silent_are_refused_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    refused, deliver = Counter[str](), InprocMessenger.deliver
+
+    def note(self: InprocMessenger, peer: str, frame: bytes) -> bool:
+        before, is_taken = self.counts.strangers, deliver(self, peer, frame)
+        refused[peer] += self.counts.strangers - before
+        return is_taken
+
+    monkeypatch.setattr(InprocMessenger, "deliver", note)
+    plant = plant_of("grouped")
+    plant.begin(8)
+    plant.run_until(lambda: plant.find("work") is not None)
+    plant.run_for(0.1)
+    name = plant.find("work")
+    assert name is not None
+    plant._orphan()
+    plant.frozen[name] = plant.now + 10
+    plant.run_until(lambda: name not in plant.cluster.replica.peers)
+    before = refused[name]
+    plant.finish_job()
+    assert refused[name] > before
 
 
 UNSENDABLE: list[tuple[Any, str]] = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 import pytest
@@ -14,6 +14,7 @@ from kstreams_py.jobs.cluster.heartbeats import Heartbeats
 from kstreams_py.jobs.cluster.shares import Demand
 from kstreams_py.jobs.cluster.slots import new_table
 from kstreams_py.jobs.cluster.state import JobPhase, Replica
+from kstreams_py.jobs.messengers.link import Link
 from kstreams_py.jobs.peers import outbox
 from kstreams_py.jobs.peers.agreement import Agreement
 from kstreams_py.jobs.peers.audits import SegmentAudit
@@ -175,6 +176,18 @@ def audit_that_finds_nothing(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(clusters, "SECONDS_MAX", 30.0)
     patch.setattr(SegmentAudit, "doubt", lambda *_: None)
     patch.setattr(Entries, "_doubt", lambda *_: [])
+
+
+@mutation(lambda: test_peers.test_key_that_moves_has_one_peer_within_an_epoch_and_frames_of_the_old_one_go_back(1))
+def frames_of_an_older_epoch_that_are_taken(patch: pytest.MonkeyPatch) -> None:
+    ready = Link.ready
+
+    def take_all(self: Link, epochs: Mapping[str, int], tasks: Collection[tuple[str, str]] | None = None) -> object:
+        for frame in [frame for inbox in self._inboxes.values() for frame in inbox.held]:
+            frame.epoch = max(frame.epoch, min(epochs.get(frame.job, 0), 100))
+        return ready(self, epochs, tasks)
+
+    patch.setattr(Link, "ready", take_all)
 
 
 @mutation(lambda: run_with_faults("several", range(3)))
