@@ -29,6 +29,14 @@ from tests.system.test_jobs import Shop
 SILENT: Final = 8.0
 """Seconds of a freeze after which the others have found a peer silent."""
 
+WAITS: Final = "30 % of 5 peers are 1, and it has 3 tasks: start 4 more peers"
+
+SHOWN: Final = (
+    r"all  graph orders \(\w+\): running, epoch \d+\n  read-rows  [^ ,]+, [^ ,]+\n  parse      [^ ,]+, [^ ,]+\n"
+    r"  store      [^ ,]+\n"
+)
+"""What is printed of a job of three tasks, each peer of which is ready."""
+
 
 @pytest.mark.parametrize(
     ("kills", "freezes"), [(2, 1), pytest.param(12, 4, marks=[pytest.mark.long, pytest.mark.timeout(900)])]
@@ -40,17 +48,23 @@ def test_peers_killed_and_frozen_at_random_store_each_row_once(
     found = settings(**SHORT)
     rows, environment, kafka = 1_500 * (kills + freezes), found.as_environment(), KafkaCluster(found)
     shop, chance = Shop(tmp_path, rows=rows, seconds=0.003), random.Random(kills)
-    peers = ("peer", "--cluster", name, "--allow", shop.file, "--workers", 5)
+    peers = ("peer", "--cluster", name, "--allow", shop.file, "--workers", 5, "--scheduler", "percentage")
 
-    def run(*arguments: object) -> str:
+    def run(*arguments: object, status: int = 0) -> str:
         ended = kstreams(*arguments, "--cluster", name, environment=environment)
-        assert (ended.status, ended.error_lines) == (0, []), ended
+        assert (ended.status, ended.error_lines) == (status, []), ended
         return ended.out
 
     with command(tmp_path, *peers, environment=environment) as running:
         status = ("cluster", "status", "--cluster", name)
         wait_until(lambda: ": 5 peers," in kstreams(*status, environment=environment).out, "all have joined", pause=0.5)
-        job = run("job", "submit", shop.file).strip()
+        job = run("job", "submit", shop.file, "--percentage", 70, "--name", "all").strip()
+        wait_until(partial(shop.has_stored, 1), "a row is stored")
+        assert run("job", "submit", shop.file, "--percentage", 30, "--name", "more") == "more\n"
+        assert run("job", "list").splitlines() == ["all  running, 5 peers", f"more  waiting: {WAITS}"]
+        assert run("job", "wait", "more", "--timeout", 0, status=1) == "more is still waiting\n"
+        assert run("job", "kill", "more") == "more is killed\n"
+        wait_until(lambda: re.fullmatch(SHOWN, run("job", "show", job)), "all peers are ready", pause=0.5)
         faults = [signal.SIGKILL] * kills + [signal.SIGSTOP] * freezes
         chance.shuffle(faults)
 
