@@ -125,16 +125,19 @@ def test_record_that_is_no_replica_is_refused(data: bytes | None) -> None:
 
 DIGEST = """
 from kstreams_py.jobs.cluster.records import digest
+from kstreams_py.jobs.cluster.slots import slot_of
 from tests.unit.replicas import new_replicas, submit
 cluster = new_replicas("round-robin", 9, "A2 B3")
 cluster.append(submit("C2", grouped=[1]))
 for event in ("leave A", "join", "leave C", "complete B 1", "kill A"):
     cluster.do(event)
 print(digest(cluster.replica))
+keys = [[n, f"{n}", b"%d" % n, n + 0.5, (n, "x", None)] for n in range(200)]
+print(*(slot_of(key) for each in keys for key in each))
 """
 
 
-def test_replica_does_not_depend_on_the_seed_of_hashes() -> None:
+def test_replica_and_slots_of_keys_do_not_depend_on_the_seed_of_hashes() -> None:
     found = {
         subprocess.run(
             [sys.executable, "-c", DIGEST], env={"PYTHONHASHSEED": seed, "PYTHONPATH": "."}, check=True,
@@ -143,4 +146,6 @@ def test_replica_does_not_depend_on_the_seed_of_hashes() -> None:
         for seed in ("1", "2", "3")
     }  # fmt: skip
     assert len(found) == 1
-    assert len(found.pop().strip()) == 16
+    digest_of, slots = found.pop().splitlines()
+    assert (len(digest_of), len(slots.split())) == (16, 1_000)
+    assert len({*slots.split()}) > 240  # of 256
