@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from kstreams_py.jobs.cluster import fold, planner
 from kstreams_py.jobs.cluster.state import JobPhase
 from kstreams_py.jobs.messengers.frames import FRAME_MAX
 from kstreams_py.jobs.messengers.inproc import InprocMessenger
@@ -56,6 +57,25 @@ def test_several_peers_of_each_task_run_a_job_to_its_end(graph: str) -> None:
     plant = plant_of(graph)
     plant.begin(13)
     plant.finish_job()
+
+
+@pytest.mark.parametrize("is_covered", [True, False])
+def test_job_short_of_a_peer_reads_nothing_and_without_this_rule_inputs_go_nowhere(
+    monkeypatch: pytest.MonkeyPatch, is_covered: bool
+) -> None:
+    # OX-61, OX-62: what an uncovered task would get waits where it was made, so that it does not expire
+    if not is_covered:
+        monkeypatch.setattr(planner, "share", lambda peers, demands, *_, **__: {each.job: peers for each in demands})
+        monkeypatch.setattr(fold, "_is_ready", lambda *_: True)
+    plant = plant_of("chain")
+    plant.begin(2)
+    plant.run_for(100)
+    assert plant.job is not None
+    phase, count = (JobPhase.WAITING, 0) if is_covered else (JobPhase.RUNNING, INPUTS)
+    assert (plant.job.phase, plant.reads.total(), plant.tables[0].values) == (phase, count, [])
+    plant.add()
+    plant.finish_job()
+    assert plant.reads.total() == INPUTS
 
 
 def run_with_faults(graph: str, seeds: range) -> None:
