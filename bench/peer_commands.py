@@ -115,10 +115,10 @@ def measure_commands() -> dict[str, float]:
         commands.planning.clear()
         for _ in range(EVENTS):
             commands.change(chance)
-        found[f"command at {peers} peers, median ms"] = median(commands.seconds) * 1e3
+        found[f"command at {peers} peers, ms"] = median(commands.seconds) * 1e3
     first, *_, last = found.values()
-    found["command, growth of the time over that of the peers"] = last / first * SIZES[0] / SIZES[-1]
-    found[f"command with a plan at {peers} peers, median ms"] = median(commands.planning) * 1e3
+    found["command, growth"] = last / first * SIZES[0] / SIZES[-1]
+    found[f"plan at {peers} peers, ms"] = median(commands.planning) * 1e3
     return found
 
 

@@ -85,7 +85,7 @@ class Site:
         if submit.wait(WAIT_SECONDS):
             raise GaveUp("no job can be submitted")
         self._inserts.start()
-        self.wait_until(lambda: self.done(0)[1] >= BEFORE, "the first rows are done")
+        self.wait_until(lambda: self.count_done(0)[1] >= BEFORE, "the first rows are done")
 
     def _popen(self, *words: str) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-P", "-m", "kstreams_py", *words]
@@ -104,7 +104,7 @@ class Site:
                     connection.execute("INSERT INTO orders VALUES (?, ?)", (self.last + 1, "x" * 100))
                 self.last += 1
 
-    def done(self, last: int) -> tuple[int, int]:
+    def count_done(self, last: int) -> tuple[int, int]:
         """Returns how many rows are done up to a row, and how many beyond it."""
         with closing(sqlite3.connect(self._source, timeout=WAIT_SECONDS)) as connection:
             try:
@@ -162,11 +162,11 @@ def measure_death(checkout: Path, bootstrap: str, what: str) -> dict[str, float]
             for pid in killed:
                 os.kill(pid, signal.SIGKILL)
             last = site.last
-            flows = site.wait_until(lambda: site.done(last)[1] > 0, "segments flow again")
-            complete = site.wait_until(lambda: site.done(last)[0] == last, "what was in flight is complete")
+            flows = site.wait_until(lambda: site.count_done(last)[1] > 0, "segments flow again")
+            complete = site.wait_until(lambda: site.count_done(last)[0] == last, "what was in flight is complete")
         finally:
             site.close()
     return {
-        f"death of a {what}, s until segments flow": flows - began,
-        f"death of a {what}, s until complete after that": complete - flows,
+        f"{what} dies, s to flow": flows - began,
+        f"{what} dies, s to complete": complete - flows,
     }

@@ -6,8 +6,10 @@ of the three processes.
 
 - *zmq*, *http*: 100 bytes a value, as many as the peers take.
 - *latency*: from the call that adds an input to the write of its row, at 1,000 a second, over zmq.
-- *death*: of a peer, and of a machine of two, over zmq: see `bench/peer_deaths.py`.
-- *command*: the time that a peer of many takes for a command of the log: see `bench/peer_commands.py`.
+- *peer dies*, *machine dies*: until segments flow again, and from then on until all that was in flight is complete:
+  see `bench/peer_deaths.py`.
+- *command*, *plan*: the median time that a peer of many takes for a command of the log, and for one that makes a plan;
+  *growth* is that of the time over that of the peers: see `bench/peer_commands.py`.
 
 Each row runs once in each round, and the figures are medians. Ends with status 1 if a requirement is missed, which
 other load on the machine may cause: `--against DIRECTORY` measures another checkout in the same run.
@@ -51,13 +53,13 @@ TARGETS: Final = (
     Target("http, segments/s", least=50_000),
     Target("latency, median ms", most=1),
     Target("latency, p99 ms", most=10),
-    Target("death of a peer, s until segments flow", most=1),
-    Target("death of a peer, s until complete after that", most=5),
-    Target("death of a machine, s until segments flow", most=SILENT_AFTER * INTERVAL + 1),
-    Target("death of a machine, s until complete after that", most=5),
-    Target(f"command with a plan at {SIZES[-1]} peers, median ms"),
-    *(Target(f"command at {peers} peers, median ms", most=1) for peers in SIZES),
-    Target("command, growth of the time over that of the peers", most=1),
+    Target("peer dies, s to flow", most=1),
+    Target("peer dies, s to complete", most=5),
+    Target("machine dies, s to flow", most=SILENT_AFTER * INTERVAL + 1),
+    Target("machine dies, s to complete", most=5),
+    Target(f"plan at {SIZES[-1]} peers, ms"),
+    *(Target(f"command at {peers} peers, ms", most=1) for peers in SIZES),
+    Target("command, growth", most=1),
 )
 
 

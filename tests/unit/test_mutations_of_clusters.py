@@ -178,7 +178,7 @@ def audit_that_finds_nothing(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Entries, "_doubt", lambda *_: [])
 
 
-@mutation(lambda: test_peers.test_key_that_moves_has_one_peer_within_an_epoch_and_frames_of_the_old_one_go_back(1))
+@mutation(lambda: test_peers.test_key_that_moves_has_one_peer_within_an_epoch_and_old_frames_go_back(1))
 def frames_of_an_older_epoch_that_are_taken(patch: pytest.MonkeyPatch) -> None:
     ready = Link.ready
 
