@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import random
-import re
 from dataclasses import replace
 from itertools import product
-from typing import Any
 
 import pytest
 
-from kstreams_py.errors import GraphError
 from kstreams_py.jobs.cluster.commands import (
     AcceptJoin,
     Command,
@@ -30,7 +27,6 @@ from kstreams_py.jobs.cluster.commands import (
 from kstreams_py.jobs.cluster.fold import apply
 from kstreams_py.jobs.cluster.planner import demands, plan
 from kstreams_py.jobs.cluster.shares import Demand, divide
-from kstreams_py.jobs.cluster.slots import slot_of
 from kstreams_py.jobs.cluster.state import JobPhase, Replica
 from tests.unit.replicas import CODE, Replicas, new_replicas, submit
 
@@ -179,16 +175,6 @@ def test_command_that_comes_from_two_authors_changes_nothing_the_second_time(com
         answers = cluster.append(command)
     is_new = not isinstance(command, SignalReady | SubmitJob | AcceptJoin)  # the first of these are in the log already
     assert (states[1] != states[0], states[2] == states[1], answers) == (is_new, True, [])
-
-
-@pytest.mark.parametrize("key", [[7], {7}, Entry, (1, [2])], ids=str)
-def test_group_without_a_stable_hash_is_refused_with_the_types_that_can_be_used(key: Any) -> None:
-    # OX-53
-    assert slot_of(1) == slot_of(1.0) == slot_of(True)
-    kind = type(key[-1] if isinstance(key, tuple) else key).__name__
-    told = f"group_by= returned a {kind}, which has no hash that is the same on all peers: return a str, bytes, int"
-    with pytest.raises(GraphError, match=re.escape(told)):
-        slot_of(key)
 
 
 def test_seals_are_asked_for_again_when_the_peers_of_a_job_change() -> None:

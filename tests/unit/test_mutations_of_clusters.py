@@ -165,7 +165,7 @@ def readers_that_do_not_wait_for_suspects(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Agreement, "must_wait", property(lambda _: False))
 
 
-@mutation(lambda: test_peers.test_peers_run_a_job_to_its_end("gather"))
+@mutation(lambda: test_peers.test_peers_run_a_job_to_its_end("gather", 6))
 def gathers_that_are_never_given_up(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(clusters, "SECONDS_MAX", 30.0)
     patch.setattr(Entries, "_give_up", lambda *_: [])
