@@ -86,18 +86,18 @@ class Commands:
 
     def _append(self, command: Command) -> None:
         self._appended += 1
-        is_own = isinstance(command, Volunteer | SignalReady)
-        author = command.peer if is_own else f"tool-{self._appended}"
-        before, entry = self._replica, Entry(author, self._appended, command)
-        me = next(reversed(before.peers), PeerId(""))
+        answering = command.peer if isinstance(command, Volunteer | SignalReady) else None
+        before = self._replica
+        entry = Entry(answering or f"tool-{self._appended}", self._appended, command)
+        me = [PeerId(""), *before.peers][-1]
         began = time.perf_counter()
         after = apply(before, entry, self._appended)
         react(before, entry, after, me)
         self.seconds.append(time.perf_counter() - began)
         self._replica = after
-        if not is_own or after.planned_at != before.planned_at:
+        if answering is None or after.planned_at != before.planned_at:
             self.planning.append(self.seconds[-1])
-        if not is_own:
+        if answering is None:
             self._waiting += [Volunteer(peer, after.offset) for peer in find_volunteers(after)]
         self._waiting += [
             SignalReady(peer, each.job, each.since)

@@ -23,6 +23,7 @@ import time
 import uuid
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -79,7 +80,7 @@ class Site:
         for count in MACHINES:
             known = len(self._pids)
             self._machines.append(self._popen(*peer, "--workers", str(count)))
-            self.wait_until(lambda known=known + count: len(self._look().peers) == known, "the peers join")
+            self.wait_until(partial(self._has_peers, known + count), "the peers join")
             self._pids = [int(member.host.rpartition(" ")[2]) for member in self._look().peers.values()]
         submit = self._popen("job", "submit", self._graph, "--cluster", self._name, "--name", "bench")
         if submit.wait(WAIT_SECONDS):
@@ -96,6 +97,9 @@ class Site:
             return read_replica(self._kafka, self._name)
         except KStreamsError:  # the first peer makes the log
             return Replica()
+
+    def _has_peers(self, count: int) -> bool:
+        return len(self._look().peers) == count
 
     def _insert(self) -> None:
         with closing(sqlite3.connect(self._source, timeout=WAIT_SECONDS)) as connection:

@@ -99,10 +99,7 @@ class Replicas:
         return self.append(Leave(PeerId(peer), LeaveReason.DIED))
 
     def do(self, event: str) -> list[Command]:
-        """Appends the commands of an event as it stands in a table; returns what peers answer to the last of them.
-
-        A task is its number, or * for all tasks of the job, one after another.
-        """
+        """Appends the commands of an event as it stands in a table (* is each task); returns the last answers."""
         verb, _, what = event.partition(" ")
         if verb == "join":
             return self.join()
@@ -116,9 +113,7 @@ class Replicas:
         name, _, task = what.partition(" ")
         job, answers = JobId(name), list[Command]()
         if task == "*":
-            for each in self.replica.jobs[job].tasks:
-                answers = self.do(f"{verb} {name} {each.id[1:]}")
-            return answers
+            return [self.do(f"{verb} {name} {each.id[1:]}") for each in self.replica.jobs[job].tasks][-1]
         if verb == "complete":
             return self.append(CompleteTask(job, f"t{task}"))
         assert verb == "seal", event

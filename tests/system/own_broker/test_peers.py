@@ -16,7 +16,6 @@ from kstreams_py.graph.loading import load
 from kstreams_py.jobs.cluster.kafka_log import read_replica
 from kstreams_py.kafka.cluster import KafkaCluster
 from kstreams_py.operations.clusters import submit_job
-from tests.system.app import SHORT
 from tests.system.command import command, kstreams
 from tests.system.harness import wait_until
 from tests.system.test_jobs import Shop
@@ -30,7 +29,7 @@ AWAY: Final = 30.0
 def test_log_that_is_away_for_long_while_a_job_runs_changes_nothing(
     own_broker: EmbeddedKafka, name: str, tmp_path: Path, end: str, begin: str
 ) -> None:
-    settings = Settings.load(bootstrap_servers=own_broker.bootstrap_servers, schema_directory=tmp_path, **SHORT)
+    settings = Settings.load(bootstrap_servers=own_broker.bootstrap_servers, schema_directory=tmp_path)
     rows, environment, kafka = 1_000, settings.as_environment(), KafkaCluster(settings)
     shop, status = Shop(tmp_path, rows=rows, seconds=0.02, ends=False), ("cluster", "status", "--cluster", name)
     peers = ("peer", "--cluster", name, "--allow", shop.file, "--workers", 5)
