@@ -58,6 +58,9 @@ def peer(
     host: Annotated[str, typer.Option(help="the address to listen on")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="the port to listen on, that of the first peer; 0 for free ones")] = 0,
     advertised: Annotated[str, typer.Option(help="the address for other machines, if it is not that of --host")] = "",
+    certificate: Annotated[str, typer.Option(help="with --messenger http: this peer's certificate for TLS (PEM)")] = "",
+    key: Annotated[str, typer.Option(help="the key of --certificate, if that file has none (PEM)")] = "",
+    authority: Annotated[str, typer.Option(help="what signs the certificates of all peers (PEM)")] = "",
     identity: Annotated[str, typer.Option("--id", hidden=True)] = "",
     slot: Annotated[int, typer.Option("--slot", hidden=True)] = 0,
     http: Annotated[
@@ -84,6 +87,9 @@ def peer(
         host=host,
         port=port,
         advertised=advertised,
+        certificate=certificate,
+        key=key,
+        authority=authority,
         peer=identity,
         slot=slot,
     )

@@ -19,7 +19,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Final
 
-from kstreams_py.errors import KStreamsError, Retriable
+from kstreams_py.errors import KStreamsError, Retriable, SettingsError
 from kstreams_py.formats.registries import open_registry
 from kstreams_py.graph.loading import show_target
 from kstreams_py.graph.topology import Graph
@@ -31,7 +31,7 @@ from kstreams_py.jobs.cluster.membership import ClusterMembership
 from kstreams_py.jobs.cluster.observations import ClusterFigures
 from kstreams_py.jobs.cluster.watcher import ClusterWatcher
 from kstreams_py.jobs.environment import JobEnvironment, job_environment
-from kstreams_py.jobs.messengers.contract import MessengerSettings
+from kstreams_py.jobs.messengers.contract import Messenger, MessengerSettings
 from kstreams_py.jobs.messengers.links import Links
 from kstreams_py.jobs.messengers.registry import open_messenger
 from kstreams_py.jobs.peers.fingerprints import fingerprint_of
@@ -85,9 +85,12 @@ class PeerOptions:
 
     - `cluster`: the name of the cluster.
     - `targets`: the modules or files with the graphs that it may run.
-    - `messenger`: the name of the messenger; `host`, `port`, `advertised`: see MessengerSettings.
+    - `messenger`: the name of the messenger.
+    - `host`, `port`, `advertised`, `certificate`, `key`, `authority`: see MessengerSettings; "" for none.
     - `peer`: its id; "" for a new one.
     - `slot`: its number among the peers of its supervisor.
+
+    Raises SettingsError for a part of the options of TLS, and for those of TLS with a messenger that does not use it.
     """
 
     cluster: str
@@ -97,8 +100,40 @@ class PeerOptions:
     host: str = "127.0.0.1"
     port: int = 0
     advertised: str = ""
+    certificate: str = ""
+    key: str = ""
+    authority: str = ""
     peer: str = ""
     slot: int = 0
+
+    def __post_init__(self) -> None:
+        if (self.key and not self.certificate) or bool(self.certificate) != bool(self.authority):
+            raise SettingsError(
+                "TLS needs --certificate and --authority, and --key unless the file of the certificate has it: add "
+                "what is missing, or leave all of them out"
+            )
+        if self.certificate and self.messenger == "zmq":
+            raise SettingsError(
+                "--certificate is for --messenger http: add that, or leave the certificate out: zmq encrypts with keys "
+                "that each peer generates"
+            )
+
+    def new_messenger(self, peer: PeerId) -> Messenger:
+        """Returns the messenger of a peer, which is not started yet. Raises the same as `open_messenger`."""
+        return open_messenger(self.messenger, self.messenger_settings(peer))
+
+    def messenger_settings(self, peer: PeerId) -> MessengerSettings:
+        """Returns the settings of the messenger of a peer. Raises SettingsError."""
+        return MessengerSettings(
+            peer=peer,
+            cluster=self.cluster,
+            host=self.host,
+            port=self.port,
+            advertised=self.advertised,
+            certificate=self.certificate or None,
+            key=self.key or None,
+            authority=self.authority or None,
+        )
 
 
 def new_peer_id() -> PeerId:
@@ -156,16 +191,7 @@ class PeerRun:
         options = self._options
         me = PeerId(options.peer) if options.peer else new_peer_id()
         logs.set_context(graph=options.cluster, processor=me, slot=options.slot)
-        messenger = open_messenger(
-            options.messenger,
-            MessengerSettings(
-                peer=me,
-                cluster=options.cluster,
-                host=options.host,
-                port=options.port,
-                advertised=options.advertised,
-            ),
-        )
+        messenger = options.new_messenger(me)
         messenger.start()
         host = f"{socket.gethostname()}, process {os.getpid()}"
         join = AcceptJoin(me, messenger.address, messenger.public_key, self._fingerprints, host)
@@ -426,10 +452,12 @@ class SupervisedPeers:
         options = self._options
         allowed = [word for target in options.targets for word in ("--allow", target)]
         port = options.port + slot if options.port else 0
+        files = {"--certificate": options.certificate, "--key": options.key, "--authority": options.authority}
         return (
             *(sys.executable, "-P", "-m", "kstreams_py", "peer", "--cluster", options.cluster, *allowed),
             *("--scheduler", options.scheduler, "--messenger", options.messenger, "--host", options.host),
             *("--port", str(port), "--advertised", options.advertised, "--id", me, "--slot", str(slot)),
+            *(word for option, file in files.items() if file for word in (option, file)),
         )
 
     @property
@@ -457,6 +485,7 @@ class SupervisedPeers:
 
         Raises GraphError and SettingsError before they start; later, WorkersFailed.
         """
+        self._options.new_messenger(PeerId("supervisor"))  # each peer would refuse the same settings
         graphs = PeerGraphs(self._options.cluster, tuple(load_graphs(self._options.targets).values()))
         deaths = _Deaths(self._cluster, self._options.cluster)
         try:

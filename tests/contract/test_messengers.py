@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import os
+import re
 import socket
 import threading
 import time
@@ -29,7 +30,7 @@ from kstreams_py.jobs.messengers.pins import pin_ids
 from kstreams_py.jobs.messengers.registry import open_messenger, register_messenger
 from kstreams_py.jobs.messengers.zmq import ZmqMessenger
 from kstreams_py.jobs.segments import Segments
-from tests.signing_in import make_certificates
+from tests.signing_in import issue, make_certificates
 from tests.waiting import wait_until
 
 KINDS: Final = ("inproc", "zmq", "http")
@@ -373,15 +374,30 @@ def test_connections_of_strangers_leave_places_for_members(peers: Peers, monkeyp
 
 
 @pytest.mark.parametrize("kind", ["http"])
-def test_http_with_an_authority_lets_only_its_certificates_in(peers: Peers, tmp_path: Path) -> None:
+def test_http_with_an_authority_lets_only_its_certificates_in(
+    peers: Peers, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     make_certificates(tmp_path)
-    tls = {"certificate": str(tmp_path / "server.pem"), "authority": str(tmp_path / "ca.pem")}
-    first, second = peers.pair(**tls)
+    stranger = issue("127.0.0.1")
+    (tmp_path / "stranger.pem").write_text(stranger.key + stranger.certificate)
+    files = {name: str(tmp_path / f"{name}.pem") for name in ("server", "stranger", "ca")}
+    first, second = peers.pair(certificate=files["server"], authority=files["ca"])
+    assert isinstance(second, HttpMessenger)
     assert first.address.startswith("https://")
     plain = peers.open("c")
-    plain.connect("b", second.address, second.public_key)
-    plain.send("b", b"x")
-    peers.wait(second, lambda: second.counts.garbage)
+    for here, there in ((plain, second), (second, plain)):
+        with pytest.raises(SettingsError, match="start all peers with --certificate and --authority, or none"):
+            here.connect(peers.names[there], there.address, there.public_key)
+    with suppress(ConnectionError, http.client.RemoteDisconnected):
+        request(second)
+    refused = peers.open("d", certificate=files["stranger"], authority=files["ca"])
+    deceived = peers.open("e", certificate=files["server"], authority=files["stranger"])
+    for each, why in ((refused, "unknown ca"), (deceived, "self-signed")):
+        each.connect("b", second.address, second.public_key)
+        each.send("b", b"x")
+        text = f"peer b at {second.address[8:]} cannot be reached by TLS: .*{why}.*: give each peer a certificate"
+        peers.wait(second, lambda text=text: re.search(text, caplog.text))  # type: ignore[misc]
+    peers.wait(second, lambda: second.counts.garbage >= 3)
     peers.send(first, second, b"good")
     assert peers.got(second, 1) == [("a", b"good")]
 

@@ -10,18 +10,23 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
-from kstreams_py.errors import Retriable
+from kstreams_py.cli.main import app
+from kstreams_py.errors import Retriable, SettingsError
 from kstreams_py.jobs.cluster.commands import AcceptJoin, Command, Found, Leave, LeaveReason, PeerId, Scheduler
 from kstreams_py.jobs.cluster.fold import VERSION
 from kstreams_py.jobs.cluster.heartbeats import Heartbeats
 from kstreams_py.jobs.cluster.log import LogInMemory
 from kstreams_py.jobs.cluster.membership import ClusterMembership
 from kstreams_py.jobs.cluster.state import PeerState, Replica
+from kstreams_py.jobs.messengers.contract import MessengerSettings
 from kstreams_py.kafka.contracts import Cluster
 from kstreams_py.running import peers as module
 from kstreams_py.running.peers import LogOutage, PeerOptions, SupervisedPeers
@@ -136,6 +141,47 @@ def test_leave_that_cannot_be_appended_is_named(
     text = f"cannot say that peer {dead} has died: the others will find it silent: no broker answers"
     wait_until(lambda: text in caplog.text, "the log names the peer", 20.0)
     assert log.appended == []
+
+
+TLS: dict[str, Any] = {"certificate": "web1.pem", "key": "web1.key", "authority": "ca.pem"}
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (TLS | {"key": "", "authority": ""}, "TLS needs --certificate and --authority, and --key unless the file"),
+        (TLS | {"certificate": ""}, "TLS needs --certificate and --authority.*: add what is missing, or leave all of"),
+        (TLS, "--certificate is for --messenger http: add that, or leave the certificate out"),
+        (TLS | {"messenger": "http"}, "cannot use web1.pem, web1.key, ca.pem: No such file.*: give files in PEM"),
+        ({"messenger": "zmk"}, "no messenger is called 'zmk': did you mean zmq"),
+    ],
+)
+def test_options_that_no_peer_can_use_are_one_message_at_the_start(changed: dict[str, Any], message: str) -> None:
+    target = str(Path(__file__).parents[2] / "kstreams_py" / "demo" / "channels_graph.py")
+    with pytest.raises(SettingsError, match=message):
+        SupervisedPeers(PeerOptions(cluster="shop", targets=[target], **changed), 2, Settings()).run(lambda: None)
+
+
+def test_command_gives_each_option_to_its_peers(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = list[Any]()
+    monkeypatch.setattr(module, "PeerRun", lambda options, _: found.append(options))
+    monkeypatch.setattr("kstreams_py.cli.peers.run_in_foreground", lambda _: None)
+    options = PeerOptions(
+        cluster="shop",
+        targets=["a.py", "b.py"],
+        scheduler=Scheduler.PERCENTAGE,
+        messenger="http",
+        host="web1",
+        port=4_000,
+        advertised="web1.example",
+        **TLS,
+    )
+    command = SupervisedPeers(options, 3, Settings())._command(2)
+    CliRunner().invoke(app, command[command.index("peer") :], catch_exceptions=False)
+    assert found == [replace(options, port=4_002, slot=2, peer=found[0].peer)]
+    settings = found[0].messenger_settings(PeerId("p0"))
+    expected = {name: getattr(found[0], name) for name in ("cluster", "host", "port", "advertised", *TLS)}
+    assert settings == MessengerSettings(peer="p0", **expected)
 
 
 class Alone:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
+import os
 import random
 import secrets
 import socket
@@ -95,6 +96,13 @@ def _authorize(token: bytes, names: tuple[str, str, str], length: int, digest: s
 
 def _digest(body: bytes | bytearray) -> str:
     return blake2b(body, digest_size=32).hexdigest()
+
+
+def _describe(error: ssl.SSLError) -> str:
+    """Returns what OpenSSL says of a failed handshake."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return error.verify_message
+    return (error.reason or str(error)).replace("_", " ").lower()
 
 
 def _split(body: bytes) -> list[bytes] | None:
@@ -192,6 +200,11 @@ class HttpMessenger:
             is_right = False
         if not is_right:
             raise SettingsError(f"{peer}: {address!r} is not an http address: start all peers with the same messenger")
+        if (box.address.scheme == "https") != (self._client_tls is not None):
+            raise SettingsError(
+                f"{peer}: {address!r}: one of the two peers uses TLS, and the other does not: start all peers with "
+                "--certificate and --authority, or none"
+            )
         self._end(self._boxes.pop(peer, None))
         self._boxes[peer] = box
         self.queues.open(peer)
@@ -288,6 +301,13 @@ class HttpMessenger:
                         if connection is None:
                             connection = await self._connect(box)
                         code, is_kept = await self._post(box, connection, frames)
+                except ssl.SSLError as error:
+                    logger.warning(
+                        "peer %s at %s cannot be reached by TLS: %s: give each peer a certificate for the address that "
+                        "the others use, issued by the --authority of all peers",
+                        box.peer, box.address.netloc, _describe(error), extra=repeated(f"TLS of peer {box.peer}"),
+                    )  # fmt: skip
+                    code, is_kept = 0, False
                 except (OSError, EOFError, ValueError, asyncio.LimitOverrunError, HTTPInputError) as error:
                     logger.debug("peer %s is away: %s", box.peer, error)
                     code, is_kept = 0, False
@@ -311,8 +331,8 @@ class HttpMessenger:
                 connection[1].transport.abort()
 
     async def _connect(self, box: _Outbox) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        tls = self._client_tls if box.address.scheme == "https" else None
-        reader, writer = await asyncio.open_connection(box.address.hostname, box.address.port, ssl=tls, limit=HEAD_MAX)
+        host, port = box.address.hostname, box.address.port
+        reader, writer = await asyncio.open_connection(host, port, ssl=self._client_tls, limit=HEAD_MAX)
         writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return reader, writer
 
@@ -473,6 +493,7 @@ def _open_contexts(settings: MessengerSettings) -> tuple[ssl.SSLContext | None, 
             # without a password, OpenSSL would ask on the terminal
             context.load_cert_chain(settings.certificate, settings.key, password="")
     except (OSError, ValueError) as error:
+        named = [each for each in named if not os.access(each, os.R_OK)] or named
         why = getattr(error, "strerror", None) or error
         raise SettingsError(
             f"cannot use {', '.join(map(str, named))}: {why}: give files in PEM format, with a key without a password"
