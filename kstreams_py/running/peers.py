@@ -90,7 +90,8 @@ class PeerOptions:
     - `peer`: its id; "" for a new one.
     - `slot`: its number among the peers of its supervisor.
 
-    Raises SettingsError for a part of the options of TLS, and for those of TLS with a messenger that does not use it.
+    Raises SettingsError for a messenger that reaches no other process, and for options of TLS that do not go together,
+    or that the messenger does not use.
     """
 
     cluster: str
@@ -107,6 +108,8 @@ class PeerOptions:
     slot: int = 0
 
     def __post_init__(self) -> None:
+        if self.messenger == "inproc":
+            raise SettingsError("--messenger inproc reaches no other process: choose zmq or http")
         if (self.key and not self.certificate) or bool(self.certificate) != bool(self.authority):
             raise SettingsError(
                 "TLS needs --certificate and --authority, and --key unless the file of the certificate has it: add "

@@ -153,6 +153,7 @@ TLS: dict[str, Any] = {"certificate": "web1.pem", "key": "web1.key", "authority"
         (TLS | {"certificate": ""}, "TLS needs --certificate and --authority.*: add what is missing, or leave all of"),
         (TLS, "--certificate is for --messenger http: add that, or leave the certificate out"),
         (TLS | {"messenger": "http"}, "cannot use web1.pem, web1.key, ca.pem: No such file.*: give files in PEM"),
+        ({"messenger": "inproc"}, "--messenger inproc reaches no other process: choose zmq or http"),
         ({"messenger": "zmk"}, "no messenger is called 'zmk': did you mean zmq"),
     ],
 )
