@@ -16,7 +16,7 @@ from kstreams_py.cli.options import AsJson, Bootstrap, Config, Target, load_vali
 from kstreams_py.cli.streams import echo
 from kstreams_py.errors import MissingSoftware, SettingsError
 from kstreams_py.graph.names import CLUSTER_MAX, is_plain_name
-from kstreams_py.jobs.cluster.commands import JobId, KillJob, Scheduler
+from kstreams_py.jobs.cluster.commands import FRAME_MAX, JobId, KillJob, Scheduler
 from kstreams_py.jobs.cluster.explanations import describe_job, explain
 from kstreams_py.jobs.cluster.kafka_log import append_command, read_entries, read_replica
 from kstreams_py.jobs.cluster.state import JobPhase
@@ -61,6 +61,14 @@ def peer(
     certificate: Annotated[str, typer.Option(help="with --messenger http: this peer's certificate for TLS (PEM)")] = "",
     key: Annotated[str, typer.Option(help="the key of --certificate, if that file has none (PEM)")] = "",
     authority: Annotated[str, typer.Option(help="what signs the certificates of all peers (PEM)")] = "",
+    frame_max: Annotated[
+        int,
+        typer.Option(
+            help="the most bytes of a frame, which bounds the values on channels; the same for all peers of a cluster",
+            min=1 << 20,  # a frame of failures may have this many
+            max=1 << 30,
+        ),
+    ] = FRAME_MAX,
     identity: Annotated[str, typer.Option("--id", hidden=True)] = "",
     slot: Annotated[int, typer.Option("--slot", hidden=True)] = 0,
     http: Annotated[
@@ -90,6 +98,7 @@ def peer(
         certificate=certificate,
         key=key,
         authority=authority,
+        frame_max=frame_max,
         peer=identity,
         slot=slot,
     )

@@ -23,7 +23,7 @@ from kstreams_py.errors import KStreamsError, Retriable, SettingsError
 from kstreams_py.formats.registries import open_registry
 from kstreams_py.graph.loading import show_target
 from kstreams_py.graph.topology import Graph
-from kstreams_py.jobs.cluster.commands import AcceptJoin, Found, Leave, LeaveReason, PeerId, Scheduler
+from kstreams_py.jobs.cluster.commands import FRAME_MAX, AcceptJoin, Found, Leave, LeaveReason, PeerId, Scheduler
 from kstreams_py.jobs.cluster.fold import VERSION
 from kstreams_py.jobs.cluster.heartbeats import INTERVAL, Heartbeats
 from kstreams_py.jobs.cluster.kafka_log import KafkaLog, append_command, read_replica
@@ -88,6 +88,7 @@ class PeerOptions:
     - `messenger`: the name of the messenger.
     - `host`, `port`, `advertised`, `certificate`, `key`, `authority`: see MessengerSettings; "" for none.
     - `peer`: its id; "" for a new one.
+    - `frame_max`: the most bytes of a frame, the same for all peers of a cluster; it bounds the values of channels.
     - `slot`: its number among the peers of its supervisor.
 
     Raises SettingsError for a messenger that reaches no other process, and for options of TLS that do not go together,
@@ -104,6 +105,7 @@ class PeerOptions:
     certificate: str = ""
     key: str = ""
     authority: str = ""
+    frame_max: int = FRAME_MAX
     peer: str = ""
     slot: int = 0
 
@@ -121,6 +123,10 @@ class PeerOptions:
                 "that each peer generates"
             )
 
+    def settings_of_cluster(self) -> Found:
+        """Returns what all peers of the cluster must agree on."""
+        return Found(VERSION, self.cluster, self.scheduler, messenger=self.messenger, frame_max=self.frame_max)
+
     def new_messenger(self, peer: PeerId) -> Messenger:
         """Returns the messenger of a peer, which is not started yet. Raises the same as `open_messenger`."""
         return open_messenger(self.messenger, self.messenger_settings(peer))
@@ -133,6 +139,7 @@ class PeerOptions:
             host=self.host,
             port=self.port,
             advertised=self.advertised,
+            frame_max=self.frame_max,
             certificate=self.certificate or None,
             key=self.key or None,
             authority=self.authority or None,
@@ -198,7 +205,7 @@ class PeerRun:
         messenger.start()
         host = f"{socket.gethostname()}, process {os.getpid()}"
         join = AcceptJoin(me, messenger.address, messenger.public_key, self._fingerprints, host)
-        found = Found(VERSION, options.cluster, options.scheduler, messenger=options.messenger)
+        found = options.settings_of_cluster()
         membership = ClusterMembership(KafkaLog(cluster, options.cluster, me), found, join, Heartbeats(me))
         links = Links(options.cluster, me, random.random)
         peer = Peer(membership, messenger, links, self._graphs, self._open(cluster), time.monotonic)
@@ -459,7 +466,8 @@ class SupervisedPeers:
         return (
             *(sys.executable, "-P", "-m", "kstreams_py", "peer", "--cluster", options.cluster, *allowed),
             *("--scheduler", options.scheduler, "--messenger", options.messenger, "--host", options.host),
-            *("--port", str(port), "--advertised", options.advertised, "--id", me, "--slot", str(slot)),
+            *("--port", str(port), "--advertised", options.advertised),
+            *("--frame-max", str(options.frame_max), "--id", me, "--slot", str(slot)),
             *(word for option, file in files.items() if file for word in (option, file)),
         )
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 
 from kstreams_py.errors import SettingsError
 from kstreams_py.jobs.cluster.commands import (
+    FRAME_MAX,
     AcceptJoin,
     Entry,
     Found,
@@ -163,13 +165,26 @@ def test_nothing_changes_while_the_log_is_away() -> None:
     assert all(peer.may_act(cluster.now) for peer in cluster.peers.values())
 
 
-def test_peer_of_another_version_or_scheduler_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"scheduler": Scheduler.GREEDY}, "has the scheduler round-robin, and this peer greedy: start it with --sch"),
+        (
+            {"frame_max": 1 << 20},
+            f"at most {FRAME_MAX} .*peer 1048576: start it with --frame-max {FRAME_MAX}, ",
+        ),
+    ],
+)
+def test_peer_with_another_setting_of_the_cluster_is_refused(other: dict[str, Any], message: str) -> None:
     cluster = Cluster()
     cluster.add()
     cluster.run(2)
-    cluster.add(settings=Found(VERSION, "flights", Scheduler.GREEDY))
-    with pytest.raises(SettingsError, match="has the scheduler round-robin, and this peer greedy: start it with --sch"):
+    cluster.add(settings=replace(Found(VERSION, "flights", Scheduler.ROUND_ROBIN), **other))
+    with pytest.raises(SettingsError, match=message):
         cluster.run(2)
+
+
+def test_peer_of_another_version_is_refused() -> None:
     other = Cluster()
     other.log.append(encode_entry(Entry("old", 1, Found(VERSION + 1, "flights", Scheduler.ROUND_ROBIN))))
     other.add()

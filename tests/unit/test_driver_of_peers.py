@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -14,11 +15,13 @@ import pytest
 import kstreams_py as ks
 from kstreams_py import sinks
 from kstreams_py.errors import Retriable, SinkUnavailable, UserMistake
+from kstreams_py.jobs.cluster.commands import Found
+from kstreams_py.jobs.messengers.frames import ENVELOPE
 from kstreams_py.jobs.peers.audits import SegmentAudit
 from kstreams_py.jobs.peers.entries import Entries
 from kstreams_py.jobs.peers.function_task import FunctionTask
 from kstreams_py.log_fields import FOLD
-from kstreams_py.testing import MemorySource, TestDriver
+from kstreams_py.testing import MemorySource, TestDriver, memory_peers
 from kstreams_py.testing.peers import Peers
 from tests.tables import each_case
 
@@ -220,6 +223,21 @@ def test_run_on_peers_is_the_same_for_the_same_seed() -> None:
 
     assert trace(1) == trace(1)
     assert trace(1) != trace(2)
+
+
+def test_value_above_the_limit_of_the_cluster_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_peers, "Found", partial(Found, frame_max=1 << 20))
+    graph = ks.Graph("files")
+    texts = graph.channel("texts")
+    graph.map(graph.source("rows", MemorySource()), to=texts, id="read")(lambda size: "x" * size)
+    graph.sink(texts, to=sinks.SQLite("no.db", table="t", columns=["a"]), id="store")(lambda text: (len(text),))
+    with TestDriver(graph) as driver:
+        driver.source("rows").add(1_000, 1 << 20)
+        driver.peers(3)
+        driver.run()
+        ((size, why),) = driver.source("rows").refused
+        assert (driver.rows("store"), size) == ([(1_000,)], 1 << 20)
+        assert f"a frame has at most {(1 << 20) - ENVELOPE}: return a reference to it" in why
 
 
 def test_request_without_an_answer_and_attempts_are_waited_for_while_the_clock_moves() -> None:

@@ -9,10 +9,10 @@ from typing import Any, Final
 import pytest
 
 from kstreams_py.errors import DecodeError, SettingsError
+from kstreams_py.jobs.cluster.commands import FRAME_MAX
 from kstreams_py.jobs.identity import Given, Path, Pattern, SegmentId
 from kstreams_py.jobs.messengers.backoff import Backoff
 from kstreams_py.jobs.messengers.frames import (
-    FRAME_MAX,
     SEGMENTS_MAX,
     Acks,
     Answers,
@@ -100,7 +100,7 @@ def test_frames_keep_the_limit_of_bytes_and_one_value_above_it_is_refused_by_nam
     assert unpack(frames) == [each for number, each in enumerate(sent) if number != 3]
     assert {index: str(error) for index, error in refused.items()} == {
         3: "a channel cannot send a value of 70006 bytes to task 'enrich' of another peer: a frame has at most 64512: "
-        "return a reference to it, such as the name of a file, or raise the limit of all peers"
+        "return a reference to it, such as the name of a file, or begin another cluster with a larger --frame-max"
     }
 
 

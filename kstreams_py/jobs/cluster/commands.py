@@ -16,6 +16,9 @@ PeerId = NewType("PeerId", str)
 
 JobId = NewType("JobId", str)
 
+FRAME_MAX: Final = 8 << 20
+"""The most bytes of a frame that peers send each other, unless their cluster has another limit."""
+
 
 class Scheduler(StrEnum):
     """How the peers of a cluster are divided among its jobs."""
@@ -55,6 +58,7 @@ class Found:
     - `version`: the version of the fold (`fold.VERSION`).
     - `messenger`: the name of the messenger over which peers reach each other.
     - `drops_last`: see `shares.share`.
+    - `frame_max`: the most bytes of a frame that peers send each other.
     """
 
     version: int
@@ -62,6 +66,7 @@ class Found:
     scheduler: Scheduler
     drops_last: bool = False
     messenger: str = ""
+    frame_max: int = FRAME_MAX
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,6 +95,7 @@ def _found(replica: Replica, command: Found) -> Replica:
         messenger=command.messenger,
         scheduler=command.scheduler,
         drops_last=command.drops_last,
+        frame_max=command.frame_max,
     )
 
 

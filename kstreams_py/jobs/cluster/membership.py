@@ -178,6 +178,12 @@ class ClusterMembership:
                 f"cluster {wanted.cluster} has the messenger {found.messenger}, and this peer {wanted.messenger}: "
                 f"start it with --messenger {found.messenger}, or choose another name for the cluster"
             )
+        if found.frame_max != wanted.frame_max:
+            raise SettingsError(
+                f"cluster {wanted.cluster} has frames of at most {found.frame_max} bytes, and this peer "
+                f"{wanted.frame_max}: start it with --frame-max {found.frame_max}, or choose another name for the "
+                "cluster"
+            )
         if (found.scheduler, found.drops_last) != (wanted.scheduler, wanted.drops_last):
             raise SettingsError(
                 f"cluster {wanted.cluster} has the scheduler {found.scheduler}, and this peer {wanted.scheduler}: "

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from kstreams_py.jobs.cluster.commands import JobId, PeerId, Scheduler, TaskSpec
+from kstreams_py.jobs.cluster.commands import FRAME_MAX, JobId, PeerId, Scheduler, TaskSpec
 
 
 class JobPhase(StrEnum):
@@ -106,6 +106,7 @@ class Replica:
     - `departed`: the ids of the peers that left and of the jobs that were dropped last: they never come back.
     - `sequences`: the number of the newest command of each author.
     - `drops_last`: see `shares.share`.
+    - `frame_max`: the most bytes of a frame that peers send each other.
     """
 
     version: int = 0
@@ -122,6 +123,7 @@ class Replica:
     assignments: Mapping[PeerId, Assignment] = field(default_factory=dict)
     departed: tuple[str, ...] = ()
     sequences: Mapping[str, int] = field(default_factory=dict)
+    frame_max: int = FRAME_MAX
 
     def peers_of(self, job: JobId, task: str | None = None) -> list[PeerId]:
         """Returns the peers of a job, or of one of its tasks, in the order in which they joined."""

@@ -7,7 +7,8 @@ from errno import EADDRINUSE
 from typing import Protocol
 
 from kstreams_py.errors import SettingsError
-from kstreams_py.jobs.messengers.frames import ENVELOPE, FRAME_MAX
+from kstreams_py.jobs.cluster.commands import FRAME_MAX
+from kstreams_py.jobs.messengers.frames import ENVELOPE
 
 
 @dataclass(frozen=True, kw_only=True)

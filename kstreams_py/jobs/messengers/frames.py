@@ -23,9 +23,6 @@ PROTOCOL: Final = 1
 SEGMENTS_MAX: Final = 500
 """The most segments of a frame, and the most ids of an item."""
 
-FRAME_MAX: Final = 8 << 20
-"""The most bytes of a frame, unless settings say otherwise."""
-
 ENVELOPE: Final = 1 << 10
 """Bytes that a frame of segments leaves free below the limit, so that it fits into the frame that gives it back."""
 

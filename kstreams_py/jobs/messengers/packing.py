@@ -84,7 +84,8 @@ def _pack(packed: Packed, to: Destination, segments: Segments, indexes: Sequence
     elif count == 1:
         packed.refused[indexes[0]] = EncodeError(
             f"a channel cannot send a value of {len(values)} bytes to task {to.reader!r} of another peer: a frame has "
-            f"at most {limit}: return a reference to it, such as the name of a file, or raise the limit of all peers"
+            f"at most {limit}: return a reference to it, such as the name of a file, or begin another cluster "
+            "with a larger --frame-max"
         )
     else:
         half = count // 2

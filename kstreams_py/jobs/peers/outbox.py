@@ -10,7 +10,7 @@ from kstreams_py.errors import DecodeError
 from kstreams_py.graph.declarations import Channel
 from kstreams_py.jobs.cluster.commands import PeerId
 from kstreams_py.jobs.identity import Entropy, Pattern, SegmentId, new_patterns
-from kstreams_py.jobs.messengers.frames import FRAME_MAX, FailedSegment, Item, SegmentFrame, failed_segment
+from kstreams_py.jobs.messengers.frames import FailedSegment, Item, SegmentFrame, failed_segment
 from kstreams_py.jobs.messengers.links import Links
 from kstreams_py.jobs.messengers.packing import Destination, pack_segments, unpack_segments
 from kstreams_py.jobs.peers.routes import Route, Routes, split
@@ -30,8 +30,12 @@ class Outbox(Readers):
     - `owed`: the inputs and patterns of copies that were counted as sent and cannot be sent: to be acknowledged.
     """
 
-    def __init__(self, entropy: Entropy, links: Links, task: str, frame_max: int = FRAME_MAX) -> None:
-        """Has no routes yet. `task`: the id of the task whose results it sends."""
+    def __init__(self, entropy: Entropy, links: Links, task: str, frame_max: int) -> None:
+        """Has no routes yet.
+
+        - `task`: the id of the task whose results it sends.
+        - `frame_max`: the most bytes of a frame.
+        """
         super().__init__(entropy)
         self._links, self._task, self._frame_max = links, task, frame_max
         self._routes: Routes | None = None

@@ -272,7 +272,7 @@ class Peer:
         job = self._seen.jobs[wanted.job]
         graph = self._graphs[job.graph]
         environment = self._open_environment(graph, self._seen.peers[self.me].number)
-        outbox = Outbox(environment.entropy, self._links, wanted.task)
+        outbox = Outbox(environment.entropy, self._links, wanted.task, self._seen.frame_max)
         try:
             if wanted.task.startswith(READ):
                 channels = {READ + channel.name: channel for channel in filled_channels(graph.tasks)}
