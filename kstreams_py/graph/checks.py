@@ -20,6 +20,7 @@ from kstreams_py.graph.declarations import (
     Options,
     Order,
     Processor,
+    Routing,
     Start,
     State,
     Topic,
@@ -30,7 +31,7 @@ from kstreams_py.graph.names import RESERVED
 from kstreams_py.graph.retry import Retry
 from kstreams_py.graph.sink import Evidence, Sink
 
-Choice = TypeVar("Choice", Guarantee, Durability, Order, Start)
+Choice = TypeVar("Choice", Guarantee, Durability, Order, Routing, Start)
 
 CONCURRENCY_MAX: Final = 10_000
 """The maximum number of concurrent calls: each call of a plain function has a thread."""

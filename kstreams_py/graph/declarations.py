@@ -193,6 +193,15 @@ class Order(StrEnum):
     """No calls."""
 
 
+class Routing(StrEnum):
+    """Which of the peers that run a task gets a value of a channel. In one process, it makes no difference."""
+
+    LEAST_QUEUED = "least_queued"
+    """The peer for which the fewest values wait: a slow one gets fewer."""
+    ROUND_ROBIN = "round_robin"
+    """Each peer in turn: all get the same number."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Topic(Generic[K, V]):
     """A topic of one graph, with keys of type `K` and values of type `V`. Equal only to itself.
@@ -225,6 +234,7 @@ class Channel(Generic[V]):
     - `max_pending`: how many inputs of its source may be under way; None for the default.
     - `timeout`: seconds after which an input that is neither complete nor in any task is read again; None for the
       default.
+    - `routing`: which peer gets a value, if no group decides it.
     """
 
     name: str
@@ -234,6 +244,7 @@ class Channel(Generic[V]):
     group_by: Callable[[V], Hashable] | None = None
     max_pending: int | None = None
     timeout: float | None = None
+    routing: Routing = Routing.LEAST_QUEUED
 
     def __str__(self) -> str:
         return self.name

@@ -59,6 +59,7 @@ from kstreams_py.graph.declarations import (
     Ordered,
     Processor,
     ProcessorKind,
+    Routing,
     State,
     Topic,
     TopicOptions,
@@ -228,7 +229,13 @@ class Graph(Decorators, Generic[GraphKey, GraphValue]):
         return known
 
     def source(
-        self, name: str, source: Source, *, max_pending: int | None = None, timeout: float | None = None
+        self,
+        name: str,
+        source: Source,
+        *,
+        max_pending: int | None = None,
+        timeout: float | None = None,
+        routing: Routing | str = Routing.LEAST_QUEUED,
     ) -> Channel:
         """Declares a channel that a source fills. The tasks get an input again until everything made from it is done.
 
@@ -236,21 +243,34 @@ class Graph(Decorators, Generic[GraphKey, GraphValue]):
         - `max_pending`: how many of its inputs may be under way in a worker: 10,000 by default. At this limit, the
           source is not read.
         - `timeout`: seconds after which an input is read again if it is neither complete nor in a task: 60 by default.
+        - `routing`: see `channel`.
 
         Raises GraphError.
         """
         check_source(f"source {name!r}", source, max_pending, timeout)
-        return self._add_channel(Channel(name, source, max_pending=max_pending, timeout=timeout))
+        chosen = choose(f"source {name!r}", Routing, "routing", routing)
+        return self._add_channel(Channel(name, source, max_pending=max_pending, timeout=timeout, routing=chosen))
 
-    def channel(self, name: str, *, group_by: Callable[[Any], Hashable] | None = None) -> Channel:
+    def channel(
+        self,
+        name: str,
+        *,
+        group_by: Callable[[Any], Hashable] | None = None,
+        routing: Routing | str = Routing.LEAST_QUEUED,
+    ) -> Channel:
         """Declares a channel, which carries values between tasks in memory. Raises GraphError.
 
         - `group_by`: returns the group of a value. In a task whose calls overlap, the calls for one group run one after
           another, in the order of the values; a value that is read again after a death, or tried again, comes later.
+        - `routing`: which of the peers of a task gets a value: "least_queued" (the default), the one for which the
+          fewest values wait, or "round_robin", each in turn. With `group_by`, each group has its peer.
         """
         if group_by is not None and not callable(group_by):
             raise GraphError(f"channel {name!r}: group_by={group_by!r} is not a function: give a function of a value")
-        return self._add_channel(Channel(name, group_by=group_by))
+        chosen = choose(f"channel {name!r}", Routing, "routing", routing)
+        if group_by is not None and chosen is Routing.ROUND_ROBIN:
+            raise GraphError(f"channel {name!r}: with group_by=, each group has its peer: leave routing= out")
+        return self._add_channel(Channel(name, group_by=group_by, routing=chosen))
 
     def _add_channel(self, channel: Channel) -> Channel:
         check_topic_name(channel.name)

@@ -127,6 +127,14 @@ REFUSED: dict[str, tuple[str, Declare]] = {
         "source 'more': max_pending=0 is not a number of inputs: give an int above 0",
         lambda graph, rows: graph.source("more", MemorySource(), max_pending=0),
     ),
+    "a routing": (
+        "source 'more': routing 'round-robin' is not known: did you mean round_robin?",
+        lambda graph, rows: graph.source("more", MemorySource(), routing="round-robin"),
+    ),
+    "a routing of groups": (
+        "channel 'a': with group_by=, each group has its peer: leave routing= out",
+        lambda graph, rows: graph.channel("a", group_by=abs, routing="round_robin"),
+    ),
     "a time": (
         "source 'more': timeout='1s' is not a number of seconds: give a number above 0",
         lambda graph, rows: graph.source("more", MemorySource(), timeout="1s"),  # type: ignore[arg-type]

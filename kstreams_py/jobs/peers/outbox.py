@@ -41,6 +41,8 @@ class Outbox(Readers):
         self._routes: Routes | None = None
         self._kept: dict[tuple[str, str], Segments] = {}
         """The segments that wait for a route: by channel, and by the task that reads it."""
+        self._split: dict[tuple[str, str], int] = {}
+        """How many segments were divided among the peers of a task, likewise."""
         self.inboxes: dict[str, Segments] = {}
         self.failed: list[FailedSegment] = []
         self.owed: list[tuple[SegmentId, Pattern]] = []
@@ -117,7 +119,9 @@ class Outbox(Readers):
         if route is None or not all(peer in self._links for peer in route.slots or route.peers) or not route.peers:
             self._kept.setdefault((channel, task), Segments()).add(segments)
             return set()
-        parts, failed = split(route, segments, lambda peer: self._queued(route, peer))
+        before = self._split.get((channel, task), 0)
+        self._split[channel, task] = before + len(segments)
+        parts, failed = split(route, segments, lambda peer: self._queued(route, peer), before)
         lost = self._fail(task, segments, failed)
         for peer, indexes in parts.items():
             assert self._routes is not None

@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple
 
 from kstreams_py.errors import SettingsError
 from kstreams_py.graph.channels import JobTask, TaskKind, filled_channels
+from kstreams_py.graph.declarations import Routing
 from kstreams_py.graph.topology import Graph
 from kstreams_py.jobs.cluster.commands import JobId, PeerId, TaskSpec
 from kstreams_py.jobs.cluster.slots import slot_of, slot_of_id
@@ -24,6 +25,7 @@ class Route(NamedTuple):
     - `peers`: the peers that are ready, in the order in which they joined.
     - `slots`: for a grouped task the peer of each slot; None for others.
     - `group_by`: as in Channel; None if a segment is grouped by its input, as at a gather.
+    - `routing`: as in Channel.
     """
 
     channel: str
@@ -31,6 +33,7 @@ class Route(NamedTuple):
     peers: tuple[PeerId, ...]
     slots: tuple[PeerId, ...] | None = None
     group_by: Callable[[Any], Any] | None = None
+    routing: Routing = Routing.LEAST_QUEUED
 
 
 class Routes(NamedTuple):
@@ -82,7 +85,7 @@ def find_routes(replica: Replica, job: JobId, tasks: Iterable[JobTask]) -> Route
         slots = tuple(by_number[number] for number in state.slots.get(task.id, ())) or None
         for channel in task.inputs:
             group_by = None if task.kind is TaskKind.GATHER else channel.group_by
-            route = Route(channel.name, task.id, ready, slots, group_by)
+            route = Route(channel.name, task.id, ready, slots, group_by, channel.routing)
             found[channel.name] = (*found.get(channel.name, ()), route)
     return Routes(job, state.epoch, found)
 
@@ -98,11 +101,16 @@ class Split(NamedTuple):
     failed: dict[int, BaseException]
 
 
-def split(route: Route, segments: Segments, waiting: Callable[[PeerId], int]) -> Split:
-    """Returns which peer gets each segment: that of its group, or the one for which the fewest segments wait.
+def split(route: Route, segments: Segments, waiting: Callable[[PeerId], int], before: int) -> Split:
+    """Returns which peer gets each segment: that of its group, or else the one that the routing chooses.
 
     - `waiting`: returns how many segments wait to be sent to a peer.
+    - `before`: how many segments were split before, for the turns of the peers.
     """
+    if route.slots is None and route.routing is Routing.ROUND_ROBIN:
+        count, peers = len(segments), route.peers
+        turns = ((peers[(before + first) % len(peers)], first) for first in range(min(count, len(peers))))
+        return Split({peer: [*range(first, count, len(peers))] for peer, first in turns}, {})
     if route.slots is None:
         return Split(_split_evenly(route.peers, len(segments), waiting), {})
     parts, failed = dict[PeerId, list[int]](), dict[int, BaseException]()

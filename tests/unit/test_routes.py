@@ -1,0 +1,48 @@
+"""jobs/peers/routes.py and outbox.py: which peer of a task gets a value."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+import kstreams_py as ks
+from kstreams_py.jobs.cluster.commands import FRAME_MAX, JobId, PeerId
+from kstreams_py.jobs.cluster.state import Assignment, JobState, PeerState, Replica
+from kstreams_py.jobs.identity import ROOT, Given, new_patterns
+from kstreams_py.jobs.messengers.links import Links
+from kstreams_py.jobs.messengers.pins import pin_ids
+from kstreams_py.jobs.peers.outbox import Outbox
+from kstreams_py.jobs.peers.routes import find_routes, specify_tasks
+from kstreams_py.jobs.segments import Segments
+from kstreams_py.testing import MemorySource
+
+JOB, PEERS = JobId("shop-1"), [PeerId("b"), PeerId("c")]
+
+
+@pytest.mark.parametrize("of_source", [False, True])
+@pytest.mark.parametrize(("routing", "waiting"), [("least_queued", [5, 5]), ("round_robin", [7, 3])])
+def test_peer_of_a_task_gets_a_value_by_the_routing_of_its_channel(
+    routing: str, waiting: list[int], *, of_source: bool
+) -> None:
+    """Four values wait for the first peer, when a second one is ready for the same task."""
+    graph = ks.Graph("shop")
+    channel = graph.source("rows", MemorySource(), routing=routing if of_source else "least_queued")
+    if not of_source:
+        rows, channel = channel, graph.channel("priced", routing=routing)
+        graph.map(rows, to=channel, id="price")(lambda value: value)
+    graph.sink(channel, id="store")(lambda value: None)
+    links = Links("shop", "a", lambda: 0.5)
+    for peer in PEERS:
+        links.add(peer)
+    outbox = Outbox(os.urandom, links, "price", FRAME_MAX)
+    for ready, sizes in (PEERS[:1], [4]), (PEERS, [1, 3, 2]):
+        job = JobState("shop", "f1", specify_tasks(graph.tasks), ready=tuple(ready))
+        assigned = {peer: Assignment(JOB, "store", 0) for peer in ready}
+        members = {peer: PeerState(number, "", "", {}, "") for number, peer in enumerate(PEERS)}
+        outbox.set_routes(find_routes(Replica(peers=members, jobs={JOB: job}, assignments=assigned), JOB, graph.tasks))
+        for size in sizes:
+            ids = pin_ids(os.urandom, size, [0], 0)
+            patterns, given = new_patterns(os.urandom, size), [Given(bytes(9))] * size
+            outbox.send(channel, Segments(ids, patterns, given, [ROOT] * size, [*range(size)]))
+    assert [links[peer].waiting(JOB, "store") for peer in PEERS] == waiting
