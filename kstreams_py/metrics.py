@@ -275,6 +275,7 @@ FRAMES: Final[Mapping[str, str]] = {
     "returned": "given back to their sender because of their old epoch",
     "came_back": "given back by the other peer because of their old epoch, and sent to a peer of the new one",
     "garbage": "dropped: no frame of this protocol, or above the limit; connections that begin so count too",
+    "unexpected": "dropped: of a peer with another version of the frames, or out of turn",
     "strangers": "dropped: of no member of the cluster; refused connections count too",
 }
 """What may happen to a frame between peers beside its arrival, each kind with its meaning."""

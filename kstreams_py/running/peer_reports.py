@@ -98,6 +98,7 @@ class PeerReports:
             "frames:returned": links.returned,
             "frames:came_back": links.came_back,
             "frames:garbage": self._links.garbage + dropped.garbage,
+            "frames:unexpected": links.unexpected,
             "frames:strangers": self._links.strangers + dropped.strangers,
         }
 

@@ -16,11 +16,12 @@ import kstreams_py as ks
 from kstreams_py import sinks
 from kstreams_py.errors import Retriable, SinkUnavailable, UserMistake
 from kstreams_py.jobs.cluster.commands import Found
-from kstreams_py.jobs.messengers.frames import ENVELOPE
+from kstreams_py.jobs.messengers.frames import ENVELOPE, PROTOCOL, Hello, encode_frame
 from kstreams_py.jobs.peers.audits import SegmentAudit
 from kstreams_py.jobs.peers.entries import Entries
 from kstreams_py.jobs.peers.function_task import FunctionTask
 from kstreams_py.log_fields import FOLD
+from kstreams_py.running.peer_reports import PeerReports
 from kstreams_py.testing import MemorySource, TestDriver, memory_peers
 from kstreams_py.testing.peers import Peers
 from tests.tables import each_case
@@ -210,6 +211,23 @@ def test_lost_frames_between_two_peers_are_sent_again_after_a_while() -> None:
         driver.run()
         check_stored_once(driver, peers)
         assert deaths_of(driver) == 0
+
+
+def test_peer_of_another_version_is_one_warning_and_its_frames_are_counted(caplog: pytest.LogCaptureFixture) -> None:
+    driver, peers = loaded()
+    with driver:
+        first, other = (peers._peers.peers[slot] for slot in (0, 1))
+        reports = PeerReports(0)
+        reports.begin(first, first._links, first._messenger)
+        hello = encode_frame(Hello(PROTOCOL + 1, memory_peers.CLUSTER, other.me, first.me))
+        for _ in range(3):
+            first._links.take([(other.me, hello)], driver.clock())
+            driver.step()
+        why = f"peer {other.me} has version {PROTOCOL + 1} of the frames, and this peer {PROTOCOL}: start both with"
+        assert [each for each in caplog.messages if each.startswith(why)] == [
+            f"{why} the same version of kstreams_py; its frames are dropped"
+        ]
+        assert reports.look(driver.clock())[0].measures["frames:unexpected"] >= 3
 
 
 def test_run_on_peers_is_the_same_for_the_same_seed() -> None:

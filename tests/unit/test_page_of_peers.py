@@ -43,7 +43,14 @@ SHOWN = PeerGraphs("flights", (GRAPH, OTHER))
 
 COUNTS = {**Counters().as_dict(), "records_in": 7, "records_out": 6}
 
-MEASURES = {"entries": 15, "frames:resent": 1, "frames:returned": 2, "frames:came_back": 3, "frames:garbage": 4}
+MEASURES = {
+    "entries": 15,
+    "frames:resent": 1,
+    "frames:returned": 2,
+    "frames:came_back": 3,
+    "frames:garbage": 4,
+    "frames:unexpected": 5,
+}
 
 READ = Report(
     "shop.read-rows", 0, Counters().as_dict(), 0, is_task=True, sources={"shop.rows": PendingFigures(3, 61.0, "13")},
@@ -161,11 +168,13 @@ kstreams_frames_total{graph="flights",kind="resent",slot="0"} 1.0
 kstreams_frames_total{graph="flights",kind="returned",slot="0"} 2.0
 kstreams_frames_total{graph="flights",kind="came_back",slot="0"} 3.0
 kstreams_frames_total{graph="flights",kind="garbage",slot="0"} 4.0
+kstreams_frames_total{graph="flights",kind="unexpected",slot="0"} 5.0
 kstreams_frames_total{graph="flights",kind="strangers",slot="0"} 0.0
 kstreams_frames_total{graph="flights",kind="resent",slot="1"} 1.0
 kstreams_frames_total{graph="flights",kind="returned",slot="1"} 2.0
 kstreams_frames_total{graph="flights",kind="came_back",slot="1"} 3.0
 kstreams_frames_total{graph="flights",kind="garbage",slot="1"} 4.0
+kstreams_frames_total{graph="flights",kind="unexpected",slot="1"} 5.0
 kstreams_frames_total{graph="flights",kind="strangers",slot="1"} 0.0
 """
 

@@ -30,7 +30,7 @@ class LinkCounts:
     - `resent`: how often frames were sent again, after a time-out or because the other peer asked.
     - `returned`: frames given back to the other peer because of their old epoch.
     - `came_back`: frames that the other peer gave back.
-    - `unexpected`: frames before the first Hello, and those that report what was never sent.
+    - `unexpected`: frames before the first Hello, of a peer that is refused, and those that report what was never sent.
     """
 
     doubled: int = 0

@@ -35,6 +35,9 @@ class Links:
         self.strangers = 0
         self.garbage = 0
         self.ended = LinkCounts()
+        self._refusals: dict[str, str] = {}
+        """Why the frames of other peers were last refused, by their ids."""
+        self._new_refusals = list[str]()
 
     def __len__(self) -> int:
         return len(self._links)
@@ -63,6 +66,7 @@ class Links:
         if link is None:
             return LinkRest([], [])
         self.ended += link.counts
+        self._refusals.pop(peer, None)
         return link.close()
 
     def counts(self) -> LinkCounts:
@@ -81,6 +85,14 @@ class Links:
                 self.garbage += 1
                 continue
             link.take(frame, now)
+            if link.refusal and link.refusal != self._refusals.get(peer):
+                self._refusals[peer] = link.refusal
+                self._new_refusals.append(link.refusal)
+
+    def take_refusals(self) -> list[str]:
+        """Returns why frames of peers are refused, each reason of a peer once: see Link.refusal."""
+        found, self._new_refusals = self._new_refusals, []
+        return found
 
     def flush(self, now: float, send: Callable[[str, bytes], bool]) -> None:
         """Sends what is due on each link. `send`: see `Messenger.send`."""

@@ -114,6 +114,8 @@ class Peer:
         self._adopt(now)
         received = self._messenger.receive()
         self._links.take(received, now)
+        for why in self._links.take_refusals():
+            logger.warning("%s; its frames are dropped", why)
         for link in self._links:
             for item in link.items():
                 self._take(PeerId(link.other), item)
