@@ -41,6 +41,21 @@ def check_cluster(name: str) -> str:
 
 
 OfCluster = Annotated[str, typer.Option("--cluster", help="the name of the cluster of peers", callback=check_cluster)]
+DropsLast = Annotated[
+    bool,
+    typer.Option("--drops-last", help="of waiting jobs whose shares are too small, leave out the last one first"),
+]
+JoinsRunning = Annotated[
+    bool, typer.Option("--joins-running", help="with --scheduler greedy: peers that join help the job that runs")
+]
+FrameMax = Annotated[
+    int,
+    typer.Option(
+        help="the most bytes of a frame, which bounds the values on channels; the same for all peers of a cluster",
+        min=1 << 20,  # a frame of failures may have almost as many
+        max=1 << 30,
+    ),
+]
 Job = Annotated[str, typer.Argument(help="the id of the job, as kstreams job list prints it")]
 
 jobs = typer.Typer(help="Jobs of a cluster of peers: submit, list, show, kill, wait for.", no_args_is_help=True)
@@ -54,6 +69,8 @@ def peer(
     scheduler: Annotated[
         Scheduler, typer.Option(help="how peers are divided among jobs; the same for all peers of a cluster")
     ] = Scheduler.ROUND_ROBIN,
+    drops_last: DropsLast = False,
+    joins_running: JoinsRunning = False,
     messenger: Annotated[str, typer.Option(help="how peers reach each other: zmq or http")] = "zmq",
     host: Annotated[str, typer.Option(help="the address to listen on")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="the port to listen on, that of the first peer; 0 for free ones")] = 0,
@@ -61,14 +78,7 @@ def peer(
     certificate: Annotated[str, typer.Option(help="with --messenger http: this peer's certificate for TLS (PEM)")] = "",
     key: Annotated[str, typer.Option(help="the key of --certificate, if that file has none (PEM)")] = "",
     authority: Annotated[str, typer.Option(help="what signs the certificates of all peers (PEM)")] = "",
-    frame_max: Annotated[
-        int,
-        typer.Option(
-            help="the most bytes of a frame, which bounds the values on channels; the same for all peers of a cluster",
-            min=1 << 20,  # a frame of failures may have this many
-            max=1 << 30,
-        ),
-    ] = FRAME_MAX,
+    frame_max: FrameMax = FRAME_MAX,
     identity: Annotated[str, typer.Option("--id", hidden=True)] = "",
     slot: Annotated[int, typer.Option("--slot", hidden=True)] = 0,
     http: Annotated[
@@ -91,6 +101,8 @@ def peer(
         cluster=cluster,
         targets=allow,
         scheduler=scheduler,
+        drops_last=drops_last,
+        joins_running=joins_running,
         messenger=messenger,
         host=host,
         port=port,

@@ -85,6 +85,7 @@ class PeerOptions:
 
     - `cluster`: the name of the cluster.
     - `targets`: the modules or files with the graphs that it may run.
+    - `scheduler`, `drops_last`, `joins_running`: see `share`; the same for all peers of a cluster.
     - `messenger`: the name of the messenger.
     - `host`, `port`, `advertised`, `certificate`, `key`, `authority`: see MessengerSettings; "" for none.
     - `peer`: its id; "" for a new one.
@@ -98,6 +99,8 @@ class PeerOptions:
     cluster: str
     targets: Sequence[str]
     scheduler: Scheduler = Scheduler.ROUND_ROBIN
+    drops_last: bool = False
+    joins_running: bool = False
     messenger: str = "zmq"
     host: str = "127.0.0.1"
     port: int = 0
@@ -125,7 +128,15 @@ class PeerOptions:
 
     def settings_of_cluster(self) -> Found:
         """Returns what all peers of the cluster must agree on."""
-        return Found(VERSION, self.cluster, self.scheduler, messenger=self.messenger, frame_max=self.frame_max)
+        return Found(
+            VERSION,
+            self.cluster,
+            self.scheduler,
+            drops_last=self.drops_last,
+            messenger=self.messenger,
+            frame_max=self.frame_max,
+            joins_running=self.joins_running,
+        )
 
     def new_messenger(self, peer: PeerId) -> Messenger:
         """Returns the messenger of a peer, which is not started yet. Raises the same as `open_messenger`."""
@@ -463,11 +474,13 @@ class SupervisedPeers:
         allowed = [word for target in options.targets for word in ("--allow", target)]
         port = options.port + slot if options.port else 0
         files = {"--certificate": options.certificate, "--key": options.key, "--authority": options.authority}
+        flags = {"--drops-last": options.drops_last, "--joins-running": options.joins_running}
         return (
             *(sys.executable, "-P", "-m", "kstreams_py", "peer", "--cluster", options.cluster, *allowed),
             *("--scheduler", options.scheduler, "--messenger", options.messenger, "--host", options.host),
             *("--port", str(port), "--advertised", options.advertised),
             *("--frame-max", str(options.frame_max), "--id", me, "--slot", str(slot)),
+            *(option for option, is_set in flags.items() if is_set),
             *(word for option, file in files.items() if file for word in (option, file)),
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from kstreams_py.jobs.cluster.commands import (
     AcceptJoin,
@@ -146,10 +147,10 @@ class Replicas:
         assert all(each in replica.peers for each in replica.assignments)
 
 
-def new_replicas(scheduler: str | Scheduler, peers: int = 0, jobs: str = "", *, drops_last: bool = False) -> Replicas:
-    """Returns a cluster of some peers, to which some jobs were submitted."""
+def new_replicas(scheduler: str | Scheduler, peers: int = 0, jobs: str = "", **settings: Any) -> Replicas:
+    """Returns a cluster of some peers, to which some jobs were submitted. `settings`: of Found."""
     found = Replicas()
-    found.append(Found(VERSION, "flights", Scheduler(scheduler), drops_last))
+    found.append(Found(VERSION, "flights", Scheduler(scheduler), **settings))
     found.join(peers)
     for each in jobs.split():
         found.append(submit(each))

@@ -145,6 +145,19 @@ def test_running_job_is_never_displaced_by_one_that_waits(drops_last: bool) -> N
     assert cluster.counts() == "A 4, B 0, C 0"  # beside C, the share of A would be two of its three tasks
 
 
+def test_peer_that_joins_helps_the_running_job_of_greedy_if_the_cluster_says_so() -> None:
+    """OX-90, with its option: tasks that group segments get no peer, and a job that waits stays without peers."""
+    cluster = new_replicas("greedy", 4, joins_running=True)
+    cluster.append(submit("A3", grouped=[0]))
+    cluster.append(submit("B2"))
+    slots = cluster.replica.jobs[JobId("A")].slots
+    assert (volunteers(cluster.do("join")), cluster.counts()) == (1, "A 5, B 0")
+    cluster.do("leave A")
+    cluster.join(2)
+    assert (cluster.counts(), cluster.replica.jobs[JobId("A")].slots) == ("A 6, B 0", slots)
+    cluster.check()
+
+
 @pytest.mark.parametrize("scheduler", ["greedy", "round-robin"])
 def test_grouped_task_gets_no_peer_after_its_job_has_peers(scheduler: str) -> None:
     cluster = new_replicas(scheduler, 3)

@@ -176,11 +176,14 @@ def test_command_gives_each_option_to_its_peers(monkeypatch: pytest.MonkeyPatch)
         port=4_000,
         advertised="web1.example",
         frame_max=2 << 20,
+        drops_last=True,
+        joins_running=True,
         **TLS,
     )
     command = SupervisedPeers(options, 3, Settings())._command(2)
     CliRunner().invoke(app, command[command.index("peer") :], catch_exceptions=False)
     assert found == [replace(options, port=4_002, slot=2, peer=found[0].peer)]
+    assert found[0].settings_of_cluster() == Found(VERSION, "shop", Scheduler.PERCENTAGE, True, "http", 2 << 20, True)
     settings = found[0].messenger_settings(PeerId("p0"))
     expected = {name: getattr(found[0], name) for name in ("cluster", "host", "port", "advertised", "frame_max", *TLS)}
     assert settings == MessengerSettings(peer="p0", **expected)

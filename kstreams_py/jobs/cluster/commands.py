@@ -57,7 +57,7 @@ class Found:
 
     - `version`: the version of the fold (`fold.VERSION`).
     - `messenger`: the name of the messenger over which peers reach each other.
-    - `drops_last`: see `shares.share`.
+    - `drops_last`, `joins_running`: see `shares.share`.
     - `frame_max`: the most bytes of a frame that peers send each other.
     """
 
@@ -67,6 +67,7 @@ class Found:
     drops_last: bool = False
     messenger: str = ""
     frame_max: int = FRAME_MAX
+    joins_running: bool = False
 
 
 @dataclass(frozen=True, slots=True)

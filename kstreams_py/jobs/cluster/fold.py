@@ -96,6 +96,7 @@ def _found(replica: Replica, command: Found) -> Replica:
         scheduler=command.scheduler,
         drops_last=command.drops_last,
         frame_max=command.frame_max,
+        joins_running=command.joins_running,
     )
 
 

@@ -184,11 +184,20 @@ class ClusterMembership:
                 f"{wanted.frame_max}: start it with --frame-max {found.frame_max}, or choose another name for the "
                 "cluster"
             )
-        if (found.scheduler, found.drops_last) != (wanted.scheduler, wanted.drops_last):
+        if found.scheduler != wanted.scheduler:
             raise SettingsError(
                 f"cluster {wanted.cluster} has the scheduler {found.scheduler}, and this peer {wanted.scheduler}: "
                 f"start it with --scheduler {found.scheduler}, or choose another name for the cluster"
             )
+        for option, of_cluster, own in (
+            ("--drops-last", found.drops_last, wanted.drops_last),
+            ("--joins-running", found.joins_running, wanted.joins_running),
+        ):
+            if of_cluster != own:
+                raise SettingsError(
+                    f"cluster {wanted.cluster} was begun {'with' if of_cluster else 'without'} {option}: start this "
+                    f"peer {'with' if of_cluster else 'without'} it, or choose another name for the cluster"
+                )
 
     def _append_next(self, now: float) -> None:
         with self._lock:

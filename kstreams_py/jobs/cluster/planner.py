@@ -20,7 +20,13 @@ def plan(replica: Replica) -> dict[PeerId, Place]:
     2. Take peers from the jobs that have too many, so that each task keeps one.
     3. Give the free peers to the jobs that have too few: first to tasks without a peer, then to those with the fewest.
     """
-    wanted = share(len(replica.peers), demands(replica), replica.scheduler, drops_last=replica.drops_last)
+    wanted = share(
+        len(replica.peers),
+        demands(replica),
+        replica.scheduler,
+        drops_last=replica.drops_last,
+        joins_running=replica.joins_running,
+    )
     placed: dict[JobId, dict[str, list[PeerId]]] = {
         name: {task.id: [] for task in job.left} for name, job in replica.open_jobs()
     }

@@ -51,14 +51,23 @@ def divide(peers: int, demands: Sequence[Demand]) -> list[int]:
     return counts
 
 
-def share(peers: int, demands: Sequence[Demand], scheduler: Scheduler, *, drops_last: bool = False) -> dict[JobId, int]:
+def share(
+    peers: int,
+    demands: Sequence[Demand],
+    scheduler: Scheduler,
+    *,
+    drops_last: bool = False,
+    joins_running: bool = False,
+) -> dict[JobId, int]:
     """Returns how many peers each job gets that gets any: never fewer than it has tasks.
 
     - `drops_last`: of the jobs that may be dropped, whether the last submitted one is, instead of the first.
+    - `joins_running`: with the greedy scheduler, whether the job that runs gets all peers that it can use, and not only
+      those that it began with.
     """
     fitting = [each for each in demands if each.minimum <= peers]
     if scheduler is Scheduler.GREEDY:
-        return _share_greedily(peers, fitting)
+        return _share_greedily(peers, fitting, joins_running)
     found, before = _share_by_weight(peers, fitting, drops_last), {each.job for each in demands if each.is_active}
     for _ in fitting:
         if found.keys() == before:
@@ -87,12 +96,11 @@ def _short(counts: Sequence[int], demands: Sequence[Demand]) -> list[Demand]:
     return [each for each, count in zip(demands, counts, strict=True) if count < each.minimum]
 
 
-def _share_greedily(peers: int, fitting: Sequence[Demand]) -> dict[JobId, int]:
+def _share_greedily(peers: int, fitting: Sequence[Demand], joins_running: bool) -> dict[JobId, int]:
     """Returns the one job that gets peers: it keeps those that it has, or gets all of them when it begins."""
-    for each in fitting:
-        if each.is_active:
+    for each in sorted(fitting, key=lambda each: not each.is_active):
+        if each.is_active and not joins_running:
             return {each.job: each.peers}
-    for each in fitting:
         return {each.job: int(min(peers, each.maximum))}
     return {}
 

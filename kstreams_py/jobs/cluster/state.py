@@ -105,7 +105,7 @@ class Replica:
     - `assignments`: the tasks of the peers that have one.
     - `departed`: the ids of the peers that left and of the jobs that were dropped last: they never come back.
     - `sequences`: the number of the newest command of each author.
-    - `drops_last`: see `shares.share`.
+    - `drops_last`, `joins_running`: see `shares.share`.
     - `frame_max`: the most bytes of a frame that peers send each other.
     """
 
@@ -124,6 +124,7 @@ class Replica:
     departed: tuple[str, ...] = ()
     sequences: Mapping[str, int] = field(default_factory=dict)
     frame_max: int = FRAME_MAX
+    joins_running: bool = False
 
     def peers_of(self, job: JobId, task: str | None = None) -> list[PeerId]:
         """Returns the peers of a job, or of one of its tasks, in the order in which they joined."""
