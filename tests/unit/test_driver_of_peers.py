@@ -17,9 +17,11 @@ from kstreams_py import sinks
 from kstreams_py.errors import Retriable, SinkUnavailable, UserMistake
 from kstreams_py.jobs.cluster.commands import Found
 from kstreams_py.jobs.messengers.frames import ENVELOPE, PROTOCOL, Hello, encode_frame
+from kstreams_py.jobs.messengers.pins import acker_of
 from kstreams_py.jobs.peers.audits import SegmentAudit
 from kstreams_py.jobs.peers.entries import Entries
 from kstreams_py.jobs.peers.function_task import FunctionTask
+from kstreams_py.jobs.peers.input_task import InputTask
 from kstreams_py.log_fields import FOLD
 from kstreams_py.running.peer_reports import PeerReports
 from kstreams_py.testing import MemorySource, TestDriver, memory_peers
@@ -228,6 +230,31 @@ def test_peer_of_another_version_is_one_warning_and_its_frames_are_counted(caplo
             f"{why} the same version of kstreams_py; its frames are dropped"
         ]
         assert reports.look(driver.clock())[0].measures["frames:unexpected"] >= 3
+
+
+def test_entries_of_one_reader_are_shared_by_the_ackers_of_all_readers() -> None:
+    driver, peers = loaded(10, seed=2)
+    with driver:
+        members = peers._peers.peers.values()
+
+        def readers() -> dict[int, InputTask]:
+            tasks = {peer.membership.replica.peers[peer.me].number: peer.task for peer in members}
+            return {number: task for number, task in tasks.items() if isinstance(task, InputTask)}
+
+        def step_until(condition: Callable[[], bool]) -> None:
+            while not condition():
+                driver.step()
+                assert driver.source("rows").left, "the condition holds before the job is done"
+
+        step_until(lambda: [len(each._ackers) for each in readers().values()] == [2, 2])
+        driver.source("rows").add(*range(100, 400))
+        step_until(lambda: max(len(each.inputs.pending) for each in readers().values()) > 200)
+        most = max(readers().values(), key=lambda each: len(each.inputs.pending))
+        shares = Counter(map(acker_of, most.inputs.pending.segments))
+        assert {*shares} == {*readers()}
+        assert max(shares.values()) - min(shares.values()) <= 20
+        driver.run()
+        assert driver.source("rows").left == []
 
 
 def test_run_on_peers_is_the_same_for_the_same_seed() -> None:
