@@ -254,7 +254,11 @@ class Peer:
     # The task.
 
     def _leave_task(self, now: float) -> None:
-        """Ends the task once it has finished what it has, or soon after if its job has been stopped."""
+        """Ends the task once it has finished what it has, or soon after if its job has been stopped.
+
+        It needs no lease: the token of a claim, or the generation of a consumer group, makes its source ignore what a
+        peer that was found silent says of inputs that another one has taken.
+        """
         task, assignment = self.task, self.assignment
         if task is not None and assignment is not None:
             job, wanted = self._seen.jobs.get(assignment.job), self._seen.assignments.get(self.me)
