@@ -76,17 +76,19 @@ def test_inputs_that_come_later_are_read_also_those_with_a_lower_key(medium: Med
 
 
 def test_claims_of_a_silent_reader_are_taken_over_after_their_lease(medium: Medium) -> None:
-    medium.insert(1, 2)
+    medium.insert(1, 2, 3)
     dead, living = medium.open(), medium.open()
     claims = dead.read(100, alone=True)
     medium.wait(LEASE - 1)
     assert read(living) == []
     medium.wait(LEASE / 2)
     again = [(claim.value["id"], claim.attempts, claim.taken_over) for claim in living.read(100, alone=True)]
-    assert again == [(1, 1, True), (2, 1, True)]
-    dead.ack(claims)  # it was only frozen: its claims are no longer its own
+    assert again == [(1, 1, True), (2, 1, True), (3, 1, True)]
+    dead.ack(claims[:2])  # it was only frozen: its claims are no longer its own
+    dead.give_back(claims[2:], failed=True)
+    assert read(living) == []
     medium.wait(2 * LEASE)
-    assert read(medium.open()) == [1, 2]
+    assert read_attempts(medium.open()) == [(1, 2), (2, 2), (3, 2)]
 
 
 def test_claims_of_a_reader_that_keeps_them_stay_its_own(medium: Medium) -> None:
