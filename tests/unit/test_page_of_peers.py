@@ -43,14 +43,8 @@ SHOWN = PeerGraphs("flights", (GRAPH, OTHER))
 
 COUNTS = {**Counters().as_dict(), "records_in": 7, "records_out": 6}
 
-MEASURES = {
-    "entries": 15,
-    "frames:resent": 1,
-    "frames:returned": 2,
-    "frames:came_back": 3,
-    "frames:garbage": 4,
-    "frames:unexpected": 5,
-}
+FRAMES = {"resent": 1, "returned": 2, "came_back": 3, "garbage": 4, "unexpected": 5}
+MEASURES = {"entries": 15} | {f"frames:{kind}": count for kind, count in FRAMES.items()}
 
 READ = Report(
     "shop.read-rows", 0, Counters().as_dict(), 0, is_task=True, sources={"shop.rows": PendingFigures(3, 61.0, "13")},

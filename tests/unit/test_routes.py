@@ -42,7 +42,6 @@ def test_peer_of_a_task_gets_a_value_by_the_routing_of_its_channel(
         members = {peer: PeerState(number, "", "", {}, "") for number, peer in enumerate(PEERS)}
         outbox.set_routes(find_routes(Replica(peers=members, jobs={JOB: job}, assignments=assigned), JOB, graph.tasks))
         for size in sizes:
-            ids = pin_ids(os.urandom, size, [0], 0)
-            patterns, given = new_patterns(os.urandom, size), [Given(bytes(9))] * size
-            outbox.send(channel, Segments(ids, patterns, given, [ROOT] * size, [*range(size)]))
+            ids, patterns = pin_ids(os.urandom, size, [0], 0), new_patterns(os.urandom, size)
+            outbox.send(channel, Segments(ids, patterns, [Given(bytes(9))] * size, [ROOT] * size, [*range(size)]))
     assert [links[peer].waiting(JOB, "store") for peer in PEERS] == waiting

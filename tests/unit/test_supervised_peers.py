@@ -167,26 +167,16 @@ def test_command_gives_each_option_to_its_peers(monkeypatch: pytest.MonkeyPatch)
     found = list[Any]()
     monkeypatch.setattr(module, "PeerRun", lambda options, _: found.append(options))
     monkeypatch.setattr("kstreams_py.cli.peers.run_in_foreground", lambda _: None)
-    options = PeerOptions(
-        cluster="shop",
-        targets=["a.py", "b.py"],
-        scheduler=Scheduler.PERCENTAGE,
-        messenger="http",
-        host="web1",
-        port=4_000,
-        advertised="web1.example",
-        frame_max=2 << 20,
-        drops_last=True,
-        joins_running=True,
-        **TLS,
-    )
+    flags: dict[str, Any] = {"drops_last": True, "joins_running": True}
+    limits: dict[str, Any] = {"host": "web1", "port": 4_000, "advertised": "web1.example", "frame_max": 2 << 20}
+    options = PeerOptions(cluster="shop", targets=["a", "b"], scheduler=Scheduler.PERCENTAGE, messenger="http")
+    options = replace(options, **flags, **limits, **TLS)
     command = SupervisedPeers(options, 3, Settings())._command(2)
     CliRunner().invoke(app, command[command.index("peer") :], catch_exceptions=False)
     assert found == [replace(options, port=4_002, slot=2, peer=found[0].peer)]
     assert found[0].settings_of_cluster() == Found(VERSION, "shop", Scheduler.PERCENTAGE, True, "http", 2 << 20, True)
     settings = found[0].messenger_settings(PeerId("p0"))
-    expected = {name: getattr(found[0], name) for name in ("cluster", "host", "port", "advertised", "frame_max", *TLS)}
-    assert settings == MessengerSettings(peer="p0", **expected)
+    assert settings == MessengerSettings(peer="p0", cluster="shop", **(limits | {"port": 4_002} | TLS))
 
 
 class Alone:
