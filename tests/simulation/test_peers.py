@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from kstreams_py.jobs.cluster import fold, planner
+from kstreams_py.jobs.cluster.commands import FRAME_MAX
 from kstreams_py.jobs.cluster.state import JobPhase
-from kstreams_py.jobs.messengers.frames import FRAME_MAX
 from kstreams_py.jobs.peers.input_task import InputTask
 from kstreams_py.sources.suspects import DEATHS_MAX, REASON
 from kstreams_py.testing.request_faults import Crash
