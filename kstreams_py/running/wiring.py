@@ -157,7 +157,7 @@ class SlotRun:
         return tracing(graph, processor, slot)
 
     def _run_alone(self, on_start: Callable[[], None], observe: Observe | None) -> None:
-        note_dropping(self._graph)
+        note_start(self._graph)
         timeout, began_at = self._settings.stuck_timeout_ms, time.monotonic()
         watch = Watch(self._number, timeout)
         newest: Sequence[Report] = ()
@@ -254,7 +254,7 @@ class SupervisedRun:
         graph.validate()
         with observing(graph, self._settings) as observe:
             self._check(graph)
-            note_dropping(graph)
+            note_start(graph)
             self._started = True
             on_start()
             newest: Sequence[Report] = ()
@@ -287,8 +287,13 @@ class SupervisedRun:
             logger.warning("%s", idle)
 
 
-def note_dropping(graph: Graph) -> None:
-    """Logs which processors have no dead-letter topic: once per run, because each slot would log the same."""
+def note_start(graph: Graph) -> None:
+    """Logs that a graph has no topics, or which processors have no dead-letter topic.
+
+    Called once per run, because each slot would log the same.
+    """
+    if not graph.uses_topics:
+        logger.info("graph %s reads and writes no topic: this run needs no Kafka broker", graph.name)
     if names := [each.id for each in graph.processors if each.errors is None]:
         logger.info(
             "without a dead-letter topic: %s: a record for which a function raises is dropped with a warning: "
