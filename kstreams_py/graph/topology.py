@@ -525,6 +525,12 @@ class Graph(Decorators, Generic[GraphKey, GraphValue]):
         """
         if self._tasks or self.channels:
             check_tasks(self.name, self.channels.values(), self.tasks)
+            if not self._processors and not self._read and self._options["errors"] is not None:
+                raise GraphError(
+                    f"errors={self._options['errors']!r} of graph {self.name!r} is not used, as nothing reads a topic: "
+                    "inputs of sources are refused at their source, with the reason, and `kstreams sources list` "
+                    "prints them: leave errors= out"
+                )
         elif not self._processors and (needs_processors or not self.pipelines):
             raise GraphError(f"graph {self.name!r} has no processors: declare one with @graph.map or another kind")
         for name in self._read.keys() & self._processors.keys():

@@ -61,6 +61,11 @@ def test_graph_of_channels_is_drawn_from_its_source_to_its_target() -> None:
     assert '    n6["pair<br/>gather, at least once"]:::processor' in lines
 
 
+def declare_unused_errors(graph: ks.Graph) -> None:
+    graph.map(graph.source("rows", MemorySource()), to=graph.topic("orders"), id="f")(lambda v: v)
+    graph.validate()
+
+
 Declare = Callable[[ks.Graph, Any], object]
 
 REFUSED: dict[str, tuple[str, Declare]] = {
@@ -161,6 +166,10 @@ REFUSED: dict[str, tuple[str, Declare]] = {
     "branches of two sources": (
         "come from no common channel: gather the branches of one channel, or read each with alts",
         lambda graph, rows: graph.sink(rows, graph.source("more", MemorySource()), id="f")(lambda v, w: v),
+    ),
+    "dead letters of no topic": (
+        "errors='shop.errors' of graph 'shop' is not used, as nothing reads a topic: inputs of sources are refused at",
+        lambda *_: declare_unused_errors(ks.Graph("shop", errors="shop.errors")),
     ),
 }
 
