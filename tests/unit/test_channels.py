@@ -66,6 +66,8 @@ def declare_unused_errors(graph: ks.Graph) -> None:
     graph.validate()
 
 
+KEEPS_OFFSETS = sinks.SQLite("shop.db", table="pairs", columns=["a"], evidence="offsets")
+
 Declare = Callable[[ks.Graph, Any], object]
 
 REFUSED: dict[str, tuple[str, Declare]] = {
@@ -80,6 +82,30 @@ REFUSED: dict[str, tuple[str, Declare]] = {
     "a batch": (
         "task 'f' reads or writes a channel: a task takes one value at a time: leave batch= out",
         lambda graph, rows: graph.sink(rows, batch=True, id="f")(lambda values: values),
+    ),
+    "a journal": (
+        "a channel keeps nothing, so there is nothing to journal: leave persistence= out",
+        lambda graph, rows: graph.map(rows, to=graph.channel("a"), persistence="journal", id="f")(lambda v: v),
+    ),
+    "a durability": (
+        "the source keeps an input until everything made from it is done: leave durability= out",
+        lambda graph, rows: graph.map(rows, to=graph.channel("a"), durability="committed", id="f")(lambda v: v),
+    ),
+    "an order": (
+        "a channel has neither partitions nor keys: leave order= out",
+        lambda graph, rows: graph.sink(rows, order="key", id="f")(lambda v: v),
+    ),
+    "a hash header": (
+        "a channel has no headers, but step.delivery_hash has the hash: leave hash_header= out",
+        lambda graph, rows: graph.map(rows, to=graph.channel("a"), hash_header=False, id="f")(lambda v: v),
+    ),
+    "a target that keeps offsets": (
+        "task 'f': shop.db: table pairs keeps offsets, which channels do not have: give it evidence='hash'",
+        lambda graph, rows: graph.sink(rows, to=KEEPS_OFFSETS, id="f")(lambda v: v),
+    ),
+    "a gather with calls that overlap": (
+        "task 'f' gathers: its calls do not overlap: gather first, and make these calls in a map after it",
+        lambda graph, rows: graph.sink(rows, rows, concurrency=2, id="f")(lambda v, w: v),
     ),
     "an option that there is not": (
         "task 'f' has no option 'retries': did you mean retry?",
