@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import time
 from abc import ABC, abstractmethod
 from contextlib import closing
 from pathlib import Path
@@ -32,7 +33,21 @@ class Medium(ABC):
 
     def __init__(self) -> None:
         self.now = 100.0
+        self.ahead = 1_700_000_000.0
+        """How far the time of day is ahead of the clock of the leases: it jumps."""
         self._opened: list[SourceConnection] = []
+
+    def set_clocks(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Gives the claims of workers the clocks of this test."""
+        monkeypatch.setattr(claims, "time", self)
+
+    def clock_gettime(self, clock: int) -> float:
+        """Replaces `time.clock_gettime`."""
+        return self.time() if clock == time.CLOCK_REALTIME else self.now
+
+    def time(self) -> float:
+        """Replaces `time.time`."""
+        return self.now + self.ahead
 
     @abstractmethod
     def insert(self, *ids: int) -> None:
@@ -90,7 +105,7 @@ class InMemory(Medium):
 class InSQLite(Medium):
     def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__()
-        monkeypatch.setattr(claims, "read_clock", lambda: self.now)
+        self.set_clocks(monkeypatch)
         self.path = directory / "shop.db"
         self.run("CREATE TABLE orders (id INTEGER PRIMARY KEY, item TEXT)")
 
@@ -117,7 +132,7 @@ class InFiles(Medium):
 
     def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__()
-        monkeypatch.setattr(claims, "read_clock", lambda: self.now)
+        self.set_clocks(monkeypatch)
         self.directory = directory
         self._inserted: dict[str, list[int]] = {}
 
@@ -160,7 +175,7 @@ class InPostgreSQL(Medium):
 
     def __init__(self, _: Path, monkeypatch: pytest.MonkeyPatch, server: Server) -> None:
         super().__init__()
-        monkeypatch.setattr(claims, "read_clock", lambda: self.now)
+        self.set_clocks(monkeypatch)
         self.target = PostgreSQLTarget(server, Evidence.HASH)
         self.run = self.target.execute
         self.run("CREATE TABLE orders (id bigint PRIMARY KEY, item text)")

@@ -22,7 +22,7 @@ from kstreams_py.sinks import postgresql_connections
 from kstreams_py.sources import postgresql, postgresql_claims
 from kstreams_py.sources.suspects import DEATHS_MAX
 from tests.contract.source_media import LEASE, READER, InPostgreSQL
-from tests.contract.test_sources import read
+from tests.contract.test_sources import read, read_attempts
 from tests.waiting import wait_until
 
 
@@ -56,6 +56,17 @@ def test_workers_that_race_get_each_row_once(medium: InPostgreSQL) -> None:
     with ThreadPoolExecutor(3) as pool:
         found = [*pool.map(run, [medium.open(ends=True) for _ in range(3)])]
     assert sorted(chain(*found)) == [*range(5_000)]
+
+
+@pytest.mark.parametrize("hours", [-24, 24])
+def test_clock_of_the_database_that_jumps_leaves_claims_to_workers_that_live(medium: InPostgreSQL, hours: int) -> None:
+    medium.insert(1, 2, 3)
+    dead, living = medium.open(), medium.open()
+    assert (read(dead, 1), read(living, 1)) == ([1], [2])
+    medium.run(f"UPDATE kstreams_claim_owners SET lease_until = lease_until - interval '{hours} hours'")
+    medium.now += LEASE / 2  # in the table it does not pass
+    living.keep()
+    assert read_attempts(medium.open()) == [(1, 1), (3, 0)]
 
 
 def test_large_table_is_looked_through_in_parts_and_its_end_at_once(

@@ -15,7 +15,7 @@ from kstreams_py.sinks.sqlite import transaction
 from kstreams_py.sources import claims, passes, sqlite
 from kstreams_py.sources.suspects import DEATHS_MAX
 from tests.contract.source_media import LEASE, READER, InSQLite
-from tests.contract.test_sources import read
+from tests.contract.test_sources import read, read_attempts
 
 
 @pytest.fixture
@@ -43,6 +43,13 @@ def test_file_that_is_made_anew_under_the_same_name_is_another_one(medium: InSQL
     assert first.identity == again.identity == other.identity != medium.open().identity
     assert first.identity != medium.open("books.orders").identity
     other.close()
+
+
+def test_claims_from_before_a_restart_of_the_machine_are_taken_over_at_once(medium: InSQLite) -> None:
+    medium.insert(1)
+    medium.open().read(100, alone=True)
+    medium.now = 1.0  # the clock begins again
+    assert read_attempts(medium.open()) == [(1, 1)]
 
 
 def test_worker_that_renews_while_another_waits_for_the_file_keeps_its_claims(
@@ -169,7 +176,7 @@ def test_claims_of_a_read_that_failed_are_read_again(medium: InSQLite, monkeypat
     with pytest.raises(SourceUnavailable):
         connection.read(1, alone=True)
     monkeypatch.undo()
-    monkeypatch.setattr(claims, "read_clock", lambda: medium.now)
+    medium.set_clocks(monkeypatch)
     connection.ack([first])
     assert connection.read(0, alone=False) == [], "who asks for none does not look at what it gets"
     assert read(connection) == [2]

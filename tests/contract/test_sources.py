@@ -104,6 +104,27 @@ def test_claims_of_a_reader_that_keeps_them_stay_its_own(medium: Medium) -> None
     assert read(other) == []
 
 
+@pytest.mark.parametrize("seconds", [-86_400, 86_400], ids="{:+}".format)
+def test_time_of_day_that_jumps_ends_no_lease_and_keeps_none(medium: Medium, seconds: int) -> None:
+    medium.insert(1, 2, 3)
+    dead, living, other = medium.open(), medium.open(), medium.open()
+    assert read(dead, 1) == [1]
+    kept = living.read(1, alone=True)
+    medium.ahead += seconds
+    assert read(other) == [3], "the claims of others are theirs"
+    medium.wait(LEASE * 0.9)
+    living.keep()
+    other.keep()
+    medium.wait(LEASE / 2)
+    again = other.read(100, alone=True)
+    assert [(claim.value["id"], claim.attempts, claim.taken_over) for claim in again] == [(1, 1, True)]
+    medium.ahead -= seconds
+    living.ack(kept)
+    other.ack(again)
+    medium.wait(2 * LEASE)
+    assert read(medium.open()) == [3], "it was not acknowledged"
+
+
 @pytest.mark.parametrize(("failed", "attempts"), [(False, 0), (True, 1)])
 def test_inputs_that_are_given_back_are_read_again_at_once(medium: Medium, *, failed: bool, attempts: int) -> None:
     medium.insert(1)
