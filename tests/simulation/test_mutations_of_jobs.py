@@ -10,6 +10,7 @@ import pytest
 from kstreams_py.testing.request_faults import Crash
 from tests.simulation import test_job_topics, test_jobs
 from tests.simulation.mutations_of_jobs import MUTATIONS
+from tests.unit import test_acking
 
 Test = Callable[[], None]
 
@@ -69,3 +70,10 @@ def test_mutation_of_a_job_is_detected(name: str, monkeypatch: pytest.MonkeyPatc
     MUTATIONS[name](monkeypatch)
     with pytest.raises(AssertionError):
         SEEN_BY[name]()
+
+
+@pytest.mark.parametrize("name", ["opening_that_is_added_instead_of_set", "complete_without_an_opening"])
+def test_mutation_of_the_acker_is_detected_by_its_model(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    MUTATIONS[name](monkeypatch)
+    with pytest.raises(AssertionError, match="acknowledged before its effects"):
+        test_acking.test_model_never_acknowledges_before_all_effects_and_always_without_faults(1, 2)
