@@ -18,9 +18,10 @@ import psycopg
 import pytest
 
 from bench.servers import Server
+from kstreams_py import sources
 from kstreams_py.graph.sink import Evidence
 from tests.contract.targets import PostgreSQLTarget
-from tests.system.command import command, kstreams, list_children
+from tests.system.command import RunningCommand, command, is_alive, kstreams, list_children
 from tests.system.harness import wait_until
 from tests.system.site import Site
 
@@ -82,7 +83,8 @@ class Shop:
         if self._database is not None:
             places = {"url": self._database.url, "schema": self._database.schema}
             target = "PostgreSQL({url!r}, table='{schema}.stored'".format(**places)
-        graph = GRAPH.format(source=SOURCES[medium].format(**places), target=target, ends=ends, seconds=seconds)
+        self.declared = SOURCES[medium].format(**places)
+        graph = GRAPH.format(source=self.declared, target=target, ends=ends, seconds=seconds)
         self.file.write_text(graph, encoding="utf-8")
         self.run_sql("CREATE TABLE orders (id INTEGER PRIMARY KEY, item TEXT)")
         self.insert(range(rows))
@@ -106,6 +108,16 @@ class Shop:
 
     def has_stored(self, least: int) -> bool:
         return self.stored() >= least
+
+    def kill_worker(self, running: RunningCommand) -> bool:
+        """Kills the oldest worker that has claimed inputs, so none on standby; returns whether there is one."""
+        owners = self.run_sql("SELECT process FROM kstreams_claim_owners")
+        processes = {process.split()[1] for (process,) in owners}
+        for pid in list_children(running.process.pid):
+            if str(pid) in processes and is_alive(pid):
+                os.kill(pid, signal.SIGKILL)
+                return True
+        return False
 
     def check(self, rows: int) -> None:
         """Checks that each row but 13 is stored once and whole, and acknowledged."""
@@ -132,23 +144,33 @@ def test_table_that_ends_is_stored_whole_without_a_broker_and_the_run_ends(tmp_p
     shop.check(1_000)
 
 
+def has_noted(running: RunningCommand, deaths: int) -> bool:
+    return running.text.count(" ended by SIGKILL: restarting it") == deaths
+
+
 @pytest.mark.parametrize("medium", SOURCES)
 @pytest.mark.parametrize(("kills", "each"), [(3, 1_000), pytest.param(334, 600, marks=LONG)])
 def test_workers_killed_at_random_store_each_row_once(
     request: pytest.FixtureRequest, tmp_path: Path, kills: int, each: int, medium: str
 ) -> None:
-    """In the long tier, a thousand deaths: `each` is how many rows there are for one."""
+    """In the long tier, a thousand deaths: `each` is how many rows there are for one.
+
+    The test holds a claim, so that the run does not end before the last kill.
+    """
     server = request.getfixturevalue(medium) if medium == "postgresql" else None
     shop, chance = Shop(tmp_path, rows=each * kills, seconds=0.002, medium=medium, server=server), random.Random(kills)
-    with command(tmp_path, "run", shop.file, "--workers", 2, environment=NO_BROKER) as running:
+    held = eval(f"sources.{shop.declared}, lease=3_600.0)", {"sources": sources}).open("orders:rows")
+    (claim,) = held.read(1, alone=True)
+    with closing(held), command(tmp_path, "run", shop.file, "--workers", 2, environment=NO_BROKER) as running:
         for number in range(kills):
             least = each * 4 // 5 * number + chance.randrange(each * 4 // 5)
             wait_until(partial(shop.has_stored, least), "rows are stored")
-            if workers := list_children(running.process.pid):
-                # the older one: nine deaths in a row of workers that had no time to acknowledge anything end a run
-                with suppress(ProcessLookupError):
-                    os.kill(workers[0], signal.SIGKILL)
+            # the older one: nine deaths in a row of workers that had no time to acknowledge anything end a run
+            wait_until(lambda: shop.kill_worker(running), "a worker that has claimed rows is killed")
+            wait_until(partial(has_noted, running, number + 1), "the supervisor notes its death")
+        held.give_back([claim], failed=False)
         assert running.wait() == 0, running.text
+        assert has_noted(running, kills)
     shop.check(each * kills)
 
 
