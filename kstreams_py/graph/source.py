@@ -127,6 +127,7 @@ class SourceStatus(NamedTuple):
     - `claimed`: under way.
     - `abandoned`: under way when the lease of their worker ended; the next worker reads them.
     - `suspects`: the free and abandoned inputs whose workers died several times: they are read separately from others.
+    - `claimed_suspects`: the claimed inputs whose workers died several times before.
     - `refused`: not to be read again.
     - `shown`: some of the refused inputs, those with the highest keys first.
     """
@@ -137,6 +138,7 @@ class SourceStatus(NamedTuple):
     suspects: int = 0
     refused: int = 0
     shown: tuple[RefusedInput, ...] = ()
+    claimed_suspects: int = 0
 
 
 class Source(Protocol):

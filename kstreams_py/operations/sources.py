@@ -67,6 +67,7 @@ class RefusedInputs:
 def show_counts(status: SourceStatus) -> str:
     """Returns the counts of a status as text."""
     parts = [f"{status.claimed:,} under way"]
+    parts += [f"{status.claimed_suspects:,} of these after several deaths"] if status.claimed_suspects else []
     parts += [f"{status.abandoned:,} of workers that have ended"] if status.abandoned else []
     parts += [f"{status.free:,} given back"] if status.free else []
     parts += [f"{status.suspects:,} of these to be read by themselves"] if status.suspects else []
@@ -76,7 +77,7 @@ def show_counts(status: SourceStatus) -> str:
 def as_fields(name: str, fact: SourceFact) -> dict[str, Any]:
     """Returns a source as fields for JSON; its counts are None if it could not be inspected."""
     status = fact.status
-    counts = ("claimed", "abandoned", "free", "suspects", "refused")
+    counts = ("claimed", "abandoned", "free", "suspects", "claimed_suspects", "refused")
     return {
         "source": name,
         "medium": fact.medium,

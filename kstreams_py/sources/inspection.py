@@ -69,11 +69,10 @@ def count_claims(counts: Iterable[tuple[int, bool, int, int]]) -> SourceStatus:
 
     - `counts`: for each state, and each answer to whether the owner is dead, the number of claims and of suspects.
     """
-    found, suspects = dict.fromkeys(((FREE, False), (CLAIMED, False), (CLAIMED, True)), 0), 0
-    for state, is_dead, count, suspected in counts:
-        found[state, is_dead] = count
-        suspects += suspected if state == FREE or is_dead else 0
-    return SourceStatus(found[FREE, False], found[CLAIMED, False], found[CLAIMED, True], suspects)
+    found = dict.fromkeys(((FREE, False), (CLAIMED, False), (CLAIMED, True)), (0, 0))
+    found |= {(state, is_dead): (count, suspects) for state, is_dead, count, suspects in counts}
+    (free, of_free), (claimed, of_claimed), (abandoned, of_abandoned) = found.values()
+    return SourceStatus(free, claimed, abandoned, of_free + of_abandoned, claimed_suspects=of_claimed)
 
 
 def retry_claims(

@@ -128,6 +128,7 @@ class MemorySource:
             sum(has_suspects([count]) for count in deaths),
             len(refused),
             tuple(RefusedInput(str(key), each.deaths, each.reason or "") for key, each in shown),
+            sum(has_suspects([each.deaths]) for each in claimed if each not in abandoned),
         )
 
     def retry(self, reader: str, keys: Collection[str] | None) -> int:

@@ -178,6 +178,9 @@ def test_suspects_wait_until_nothing_else_is_under_way(medium: Medium) -> None:
     assert (read(connection, alone=False), connection.waits_alone) == ([], True)
     claims = connection.read(100, alone=True)
     assert [claim.value["id"] for claim in claims] == [*range(10)]
+    source = medium.source()
+    assert isinstance(source, InspectedSource)
+    assert source.inspect(READER, 0) == SourceStatus(claimed=10, claimed_suspects=10)
     connection.ack(claims)
     assert (read(connection), connection.waits_alone) == ([10], False)
 

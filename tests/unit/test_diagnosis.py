@@ -26,6 +26,7 @@ from kstreams_py.operations.doctor.findings import (
 )
 from kstreams_py.operations.doctor.of_graphs import OF_GRAPH, find_positions
 from kstreams_py.operations.recover.task_status import TaskStatus
+from kstreams_py.operations.sources import show_counts
 from kstreams_py.operations.transactions.hanging import CommitDecision, FoundTransaction
 from kstreams_py.records import TopicPartition
 
@@ -357,16 +358,19 @@ def test_groups_of_tasks_have_the_findings_of_groups_of_processors() -> None:
 def test_sources_have_findings_for_what_nobody_reads_again() -> None:
     refused = (RefusedInput("13", 0, "parse: ValueError: no 13"),)
     facts = {
-        "a": SourceFact("a.db", SourceStatus(free=1, claimed=3)),
+        "a": SourceFact("a.db", SourceStatus(free=1, claimed=3, claimed_suspects=1)),
         "b": SourceFact("b.db", SourceStatus(abandoned=4, suspects=2, free=1)),
         "c": SourceFact("c.db", SourceStatus(free=1_000)),
         "d": SourceFact("d.db", SourceStatus(refused=2, shown=refused)),
         "e": SourceFact("e.db", why="there is no file 'e.db': correct the path of the source"),
         "f": SourceFact("a.db"),  # it keeps nothing
     }
+    assert (
+        show_counts(SourceStatus(0, 3, claimed_suspects=1)) == "3 under way, 1 of these after several deaths, 0 refused"
+    )
     named = "app.py:graph"
-    found = [text for text in shown(Facts(cluster(), now=1, sources=facts), examined()) if "(a.db)" not in text]
-    assert found[:4] == [
+    found = shown(Facts(cluster(), now=1, sources=facts), examined())
+    assert found[:5] == [
         (
             "error: e (e.db): it cannot be read: there is no file 'e.db': correct the path of the source\n"
             "  repair it, or correct its declaration; what was read before stays claimed"
@@ -380,6 +384,10 @@ def test_sources_have_findings_for_what_nobody_reads_again() -> None:
             "warning: d (d.db): 2 inputs were refused, and no worker reads them again (13: parse: ValueError: no 13, "
             f"...)\n  kstreams sources list {named}; fix the cause, then kstreams sources retry {named} "
             "--source d --all"
+        ),
+        (
+            "warning: a (a.db): 1 input is under way, and was so at several deaths of workers before: at 5 deaths an "
+            f"input is refused\n  read in the log of kstreams run {named} why its workers end, and fix that"
         ),
         (
             "note: c (c.db): 1,000 inputs were given back, and no worker has read them again\n"

@@ -154,6 +154,7 @@ def test_every_series_of_a_worker_is_written_as_text() -> None:
 INPUTS = """\
 kstreams_pending_inputs{graph="shop",slot="1",source="rows"} 3.0
 kstreams_oldest_pending_seconds{graph="shop",slot="1",source="rows"} 61.5
+kstreams_oldest_pending_task_seconds{graph="shop",processor="price",slot="1",source="rows"} 61.5
 kstreams_done_inputs_total{graph="shop",slot="1",source="rows"} 40.0
 kstreams_refused_inputs_total{graph="shop",slot="1",source="rows"} 2.0
 kstreams_replayed_inputs_total{cause="died",graph="shop",slot="1",source="rows"} 5.0

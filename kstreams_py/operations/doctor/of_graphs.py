@@ -13,8 +13,9 @@ from kstreams_py.kafka.described_cluster import LogInfo
 from kstreams_py.kafka.groups import slot_of
 from kstreams_py.operations.doctor.findings import Examined, Facts, Finding, Severity, TopicReader, show_duration
 from kstreams_py.operations.recover.task_status import TaskStatus, reset_command
-from kstreams_py.printable import count_of
+from kstreams_py.printable import count_are, count_of
 from kstreams_py.records import TopicPartition
+from kstreams_py.sources.suspects import DEATHS_MAX
 
 
 def find_missing(facts: Facts, examined: Examined) -> Iterator[Finding]:
@@ -358,7 +359,11 @@ def find_sources(facts: Facts, examined: Examined) -> Iterator[Finding]:
 
 
 def _inputs_were(count: int) -> str:
-    return f"{count_of(count, 'input')} {'was' if count == 1 else 'were'}"
+    return f"{count_of(count, 'input')} {_were(count)}"
+
+
+def _were(count: int) -> str:
+    return "was" if count == 1 else "were"
 
 
 def _them(count: int) -> str:
@@ -375,6 +380,15 @@ def _of_inputs(subject: str, name: str, status: SourceStatus, examined: Examined
             subject,
             f"{_inputs_were(status.refused)} refused, and no worker reads {_them(status.refused)} again ({some}{more})",
             f"kstreams sources list {examined.name}; fix the cause, then {show_retry(examined.name, name)}",
+        )
+    if status.claimed_suspects:
+        yield Finding(
+            Severity.WARNING,
+            "suspected_inputs",
+            subject,
+            f"{count_are(status.claimed_suspects, 'input')} under way, and {_were(status.claimed_suspects)} so at "
+            f"several deaths of workers before: at {DEATHS_MAX} deaths an input is refused",
+            f"read in the log of kstreams run {examined.name} why its workers end, and fix that",
         )
     alone = f"; {status.suspects:,} of the inputs were so at several deaths, and are read by themselves"
     alone = alone if status.suspects else ""

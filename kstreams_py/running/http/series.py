@@ -163,6 +163,13 @@ def _pending(name: str) -> Callable[[RunStatus], Iterator[tuple[Labels, float]]]
     return samples
 
 
+def _oldest_tasks(status: RunStatus) -> Iterator[tuple[Labels, float]]:
+    for source, slot, report, labels in _sources(status):
+        pending = report.sources[source]
+        for task in () if slot.taken or slot.pid is None else pending.tasks:
+            yield (*labels, task), pending.seconds
+
+
 def _inputs(name: str) -> Callable[[RunStatus], Iterator[tuple[Labels, float]]]:
     def samples(status: RunStatus) -> Iterator[tuple[Labels, float]]:
         for source, _, report, labels in _sources(status):
@@ -313,6 +320,13 @@ SERIES: Final[tuple[Series, ...]] = (
         "seconds since the oldest input that is under way was read; 0 if none is",
         SOURCE,
         _pending("seconds"),
+    ),
+    Series(
+        "oldest_pending_task_seconds",
+        "gauge",
+        "the same seconds for each task that has something of this input; absent for others",
+        (*SOURCE, "processor"),
+        _oldest_tasks,
     ),
     Series("done_inputs", "counter", "inputs of a source of which everything is done", SOURCE, _inputs("done")),
     Series(
