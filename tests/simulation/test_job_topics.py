@@ -196,6 +196,28 @@ def test_record_that_cannot_be_decoded_becomes_a_dead_letter_beside_good_ones() 
     }
 
 
+def test_records_that_are_given_back_are_read_again_in_order_and_each_failure_counts() -> None:
+    plant = TopicPlant()
+    (inputs,) = plant.start()._inputs.values()
+    connection = inputs.connection
+    found = [claim for _ in range(5) for claim in connection.read(RECORDS, alone=True)]
+    values = [*range(0, RECORDS, 2), *range(1, RECORDS, 2)]  # one partition after the other
+    for attempts, failed in enumerate((False, True, True)):
+        connection.give_back(found[::-1], failed=failed)
+        if attempts == 2:
+            assert (connection.read(RECORDS, alone=False), connection.waits_alone) == ([], True), "these are suspects"
+        found = [*connection.read(RECORDS, alone=True)]
+        assert [(claim.value, claim.attempts) for claim in found] == [(value, attempts) for value in values]
+    connection.close()  # which is no death
+    (inputs,) = plant.start()._inputs.values()
+    found = [claim for _ in range(5) for claim in inputs.connection.read(RECORDS, alone=True)]
+    assert sorted((claim.value, claim.attempts) for claim in found) == [(value, 2) for value in range(RECORDS)]
+    inputs.connection.ack(found)
+    assert (inputs.connection.read(RECORDS, alone=False), inputs.connection.waits_alone) == ([], False)
+    inputs.connection.close()
+    assert plant.is_done(), "a clean end commits what is done"
+
+
 def test_claims_that_were_given_back_outlive_a_rebalance() -> None:
     plant = TopicPlant()
     job = plant.start()
