@@ -72,7 +72,8 @@ def replace_begin(begin: bytes, data: bytes, width: int, start: int = 0) -> list
         made[at::made_width] = bytes((byte,)) * count
     for at in range(start, width):
         made[len(begin) + at - start :: made_width] = data[at::width]
-    return [*struct.unpack(f"{made_width}s" * count, made)]
+    # struct.unpack would keep a hundred compiled formats, each as large as its parts: 32 MB for thousands of parts
+    return [*struct.Struct(f"{made_width}s" * count).unpack(made)]
 
 
 def new_ids(entropy: Entropy, count: int) -> list[SegmentId]:

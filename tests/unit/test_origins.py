@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from itertools import product
 
 from kstreams_py.jobs.identity import (
@@ -33,6 +34,16 @@ def test_origin_is_the_same_each_time_and_differs_by_source_key_and_each_step() 
     assert len(set(found)) == len(found) == 3 * 10 * 6
     assert {len(each) for each in found} == {16}
     assert found == [origin(*each) for each in product(("g.rows", "g.row", "g.other"), keys, paths)]
+
+
+def test_batches_of_many_sizes_leave_nothing_in_memory() -> None:
+    tracemalloc.start()
+    try:
+        for count in range(1_000, 1_050):
+            identify(PARSE, range(count))
+        assert tracemalloc.get_traced_memory()[0] < 100_000, "bytes"
+    finally:
+        tracemalloc.stop()
 
 
 def test_origins_of_numbers_are_in_their_order() -> None:
