@@ -4,6 +4,7 @@
 - *SQLite*: the rows of a table in SQLite to a table in another file, each once by its hash.
 - *latency*: from the call that adds an input to the write of its row, at 1,000 a second, in memory.
 - *acker*: acknowledgements of three copies of an input, and its memory before and after.
+- *RSS*: the memory of a process that runs the tasks of the row *memory*, then again with ten times as many inputs.
 
 Each row runs once in each round, and the figures are medians. Ends with status 1 if a requirement is missed, which
 other load on the machine may cause.
@@ -11,6 +12,7 @@ other load on the machine may cause.
 
 from __future__ import annotations
 
+import gc
 import os
 import sqlite3
 import sys
@@ -18,7 +20,9 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Annotated, Any, Final, NamedTuple
@@ -66,6 +70,9 @@ TARGETS: Final = (
     Target("latency, p99 ms", most=10),
     Target("acker, acks/s", least=1_000_000),
     Target("acker, entries left", most=0),
+    Target("RSS, peak MB"),
+    Target("RSS, MB more at the peak of ten times the inputs", most=5),
+    Target("RSS, MB more after these", most=5),
 )
 
 
@@ -148,6 +155,22 @@ class Queue:
         """There is nothing to close."""
 
 
+class Counted(Queue):
+    """The same, with values that are made as they are read: a list of them would be what is measured."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self._count = count
+
+    @property
+    def is_exhausted(self) -> bool:
+        return self._done == self._count
+
+    def read(self, limit: int, *, alone: bool) -> list[Claim]:  # noqa: ARG002, nothing is read twice
+        begin, self._read = self._read, min(self._read + limit, self._count)
+        return [Claim(number, bytes(len(VALUE)), 0, None) for number in range(begin, self._read)]
+
+
 def make_chain(source: Queue, sink: Stored) -> ks.Graph:
     """Returns a graph of three tasks."""
     graph = ks.Graph("bench")
@@ -227,6 +250,35 @@ def measure_acker(inputs: int) -> dict[str, float]:
     return {"acker, acks/s": acks / seconds, "acker, entries left": len(acker)}
 
 
+def run_counted(inputs: int) -> tuple[float, float]:
+    """Runs a job; returns the most MB of memory that this process has ever had, and those that it has now."""
+    sink = Stored()
+    Job("bench", make_chain(Counted(inputs), sink).tasks, JobEnvironment()).run(lambda: False)
+    assert sink.count == inputs
+    gc.collect()
+    # the maximum that getrusage returns may be that of the process that started this one
+    status = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines())
+    peak, now = (int(status[each].removesuffix(" kB")) * 1024 / 1e6 for each in ("VmHWM", "VmRSS"))
+    return peak, now
+
+
+def measure_rss(inputs: int) -> dict[str, float]:
+    """Measures the memory of this process, which has done nothing else."""
+    run_counted(inputs)  # what is made once, such as the arenas of Python, is no growth
+    (peak, before), (higher, after) = run_counted(inputs), run_counted(10 * inputs)
+    return {
+        "RSS, peak MB": peak,
+        "RSS, MB more at the peak of ten times the inputs": higher - peak,
+        "RSS, MB more after these": after - before,
+    }
+
+
+def in_new_process(measure: Callable[[int], dict[str, float]], inputs: int) -> dict[str, float]:
+    """Returns what a function measures in a process of its own."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(measure, inputs).result()
+
+
 def show(found: Mapping[str, Sequence[float]], targets: Sequence[Target]) -> bool:
     """Prints the figures; returns whether all targets are met. `found`: the values of each figure."""
     table, missed = Table("figure", "median", "from", "to", "target"), False
@@ -251,7 +303,8 @@ def main(
     with tempfile.TemporaryDirectory() as directory:
         for _ in range(rounds):
             measured = measure_memory(inputs) | measure_sqlite(Path(directory), inputs // 2)
-            for figure, value in (measured | measure_latency() | measure_acker(inputs)).items():
+            measured |= measure_latency() | measure_acker(inputs) | in_new_process(measure_rss, inputs // 3)
+            for figure, value in measured.items():
                 found.setdefault(figure, []).append(value)
     sys.exit(not show(found, TARGETS))
 
