@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -204,12 +205,15 @@ def test_peer_that_dies_at_a_request_is_replaced_and_stores_each_row_once(*, is_
             check_stored_once(driver, peers)
 
 
-def test_lost_frames_between_two_peers_are_sent_again_after_a_while() -> None:
+def test_lost_frames_between_two_peers_are_sent_again_after_a_while(caplog: pytest.LogCaptureFixture) -> None:
     driver, peers = loaded()
     with driver:
-        peers.lose("merge", "store", seconds=20)
-        driver.advance(15)
-        assert (driver.rows("store"), driver.source("rows").refused) == ([], REFUSED)
+        peers.lose("merge", "store", seconds=60)
+        for seconds, warnings in ((15, 0), (35, 1)):
+            driver.advance(seconds)
+            assert (driver.rows("store"), driver.source("rows").refused) == ([], REFUSED)
+            found = re.findall(r"peer \S+ at \S+ does not answer, and is a member", caplog.text)
+            assert len({*found}) == warnings
         driver.run()
         check_stored_once(driver, peers)
         assert deaths_of(driver) == 0

@@ -487,6 +487,21 @@ def test_frames_of_strangers_and_garbage_are_dropped_and_counted() -> None:
     assert links.next_due() is None
 
 
+def test_peer_that_does_not_answer_is_found_while_something_waits_for_it() -> None:
+    links = Links("c", "a", half)
+    link = links.add("b")
+    assert [links.find_silent(float(now)) for now in range(100)] == [[]] * 100, "nothing waits for it"
+    link.offer(make_frame("a", 0, 1))
+    assert [links.find_silent(float(now)) for now in range(100, 132)] == [[]] * 30 + [["b"]] * 2
+    assert links.find_silent(131.5) == [], "the last look was just now"
+    hello, answer = Hello(1, "c", "b", "a"), Received(0, 0, 0, 1, [])
+    links.take([("b", encode_frame(hello))], 132.0)
+    assert links.find_silent(132.0) == ["b"], "it does not get what is sent to it"
+    links.take([("b", encode_frame(answer))], 133.0)
+    assert [links.find_silent(float(now)) for now in range(133, 164)] == [[]] * 30 + [["b"]]
+    assert links.find_silent(200.0) == [], "this peer stood still"
+
+
 def test_counts_of_links_that_were_removed_stay() -> None:
     links = Links("shop", "a", lambda: 0.5)
     for name in ("b", "c"):

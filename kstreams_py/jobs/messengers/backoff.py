@@ -14,6 +14,8 @@ class Backoff:
     - `initial`: seconds before the second attempt.
     - `factor`: each wait is this many times the one before.
     - `longest`: the most seconds of a wait, without its variation.
+    - `give_up`: seconds without an answer after which the peer is reported. The attempts go on: while the peer is a
+      member, only it can say what it has taken.
     - `jitter`: the part by which chance makes a wait longer or shorter, so that peers do not ask all at the same time.
 
     Raises SettingsError for values that make no sense.
@@ -23,6 +25,7 @@ class Backoff:
     factor: float = 2.0
     longest: float = 5.0
     jitter: float = 0.2
+    give_up: float = 30.0
 
     def __post_init__(self) -> None:
         if not (0 < self.initial <= self.longest < float("inf") and self.factor >= 1 and 0 <= self.jitter < 1):

@@ -31,6 +31,7 @@ class LinkCounts:
     - `returned`: frames given back to the other peer because of their old epoch.
     - `came_back`: frames that the other peer gave back.
     - `unexpected`: frames before the first Hello, of a peer that is refused, and those that report what was never sent.
+    - `answers`: frames that report what the other peer has accepted, or may be sent.
     """
 
     doubled: int = 0
@@ -39,6 +40,7 @@ class LinkCounts:
     returned: int = 0
     came_back: int = 0
     unexpected: int = 0
+    answers: int = 0
 
     def __add__(self, other: LinkCounts) -> LinkCounts:
         return LinkCounts(*map(add, astuple(self), astuple(other)))

@@ -426,6 +426,7 @@ class Link:
 
     def _hear(self, received: Received) -> None:
         """Takes the answer of the other peer."""
+        self.counts.answers += 1
         progress = False
         for lane, number, bit in (
             (self._data, received.data, DATA),

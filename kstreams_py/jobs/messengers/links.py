@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from typing import Final
 
 from kstreams_py.errors import DecodeError
 from kstreams_py.jobs.messengers.backoff import Backoff
 from kstreams_py.jobs.messengers.frames import decode_frame
 from kstreams_py.jobs.messengers.lanes import LinkCounts
 from kstreams_py.jobs.messengers.link import RESENT, Link, LinkLimits, LinkRest
+
+LOOK_SECONDS: Final = 1.0
+"""Seconds between two looks for peers that do not answer."""
+
+STILL_SECONDS: Final = 5.0
+"""A peer whose looks are farther apart stood still: answers may have come meanwhile."""
 
 
 class Links:
@@ -32,6 +39,9 @@ class Links:
         self._cluster, self._own, self._chance = cluster, own, chance
         self._limits, self._backoff = limits, backoff
         self._links: dict[str, Link] = {}
+        self._waits_from: dict[str, tuple[int, float]] = {}
+        """By peer for which something waits, the number of its answers, and since when `find_silent` sees no more."""
+        self._looked_at = float("-inf")
         self.strangers = 0
         self.garbage = 0
         self.ended = LinkCounts()
@@ -63,6 +73,7 @@ class Links:
     def remove(self, peer: str) -> LinkRest:
         """Ends the link to a peer that has left; its id must never be used again. Returns what may not have arrived."""
         link = self._links.pop(peer, None)
+        self._waits_from.pop(peer, None)
         if link is None:
             return LinkRest([], [])
         self.ended += link.counts
@@ -98,6 +109,28 @@ class Links:
         """Sends what is due on each link. `send`: see `Messenger.send`."""
         for peer, link in self._links.items():
             link.flush(now, partial(send, peer))
+
+    def find_silent(self, now: float) -> list[str]:
+        """Returns the peers that have not answered for `Backoff.give_up` seconds though something waits for them.
+
+        Those whose frames are refused are left out: see `take_refusals`. Looks once a second. Time in which this peer
+        itself stood still does not count.
+        """
+        if now < self._looked_at + LOOK_SECONDS:
+            return []
+        if now > self._looked_at + STILL_SECONDS:
+            self._waits_from.clear()
+        self._looked_at, found = now, list[str]()
+        for peer, link in self._links.items():
+            if link.refusal or not link.unaccepted:
+                self._waits_from.pop(peer, None)
+                continue
+            answers, since = self._waits_from.setdefault(peer, (link.counts.answers, now))
+            if answers != link.counts.answers:
+                self._waits_from[peer] = link.counts.answers, now
+            elif now >= since + self._backoff.give_up:
+                found.append(peer)
+        return found
 
     def next_due(self) -> float | None:
         """Returns when `flush` has something to do even if nothing comes; None if it has not."""

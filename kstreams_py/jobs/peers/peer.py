@@ -130,6 +130,7 @@ class Peer:
             worked |= self._run_task(self.task)
         self._send(self._ackers.turn(now, may_act=may_act))
         self._links.flush(self._clock(), self._messenger.send)
+        self._report_silent(now)
         return worked
 
     @property
@@ -140,6 +141,15 @@ class Peer:
     def _take_back(self, frames: Sequence[SegmentFrame]) -> None:
         if self._outbox is not None and self.assignment is not None:
             self._outbox.take_back(frames, self.assignment.job, self.assignment.since)
+
+    def _report_silent(self, now: float) -> None:
+        for peer in self._links.find_silent(now):
+            logger.warning(
+                "peer %s at %s does not answer, and is a member of the cluster: what is for it waits. A call of its "
+                "task takes long, or the network between the two is broken: repair it, or kill one of them: what it "
+                "had is then read again",
+                peer, self._seen.peers[PeerId(peer)].address, extra=repeated(f"silence of {peer}"),
+            )  # fmt: skip
 
     # The replica.
 
