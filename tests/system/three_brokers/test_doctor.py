@@ -27,7 +27,8 @@ def copy(value):
 def examine(file: Path, servers: str) -> tuple[int, list[dict[str, Any]]]:
     """The exit status, and what is found worse than a note."""
     ended = kstreams("doctor", f"{file}:graph", "--json", environment={"KSTREAMS_BOOTSTRAP_SERVERS": servers})
-    assert ended.err == ""
+    # a slow machine may wait for the broker that is left
+    assert [line for line in ended.err.splitlines() if "waiting for a Kafka broker" not in line] == []
     rows = [json.loads(line) for line in ended.out.splitlines()]
     return ended.status, [row for row in rows if row["severity"] != "note"]
 
