@@ -29,8 +29,8 @@ DELETED: Final = "it was deleted before it was processed"
 """Why a deleted input is refused when it is to be read again."""
 
 
-TURN_MAX: Final = 3_600.0
-"""The longest turn of suspects, in seconds."""
+TURN_MAX: Final = 600.0
+"""The longest turn of suspects, in seconds. Their source may rest as long, although the service is back."""
 
 
 class SuspectTurns:
@@ -54,7 +54,7 @@ class SuspectTurns:
     def end(self) -> None:
         """Ends a turn."""
         self._rest = self._seconds
-        self._seconds = min(2 * self._seconds, TURN_MAX)
+        self._seconds = max(self._seconds, min(2 * self._seconds, TURN_MAX))
 
     def note(self, now: float, *, others_wait: bool) -> None:
         """Notes whether suspects of other readers have their turn, or wait for it."""
