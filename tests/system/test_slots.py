@@ -267,8 +267,7 @@ def test_group_admin_request_without_an_answer_ends_after_its_time_limit(setting
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         started = time.monotonic()
-        with pytest.raises(
-            BrokerUnavailable, match=f"^no Kafka broker answers at {address}: .*: describing groups 'any' "
-        ):
+        text = f"^no Kafka broker answers at {address}: .*: describing groups 'any'"  # and the newest error, if any
+        with pytest.raises(BrokerUnavailable, match=text):
             GroupAdmin(settings(bootstrap_servers=address), 1.2).members("any")
         assert time.monotonic() - started < 10.0

@@ -22,6 +22,11 @@ INFO, WARNING = logging.INFO, logging.WARNING
 # Brokers that are away.
 
 
+@pytest.fixture(autouse=True)
+def without_context() -> None:
+    logs.set_context()  # a test before may have run a worker in this thread
+
+
 def test_outage_is_a_line_when_it_begins_one_each_minute_and_one_with_the_totals() -> None:
     outage = FoldedOutage()
     written = [outage.failed("ends", INFO, f"no answer {second}", second) for second in range(70)]
