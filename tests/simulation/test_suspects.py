@@ -125,19 +125,3 @@ def test_nothing_is_read_beside_a_suspect_that_waits_for_another_attempt() -> No
         plant.now += 2 * LEASE
     states: dict[Any, Any] = {name: source.kept[f"g:{name}"][0].state for name, source in plant.sources.items()}
     assert (states, plant.done) == ({"a": "done", "b": "refused"}, ["X"])
-
-
-def test_reader_forgets_what_readers_of_its_job_before_have_asked() -> None:
-    """Both jobs began with their first epoch: a request that was taken back after the move would stand for ever."""
-    for seed in range(24):
-        plant = TwoSources(["a"], ["Y"], 0, 2, seed=seed)
-        plant.failures = {"Y": inf}
-        plant.begin(8)
-        plant.run(3)
-        plant.cluster.submit(JobId("g-2"))  # which gets half of the peers
-        plant.run(10)
-        plant.failures.clear()
-        plant.run(40)
-        plant.sources["a"].add("later")
-        plant.run(10)
-        assert {*plant.done} == {"a", "Y", "later"}, seed

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from typing import Final
+from types import SimpleNamespace
+from typing import Any, Final
 
 import pytest
 
+from kstreams_py.jobs.cluster.commands import JobId, PeerId
+from kstreams_py.jobs.cluster.state import Assignment
 from kstreams_py.jobs.peers.agreement import Agreement, ReaderId, Wish
+from kstreams_py.jobs.peers.peer import Peer
 from tests.tables import each_case
 
 STEPS: Final = 3_000
@@ -145,3 +149,19 @@ def test_wish_that_came_before_its_sender_was_known_is_sent_again() -> None:
     ((_, wish),) = asks.turn(1.0, asks=True, is_empty=True)
     answers.take(A, wish)
     assert answers.turn(1.0, asks=False, is_empty=True) == [(A, Wish(request=0, answer=1))]
+
+
+def test_reader_of_another_job_forgets_what_readers_of_the_one_before_have_asked() -> None:
+    """Both jobs began with their first epoch: a request that was taken back after the move would stand for ever."""
+    peer, other = object.__new__(Peer), ReaderId(2, 1)
+    peer.__dict__.update(me=PeerId("one"), _agreement=None)
+    members = {"one": SimpleNamespace(number=1), "two": SimpleNamespace(number=2)}
+    before: Any = SimpleNamespace(assignments={})
+    for job, asked in (("first", False), ("first", True), ("second", False)):
+        tasks = {"one": Assignment(JobId(job), "read-a", 1), "two": Assignment(JobId(job), "read-b", 1)}
+        after: Any = SimpleNamespace(assignments=tasks, peers=members)
+        peer._find_readers(before, after)
+        assert peer._agreement is not None
+        assert peer._agreement.must_wait == asked
+        peer._agreement.take(other, Wish(request=1))
+        before = after
