@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Final
 
 from bench.loads import GaveUp
-from bench.processes import ROOT
+from bench.processes import ROOT, end_all
 from kstreams_py import Settings
 from kstreams_py.errors import KStreamsError
 from kstreams_py.jobs.cluster.commands import JobId
@@ -145,13 +145,7 @@ class Site:
         self._ended.set()
         if self._inserts.is_alive():
             self._inserts.join()
-        for machine in self._machines:
-            machine.send_signal(signal.SIGTERM)
-        for machine in self._machines:
-            try:
-                machine.wait(20)
-            except subprocess.TimeoutExpired:
-                machine.kill()
+        end_all(self._machines)
         self._kafka.close()
 
 

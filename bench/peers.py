@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -37,7 +36,7 @@ from bench.jobs import LATENCY_INPUTS, RATE, Target, show
 from bench.loads import GaveUp
 from bench.peer_commands import SIZES
 from bench.peer_deaths import measure_death
-from bench.processes import ROOT, cpu_seconds
+from bench.processes import ROOT, cpu_seconds, end_all
 from kstreams_py.jobs.cluster.heartbeats import INTERVAL, SILENT_AFTER
 
 PEERS: Final = 3
@@ -107,13 +106,7 @@ class Cluster:
 
     def close(self) -> None:
         """Ends the peers."""
-        for peer in self._peers:
-            peer.send_signal(signal.SIGTERM)
-        for peer in self._peers:
-            try:
-                peer.wait(20)
-            except subprocess.TimeoutExpired:
-                peer.kill()
+        end_all(self._peers)
         self._reports.close()
 
 

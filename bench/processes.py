@@ -7,7 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -77,6 +77,17 @@ def cpu_seconds(pid: int) -> float:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
     shown = subprocess.run(["ps", "-o", "time=", "-p", str(pid)], capture_output=True, text=True, check=True).stdout
     return sum(float(part) * 60.0**power for power, part in enumerate(reversed(shown.strip().split(":"))))
+
+
+def end_all(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Ends processes by SIGTERM, all at once, and kills those that have not ended after 20 s."""
+    for process in processes:
+        process.send_signal(signal.SIGTERM)
+    for process in processes:
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            process.kill()
 
 
 @dataclass(slots=True)
