@@ -13,6 +13,8 @@ from typing import Final
 
 pack_offset: Final[Callable[[int], bytes]] = struct.Struct(">Q").pack
 
+_pack_length: Final[Callable[[int], bytes]] = struct.Struct(">I").pack
+
 
 def hash_prefix(processor: str, topic: str, topic_id: str, partition: int) -> bytes:
     """Returns the first 8 bytes of a task's delivery hashes, for steps that read one record: BLAKE2b of all arguments.
@@ -44,4 +46,4 @@ def snapshot_hash(processor: str, inputs: Iterable[tuple[str, str, int, int]]) -
 def _canonical(*parts: str | int) -> bytes:
     """Encodes parts, each after its length, so that no two lists of parts give the same bytes."""
     raw = [str(part).encode() for part in parts]
-    return b"".join(struct.pack(">I", len(part)) + part for part in raw)
+    return b"".join([each for part in raw for each in (_pack_length(len(part)), part)])

@@ -21,6 +21,9 @@ OWN_HEADERS: Final = frozenset({HASH_HEADER, PLACE_HEADER, "ks-type", "ks-proc",
 
 _VALUE: Final = itemgetter(1)
 
+_KEEPS_ALL: Final = Out(None)
+"""Stands for a plain value."""
+
 OUTPUTS_MAX: Final = 10_000
 OUTPUT_BYTES: Final = 16 << 20
 """At this many outputs, or bytes of their values, the outputs are written before the next step of an intake is run."""
@@ -89,19 +92,21 @@ class Outputs:
 
     def _output(self, topic: str, value: Any, inputs: Inputs, digest: bytes) -> Output:
         """Returns one output: key and headers of the first input, the newest timestamp, unless an `Out` sets them."""
-        lead = inputs[0]
-        out = value if isinstance(value, Out) else Out(value)
-        data = None if out.value is None else self._encode[topic](out.value)
+        lead, out = inputs[0], _KEEPS_ALL
+        if isinstance(value, Out):
+            out, value = value, value.value
+        data = None if value is None else self._encode[topic](value)
         key = lead.key() if out.key is KEEP else None if out.key is None else self._encode_own_key(topic, out.key)
         headers = _carry((lead.headers() or []) if out.headers is KEEP else checked_headers(out.headers))
         if self._processor.hash_header:
             headers.append((HASH_HEADER, digest))
             if self._place is not None:
                 headers.append((PLACE_HEADER, self._place(inputs)))
-        kind, timestamp = max((m.timestamp() for m in inputs), key=itemgetter(1))
         if out.timestamp is not KEEP:
-            kind, timestamp = 1, checked_timestamp(out.timestamp)
-        return (topic, data, key, -1, None, None, timestamp if timestamp > 0 else _past(kind, timestamp), headers)
+            timestamp = checked_timestamp(out.timestamp)
+        elif (timestamp := max([m.timestamp()[1] for m in inputs])) <= 0:  # hardly ever: a maximum by key is slow
+            timestamp = _past(*max((m.timestamp() for m in inputs), key=itemgetter(1)))
+        return (topic, data, key, -1, None, None, timestamp, headers)
 
     def _encode_own_key(self, topic: str, key: Any) -> bytes | None:
         try:
