@@ -10,9 +10,10 @@ from typing import Any, Final
 from py4j import java_gateway  # type: ignore[import-untyped]
 from pyspark.sql import SparkSession
 
-from kstreams_py.embedded.jars import delta_jars, spark_jars
+from kstreams_py.embedded.jars import spark_jars
 from kstreams_py.embedded.java import find_java
 from kstreams_py.spark import delta_conf, session
+from kstreams_py.spark.sessions import table_jars
 
 OF_TESTS: Final = {
     "spark.log.level": "ERROR",
@@ -40,7 +41,7 @@ def shared_session() -> Iterator[SparkSession]:
         for names in (java_gateway.JVMView, java_gateway.JavaPackage):
             typed: Any = names
             typed.__getattr__ = functools.cache(typed.__getattr__)
-    delta_jars()
+    table_jars()
     conf = {**OF_TESTS, **delta_conf(), **ONE_PARTITION}
     made = session("tests", jars=spark_jars(), java=find_java(for_spark=True), quiet=False, **conf)
     yield made

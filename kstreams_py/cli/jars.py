@@ -6,7 +6,7 @@ import sys
 
 from kstreams_py.cli.streams import echo
 from kstreams_py.embedded.broker import archive_classes
-from kstreams_py.embedded.jars import cache_directory, delta_jars, has_delta, has_pyspark, kafka_classpath, spark_jars
+from kstreams_py.embedded.jars import cache_directory, has_pyspark, kafka_classpath, spark_jars
 from kstreams_py.embedded.java import find_java
 from kstreams_py.errors import KStreamsError
 
@@ -19,9 +19,10 @@ def jars() -> None:
     """
     kafka = kafka_classpath(print)
     if has_pyspark():
+        from kstreams_py.spark.sessions import table_jars  # noqa: PLC0415  PySpark is optional, and slow to import
+
         spark_jars(print)
-        if has_delta():
-            delta_jars(print)
+        table_jars(print)
     else:
         echo("PySpark is not installed: no jars for Spark")
     try:

@@ -65,7 +65,12 @@ def spark_jars(progress: Progress | None = None) -> list[Path]:
 
     `progress` is called with a line of text for each step. Raises MissingSoftware if they cannot be fetched.
     """
-    return resolve(spark_artifacts(), module_names(pyspark_jars().glob("*.jar")), progress)
+    return jars_beside_spark(spark_artifacts(), progress)
+
+
+def jars_beside_spark(wanted: tuple[Artifact, ...], progress: Progress | None = None) -> list[Path]:
+    """Returns the jars of `wanted` that PySpark lacks, for its setting `spark.jars`; see `spark_jars`."""
+    return resolve(wanted, module_names(pyspark_jars().glob("*.jar")), progress)
 
 
 def spark_artifacts() -> tuple[Artifact, ...]:
@@ -75,29 +80,6 @@ def spark_artifacts() -> tuple[Artifact, ...]:
         Artifact("org.apache.spark", f"spark-sql-kafka-0-10_{SCALA_VERSION}", pyspark),
         Artifact("org.apache.spark", f"spark-avro_{SCALA_VERSION}", pyspark),
     )
-
-
-def delta_jars(progress: Progress | None = None) -> list[Path]:
-    """Returns the jars of the installed Delta Lake, for Spark's setting `spark.jars`; fetches them if not cached.
-
-    `progress` is called with a line of text for each step. Raises MissingSoftware if they cannot be fetched.
-    """
-    return resolve(delta_artifacts(), module_names(pyspark_jars().glob("*.jar")), progress)
-
-
-def delta_artifacts() -> tuple[Artifact, ...]:
-    """Returns the artifact of the installed delta-spark. Raises MissingSoftware without it."""
-    if not has_delta():
-        raise MissingSoftware("Delta Lake is not installed: run pip install 'kstreams_py[delta]'")
-    return (Artifact("io.delta", f"delta-spark_{SCALA_VERSION}", version("delta-spark")),)
-
-
-def has_delta() -> bool:
-    """Whether delta-spark is installed."""
-    try:
-        return bool(version("delta-spark"))
-    except PackageNotFoundError:
-        return False
 
 
 def has_pyspark() -> bool:

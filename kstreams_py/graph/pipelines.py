@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final, Protocol, TypedDict, cast
+from typing import Any, ClassVar, Final, NamedTuple, Protocol, TypedDict, cast
 
 from kstreams_py.errors import GraphError, did_you_mean
 from kstreams_py.graph.checks import check_options
@@ -43,8 +43,23 @@ TOPIC_MODES: Final = (Mode.APPEND, Mode.UPSERT)
 RUNS_SETTINGS: Final = {"cleanup.policy": "compact"}
 
 
+class SparkNeeds(NamedTuple):
+    """What Spark needs to write tables of one kind.
+
+    - `jars`: returns the Maven coordinates of its jars, besides those for Kafka. Raises MissingSoftware.
+    - `conf`: the configuration of its session, besides the jars.
+    - `makes_files`: each task of Spark writes a file of its own.
+    """
+
+    jars: Callable[[], Sequence[str]] = tuple
+    conf: Mapping[str, str] = {}
+    makes_files: bool = False
+
+
 class Table(Protocol):
     """The declaration of a table elsewhere. Its `str` names the table without credentials."""
+
+    spark_needs: ClassVar[SparkNeeds]
 
     @property
     def pipeline_modes(self) -> Collection[Mode]:
@@ -88,6 +103,11 @@ class Pipeline:
 
     def __str__(self) -> str:
         return f"pipeline {self.id!r}"
+
+    @property
+    def spark_needs(self) -> SparkNeeds:
+        """What Spark needs to write the target; nothing for a topic."""
+        return SparkNeeds() if isinstance(self.target, Topic) else self.target.spark_needs
 
 
 def make_pipeline(
@@ -147,7 +167,8 @@ def check_target(what: str, target: object, mode: Mode) -> Table | Topic:
     """Returns the target of a pipeline. Raises GraphError if it is not a target, or does not take the mode."""
     if isinstance(target, type) or not (isinstance(target, Topic) or hasattr(target, "pipeline_modes")):
         raise GraphError(
-            f"{what}: to={target!r} is not a target of a pipeline: give ks.Parquet, ks.PostgreSQL, ks.Delta or a topic"
+            f"{what}: to={target!r} is not a target of a pipeline: give ks.Parquet(...) or another table of "
+            "kstreams_py.sinks, or a topic"
         )
     modes: Collection[Mode] = TOPIC_MODES if isinstance(target, Topic) else target.pipeline_modes
     if mode not in modes:

@@ -289,7 +289,7 @@ class Graph(Decorators, Generic[GraphKey, GraphValue]):
 
         `kstreams pipeline run` calls it, and stores its rows once, even if the process dies at any point.
 
-        - `to` (Table, Topic or str): the table: `ks.Parquet(directory)`, `ks.PostgreSQL(url, table=...)`,
+        - `to` (Table, Topic or str): a table of `kstreams_py.sinks`, such as `ks.Parquet(directory)` or
           `ks.Delta(path)`, or a topic that nothing else writes to.
         - `id` (str): its name, unique in the graph; by default the function's name.
         - `mode` (str): "complete" (the default) reads all of history and replaces the table. "append" and "upsert" read
@@ -298,7 +298,7 @@ class Graph(Decorators, Generic[GraphKey, GraphValue]):
         - `every` (str): the time between two runs with `--follow`, such as "30 seconds"; "1 minute" by default.
         - `streaming` (bool or str): the function takes and returns streams (Structured Streaming), and the mode is
           Spark's output mode: "append", "complete", or "update" for an upsert. Give the directory of the checkpoint, on
-          a file system that all Spark processes share, or True for one beside the files of a Parquet or Delta table.
+          a file system that all Spark processes share, or True for one beside the files of the table.
           False by default: the function takes and returns the rows of a run.
         - `malformed` (str): "drop" (the default) leaves out records that do not decode, counts them in the history and
           warns of the first one. "fail" fails the run at the first one.

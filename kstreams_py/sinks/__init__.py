@@ -14,12 +14,18 @@ parquet       adapter  Parquet files
 delta         adapter  a table of Delta Lake, for pipelines
 """
 
+from typing import Final
+
+from kstreams_py.graph.pipelines import Table
 from kstreams_py.graph.sink import Evidence, Inspectable, Row, RowRules, Sink, SinkConnection
 from kstreams_py.sinks.delta import Delta
 from kstreams_py.sinks.parquet import Parquet
 from kstreams_py.sinks.postgresql import PostgreSQL
 from kstreams_py.sinks.redis import Redis
 from kstreams_py.sinks.sqlite import SQLite, SqliteTable
+
+TABLES: Final[tuple[type[Table], ...]] = (Delta, Parquet, PostgreSQL)
+"""The tables that pipelines write."""
 
 __all__ = [
     "Delta",

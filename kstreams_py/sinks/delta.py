@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from os import PathLike
+from typing import ClassVar
 
-from kstreams_py.graph.pipelines import Mode
+from kstreams_py.errors import MissingSoftware
+from kstreams_py.graph.pipelines import Mode, SparkNeeds
+
+
+def _jars() -> Sequence[str]:
+    from kstreams_py.embedded.jars import SCALA_VERSION  # noqa: PLC0415 only processes with Spark need it
+
+    try:
+        return (f"io.delta:delta-spark_{SCALA_VERSION}:{version('delta-spark')}",)
+    except PackageNotFoundError:
+        raise MissingSoftware("Delta Lake is not installed: run pip install 'kstreams_py[delta]'") from None
 
 
 @dataclass(frozen=True)
@@ -19,6 +31,15 @@ class Delta:
     """
 
     path: str
+    spark_needs: ClassVar = SparkNeeds(
+        _jars,
+        {
+            "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+            "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+            "spark.databricks.delta.snapshotPartitions": "4",  # 50, the default, is for logs of millions of files
+        },
+        makes_files=True,
+    )
 
     def __init__(self, path: str | PathLike[str]) -> None:
         vars(self).update(path=str(path))

@@ -9,10 +9,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Context, Decimal, DecimalException, Inexact, InvalidOperation
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from kstreams_py.errors import MissingSoftware, RowRefused, SettingsError, SinkUnavailable
-from kstreams_py.graph.pipelines import Mode
+from kstreams_py.graph.pipelines import Mode, SparkNeeds
 from kstreams_py.graph.sink import Evidence, Row
 from kstreams_py.records import Positions, TopicPartition
 from kstreams_py.sinks.columns import (
@@ -67,6 +67,7 @@ class Parquet:
     directory: Path
     columns: tuple[str, ...]
     types: tuple[type, ...]
+    spark_needs: ClassVar = SparkNeeds(makes_files=True)
 
     def __init__(self, directory: Path | str, *, columns: Mapping[str, type] | None = None) -> None:
         names, types = ((), ()) if columns is None else split_columns(columns, _TYPES)

@@ -7,11 +7,11 @@ import datetime
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn
 from uuid import UUID
 
 from kstreams_py.errors import KStreamsError, RowRefused, SettingsError, SinkUnavailable, StaleWriter
-from kstreams_py.graph.pipelines import Mode
+from kstreams_py.graph.pipelines import Mode, SparkNeeds
 from kstreams_py.graph.sink import Evidence, Row
 from kstreams_py.records import Positions, TopicPartition
 from kstreams_py.sinks.columns import (
@@ -129,6 +129,7 @@ class PostgreSQL:
     columns: tuple[str, ...]
     types: Types
     evidence: Evidence
+    spark_needs: ClassVar = SparkNeeds()
 
     def __init__(
         self, url: str, *, table: str, columns: Columns | None = None, evidence: Evidence | str = Evidence.HASH

@@ -6,11 +6,11 @@ import os
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
 from kstreams_py.embedded import EmbeddedKafka, class_archive
-from kstreams_py.embedded.jars import has_delta
 from kstreams_py.embedded.java import find_java
 from kstreams_py.errors import MissingSoftware
 from kstreams_py.formats.serdes import Json
@@ -76,7 +76,8 @@ def declare(directory: Path) -> Graph:
     graph.pipeline(topic, id="counted", to=Parquet(directory / "counted"), key=["item"])(count)
     streamed = Parquet(directory / "streamed")
     graph.pipeline(topic, id="streamed", to=streamed, mode="append", streaming=True)(choose)
-    if has_delta():
+    with suppress(MissingSoftware):  # left out if delta-spark is not installed
+        Delta.spark_needs.jars()
         upserted = Delta(str(directory / "upserted"))
         graph.pipeline(topic, id="upserted", to=upserted, mode="upsert", key=["item"])(count)
     return graph

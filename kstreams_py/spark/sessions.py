@@ -13,18 +13,19 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from kstreams_py.embedded import class_archive
-from kstreams_py.embedded.downloads import Artifact
+from kstreams_py.embedded.downloads import Artifact, Progress
 from kstreams_py.embedded.jars import (
     SCALA_VERSION,
     cache_directory,
     cached,
-    delta_artifacts,
-    has_delta,
+    jars_beside_spark,
     pyspark_jars,
     spark_artifacts,
 )
 from kstreams_py.embedded.java import PREFERRED, SPARK_REMEDY, find_java, major_version
 from kstreams_py.errors import MissingSoftware
+from kstreams_py.graph.pipelines import SparkNeeds
+from kstreams_py.sinks import TABLES, Delta
 from kstreams_py.spark.private_api import silence
 from kstreams_py.spark.start_output import hidden_start
 
@@ -170,12 +171,37 @@ def coordinates(others: Sequence[Artifact] = ()) -> str:
 
 def delta_conf() -> dict[str, str]:
     """Returns Spark's configuration for Delta Lake, for `session`. Raises MissingSoftware without delta-spark."""
-    conf = {
-        "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
-        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
-        "spark.databricks.delta.snapshotPartitions": "4",  # 50, the default, is for logs of millions of files
-    }
-    return conf if cached(delta_artifacts()) else {**conf, PACKAGES: ",".join(map(str, delta_artifacts())), **_IVY}
+    return conf_for(Delta.spark_needs)
+
+
+def conf_for(needs: SparkNeeds) -> dict[str, str]:
+    """Returns Spark's configuration for a kind of table. Spark fetches jars that are not cached.
+
+    Raises MissingSoftware without the Python package of that kind.
+    """
+    artifacts = artifacts_for(needs)
+    if not artifacts or cached(artifacts):
+        return {**needs.conf}
+    return {**needs.conf, PACKAGES: ",".join(map(str, artifacts)), **_IVY}
+
+
+def artifacts_for(needs: SparkNeeds) -> tuple[Artifact, ...]:
+    """Returns the jars for a kind of table, besides those for Kafka. Raises as `conf_for`."""
+    return tuple(Artifact(*coordinates.split(":")) for coordinates in needs.jars())
+
+
+def table_artifacts() -> list[tuple[Artifact, ...]]:
+    """Returns the jars of each kind of table that needs jars and whose Python package is installed."""
+    found = list[tuple[Artifact, ...]]()
+    for table in TABLES:
+        with contextlib.suppress(MissingSoftware):
+            found += [artifacts] if (artifacts := artifacts_for(table.spark_needs)) else []
+    return found
+
+
+def table_jars(progress: Progress | None = None) -> list[Path]:
+    """Returns the jars of all these kinds of tables; fetches them if they are not cached. See `spark_jars`."""
+    return [jar for artifacts in table_artifacts() for jar in jars_beside_spark(artifacts, progress)]
 
 
 def _defaults() -> dict[str, str]:
@@ -208,11 +234,11 @@ def _hide_log() -> dict[str, str]:
 def _packages(jars: Sequence[Path] | None) -> dict[str, str]:
     """Returns Spark's configuration for its jars; Spark fetches jars that are neither given nor cached.
 
-    Delta Lake's jars are always included if they are cached: a later session uses the Java process of the first one.
+    Cached jars for tables are always included: a later session uses the Java process of the first one.
     """
     jars = cached(spark_artifacts()) if jars is None else jars
-    of_delta = cached(delta_artifacts()) if has_delta() else []
-    conf = {JARS: ",".join(map(str, [*jars, *of_delta]))} if jars or of_delta else {}
+    for_tables = [jar for artifacts in table_artifacts() for jar in cached(artifacts)]
+    conf = {JARS: ",".join(map(str, [*jars, *for_tables]))} if jars or for_tables else {}
     return conf if jars else {**conf, PACKAGES: coordinates(), **_IVY}
 
 

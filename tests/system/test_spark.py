@@ -22,7 +22,7 @@ from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as sf
 
-from kstreams_py.embedded.jars import delta_jars, spark_jars
+from kstreams_py.embedded.jars import spark_jars
 from kstreams_py.errors import BrokerUnavailable, DecodeError, MissingSoftware, SchemaError, SettingsError, TopicError
 from kstreams_py.formats.avro import Avro
 from kstreams_py.formats.registries import FileRegistry
@@ -33,6 +33,7 @@ from kstreams_py.graph.topology import Graph
 from kstreams_py.settings import ClientSettings, Settings
 from kstreams_py.spark import create_views, cut, json_columns, options, sampled_schema, stream, view, view_errors
 from kstreams_py.spark.decoding import decode
+from kstreams_py.spark.sessions import table_jars
 from kstreams_py.spark.views import META
 from tests.hostile.avro_values import logical
 from tests.signing_in import make_certificates
@@ -1049,7 +1050,7 @@ def test_options_lines_are_python_code_that_sets_them() -> None:
 
 
 def test_session_uses_the_jars_that_setup_downloads(spark: SparkSession) -> None:
-    assert spark.sparkContext.getConf().get("spark.jars") == ",".join(map(str, [*spark_jars(), *delta_jars()]))
+    assert spark.sparkContext.getConf().get("spark.jars") == ",".join(map(str, [*spark_jars(), *table_jars()]))
 
 
 @pytest.mark.long  # quick is what Spark is told to run them by, in the next test

@@ -47,11 +47,9 @@ class Inputs:
     A task that is run again after its process died may count its records twice: the counts are only for people.
     """
 
-    def __init__(self, pipeline: Pipeline, settings: Settings, *, makes_files: bool) -> None:
-        """`makes_files`: each task of Spark writes a file of its own to the target."""
+    def __init__(self, pipeline: Pipeline, settings: Settings) -> None:
         self._pipeline = pipeline
         self._settings = settings
-        self._makes_files = makes_files
         self._registry = open_registry(
             settings.schema_registry_url, settings.schema_directory, settings.schema_registry
         )
@@ -72,7 +70,7 @@ class Inputs:
         # measured: a task, with its consumer and its file, takes as long as about 10,000 records of 100 bytes; for a
         # target without files, rows pass through the driver, one partition at a time
         tasks = spark.sparkContext.defaultParallelism
-        is_small = self._makes_files and end.count(topic.name, start) <= tasks * TASK_OFFSETS
+        is_small = self._pipeline.spark_needs.makes_files and end.count(topic.name, start) <= tasks * TASK_OFFSETS
         return rows.coalesce(tasks) if is_small else rows
 
     def stream(self, spark: SparkSession) -> list[DataFrame]:

@@ -22,7 +22,7 @@ from kstreams_py.spark.cutting import cut
 from kstreams_py.spark.pipelines.frames import begin_explaining, call, columns_of, reported
 from kstreams_py.spark.pipelines.inputs import Inputs, total
 from kstreams_py.spark.pipelines.runs import PipelineRun, Published, check_columns, check_owner
-from kstreams_py.spark.pipelines.targets import kind_of, open_target
+from kstreams_py.spark.pipelines.targets import open_target
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ def run_once(
             return None
         if after is None and old is not None:
             _report_losses(pipeline, old, new)
-        inputs = Inputs(pipeline, settings, makes_files=kind_of(pipeline).makes_files)
+        inputs = Inputs(pipeline, settings)
         if previous is None:
             inputs.warn_of_compaction()
         with _named(pipeline):

@@ -28,7 +28,7 @@ from kstreams_py.spark.pipelines.frames import call, columns_of, evaluate, expla
 from kstreams_py.spark.pipelines.inputs import Inputs, total
 from kstreams_py.spark.pipelines.places import BatchPlace
 from kstreams_py.spark.pipelines.runs import PipelineRun, Published, check_columns, check_owner
-from kstreams_py.spark.pipelines.targets import kind_of, open_target
+from kstreams_py.spark.pipelines.targets import open_target
 from kstreams_py.spark.reader_options import Bound
 
 logger = logging.getLogger(__name__)
@@ -73,7 +73,7 @@ class Streaming:
         """Starts the query, which decodes by the schemas that are registered now."""
         pipeline = self._pipeline
         self._error, self._is_outdated = None, False
-        self._inputs = Inputs(pipeline, self._settings, makes_files=kind_of(pipeline).makes_files)
+        self._inputs = Inputs(pipeline, self._settings)
         rows = call(pipeline, self._inputs.stream(self._session))
         with closing(open_target(pipeline, self._settings, lambda: self._session)) as target:
             published = target.read()
