@@ -55,7 +55,7 @@ def run(
         bool,
         typer.Option(
             "--leave",
-            help="leave the groups when the workers stop: partitions move immediately, and wait for no restart",
+            help="leave the groups when the workers stop: partitions move immediately instead of waiting for a restart",
         ),
     ] = False,
 ) -> None:

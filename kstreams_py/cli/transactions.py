@@ -180,7 +180,7 @@ def abort(
     config: Config = None,
     cluster: OnCluster = None,
 ) -> None:
-    """Abort a hanging transaction on one partition: discards its records there, and shows the records behind it.
+    """Abort a hanging transaction on one partition: discards its records there, and shows the records after it.
 
     Prints which records become visible and which are discarded, and asks first. Exit status 1 if the answer is no.
     Refuses a transaction that ends by itself, and one that its coordinator has committed. Needs ALTER on the cluster.

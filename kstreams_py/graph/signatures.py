@@ -38,13 +38,13 @@ ValueGiven_co = TypeVar("ValueGiven_co", default=Any, covariant=True)
 
 
 class Gives(Protocol[ValueGiven_co]):
-    """A serde, by what it returns."""
+    """A serde whose values have this type."""
 
     def deserialize(self, data: bytes, /) -> ValueGiven_co: ...
 
 
 class TopicOf(Protocol[KeyGiven_co, ValueGiven_co]):
-    """A topic, by what its serdes return: a list of topics of different types counts as topics of their common type."""
+    """A topic whose serdes return these types. Topics of different types in a list count as of their common type."""
 
     @property
     def key(self) -> Gives[KeyGiven_co]: ...
@@ -71,7 +71,7 @@ Result: TypeAlias = One | Iterator[One] | Awaitable[One] | AsyncIterator[One]
 
 Results: TypeAlias = Sequence[One | BaseException] | None
 Batch: TypeAlias = Results[One] | Awaitable[Results[One]]
-"""What a function of lists returns: a result for each record, or the exception that makes its dead letter."""
+"""What a function with `batch=True` returns: a result for each record, or the exception that makes its dead letter."""
 
 ToOne: TypeAlias = Result[ForOne[ToValue, ToKey]]
 ToSeveral: TypeAlias = Result[ForSeveral[ToValue, ToKey]]
@@ -90,7 +90,8 @@ Values = TypeVarTuple("Values")
 class FunctionOf(Protocol[Parameters, Returned_co, Expected_co, *Values]):
     """A function that has these parameters and returns `Returned`, and that takes `Values` and returns `Expected`.
 
-    A function fits if it matches both overloads. A decorator checks the second, and returns a function of the first.
+    A function fits if it matches both overloads. A decorator checks the second, and returns a function with the
+    signature of the first.
     """
 
     @overload
@@ -99,7 +100,7 @@ class FunctionOf(Protocol[Parameters, Returned_co, Expected_co, *Values]):
     def __call__(self, *args: *Values) -> Expected_co: ...
 
 
-# the defaults are for mypy, which infers no parameters of a function whose parameters have no names
+# mypy infers no parameters if they have no names: it falls back to these defaults
 P = ParamSpec("P", default=...)
 T = TypeVar("T", default=Any)
 Result_contra = TypeVar("Result_contra", contravariant=True)

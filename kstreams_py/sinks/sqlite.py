@@ -79,7 +79,7 @@ def look_into_file(path: Path) -> sqlite3.Connection:
     """Opens a file to read it, or an empty one in memory if `open_file` would create it. Raises sqlite3.Error."""
     if not path.exists() and os.access(path.parent, os.W_OK):
         return sqlite3.connect(":memory:")
-    # mode=ro leaves a new -wal and -shm behind, and has another error than open_file for what is no file
+    # mode=ro leaves a new -wal and -shm behind, and its error for a path that is not a file differs from open_file's
     is_written = any(Path(f"{path}{end}").exists() for end in ("-wal", "-journal"))
     options = "mode=rw" if not path.is_file() else "mode=ro" if is_written else "immutable=1"
     uri = f"{path.absolute().as_uri()}?{options}"

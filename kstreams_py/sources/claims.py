@@ -292,7 +292,7 @@ class ClaimsFile:
     def _refuse_no_text(
         self, connection: sqlite3.Connection, found: Sequence[tuple[Any, Any]]
     ) -> Sequence[tuple[Any, Any]]:
-        """Refuses inputs whose key is no text in UTF-8: no statement could name it. Returns the others."""
+        """Refuses inputs whose key is not text in UTF-8: no statement could name it. Returns the others."""
         keys = [key for key, _ in found if is_no_text(key)]
         if not keys:
             return found

@@ -200,10 +200,10 @@ def test_log_that_is_deleted_and_created_again_is_named_with_the_remedy(
     # a client may learn that the topic was deleted before it learns of the new one
     assert text in (
         f"{log} was deleted by others: {BEGIN_AGAIN.format(name)}",
-        f"entries up to 2 of {log} were deleted by others: it has 0 now: {BEGIN_AGAIN.format(name)}",
+        f"entries up to 2 of {log} were deleted by others: it ends at 0 now: {BEGIN_AGAIN.format(name)}",
     )
     client.close()
-    with pytest.raises(InputLost, match=f"^entries up to 1 of {log} were deleted by others: it has 0 now: no peer "):
+    with pytest.raises(InputLost, match=f"^entries up to 1 of {log} were deleted by others: it ends at 0 now: no peer"):
         KafkaLog(rig.cluster, name, "p2").start()
 
 

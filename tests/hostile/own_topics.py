@@ -288,9 +288,9 @@ def versioned(kind: str, value: bytes, version: bytes) -> dict[str, tuple[Junk, 
         ),
         f"{kind}: no value": (typed(kind, None), "it is empty"),
         f"{kind}: an empty value": (typed(kind, b""), "it is empty"),
-        f"{kind}: cut off": (typed(kind, value[:cut]), "it is cut, or not of its schema: EOFError()"),
-        f"{kind}: its version alone": (typed(kind, version), "it is cut, or not of its schema: EOFError()"),
-        f"{kind}: more than the schema": (typed(kind, value + b"\0"), "it is longer than its schema"),
+        f"{kind}: cut off": (typed(kind, value[:cut]), "it is cut off, or does not fit its schema: EOFError()"),
+        f"{kind}: its version alone": (typed(kind, version), "it is cut off, or does not fit its schema: EOFError()"),
+        f"{kind}: more than the schema": (typed(kind, value + b"\0"), "it has bytes after its record"),
     }
 
 
@@ -551,7 +551,7 @@ PLACES: Final = [
         | versioned(RecordType.SNAPSHOT, snapshot_record(JOURNAL, SNAPSHOT)[1] or b"", b"\x01")
         | {
             "no type": (Junk(b"junk", b"key"), "it starts with b'j', not with a version up to b'\\x02'"),
-            "choices without a type, and more": (Junk(CHOICES.encode() + b"\0"), "it is longer than its schema"),
+            "choices without a type, and more": (Junk(CHOICES.encode() + b"\0"), "it has bytes after its record"),
         },
     ),
     place(
@@ -581,7 +581,7 @@ PLACES: Final = [
             ),
             "an attempt that is cut": (
                 typed(RecordType.NIL, (attempt_record(DELIVERED, 0, ATTEMPT)[1] or b"")[:9], NEWEST),
-                "it is cut, or not of its schema: EOFError('Expected 16 bytes, read 7')",
+                "it is cut off, or does not fit its schema: EOFError('Expected 16 bytes, read 7')",
             ),
             "an empty value": (typed(RecordType.NIL, b"", NEWEST), "it is empty"),
         },

@@ -38,7 +38,7 @@ def test_reset_map_asks_first_and_the_next_run_reads_again_exactly_what_it_said(
     before = here.positions()
     (end,) = before[here.topic("in")].values()
     plan = (
-        f"work: {here.topic('in')}[0]: {end} -> 4, at most 6 records again\n"
+        f"work: {here.topic('in')}[0]: {end} -> 4, at most 6 records are read again\n"
         f"work: outputs of records that are read again are written again to {here.topic('out')}, with the same "
         "delivery hashes: to who reads them they are new records\n"
     )
@@ -184,7 +184,7 @@ def test_reset_past_deleted_records_lets_a_graph_start_again(site: Callable[...,
     with WorkerRun(here) as (status, text):
         assert status == 5, text
     here.release()
-    assert f"offset 0 is not in {here.topic('in')}[0]: it has offsets 3 to 4" in here.refused(
+    assert f"offset 0 is not in {here.topic('in')}[0]: choose one from 3 to 4" in here.refused(
         "reset", "work", "--to-offset", f"{here.topic('in')}:0:0"
     )
     assert here.reset("--to-beginning", "--yes").status == 0
@@ -211,8 +211,8 @@ def test_mistakes_of_a_reset_are_one_message_each_and_change_nothing(site: Calla
         + source,
         ("work", "--to-offset", f"{source}:1:1"): f"UserMistake: topic {source!r} has no partition 1: it has 1, "
         "numbered from 0",
-        ("work", "--to-offset", f"{source}:0:9"): f"UserMistake: offset 9 is not in {source}[0]: it has offsets 0 to "
-        f"{end}, the last one to wait for new records",
+        ("work", "--to-offset", f"{source}:0:9"): f"UserMistake: offset 9 is not in {source}[0]: choose one from 0 to "
+        f"{end}; {end} waits for new records",
         ("work", "--to-offset", f"{source}:0:1", "--to-offset", f"{source}:0:2"): f"UserMistake: --to-offset names "
         f"{source}[0] twice, with different offsets: write one of them",
         ("work", "--to-time", "soon"): "SettingsError: --to-time 'soon': write a number with s, m, h or d, such as 1h, "
@@ -245,7 +245,7 @@ def test_export_is_restored_after_the_graph_went_on_and_other_files_are_refused(
     here.write("in", b"2", b"3")
     assert here.run_until(4) == digits(0, 4)
     dry = here.recover("restore", file, "--dry-run")
-    assert (dry.status, f"-> {end}, at most 2 records again" in dry.out) == (0, True), dry
+    assert (dry.status, f"-> {end}, at most 2 records are read again" in dry.out) == (0, True), dry
     assert here.recover("restore", file, typed="n\n").status == 1
     assert here.positions() != saved
     assert here.recover("restore", file, "--yes").status == 0
@@ -271,8 +271,8 @@ def _refuse_files(here: Site, content: dict[str, Any], file: Path) -> None:
     assert refused("[]") == f"{no_file}it has no 'kstreams_py positions 1' as its format"
     assert refused({"positions": 1}).startswith(no_file)
     assert refused({"positions": {"work": [row | {"offset": -1}]}}).startswith(no_file)
-    assert refused({"positions": {"work": [row, row]}}) == f"{no_file}{here.topic('in')}[0] is there twice"
-    assert refused({"graph": "other"}) == f"it is of graph 'other', not of {here.name!r}: name that one"
+    assert refused({"positions": {"work": [row, row]}}) == f"{no_file}{here.topic('in')}[0] is listed twice"
+    assert refused({"graph": "other"}) == f"it has positions of graph 'other': name that graph, not {here.name!r}"
     assert "has no processor 'x'" in refused({"positions": {"x": [row]}})
     assert "does not read topic 'y'" in refused({"positions": {"work": [row | {"topic": "y"}]}})
     assert "offset 99 is not in" in refused({"positions": {"work": [row | {"offset": 99}]}})

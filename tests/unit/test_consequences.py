@@ -241,7 +241,7 @@ def test_processor_that_workers_run_is_not_forgotten() -> None:
             forgetting(driver, "count", Groups(member))
         assert str(raised.value) == (
             "the group has members: g.count.0 on host: stop these workers; a member of a processor that is no "
-            "longer declared is gone after session_timeout_ms: nothing was changed"
+            "longer declared leaves after session_timeout_ms: nothing was changed"
         )
         groups: Any = Groups(member)
         (found,) = find_undeclared(driver._graph, driver._environment, groups)

@@ -412,7 +412,7 @@ def test_token_does_not_show_and_one_that_no_client_sends_is_refused() -> None:
         ("ey.secret", {"pool-id": "p"}), ("ey.secret", {"pool": "p\x01auth=b"}),
     ]  # fmt: skip
     for value, extensions in rows:
-        with pytest.raises(ValueError, match=r"no header takes|is not a SASL extension") as caught:
+        with pytest.raises(ValueError, match=r"other than visible ASCII|is not a SASL extension") as caught:
             Token(value, 1.0, "", extensions)
         assert "secret" not in str(caught.value)
 

@@ -221,7 +221,7 @@ def test_members_of_a_group_refuse_the_deletion_of_its_topics_after_they_were_sh
         groups.members["count"] = MINE
         message = (
             r"^the group has members: g\.count\.0 on here: stop these workers; a member of a processor that is no "
-            r"longer declared is gone after session_timeout_ms: nothing was changed$"
+            r"longer declared leaves after session_timeout_ms: nothing was changed$"
         )
         for refused in (deleting.check_members, deleting.delete):
             with pytest.raises(UserMistake, match=message):

@@ -463,7 +463,7 @@ def test_what_is_wrong_on_another_cluster_is_found_and_names_it() -> None:
         ),
         (
             "error: cluster 'west': out[0]: out[0]: producer 7 epoch 2 (g.p.0) from offset 5, 60 s old: its "
-            "coordinator (Empty) will not end it: it never ends by itself; it hides all records behind it from "
+            "coordinator (Empty) will not end it: it never ends by itself; it hides all records after it from "
             "readers\n  kstreams transactions find-hanging --cluster west, then kstreams transactions abort --topic "
             "out --partition 0 --start-offset 5 --cluster west"
         ),

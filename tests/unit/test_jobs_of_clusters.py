@@ -229,7 +229,7 @@ def test_foreign_record_among_the_replicas_is_left_out_with_a_warning(
     text = (
         f"{REPLICAS} has 1 record that no peer of cluster shop kept, the first at offset 0: somebody else writes to it"
     )
-    assert [record.getMessage() for record in caplog.records] == 2 * [f"{text}; left out"]
+    assert [record.getMessage() for record in caplog.records] == 2 * [f"{text}; the cluster leaves them out"]
 
 
 def test_replica_of_a_newer_version_is_refused() -> None:

@@ -152,7 +152,7 @@ def test_hash_of_a_snapshot_differs_by_processor_partition_and_each_input() -> N
             [of_type("snapshot", b"\x07" + (RECORDS["snapshot"][1] or b"")[1:])],
             foreign(0, "it starts with b'\\x07', not with a version up to b'\\x01'"),
         ),
-        ([of_type("snapshot", (RECORDS["snapshot"][1] or b"") + b"more")], foreign(0, "it is longer than its schema")),
+        ([of_type("snapshot", (RECORDS["snapshot"][1] or b"") + b"more")], foreign(0, "it has bytes after its record")),
         (
             [snapshot_record(JOURNAL, OTHER), RECORDS["output"]],
             "offset 1: it is an attempt at another snapshot than {'a': 3, 'b': 10}, which is the one before it",

@@ -42,7 +42,7 @@ def test_moves_are_what_differs_with_what_is_read_again_or_skipped() -> None:
     moves = moves_of(p, {A0: 1_500, A1: 7}, {A0: 0, A1: 7, TopicPartition("a", 2): 3, TopicPartition("a", 3): 0})
     moves += moves_of(q, {A0: 2}, {A0: 9})
     assert list(describe(moves)) == [
-        "p: a[0]: 1500 -> 0, at most 1,500 records again",
+        "p: a[0]: 1500 -> 0, at most 1,500 records are read again",
         "p: a[2]: no position -> 3, begins there",
         "p: a[3]: no position -> 0, begins there",
         "q: a[0]: 2 -> 9, at most 7 records are skipped",
@@ -92,9 +92,7 @@ def test_offsets_are_in_the_log_from_its_first_to_its_last_stable_one(offset: in
         return
     with pytest.raises(UserMistake) as caught:
         check_targets(processor, {A0: offset}, topics(), *bounds)
-    assert str(caught.value) == (
-        f"offset {offset} is not in a[0]: it has offsets 5 to 9, the last one to wait for new records"
-    )
+    assert str(caught.value) == (f"offset {offset} is not in a[0]: choose one from 5 to 9; 9 waits for new records")
 
 
 def test_members_are_named_with_the_command_that_releases_slots() -> None:

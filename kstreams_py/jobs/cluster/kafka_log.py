@@ -34,11 +34,11 @@ START_SECONDS: Final = 30.0
 """Seconds for which the start of a client waits for the leaders of its topics."""
 
 CUT_SECONDS: Final = 3.0
-"""Seconds after which a log without the entries behind the newest replica counts as cut by others."""
+"""Seconds after which entries that the newest replica expects, and the log lacks, count as deleted by others."""
 
 KEPT_FOREVER: Final = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
 
-KEPT_SHORTLY: Final = {"cleanup.policy": "delete", "retention.ms": "600000", "segment.ms": "600000"}
+KEPT_BRIEFLY: Final = {"cleanup.policy": "delete", "retention.ms": "600000", "segment.ms": "600000"}
 
 COMPACTED: Final = {"cleanup.policy": "compact"}
 
@@ -70,7 +70,7 @@ class KafkaLog:
         Raises TopicError for other settings of a topic, SettingsError for a replica of another version, and Retriable
         if the topics have no leaders.
         """
-        cluster, wanted = self._cluster, (KEPT_FOREVER, KEPT_SHORTLY, COMPACTED)
+        cluster, wanted = self._cluster, (KEPT_FOREVER, KEPT_BRIEFLY, COMPACTED)
         topics = (self._log.topic, self._beats.topic, self._replica.topic)
         ensure_topics(cluster, {topic: (1, settings) for topic, settings in zip(topics, wanted, strict=True)})
         deadline = time.monotonic() + START_SECONDS
@@ -96,14 +96,14 @@ class KafkaLog:
         return kept
 
     def _find_loss(self, begin: int) -> str:
-        """Returns which entries from an offset on others have deleted; "" if none are missing."""
+        """Returns a sentence about entries from offset `begin` on that others have deleted; "" if none are missing."""
         first, end = (
             found[self._log] for found in (self._cluster.starts({self._log}), self._cluster.ends({self._log}))
         )
         if first > begin:
             return f"entries {begin} to {first - 1} of {self._log.topic} were deleted by others"
         if end < begin:
-            return f"entries up to {begin - 1} of {self._log.topic} were deleted by others: it has {end} now"
+            return f"entries up to {begin - 1} of {self._log.topic} were deleted by others: it ends at {end} now"
         return ""
 
     def _lost(self, why: str) -> InputLost:
@@ -114,7 +114,7 @@ class KafkaLog:
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
-        """Replaces the exception for a topic that was deleted after the start: its remedy does not create these."""
+        """Replaces the error for a topic that was deleted after the start: its remedy does not create these topics."""
         try:
             yield
         except TopicError as error:
@@ -175,7 +175,7 @@ class KafkaLog:
         return found
 
     def keep(self, value: bytes, offset: int) -> None:
-        """See ClusterLog. It does so in a thread: the thread of heartbeats waits for nothing."""
+        """See ClusterLog. Runs in a thread of its own: the thread of heartbeats must not wait."""
         if self._keeping is None or not self._keeping.is_alive():
             self._keeping = threading.Thread(target=self._keep, args=(value, offset), name="replica", daemon=True)
             self._keeping.start()
@@ -183,7 +183,7 @@ class KafkaLog:
     def _keep(self, value: bytes, offset: int) -> None:
         assert self._producer is not None
         try:
-            # a key for each peer: what one that was frozen writes late takes the place of no other's
+            # each peer has a key of its own: the late write of a frozen peer replaces no other peer's replica
             self._write(self._replica, value, self._peer.encode())
             with self._explained():
                 self._producer.flush()
@@ -204,7 +204,7 @@ class KafkaLog:
 
 
 def _value_of(record: Message) -> bytes | None:
-    """Returns the value of a record; None for one that cannot be read, which is no peer's."""
+    """Returns the value of a record; None if it cannot be read, because no peer has written it."""
     try:
         return record.value()
     except DecodeError:
@@ -212,7 +212,7 @@ def _value_of(record: Message) -> bytes | None:
 
 
 def find_kept(cluster: Cluster, name: str) -> tuple[bytes | None, Replica]:
-    """Returns the newest kept replica of a cluster of peers, with its bytes; an empty one and None if none is kept.
+    """Returns the newest kept replica of a cluster of peers, encoded and decoded; None and an empty one without any.
 
     Records of others are left out, with a warning. Raises SettingsError for a replica of another version.
     """
@@ -232,7 +232,8 @@ def find_kept(cluster: Cluster, name: str) -> tuple[bytes | None, Replica]:
             kept, newest = value, replica
     if foreign:
         logger.warning(
-            "%s has %s that no peer of cluster %s kept, the first at offset %d: somebody else writes to it; left out",
+            "%s has %s that no peer of cluster %s kept, the first at offset %d: somebody else writes to it; the "
+            "cluster leaves them out",
             topic.topic, count_of(len(foreign), "record"), name, foreign[0],
             extra=repeated("times that foreign records were left out of a cluster's replicas", first=1),
         )  # fmt: skip
@@ -240,7 +241,11 @@ def find_kept(cluster: Cluster, name: str) -> tuple[bytes | None, Replica]:
 
 
 class LoggedEntry(NamedTuple):
-    """An entry of a log: its offset, when it was appended (milliseconds since 1970), and what it is; None for junk."""
+    """An entry of a log.
+
+    - `timestamp`: when it was appended, in milliseconds since 1970.
+    - `entry`: its content; None for a record that no peer has written.
+    """
 
     offset: int
     timestamp: int
@@ -248,7 +253,7 @@ class LoggedEntry(NamedTuple):
 
 
 def read_entries(cluster: Cluster, name: str) -> tuple[Replica, list[LoggedEntry]]:
-    """Returns the kept replica of a cluster of peers, and the entries behind it.
+    """Returns the kept replica of a cluster of peers, and the entries after it.
 
     Raises SettingsError if there is no such cluster, or if it has another version.
     """

@@ -23,7 +23,7 @@ class ClusterLog(Protocol):
     def start(self) -> bytes | None:
         """Returns the newest kept replica; None if none was kept. `read` begins behind it. Blocks until it is known.
 
-        Raises BrokerUnavailable, and InputLost if entries behind it were deleted.
+        Raises BrokerUnavailable, and InputLost if entries after it were deleted.
         """
 
     def append(self, value: bytes) -> None:

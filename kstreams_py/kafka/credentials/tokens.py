@@ -47,7 +47,7 @@ class Token:
 
     def __post_init__(self) -> None:
         if not _TOKEN.fullmatch(self.value):
-            raise ValueError("the token is empty, or has characters that no header takes")
+            raise ValueError("the token is empty, or has characters other than visible ASCII")
         for name, value in self.extensions.items():
             if not _EXTENSION.fullmatch(name) or name == "auth" or not _EXTENSION_VALUE.fullmatch(value):
                 raise ValueError(f"{name!r} is not a SASL extension: its name has letters only, and is not auth")
@@ -64,8 +64,8 @@ class TokenSource:
     def __init__(self, name: str, ask: Callable[[], Token], clock: Callable[[], float] = time.time) -> None:
         """`name`: the source of the tokens, for messages. `ask`: gets a token from the source, in its own thread.
 
-        An exception that `ask` raises is reported as the reason why there is no token; BrokerUnavailable only by its
-        message.
+        If `ask` raises an exception, that is reported as the reason why there is no token: BrokerUnavailable by its
+        message alone, any other with its class.
         """
         self._name = name
         self._ask = ask

@@ -23,7 +23,7 @@ def find_transactions(facts: Facts) -> Iterator[Finding]:
     """Finds transactions that hang, or have been open for long."""
     for each in facts.found:
         transaction, place = each.transaction, each.partition
-        held = "the positions of groups" if place.topic == POSITIONS_TOPIC else "all records behind it"
+        held = "the positions of groups" if place.topic == POSITIONS_TOPIC else "all records after it"
         if transaction.hangs is False:
             yield Finding(
                 Severity.WARNING,

@@ -1,4 +1,4 @@
-"""The moves of positions, as text and as JSON, and the file that stores positions."""
+"""Moves of committed positions, as text and as JSON, and the file that stores positions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kstreams_py.graph.names import id_of
 from kstreams_py.graph.topology import Graph
 from kstreams_py.kafka.contracts import TopicInfo
 from kstreams_py.kafka.groups import GroupInfo, slot_of
-from kstreams_py.printable import count_are, count_of
+from kstreams_py.printable import count_are
 from kstreams_py.records import Positions, TopicPartition
 
 FORMAT: Final = "kstreams_py positions 1"
@@ -29,7 +29,7 @@ class Move:
 
     - `old`: the committed offset; None if there is none.
     - `new`: the offset to read next.
-    - `with_state`: the processor keeps a state: even where a position stays, a reset notes that it may begin empty.
+    - `with_state`: the processor keeps a state, which a reset lets begin empty even where the position stays.
     """
 
     processor: str
@@ -95,8 +95,8 @@ def check_targets(
             )
         if not starts[tp] <= offset <= ends[tp]:
             raise UserMistake(
-                f"offset {offset} is not in {tp}: it has offsets {starts[tp]} to {ends[tp]}, the last one to wait for "
-                "new records"
+                f"offset {offset} is not in {tp}: choose one from {starts[tp]} to {ends[tp]}; {ends[tp]} waits for new "
+                "records"
             )
 
 
@@ -118,7 +118,7 @@ def check_no_members(groups: Mapping[str, GroupInfo], target: str, declared: Col
     numbers = " ".join(map(str, sorted(slot for slot in slots if slot is not None)))
     release = f"; for workers that have ended, run `kstreams slots release {target} {numbers}`" if numbers else ""
     if groups.keys() - declared:
-        release += "; a member of a processor that is no longer declared is gone after session_timeout_ms"
+        release += "; a member of a processor that is no longer declared leaves after session_timeout_ms"
     raise UserMistake(f"the group has members: {', '.join(names)}: stop these workers{release}: nothing was changed")
 
 
@@ -149,7 +149,7 @@ def describe(moves: Collection[Move]) -> Iterator[str]:
         if move.old == move.new:
             change = ", stays there" if move.with_state else ", its journal begins there"
         elif move.old is not None:
-            change = f", at most {count_of(move.again, 'record')} again"
+            change = f", at most {count_are(move.again, 'record')} read again"
             if move.skipped:
                 change = f", at most {count_are(move.skipped, 'record')} skipped"
         yield f"{move.processor}: {move.partition}: {old} -> {move.new}{change}"
@@ -203,12 +203,12 @@ def decode(text: str, name: str, graph: Graph, topics: Mapping[str, TopicInfo]) 
         why = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         raise UserMistake(f"{name}: not a file of `kstreams recover export`: {why}") from None
     if of_graph != graph.name:
-        raise UserMistake(f"{name}: it is of graph {of_graph!r}, not of {graph.name!r}: name that one")
+        raise UserMistake(f"{name}: it has positions of graph {of_graph!r}: name that graph, not {graph.name!r}")
     for processor, each in positions.items():
         inputs = {topic.name for topic in select(graph, processor).inputs}
         if others := sorted({tp.topic for tp in each} - inputs):
             raise UserMistake(
-                f"{name}: processor {processor!r} does not read topic {others[0]!r}: delete these positions from it"
+                f"{name}: processor {processor!r} does not read topic {others[0]!r}: delete its positions from the file"
             )
         for topic in sorted({tp.topic for tp in each}):
             known, now = topic_ids.get(topic), topics[topic].topic_id
@@ -228,6 +228,6 @@ def _decode_positions(rows: Any) -> Positions:
         if not isinstance(topic, str) or not all(type(each) is int and each >= 0 for each in (number, offset)):
             raise ValueError(f"{row} is not a position")
         if (tp := TopicPartition(topic, number)) in found:
-            raise ValueError(f"{tp} is there twice")
+            raise ValueError(f"{tp} is listed twice")
         found[tp] = offset
     return found

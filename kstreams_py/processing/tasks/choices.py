@@ -34,14 +34,14 @@ def decode_versioned(data: bytes | None, written: Mapping[bytes, Any], schema: A
     try:
         found = schemaless_reader(buffer, writer, schema)
     except (ValueError, ArithmeticError, EOFError, LookupError, MemoryError, TypeError) as error:
-        raise ValueError(f"it is cut, or not of its schema: {error!r}") from None
+        raise ValueError(f"it is cut off, or does not fit its schema: {error!r}") from None
     if buffer.read(1):
-        raise ValueError("it is longer than its schema")
+        raise ValueError("it has bytes after its record")
     return found
 
 
 class InputStart(NamedTuple):
-    """An input when choices were made: its topic id ("" if the broker has none) and its next offset."""
+    """The state of an input when choices were made: its topic id ("" if the broker has none) and its next offset."""
 
     topic: str
     topic_id: str
@@ -60,13 +60,13 @@ class Choices:
     starts: tuple[InputStart, ...] = ()
 
     def after(self, committed: Mapping[str, int]) -> Choices:
-        """Returns the choices that are not delivered; `committed` has the next offset of each topic."""
+        """Returns the choices that are not delivered yet; `committed` has the next offset of each topic."""
         runs = tuple(run for run in self.runs if run[1] >= committed.get(run[0], 0))
         named = {topic for topic, _ in runs}
         return Choices(runs, tuple(start for start in self.starts if start.topic in named))
 
     def still_valid(self, committed: Mapping[str, int], topic_ids: Mapping[str, str]) -> tuple[Choices, list[str]]:
-        """Returns the choices that are not delivered and still valid, and the reasons why others are dropped.
+        """Returns the choices that are still valid and not delivered yet, and the reasons why others are dropped.
 
         - `committed`: the next offset of each input.
         - `topic_ids`: the id of each current input.

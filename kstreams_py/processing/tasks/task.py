@@ -39,8 +39,8 @@ class Task:
 
     - `cursors`: the ledger's cursor of each input whose partition is assigned.
     - `prefixes`: for each input, the common prefix of the delivery hashes of its steps.
-    - `runs_left`: the script of an alts that follows saved choices, that is, the choices that are left: for each run,
-      in order, its topic and the offset of its last record.
+    - `runs_left`: the script: the saved choices that an alts has yet to follow. A run is consecutive records of one
+      input, named by its topic and the offset of its last record.
     - `queues`: the records that wait: in a join for the other inputs, in an alts for their turn in the script.
     """
 
@@ -87,7 +87,7 @@ class Task:
             script.popleft()
 
     def _zip(self) -> list[tuple[Message, ...]]:
-        """Takes one record from each input, in step, as long as all of them have one."""
+        """Takes one record from each input for each step, until an input has none left."""
         queues = self.queues.values()
         count = min(len(queue.records) for queue in queues)
         return list(zip(*(queue.take(count) for queue in queues), strict=True)) if count else []
