@@ -100,7 +100,7 @@ class RecordTooLarge(RecordRefused):
 
 
 class RowRefused(RecordRefused):
-    """A sink's target never takes a row: a constraint, a type. Nothing of its write is stored.
+    """A sink's target will never take a row, for a constraint or a type. No row of its write is stored.
 
     `index`: the index of the row in the write.
     """

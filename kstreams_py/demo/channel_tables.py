@@ -32,7 +32,8 @@ class DemoTables:
     """The two tables.
 
     - `directory`: the directory of their files.
-    - `reads`, `stores`: as the graph declares them; `columns`: those of the second one, with their types.
+    - `reads`, `stores`: the tables as the graph declares them.
+    - `columns`: the columns of `stores`, with their types.
     """
 
     directory: Path

@@ -153,7 +153,7 @@ class SourceInputs:
         - `paused`: at most how many of the inputs under way only wait until a function is called again. These take no
           time, so they do not count towards the limit.
         - `others_wait`: suspects of other sources or readers wait until nothing is under way here.
-        - `is_alone`: nothing of other sources or readers is under way.
+        - `is_alone`: no input of another source or reader is under way.
 
         Raises SourceUnavailable.
         """
@@ -325,7 +325,7 @@ class SourceInputs:
         return lost
 
     def give_up_all(self, segments: Iterable[SegmentId], *, failed: bool) -> None:
-        """Takes those of some inputs that are under way, for `return_expired`.
+        """Takes, for `return_expired`, those of these inputs that are under way.
 
         - `failed`: whether this counts as an attempt.
         """

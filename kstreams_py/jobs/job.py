@@ -55,7 +55,7 @@ def open_runner(
     environment: JobEnvironment,
     traces: Traces | None = None,
 ) -> TaskRunner:
-    """Returns the runner of a task among the tasks of its graph. `traces`: those of the job; None for no tracing."""
+    """Returns the runner of a task among the tasks of its graph. `traces`: the job's; None without tracing."""
     spans = None
     if traces is not None and environment.open_tracing is not None:
         spans = TaskTraces(task, traces, environment.open_tracing(task))
@@ -340,7 +340,7 @@ class Job:
                 counters.dead_letters += count
 
     def _settle(self, inputs: Iterable[SegmentId]) -> None:
-        """Gives up segments that wait at gathers: nothing else of their input is under way."""
+        """Gives up the segments of inputs that have none under way except at gathers."""
         for segment in inputs:
             held = 0
             for gather in self._gathers:

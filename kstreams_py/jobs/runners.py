@@ -486,7 +486,7 @@ class GatheringRunner(TaskRunner):
         """How many segments were dropped because another branch had none."""
 
     def _take(self, now: float) -> Segments:
-        """Takes the segments of which all branches have come."""
+        """Takes the segments that have come from all branches."""
         taken = self._take_due(now, self._limit.limit)
         for branch, inbox in enumerate(self._inboxes):
             arrived = inbox.take(self._limit.limit)

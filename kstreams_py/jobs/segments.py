@@ -29,7 +29,7 @@ class Segments:
         paths: list[Path] | None = None,
         values: list[Any] | None = None,
     ) -> None:
-        """Keeps the lists as they are: those of segments that `add` or `take` changes must be in no other object."""
+        """Keeps these lists and makes no copies: if `add` or `take` is called, no other object may use them."""
         self.ids = [] if ids is None else ids
         self.patterns = [] if patterns is None else patterns
         self.given = [] if given is None else given

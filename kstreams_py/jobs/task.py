@@ -169,7 +169,7 @@ def keep_values(task: JobTask) -> Callable[..., Any]:
 
 
 def raised(task: JobTask, error: BaseException) -> BaseException:
-    """Returns the error of a segment for what the user's code raised, of whatever class: it must not end the worker.
+    """Returns the error of a segment for any exception of the user's code, which must not end the worker.
 
     Raises FunctionExited for what would end the process; see exit_error().
     """

@@ -51,7 +51,7 @@ def write_deaths(deaths: Deaths) -> str:
 
 
 def read_deaths(text: str) -> Deaths:
-    """Returns the counts in a text; none if it is of another kind."""
+    """Returns the counts in a text; none for any other text."""
     if not re.fullmatch(r"deaths( [0-9]{1,19}:[0-9]{1,4})+", text, re.ASCII):
         return ()
     deaths = tuple((int(end), int(count)) for end, _, count in (each.partition(":") for each in text.split()[1:]))

@@ -18,9 +18,9 @@ from kstreams_py.running.reports import in_graph
 
 @dataclass(frozen=True)
 class PeerGraphs:
-    """Several graphs, of which the page and the series show what they show of one graph.
+    """Several graphs, which the page and the series show as they show one graph.
 
-    - `name`: that of the cluster of peers.
+    - `name`: the name of the cluster of peers.
     """
 
     name: str
@@ -52,7 +52,7 @@ def graphs_of(shown: Shown) -> Sequence[Graph]:
 
 
 def prefix_of(shown: Shown, graph: Graph) -> str:
-    """Returns what the tasks and sources of a graph have before their names in reports."""
+    """Returns the prefix of the names of a graph's tasks and sources in reports."""
     return in_graph(graph.name, "") if isinstance(shown, PeerGraphs) else ""
 
 

@@ -290,7 +290,7 @@ class PeerRun:
 
 
 class LogOutage:
-    """Warns once that the log of a cluster is away, with what that means for a peer, and says that it answers again."""
+    """Warns once that the log of a cluster does not answer, and what follows for a peer; logs when it answers again."""
 
     def __init__(self, membership: ClusterMembership, cluster: str) -> None:
         self._membership, self._what = membership, f"the log of cluster {cluster}"
@@ -440,7 +440,7 @@ class _Deaths:
                     logger.warning("cannot say that peer %s has died: the others will find it silent: %s", peer, error)
 
     def end(self) -> None:
-        """Ends the thread. What it has not said by then is dropped: the others find those peers silent."""
+        """Ends the thread. Deaths that it has not reported by then are dropped: the others find those peers silent."""
         self._dead.put(None)
         self._thread.join(END_SECONDS)
         self._is_given_up = True

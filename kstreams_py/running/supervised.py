@@ -199,7 +199,7 @@ class SupervisedSlot:
         return f"{named} ({self._stuck})" if self._stuck else self.error or named
 
     def reports(self) -> list[Report]:
-        """Returns the newest report of each processor. What others hold now has the lag 0: they report it."""
+        """Returns the newest report of each processor. Partitions that others hold now have the lag 0."""
         return [
             replace(report, lag=0) if self.taken or self._is_over(report) else report
             for report in self._reports.values()

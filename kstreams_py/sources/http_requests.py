@@ -38,7 +38,7 @@ class Reply(NamedTuple):
     - `code`: the status code.
     - `status`: what became of the input, in a word or two.
     - `reason`: why.
-    - `headers`: names and values, in addition to those of every answer.
+    - `headers`: names and values, in addition to the headers of every answer.
     """
 
     code: int

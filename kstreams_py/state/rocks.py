@@ -68,7 +68,7 @@ class RocksBase:
         self._unwritten: dict[bytes, bytes | None] = {}
         """What the database lacks: the newest value of each key since the last write."""
         self._read: dict[bytes, bytes | None] = {}
-        """A cache of what was written last, or read since."""
+        """A cache: the values of the last write, and those read since."""
         self._unwritten_bytes = self._read_bytes = 0
         self.noted, self.foreign = 0, ""
         note = self._read_note()

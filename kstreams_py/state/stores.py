@@ -64,8 +64,8 @@ def lost_changelog(name: str, changelog: Changelog, before: str, offsets: Positi
     - `name`: names the processor and its state.
     - `changelog`: has an empty id if the topic does not exist.
     - `before`: the id of the changelog that had the state.
-    - `offsets`: the committed offsets of the tasks, of which none has a record in the changelog.
-    - `commands`: the commands that mend it.
+    - `offsets`: the committed offsets of the tasks; no task has a record in the changelog.
+    - `commands`: the commands of the remedy.
     """
     here = name_offsets(offsets)
     numbers = sorted({tp.partition for tp in offsets})

@@ -84,7 +84,7 @@ class ObservedCalls:
 
 
 def observe_calls(task: JobTask, request: Request) -> JobTask:
-    """Returns a task each of whose calls is a request, unless they overlap: see ObservedCalls."""
+    """Makes each call of a task a request; a task whose calls overlap stays as it is: see ObservedCalls."""
     if task.overlaps:
         return task
     function = task.function

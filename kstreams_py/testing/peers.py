@@ -33,7 +33,7 @@ WAITING_SECONDS: Final = 30.0
 
 
 class ObservedGraph(Graph):
-    """A graph of the same tasks, each call of which is a request."""
+    """A graph of the same tasks, in which each call is a request."""
 
     def __init__(self, graph: Graph, request: Request) -> None:
         super().__init__(graph.name)

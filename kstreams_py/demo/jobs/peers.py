@@ -47,10 +47,10 @@ class DemoPeers:
     ) -> None:
         """Starts nothing yet.
 
-        - `options`: those of all peers.
+        - `options`: the options of all peers.
         - `environment`: variables of the peers in addition to the settings.
         - `write`: takes their output, each line with the place of its peer.
-        - `seed`: of the choice of those that are hit.
+        - `seed`: decides which peers are hit.
         """
         self._options, self._settings, self._environment, self._output = options, settings, environment, write
         self._random = random.Random(seed)

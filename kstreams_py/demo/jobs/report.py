@@ -25,7 +25,7 @@ from kstreams_py.reports.page import build_page
 
 @dataclass(frozen=True, slots=True)
 class JobsReport:
-    """The contents of the page. `found`: the tables, by the name of the graph. `seconds`: those of the command."""
+    """The contents of the page. `found`: the tables, by the name of the graph. `seconds`: how long the command took."""
 
     options: JobsOptions
     run: JobsRun

@@ -11,7 +11,7 @@ from kstreams_py.jobs.cluster.records import Beat, digest
 from kstreams_py.jobs.cluster.state import Replica
 
 DIGESTS_KEPT: Final = 20
-"""How many own digests are kept to be compared with those of other peers."""
+"""How many of this reader's digests are kept, for comparison with those of peers."""
 
 
 class BeatFigures(NamedTuple):
@@ -50,7 +50,7 @@ class Observations:
     Attributes:
 
     - `entries`: how many entries of the log were applied.
-    - `foreign`: how many records were no entries or heartbeats.
+    - `foreign`: how many records were neither entries nor heartbeats.
     - `diverged`: the peers whose replica differed at the same offset.
     """
 
@@ -75,7 +75,7 @@ class Observations:
             self._silent, self._silent_at = command.peer, now
 
     def digest_of(self, replica: Replica) -> str:
-        """Returns the digest of the own replica, with which those of other peers are compared."""
+        """Returns the digest of this reader's replica, for comparison with those of peers."""
         if replica.offset not in self._digests:
             self._digests[replica.offset] = digest(replica)
             for old in [*self._digests][:-DIGESTS_KEPT]:

@@ -47,7 +47,7 @@ def react(before: Replica, entry: Entry, after: Replica, me: PeerId) -> list[Com
 
 
 def _find_completed(replica: Replica, me: PeerId) -> tuple[JobId, str] | None:
-    """Returns the task of which a peer says that it is complete: the first peer of a task says so for all of them.
+    """Returns the complete task that this peer is to report, with its job: only the first peer of a task reports it.
 
     Every task is complete once the input tasks are: an input counts as read when all that was made from it is done.
     """

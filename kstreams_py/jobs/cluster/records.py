@@ -44,7 +44,7 @@ def decode_entry(data: bytes | None) -> Entry:
 
 
 class Beat(NamedTuple):
-    """A heartbeat: of which peer, its number, and the digest of the peer's replica at an offset of the log."""
+    """A heartbeat of a peer: its number, and the digest of the peer's replica at an offset of the log."""
 
     peer: PeerId
     number: int

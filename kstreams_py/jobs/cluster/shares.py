@@ -106,7 +106,7 @@ def _share_greedily(peers: int, fitting: Sequence[Demand], joins_running: bool) 
 
 
 def _droppable(fitting: Sequence[Demand], short: Sequence[Demand]) -> Sequence[Demand]:
-    """Returns the jobs of which one is dropped, so that the others get more.
+    """Returns the candidates, one of which is dropped so that the other jobs get more peers.
 
     While a job that has peers is short, waiting jobs are dropped first: a job never ends because another one waits.
     """

@@ -131,7 +131,7 @@ def check_size(frame: bytes, settings: MessengerSettings) -> None:
 
 
 def bind_error(settings: MessengerSettings, number: int | None, text: str) -> SettingsError:
-    """Returns the error for an address at which a peer cannot listen. `number`, `text`: those of the system's error."""
+    """Returns the error for an address at which a peer cannot listen. `number`, `text`: the system's error."""
     if number == EADDRINUSE:
         return SettingsError(
             f"port {settings.port} is in use: end the program that uses it, or choose another one, or 0 for a free one"

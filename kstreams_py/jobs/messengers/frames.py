@@ -126,7 +126,7 @@ class Completions(Struct, array_like=True, tag=3, frozen=True):
 
 
 class Asks(Struct, array_like=True, tag=4, frozen=True):
-    """Inputs of which an acker asks a peer of the job for the patterns that it has. `number`: that of the question."""
+    """Asks a peer of the job which patterns of these inputs it has. `number`: the number of the question."""
 
     job: str
     ids: Ids
@@ -134,7 +134,7 @@ class Asks(Struct, array_like=True, tag=4, frozen=True):
 
 
 class Answers(Struct, array_like=True, tag=5, frozen=True):
-    """The answer to Asks: the inputs of which the peer has segments, each with the XOR of their patterns."""
+    """The answer to Asks: the inputs that have segments at the peer, each with the XOR of their patterns."""
 
     job: str
     ids: Ids
@@ -151,7 +151,7 @@ class HeldPatterns(Struct, array_like=True, tag=6, frozen=True):
 
 
 class GiveUps(Struct, array_like=True, tag=7, frozen=True):
-    """Inputs whose waiting segments a gather gives up: nothing else of them is under way."""
+    """Inputs whose waiting segments a gather gives up, because no other segment of these inputs is under way."""
 
     job: str
     ids: Ids
@@ -172,7 +172,7 @@ class Doubts(Struct, array_like=True, tag=9, frozen=True):
 
 
 class LostInputs(Struct, array_like=True, tag=10, frozen=True):
-    """Inputs of which a segment is nowhere, for the peer that has read them: they are to be read again."""
+    """Tells the peer that has read these inputs to read them again: no peer has a segment that they wait for."""
 
     job: str
     ids: Ids
@@ -213,10 +213,10 @@ class Granted(Struct, array_like=True, frozen=True, gc=False):
 class Received(Struct, array_like=True, tag=3, frozen=True):
     """What a peer has accepted, and will accept. It has no number: a later one replaces it.
 
-    - `data`, `control`: the number of the last frame of each lane that was accepted, as all before it were.
-    - `again`: the lanes of which a later frame came: 1 for data, 2 for control, 3 for both. The sender begins again
+    - `data`, `control`: the number of the last accepted frame of each lane; all frames before it were accepted too.
+    - `again`: the lanes in which a frame is missing: 1 for data, 2 for control, 3 for both. The sender begins again
       after the last accepted frame.
-    - `credit`: how many segments each task takes that is not in `granted`.
+    - `credit`: how many segments each task may be sent, unless it is in `granted`.
     - `granted`: the tasks that have taken segments.
     """
 

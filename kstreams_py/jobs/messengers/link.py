@@ -214,7 +214,7 @@ class Link:
         return min(dues, default=None)
 
     def reconnect(self) -> None:
-        """Begins again after the connection was lost: the other peer is asked what it has accepted."""
+        """Begins again after a lost connection: asks the other peer which frames it has accepted."""
         self.is_open, self._asks, self._ask_due = False, 0, 0.0
         for lane in (self._data, self._control):
             lane.restart()

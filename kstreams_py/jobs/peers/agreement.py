@@ -2,7 +2,7 @@
 
 The inputs of all readers meet at the peers that call functions. If two readers had suspects under way at once, the one
 that ends a peer would take the other with it, until both were refused. So a reader whose source has suspects asks all
-others to read nothing, and reads the suspects once each has answered that nothing of its own is under way.
+others to read nothing, and reads the suspects once each has answered that none of its inputs is under way.
 
 Source: G. Ricart and A. K. Agrawala, An Optimal Algorithm for Mutual Exclusion in Computer Networks (1981), with the
 order of the readers in place of timestamps: of several that ask, the first one goes first.
@@ -29,8 +29,8 @@ class Wish(NamedTuple):
     """A message from one reader to another, which replaces the one before.
 
     - `request`: the number of the request that the receiver read nothing; 0 if the sender has none.
-    - `answer`: the number of the receiver's request that the sender grants, 0 for none: nothing of the sender is under
-      way, and nothing will be while the receiver has this request.
+    - `answer`: the number of the receiver's request that the sender grants, 0 for none: no input of the sender is under
+      way, and none will be while the receiver has this request.
     """
 
     request: int = 0
@@ -87,7 +87,7 @@ class Agreement:
         """Returns the messages to send.
 
         - `asks`: whether suspects of this reader wait, or are under way.
-        - `is_empty`: whether nothing of this reader is under way.
+        - `is_empty`: whether no input of this reader is under way.
         """
         if not asks:
             self._request = 0

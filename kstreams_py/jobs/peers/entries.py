@@ -90,7 +90,7 @@ class Entries:
         return [failed for segment in ids for failed in self._failed.pop(segment, ())]
 
     def _give_up(self, segments: Iterable[SegmentId]) -> Addressed:
-        """Tells gathers to give up the segments of inputs of which nothing else is under way."""
+        """Tells gathers to give up the segments of inputs that have no other segments under way."""
         found = Addressed()
         for segment in segments:
             held, total = self._held.get(segment, {}), 0

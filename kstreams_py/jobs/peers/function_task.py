@@ -104,7 +104,7 @@ class FunctionTask:
         ]
 
     def give_up(self, segments: Iterable[SegmentId]) -> None:
-        """Gives up segments that wait at a gather: nothing else of their inputs is under way."""
+        """Gives up the segments that wait at a gather for these inputs, which have no other segments under way."""
         if isinstance(self.runner, GatheringRunner):
             for segment in segments:
                 if pattern := self.runner.patterns(segment):
@@ -113,7 +113,7 @@ class FunctionTask:
                     self._acks.add([segment], [pattern])
 
     def patterns(self, segments: Collection[SegmentId]) -> Iterator[tuple[SegmentId, int]]:
-        """Yields the inputs among these of which a segment is here, with its pattern."""
+        """Yields each of these inputs that has a segment here, with its pattern."""
         for _, frame in self._arrived:
             yield from choose(frame.ids, frame.patterns, segments)
         for part in self.runner.parts():

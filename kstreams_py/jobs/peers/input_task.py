@@ -144,9 +144,9 @@ class InputTask:
                 self.inputs.give_up_all(segments, failed=False)
 
     def lose(self, segments: Iterable[SegmentId], died_at: float) -> None:
-        """Gives back inputs of which a segment is nowhere.
+        """Gives back inputs that wait for a segment that no peer has.
 
-        - `died_at`: when a peer was last seen to die: this counts as an attempt of inputs that were read before.
+        - `died_at`: when a peer was last seen to die. For inputs that were read before then, this counts as an attempt.
         """
         for segment in segments:
             since = self.inputs.pending.since(segment)

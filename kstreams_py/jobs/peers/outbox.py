@@ -135,7 +135,7 @@ class Outbox(Readers):
         return lost
 
     def patterns(self, job: str, segments: Collection[SegmentId]) -> Iterator[tuple[SegmentId, int]]:
-        """Yields the inputs among these of which a segment waits to be sent or taken, with its pattern."""
+        """Yields each of these inputs that has a segment waiting to be sent or taken, with its pattern."""
         for kept in self._kept.values():
             yield from choose(kept.ids, kept.patterns, segments)
         for link in self._links:

@@ -43,13 +43,13 @@ from kstreams_py.steps.dead_letters import format_error
 logger = logging.getLogger(__name__)
 
 DRAIN_SECONDS: Final = 10.0
-"""Seconds for what a peer has when it gets another task; the rest is read again when it has expired."""
+"""Seconds for a peer to finish its task once it gets another one; unfinished inputs expire, and are read again."""
 
 OPEN_AGAIN_SECONDS: Final = 2.0
 """Seconds until a source or target that could not be opened is tried again."""
 
 START_AGAIN: Final = ", then start again"
-"""The end of remedies for a process that an error ends; a peer goes on, and tries again by itself."""
+"""Ends the remedy of an error that would end a process; a peer continues, and tries again by itself."""
 
 PeerTask = InputTask | FunctionTask
 
@@ -86,14 +86,14 @@ class Peer:
         """The open task; other threads may read its figures."""
         self._outbox: Outbox | None = None
         self._draining_until: float | None = None
-        """Until when the task may finish what it has, as another one is to be opened."""
+        """Until when the task may finish its segments before another task is opened; None if none is to be opened."""
         self._open_at = float("-inf")
         """When a task that could not be opened is tried again."""
         self._interrupted = ""
-        """The task that was interrupted, as what it needs is away, until it works again; "" for none."""
+        """The task that was interrupted because a service that it needs does not answer; "" for none."""
         self._epochs: dict[str, int] = {}
         self._agreement: Agreement | None = None
-        """That with the other readers of a job, if this peer is one."""
+        """The agreement with the other readers of a job, if this peer is a reader."""
         self.turns = 0
         """The number of turns."""
         self._died_at = float("-inf")
@@ -177,7 +177,7 @@ class Peer:
             rest = self._links.remove(peer)
             self._messenger.disconnect(peer)
             self._take_back(rest.unsent)
-            # of what the peer had nothing else will come: the entries that wait for it are found
+            # the segments of this peer are lost: find the entries that wait for them
             self._ackers.doubt_all()
             for frame in rest.unknown:  # their inputs may be opened after that
                 self._send([(number, Doubts(frame.job, ids)) for number, ids in by_peer(frame.ids).items()])
@@ -266,8 +266,8 @@ class Peer:
     def _leave_task(self, now: float) -> None:
         """Ends the task once it has finished what it has, or soon after if its job has been stopped.
 
-        It needs no lease: the token of a claim, or the generation of a consumer group, makes its source ignore what a
-        peer that was found silent says of inputs that another one has taken.
+        It needs no lease: a peer that was found silent may still acknowledge inputs that another peer has taken; the
+        source ignores that, by the token of a claim or the generation of a consumer group.
         """
         task, assignment = self.task, self.assignment
         if task is not None and assignment is not None:

@@ -257,7 +257,7 @@ class SignIn:
     def _file_of(self, what: str) -> Iterator[tuple[str, str]]:
         """Yields a path with the value of a setting, and the setting's name: Python reads certificates from files."""
         if place := self.get(f"{what}.location"):
-            if not os.path.isfile(place) or not os.access(place, os.R_OK):  # noqa: PTH113 pathlib raises for what no path is
+            if not os.path.isfile(place) or not os.access(place, os.R_OK):  # noqa: PTH113 pathlib raises for texts that are not paths
                 raise SettingsError(f"{what}.location{shown(place)} is not a readable file: correct it")
             yield place, f"{what}.location"
             return
