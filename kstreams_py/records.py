@@ -145,7 +145,7 @@ def with_bad_headers(m: Message, reason: object) -> Unreadable:
     Clients other than Java's write such names.
     """
     place = m.topic(), m.partition(), m.offset()
-    fault = f"its headers cannot be read, as a name is not UTF-8: {reason}"
+    fault = f"its headers cannot be read, because a name is not UTF-8: {reason}"
     cut = f"headers of {place[0]}[{place[1]}]@{place[2]}: a name is not UTF-8, none is kept"
     return Unreadable(KeptRecord(place, m.timestamp(), (m.key(), m.value()), ()), cut, fault)
 

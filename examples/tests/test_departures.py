@@ -40,7 +40,7 @@ def test_row_whose_acknowledgement_is_lost_is_read_again_and_stored_once():
         driver.lose("ack")
         driver.run()
         assert [row["id"] for row in driver.source("rows").left] == [1]
-        driver.expire()  # nothing of it is under way for the whole time-out
+        driver.expire()  # the time-out passes, and no part of the row is under way
         driver.run()
         assert driver.source("rows").left == []
         assert driver.rows("store") == [(1, "N14228"), (3, "N24211")]

@@ -165,7 +165,7 @@ def forget(
     members, and while the framework's topics of the processor are left. If the processor is declared again, it begins
     at auto_offset_reset. Needs DELETE on the group, READ on its topics, and WRITE on __ks.GRAPH.beginnings.
     """
-    graph = load(target)  # not validated: a graph of which nothing is left had processors, too
+    graph = load(target)  # not validated: an empty graph may have had processors
     with open_environment(Settings.load(config, bootstrap_servers=bootstrap_servers), target) as environment:
         forgotten = ForgottenProcessor(graph, target, environment, GroupAdmin(environment.settings), processor)
         committed = ", ".join(f"{tp}@{at}" for tp, at in sorted(forgotten.found.committed.items()))

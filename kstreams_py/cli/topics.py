@@ -117,7 +117,7 @@ def delete(
     """
     if processor is not None and topic:
         raise SettingsError("--processor and --topic exclude one another: run the command twice")
-    graph = load(target)  # not validated: a graph of which nothing is left has topics, too
+    graph = load(target)  # not validated: an empty graph may still have topics
     with open_environment(Settings.load(config, bootstrap_servers=bootstrap_servers)) as environment:
         deletion = TopicDeletion(graph, target, environment, GroupAdmin(environment.settings))
         if topic:

@@ -100,7 +100,7 @@ def _classes(on: object) -> tuple[type[Exception], ...]:
 
 def _checked_attempts(attempts: object) -> int:
     if not isinstance(attempts, int) or isinstance(attempts, bool) or attempts < 2:
-        raise GraphError(f"Retry: attempts is {attempts!r}: give 2 or more, as the first call is one of them")
+        raise GraphError(f"Retry: attempts is {attempts!r}: give 2 or more: the first call counts")
     return attempts
 
 

@@ -90,7 +90,7 @@ class Inspectable(Protocol):
     def inspect(self) -> None:
         """Raises what `open` would raise, creates and changes nothing, and leaves no connection open.
 
-        A missing table that `open` creates is no error.
+        A missing table that `open` creates is not an error.
         """
 
 

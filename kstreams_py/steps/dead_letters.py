@@ -157,7 +157,7 @@ class DeadLetters:
             changed.append(f"own timestamp: that of its writing, as {timestamp} cannot be written")
             timestamp = 0
         if key is None and (least or (limits is not None and limits.needs_key)):
-            changed.append("own key: the delivery hash, as the topic is compacted")
+            changed.append("own key: the delivery hash, because the topic is compacted")
             key = digest
         return key, timestamp, changed
 

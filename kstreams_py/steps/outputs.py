@@ -243,7 +243,7 @@ def _past(kind: int, timestamp: int) -> int:
     if timestamp:
         return timestamp
     raise ValueError(
-        "the timestamp is 0 (1970-01-01T00:00:00Z), in place of which the client writes the current time: return "
+        "the timestamp is 0 (1970-01-01T00:00:00Z), which the client replaces with the current time: return "
         "ks.Out(value, timestamp=...) with another"
     )
 

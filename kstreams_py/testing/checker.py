@@ -194,7 +194,7 @@ def disordered(case: Case) -> Iterator[Anomaly]:
     """Checks that the records of one key and one origin are in the order of their causes.
 
     An origin is a sender, or a partition of an input. It does not judge the order between keys or origins, surplus
-    copies, or equal records of which one is missing. With at least once, one copy of each record must be in order.
+    copies, or equal records if one of them is missing. With at least once, one copy of each record must be in order.
     """
     for name, topic in case.judged():
         paired = list(_paired(topic))

@@ -276,7 +276,7 @@ class Case:
         for event in self._positions.values():
             end = self.topics[event.topic].ends.get(event.partition)
             if end is None:
-                raise HistoryError(f"{event}, of which no final read gives the end: record one")
+                raise HistoryError(f"{event}, and no final read has its end: record one")
             if event.position > end:
                 self._inconsistent(f"{event}, beyond its end at {end}", event, *self.topics[event.topic].proof)
 

@@ -153,7 +153,7 @@ def test_dead_letter_is_fitted_to_what_its_topic_takes(
     changed = content["cut"].split("; ")[:2]
     assert changed == [
         f"own timestamp: that of its writing, as {tomorrow} cannot be written",
-        "own key: the delivery hash, as the topic is compacted",
+        "own key: the delivery hash, because the topic is compacted",
     ]
 
 

@@ -807,7 +807,7 @@ def make_history(*steps: Callable[[History], object]) -> History:
                 lambda h: add_final_read(h, "in", (0, b"1")),
                 lambda h: h.positions("g", {TopicPartition("else", 0): 1}),
             ),
-            "group g had committed position 1 of else.0., of which no final read gives the end",
+            "group g had committed position 1 of else.0., and no final read has its end",
         ),
     ],
 )

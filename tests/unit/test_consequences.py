@@ -286,8 +286,8 @@ def test_reset_before_the_first_start_says_where_other_partitions_begin() -> Non
         (
             Evidence.OFFSETS,
             (
-                "it goes on at the offsets that {} has, whatever the group has: these count only for partitions of "
-                "which it has none"
+                "it goes on at the offsets that {} has; those of the group count only for partitions without "
+                "offsets there"
             ),
         ),
     ],

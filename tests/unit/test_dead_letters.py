@@ -273,7 +273,7 @@ def test_size_of_a_record_is_at_least_what_the_client_counts() -> None:
             NOW,
             None,
             (DIGEST, NOW),
-            "own key: the delivery hash, as the topic is compacted",
+            "own key: the delivery hash, because the topic is compacted",
         ),
     ],
 )

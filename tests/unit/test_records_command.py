@@ -155,7 +155,7 @@ def test_bad_line_is_refused_by_its_number_after_those_before_it_are_sent(termin
     assert isinstance(done.exception, UserMistake)
     message = str(done.exception)
     assert message.startswith(f"line 3: {BAD_LINES[line]}")
-    assert message.endswith("(1 sent; nothing of line 3 or after it was sent)")
+    assert message.endswith("(1 sent; no record from line 3 on was sent)")
     assert [value for _, _, value, *_ in terminal.written("shop.orders")] == [b"1"]
 
 
@@ -395,8 +395,8 @@ def test_line_of_an_uncommitted_record_is_not_sent(terminal: Terminal) -> None:
     done = terminal.send("plain", lines=terminal.run("tail", "plain", "--uncommitted").stdout)
     assert isinstance(done.exception, UserMistake)
     assert str(done.exception) == (
-        'line 1: this record is not committed (aborted): leave the line out, or its "fate" (0 sent; nothing of line 1 '
-        "or after it was sent)"
+        'line 1: this record is not committed (aborted): leave the line out, or its "fate" (0 sent; no record from '
+        "line 1 on was sent)"
     )
 
 

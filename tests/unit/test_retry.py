@@ -48,9 +48,9 @@ def test_retry_without_arguments_tries_network_errors_eight_times() -> None:
         ({"on": KeyboardInterrupt}, "Retry: on has <class 'KeyboardInterrupt'>: give subclasses of Exception"),
         ({"on": ()}, "Retry: on has no class: name one, or leave retry= out"),
         ({"on": ks.Stop}, "Retry: on has Stop, by which a function stops its worker on purpose: leave it out"),
-        ({"attempts": 1}, "Retry: attempts is 1: give 2 or more, as the first call is one of them"),
-        ({"attempts": True}, "Retry: attempts is True: give 2 or more, as the first call is one of them"),
-        ({"attempts": "8"}, "Retry: attempts is '8': give 2 or more, as the first call is one of them"),
+        ({"attempts": 1}, "Retry: attempts is 1: give 2 or more: the first call counts"),
+        ({"attempts": True}, "Retry: attempts is True: give 2 or more: the first call counts"),
+        ({"attempts": "8"}, "Retry: attempts is '8': give 2 or more: the first call counts"),
         ({"then": "skip"}, "Retry: then 'skip' is not known: choose dead_letter, stop, pause"),
         (
             {"backoff": "1s"},

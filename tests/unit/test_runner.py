@@ -374,7 +374,7 @@ def test_timestamp_of_a_record_that_has_none_is_left_to_the_producer(function: C
 
 @pytest.mark.parametrize("function", [same, wrapped])
 def test_timestamp_before_1970_is_kept_and_the_timestamp_0_refused(function: Callable[..., Any]) -> None:
-    """librdkafka writes any timestamp but 0, in place of which it writes the current time."""
+    """librdkafka writes any timestamp but 0, which it replaces with the current time."""
     old, none = Read("a", 0, timestamp=-5), Read("a", 1, timestamp=0)
     plan = Bench().map(function).plan(old, none)
     assert plan.outputs == [output("x", b"v", old, timestamp=-5)]

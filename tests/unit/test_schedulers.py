@@ -279,7 +279,7 @@ def test_submission_with_a_mistake_is_refused(scheduler: str, job: str, why: str
             "percentage",
             8,
             "A2@50 C3@30 B2@20",
-            "beside it, the share of job C would be 2, and that has 3 tasks: start 1 more peer",
+            "the share of job C would fall to 2, and it has 3 tasks: start 1 more peer",
         ),
         ("percentage", 8, "A3@60 B3@25", "25 % of 8 peers are 2, and it has 3 tasks: start 1 more peer, or 28 %"),
     ],

@@ -47,7 +47,7 @@ def _explain_shares(replica: Replica, rivals: list[Demand], own: Demand) -> str:
     short = own if of[own] < own.minimum else next((each for each in rivals if of[each] < each.minimum), own)
     tasks = count_of(short.minimum, "task")
     if short is not own:
-        found = [f"beside it, the share of job {short.job} would be {of[short]}, and that has {tasks}"]
+        found = [f"the share of job {short.job} would fall to {of[short]}, and it has {tasks}"]
     elif replica.scheduler is Scheduler.PERCENTAGE:
         found = [f"{own.weight:g} % of {count_of(peers, 'peer')} are {of[own]}, and it has {tasks}"]
     else:

@@ -3,7 +3,7 @@
 In reading order:
 
 routes         rule  which peer gets each segment
-audits         rule  finds the inputs of which a segment is lost
+audits         rule  finds the inputs that have lost a segment
 entries        rule  the acker of a job at one peer, and the acknowledgements for the ackers of others
 fingerprints   acts  the fingerprint of a graph, by which peers know that they have the same code
 agreement      rule  which reader of a job may read its suspects, alone

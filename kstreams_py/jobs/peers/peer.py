@@ -249,9 +249,9 @@ class Peer:
     def _set_routes(self, replica: Replica, name: JobId) -> None:
         """Takes the routes of a job; a reader also takes the peers whose ackers have the entries: those that read.
 
-        All inputs of an acker that dies are read again. If peers of functions had entries, too, their death would have
-        more inputs read again than those of which they had a segment. And a reader sends itself no frames: a sole one
-        needs none for openings and completions.
+        All inputs of an acker that dies are read again. If peers of functions had entries, too, their death would make
+        readers read more inputs again than those whose segments they had. And a reader sends itself no frames: a sole
+        reader needs none for openings and completions.
         """
         assert self._outbox is not None
         self._outbox.set_routes(find_routes(replica, name, self._graphs[replica.jobs[name].graph].tasks))

@@ -65,7 +65,7 @@ class LineSender:
             except UserMistake as error:
                 self.confirm()
                 raise type(error)(
-                    f"line {number}: {error} ({self.sent:,} sent; nothing of line {number} or after it was sent)"
+                    f"line {number}: {error} ({self.sent:,} sent; no record from line {number} on was sent)"
                 ) from None
             self._write(number, output)
         self.confirm()

@@ -73,8 +73,8 @@ class _Moved:
     def lines(self) -> Iterator[str]:
         if self._processor.stores_offsets:
             yield (
-                f"it goes on at the offsets that {self._processor.target} has, whatever the group has: these count "
-                "only for partitions of which it has none"
+                f"it goes on at the offsets that {self._processor.target} has; those of the group count only for "
+                "partitions without offsets there"
             )
         elif any(move.again or self._has_expired(move) for move in self._moves):
             yield _again(self._graph, self._processor)

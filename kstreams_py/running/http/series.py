@@ -328,7 +328,7 @@ SERIES: Final[tuple[Series, ...]] = (
         (*SOURCE, "processor"),
         _oldest_tasks,
     ),
-    Series("done_inputs", "counter", "inputs of a source of which everything is done", SOURCE, _inputs("done")),
+    Series("done_inputs", "counter", "inputs of a source that are completely done", SOURCE, _inputs("done")),
     Series(
         "refused_inputs",
         "counter",

@@ -182,7 +182,7 @@ def check_key(what: str, rows: Rows, key: Sequence[str]) -> None:
     if found is not None:
         shown = ", ".join(f"{name}={found[name]!r}" for name in key)
         raise RowRefused(
-            f"{what}: {found[_GROUPED]} rows have the key {shown}, which is to tell rows apart: group by it, or give "
+            f"{what}: {found[_GROUPED]} rows have the key {shown}, which must tell rows apart: group by it, or give "
             "another key=",
             0,
         )
