@@ -54,8 +54,8 @@ UNREAD: Final = b"of a batch that no client can decompress"
 BAD_NAME: Final = "\udcff"
 UNREAD_WHY: Final = "the batch of the offsets {0} to {0} cannot be decompressed: odd codec"
 UNREAD_HEADERS: Final = (
-    "its headers cannot be read, because a name is not UTF-8: 'utf-8' codec can't encode character '\\udcff' in position "
-    "0: surrogates not allowed"
+    "its headers cannot be read, because a name is not UTF-8: 'utf-8' codec can't encode character '\\udcff' in "
+    "position 0: surrogates not allowed"
 )
 DEEP: Final = b"[" * 100_000
 NOT_UTF_8: Final = "it is not JSON: 'utf-8' codec can't decode byte 0xff in position 0: invalid start byte"
