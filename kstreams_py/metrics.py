@@ -86,7 +86,7 @@ COUNTS: Final[Mapping[str, str]] = {
     "records_in": "steps that are committed; each step of a map is one record",
     "records_out": "outputs that are committed, without dead letters",
     "dead_letters": "dead letters that are committed; each is a failed step",
-    "dropped": "failed steps that are committed without a dead letter, as their processor has no topic for them",
+    "dropped": "failed steps that are committed without a dead letter, because their processor has no topic for them",
     "rolled_back": "steps of attempts that were not committed; they are run again, here or by another worker",
     "commits": "commits",
     "aborts": "attempts that failed",
@@ -133,8 +133,8 @@ _each_count: Final[Callable[[StepCounts], tuple[int, ...]]] = attrgetter(*(each.
 class Counters:
     """Counts of one processor in one worker since it started; only that worker's thread writes them.
 
-    `step_seconds` counts the mean time of an intake for each of its steps, as the clock is not read for each record.
-    Each run of a step counts, even if it was rolled back.
+    `step_seconds` counts the mean time of an intake for each of its steps: the clock is not read for each record. Each
+    run of a step counts, even if it was rolled back.
     """
 
     records_in: int = 0

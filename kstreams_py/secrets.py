@@ -22,12 +22,12 @@ _PASSWORD: Final = re.compile(
 )
 """A password, found by its name: in a URL's query, in a keyword string of libpq, in JSON.
 
-A password without quotes has everything that follows, as it may contain any separator. The expression does not
+A password without quotes has everything that follows, because it may contain any separator. The expression does not
 backtrack: text from others must not take minutes, as `redact("passw" * 1_000)` did.
 """
 
 _USER: Final = re.compile(r"\A(\s*+[a-z][a-z0-9+.-]*+://|).*@", re.IGNORECASE | re.DOTALL)
-"""What may be user and password: everything up to the last @, as a password may contain / ? # and @, or `,x://`."""
+"""What may be user and password: everything up to the last @. A password may contain / ? # and @, or `,x://`."""
 
 
 def mask(settings: Mapping[str, str]) -> dict[str, str]:
@@ -41,7 +41,7 @@ def mask(settings: Mapping[str, str]) -> dict[str, str]:
 def redact(text: str) -> str:
     """Returns a text with *** in place of user and password of a URL, and of passwords that stand beside their name.
 
-    Everything before the last @ counts as a password, as it could be one, even if there are several URLs.
+    Everything before the last @ counts as a password, because it could be one, even if there are several URLs.
     """
     return _USER.sub(r"\1***@", _PASSWORD.sub(_hidden, text))
 

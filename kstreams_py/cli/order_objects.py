@@ -99,7 +99,7 @@ def accept(
         if not operator.catch_up(seconds):
             echo(
                 f"the processor's workers have not read all events of partition {operator.object.partition} after "
-                f"{seconds:,.0f} s: run the command again once they have, as the object may go on with one of these"
+                f"{seconds:,.0f} s: run the command again once they have: the object may go on with one of these"
             )
             raise typer.Exit(1)
         if operator.object.goes_on and not operator.missed():
@@ -122,7 +122,7 @@ def _one(graph: Graph, named: str | None) -> Processor:
 
 def _resent(operator: Operator, missed: Sequence[Missed]) -> str:
     if not missed and not operator.keeps_refused:
-        return "its refused events are lost, as no dead-letter topic is declared (errors=)"
+        return "its refused events are lost, because no dead-letter topic is declared (errors=)"
     return f"{len(missed):,} of its events will be sent again"
 
 

@@ -150,8 +150,8 @@ def describe(results: OrderResults) -> Iterator[str]:
     copies = max((group.copies for group in results.groups.values()), default=0)
     yield (
         f"Three workers sent the events; {results.killed.workers} times one of them was killed, and started again. "
-        f"{copies:,} events are in the topic more than once, as a killed worker sends again what it had sent without "
-        f"noting it. {results.killed.consumers} times a process of the consumer groups was killed."
+        f"{copies:,} events are in the topic more than once, because a killed worker sends again what it had sent "
+        f"without noting it. {results.killed.consumers} times a process of the consumer groups was killed."
     )
     late = inversions(results.plain)
     contradictions = sum(state["contradictions"] for state in results.plain.states.values())

@@ -248,8 +248,8 @@ class GroupProgress:
     def complete(self) -> bool:
         """Returns whether every processor has processed all its input; False if the cluster does not answer.
 
-        Asks in the order of the graph, as the output of one processor is the input of the next. Committed offsets are
-        compared with the last record: only transaction markers may follow it before the end.
+        Asks in the order of the graph, because the output of one processor is the input of the next. Committed offsets
+        are compared with the last record: only transaction markers may follow it before the end.
         """
         try:
             return all(self._is_done(processor, consumer) for processor, consumer in self._groups)

@@ -110,7 +110,7 @@ parse_json: Final = json.JSONDecoder(parse_constant=_no_such_number, parse_float
 class Json(Serde[Any]):
     """JSON (RFC 8259) in UTF-8, without spaces.
 
-    NaN and infinities are refused, as they are not JSON; so are numbers without a near float, such as 1e400. If an
+    NaN and infinities are refused, because they are not JSON; so are numbers without a near float, such as 1e400. If an
     object has a name twice, the last one counts, as for most parsers. A record whose value is `null` becomes a dead
     letter: a function could not distinguish it from a tombstone. A tuple becomes an array, and a name that is an int, a
     float, a bool or None becomes text, as in Python's `json`.

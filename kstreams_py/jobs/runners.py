@@ -110,7 +110,7 @@ class TaskRunner:
         self._again: list[tuple[float, int, Segments]] = []
         """A heap of the segments that are run again, by the time of the next attempt."""
         self._rest = Segments()
-        """The segments that were taken but not run, as the turn had no time left."""
+        """The segments that were taken but not run, because the turn had no time left."""
         self._running: Sequence[SegmentId] = ()
         """The inputs of the segments of this turn."""
         self._numbers = count()

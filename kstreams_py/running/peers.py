@@ -313,7 +313,7 @@ class LogOutage:
             self._is_away, self._due_at = True, now + INTERVAL
             logger.warning(
                 "%s%s: until one does, the peer takes no inputs, calls no functions, stores nothing and acknowledges "
-                "nothing, as it cannot know whether the others have removed it",
+                "nothing, because it cannot know whether the others have removed it",
                 text, f" ({error})" if error else "", extra=away(self._what),
             )  # fmt: skip
         return error or text

@@ -544,7 +544,7 @@ def test_commands_tell_the_state_of_the_object_where_the_decision_changed_nothin
     assert (status, text.splitlines()[-1]) == (1, told)
     told = (
         "the processor's workers have not read all events of partition 0 after N s: run the command again once they "
-        "have, as the object may go on with one of these\n"
+        "have: the object may go on with one of these\n"
     )
     assert run("accept", "g", "a", "--yes", "--wait", "1") == (1, told)
     send(driver, ("a", 2, 1, "altered"))
@@ -571,7 +571,7 @@ def test_object_whose_refused_events_are_no_dead_letters_goes_on_without_them(in
     with pytest.raises(UserMistake, match=r"no waiting or refused event to go on with: `kstreams order resume` lets"):
         run("accept", "g", "a")
     status, text = run("resume", "g", "a", "--yes")
-    lost = "its refused events are lost, as no dead-letter topic is declared (errors=)"
+    lost = "its refused events are lost, because no dead-letter topic is declared (errors=)"
     assert (status, text.splitlines()[0].split("; ")[1]) == (0, lost)
     send(driver, ("a", 7, 6, 4))
     driver.run()

@@ -101,7 +101,7 @@ class Entries:
         return found
 
     def doubt_all(self) -> None:
-        """Doubts all inputs, as a peer has left that may have had segments of any."""
+        """Doubts all inputs, because a peer has left that may have had segments of any."""
         self._audit.doubt(self._acker.inputs)
 
     def _doubt(self, segments: Sequence[SegmentId], sender: int) -> Addressed:
@@ -187,7 +187,7 @@ class Ackers:
         return entries.take(item, sender)
 
     def doubt_all(self) -> None:
-        """Doubts all inputs, as a peer has left that may have had segments of any."""
+        """Doubts all inputs, because a peer has left that may have had segments of any."""
         for entries in self._entries.values():
             entries.doubt_all()
 

@@ -97,7 +97,7 @@ class Committer(ABC):
     _ends_by_fatal: ClassVar[bool] = True
     """Whether a fatal error of the client ends the worker; otherwise a new producer is tried."""
     must_finish: ClassVar[bool] = False
-    """Whether this worker finishes prepared steps before it ends, as no other worker would run them."""
+    """Whether this worker finishes prepared steps before it ends: no other worker would run them."""
 
     def __init__(self, context: Context) -> None:
         environment, processor = context.environment, context.processor
@@ -185,7 +185,7 @@ class Committer(ABC):
     def prepare(self, intake: Taken) -> None:
         """Saves what must be saved before the functions run.
 
-        Raises Retriable if no answer comes; prepare the same intake again then, as it may have been saved.
+        Raises Retriable if no answer comes; prepare the same intake again then, because it may have been saved.
         """
 
     def resume(self, positions: Positions, partitions: Collection[TopicPartition]) -> Positions:  # noqa: ARG002
@@ -209,7 +209,7 @@ class Committer(ABC):
 
         With a target, all of them wait: rows are stored first, then dead letters are written.
         """
-        what = "dead letter" if self._processor.errors else "dropped, as no dead-letter topic is declared (errors=)"
+        what = "dead letter" if self._processor.errors else "dropped: no dead-letter topic is declared (errors=)"
         shown = f"; `kstreams dead-letters list {self._graph}` shows all" if self._processor.errors else ""
         for failure in plan.failures:
             logger.warning(

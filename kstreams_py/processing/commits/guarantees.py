@@ -155,7 +155,7 @@ class ExactlyOnce(Committer):
         """Does nothing: nothing was committed before the functions ran."""
 
     def _settle(self, run_saved: Callable[[], None]) -> None:
-        """Does nothing; the transaction is aborted later, as its commit would take too long for a callback."""
+        """Does nothing; the transaction is aborted later, because its commit would take too long for a callback."""
 
     def lost(self) -> None:
         super().lost()

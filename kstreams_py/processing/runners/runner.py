@@ -74,7 +74,7 @@ class Runner:
         self._journaled = processor.journal is not None
         self._by_task = self._journaled or (processor.batch and processor.state is not None)
         self._owned = traces_outputs and not processor.hash_header
-        """Whether the step of each output is kept (Plan.owners), as no delivery hash names it."""
+        """Whether the step of each output is kept (Plan.owners): no delivery hash names it."""
         self._run: Run = self._loop()
         self._run_refused: Run = self._give_dead_letters
         self._tracing = tracing

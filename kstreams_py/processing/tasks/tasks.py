@@ -154,9 +154,9 @@ class Tasks:
     def paused(self) -> frozenset[TopicPartition]:
         """The partitions with so many waiting records that no more should come in.
 
-        Leaves out the partitions that other inputs are waiting for, as none of their records is here. The more records
-        wait in all, the fewer may wait in each partition, so that one idle input leaves enough space for the tasks of
-        other partitions. A task that waits to run a step again takes in no records.
+        Leaves out the partitions that other inputs are waiting for, because none of their records is here. The more
+        records wait in all, the fewer may wait in each partition, so that one idle input leaves enough space for the
+        tasks of other partitions. A task that waits to run a step again takes in no records.
         """
         if not self._joins and not self._follows and not self.held and self._by_partition is None:
             return frozenset()

@@ -83,7 +83,7 @@ class Waits:
         """
         if self._tasks.repeats:
             return
-        # waits of revoked partitions are kept until `restore`, as the partitions may come back
+        # waits of revoked partitions are kept until `restore`, because the partitions may come back
         now, held = self._clock(), self._tasks.held.keys()
         due = [wait for wait in self._waits if wait.until <= now and wait.partitions <= held]
         if not due:

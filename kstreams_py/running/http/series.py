@@ -353,7 +353,7 @@ SERIES: Final[tuple[Series, ...]] = (
     Series(
         "unpaired_segments",
         "counter",
-        "segments that a gather dropped, as another branch has none",
+        "segments that a gather dropped, because another branch has none",
         WORKER,
         _measured("unpaired"),
     ),
