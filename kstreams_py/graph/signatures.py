@@ -37,7 +37,7 @@ KeyGiven_co = TypeVar("KeyGiven_co", default=Any, covariant=True)
 ValueGiven_co = TypeVar("ValueGiven_co", default=Any, covariant=True)
 
 
-class Gives(Protocol[ValueGiven_co]):
+class Deserializes(Protocol[ValueGiven_co]):
     """A serde whose values have this type."""
 
     def deserialize(self, data: bytes, /) -> ValueGiven_co: ...
@@ -47,9 +47,9 @@ class TopicOf(Protocol[KeyGiven_co, ValueGiven_co]):
     """A topic whose serdes return these types. Topics of different types in a list count as of their common type."""
 
     @property
-    def key(self) -> Gives[KeyGiven_co]: ...
+    def key(self) -> Deserializes[KeyGiven_co]: ...
     @property
-    def value(self) -> Gives[ValueGiven_co]: ...
+    def value(self) -> Deserializes[ValueGiven_co]: ...
 
 
 class ByTopic(Protocol[ValueGiven_co]):

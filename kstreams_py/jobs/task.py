@@ -37,7 +37,7 @@ from kstreams_py.steps.rows import Rows, row_hash
 
 
 class FailedCall(NamedTuple):
-    """Takes the place of the results of a call that raised."""
+    """Stands for the results of a call that raised."""
 
     error: BaseException
 
@@ -94,7 +94,7 @@ class Readers:
         return sums or [0] * count
 
     def _copy(self, made: Segments, task: str) -> Segments:
-        """Returns a copy of segments for a task. Those that cannot be copied get no pattern, and are not in it."""
+        """Returns a copy of segments for a task. Leaves out those that cannot be copied; they get no pattern."""
         copied, errors = copy_values(made.values)
         copy = made
         if errors:

@@ -68,8 +68,8 @@ class Loss:
     """Frames that are lost.
 
     - `sender`, `receiver`: the ids of peers; None for any.
-    - `frames`: how many are lost yet.
-    - `until`: the time until which they are.
+    - `frames`: how many frames are still to be lost.
+    - `until`: the time until which frames are lost.
     """
 
     sender: str
@@ -109,10 +109,10 @@ class PeerCluster:
         self._newest = Replica()
         self._started = 0
         self._turns: list[tuple[int, bool]] = []
-        """The turns that are left of this tick: a slot, and whether it is that of the task."""
+        """The turns left in this tick: each is a slot, and whether its task has the turn."""
 
     def start(self, slot: int) -> Peer:
-        """Starts a peer in a slot; it joins under an id that no peer had."""
+        """Starts a peer in a slot; it joins under an id that no peer has had."""
         self._started += 1
         me = PeerId(f"peer-{slot}.{self._started}")
         settings = MessengerSettings(peer=me, cluster=CLUSTER)
@@ -137,7 +137,7 @@ class PeerCluster:
         return False
 
     def kill(self, slot: int, *, is_seen: bool) -> PeerId:
-        """Kills a peer; returns its id. `is_seen`: a supervisor says so at once."""
+        """Kills a peer; returns its id. `is_seen`: whether a supervisor reports it at once."""
         peer = self.peers.pop(slot)
         self.frozen.discard(slot)
         peer.abandon()

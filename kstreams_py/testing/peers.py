@@ -95,7 +95,7 @@ class Peers:
     def kill(self, peer: int | str, *, replaced: bool = True) -> str:
         """Kills a peer, as SIGKILL does; returns its id.
 
-        - `replaced`: whether its supervisor says so at once, and starts another one in its place. Otherwise its machine
+        - `replaced`: whether its supervisor reports it at once, and starts another one in its place. Otherwise its machine
           is gone as well: the others find it silent after 6 s.
         """
         slot = self._find(peer)

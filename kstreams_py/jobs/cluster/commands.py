@@ -128,7 +128,7 @@ class SealTask:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """A peer leaves, or is seen to be dead: the peer itself, its supervisor or another peer says so."""
+    """A peer leaves or is dead: reported by itself, by its supervisor, or by another peer."""
 
     peer: PeerId
     reason: LeaveReason
