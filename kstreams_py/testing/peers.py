@@ -95,8 +95,8 @@ class Peers:
     def kill(self, peer: int | str, *, replaced: bool = True) -> str:
         """Kills a peer, as SIGKILL does; returns its id.
 
-        - `replaced`: whether its supervisor reports it at once, and starts another one in its place. Otherwise its machine
-          is gone as well: the others find it silent after 6 s.
+        - `replaced`: whether its supervisor reports it at once, and starts another one in its place. Otherwise its
+          machine is gone as well: the others find it silent after 6 s.
         """
         slot = self._find(peer)
         killed = self._peers.kill(slot, is_seen=replaced)
