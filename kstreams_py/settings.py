@@ -93,7 +93,7 @@ def _client_variable(table: str, name: str) -> str:
 class ClientSettings(Mapping[str, str]):
     """librdkafka settings by their dotted names; `repr`, `str` and tracebacks do not show secrets.
 
-    Raises SettingsError for a value that is not a text, number, boolean or path.
+    Raises SettingsError for a value that is not a string, number, boolean or path.
     """
 
     def __init__(self, values: Mapping[str, object]) -> None:
@@ -130,7 +130,7 @@ def _client_text(name: str, value: object) -> str:
         return _text(value)
     if callable(value):  # its text would name nothing that another process can import
         raise SettingsError(f"{name} is a function: oauth_cb alone can be one, by its name 'package.module:function'")
-    raise SettingsError(f"{name} is a {type(value).__name__}: write a text, a number, true or false")
+    raise SettingsError(f"{name} is a {type(value).__name__}: write a string, a number, true or false")
 
 
 def _table(value: object, what: str) -> ClientSettings:
@@ -464,7 +464,7 @@ _REMEDIES: Final = {
     "greater_than": "write an integer greater than {gt}",
     "literal_error": "write {expected}",
     "bool": "write true or false",
-    "string_type": "write a text, in quotes",
+    "string_type": "write a string, in quotes",
     "path_type": "write a path, in quotes",
 }
 """What to do about an error of pydantic, by its type or the first word of its type."""

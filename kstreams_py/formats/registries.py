@@ -41,7 +41,7 @@ class SchemaRegistry:
     """A schema registry over HTTP. The address may have a user and a password; no message shows them."""
 
     def __init__(self, url: str, **settings: Any) -> None:
-        """`settings`: confluent-kafka's own, such as `ssl.ca.location` or `bearer.auth.token`; numbers may be texts.
+        """`settings`: confluent-kafka's own, such as `ssl.ca.location` or `bearer.auth.token`; numbers may be strings.
 
         Raises MissingSoftware without the extra, and SettingsError for a wrong address or setting.
         """
@@ -220,7 +220,7 @@ class FileRegistry:
             text = ""
         if content_id(text) != schema_id:
             raise SchemaError(
-                f"schema file {self._file(schema_id)} was changed: restore it, its id is the hash of its text"
+                f"schema file {self._file(schema_id)} was changed: restore it: its id is the hash of its text"
             )
         return text
 

@@ -250,5 +250,5 @@ def sort_tasks(tasks: Sequence[JobTask]) -> list[JobTask]:
         return [by_id[each] for each in TopologicalSorter(before).static_order()]
     except CycleError as error:
         raise GraphError(
-            f"tasks {' → '.join(error.args[1])} form a cycle: a segment would never be done: repeat inside a function"
+            f"tasks {' → '.join(error.args[1])} form a cycle: a segment would never end: repeat inside a function"
         ) from None

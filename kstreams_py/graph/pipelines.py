@@ -154,7 +154,7 @@ def choose_mode(what: str, mode: str, key: Sequence[str]) -> tuple[Mode, tuple[s
         close = did_you_mean(str(mode), Mode) or f"choose {', '.join(Mode)}"
         raise GraphError(f"{what}: mode {mode!r} is not known: {close}")
     if isinstance(key, str):
-        raise GraphError(f"{what}: key={key!r} is one text: write key=[{key!r}]")
+        raise GraphError(f"{what}: key={key!r} is a string: write key=[{key!r}]")
     columns = tuple(key)
     if twice := [name for i, name in enumerate(columns) if name in columns[:i]]:
         raise GraphError(f"{what}: key has column {twice[0]!r} twice: name it once")

@@ -263,13 +263,13 @@ class Graph(Decorators, Generic[GraphKey, GraphValue]):
         - `group_by`: returns the group of a value. In a task whose calls overlap, the calls for one group run one after
           another, in the order of the values; a value that is read again after a death, or tried again, comes later.
         - `routing`: which of the peers of a task gets a value: "least_queued" (the default), the one for which the
-          fewest values wait, or "round_robin", each in turn. With `group_by`, each group has its peer.
+          fewest values wait, or "round_robin", each in turn. With `group_by`, each group has a peer of its own.
         """
         if group_by is not None and not callable(group_by):
             raise GraphError(f"channel {name!r}: group_by={group_by!r} is not a function: give a function of a value")
         chosen = choose(f"channel {name!r}", Routing, "routing", routing)
         if group_by is not None and chosen is Routing.ROUND_ROBIN:
-            raise GraphError(f"channel {name!r}: with group_by=, each group has its peer: leave routing= out")
+            raise GraphError(f"channel {name!r}: with group_by=, each group has a peer of its own: leave routing= out")
         return self._add_channel(Channel(name, group_by=group_by, routing=chosen))
 
     def _add_channel(self, channel: Channel) -> Channel:

@@ -33,7 +33,7 @@ def split_columns(columns: Columns, known: Collection[type]) -> tuple[tuple[str,
     twice, is reserved, or has another type.
     """
     if isinstance(columns, str):
-        raise SettingsError(f"columns={columns!r} is one text: write ({columns!r},)")
+        raise SettingsError(f"columns={columns!r} is a string: write ({columns!r},)")
     names = tuple(columns)
     types = tuple(columns.values()) if isinstance(columns, Mapping) else (None,) * len(names)
     if not names:

@@ -253,7 +253,7 @@ class Case:
 
     def _check_isolation(self, event: Read | ReadOut) -> None:
         if self._isolation.setdefault(event.reader, event.isolation) is not event.isolation:
-            raise HistoryError(f"reader {event.reader!r} reads with two isolation levels: give each reader its name")
+            raise HistoryError(f"reader {event.reader!r} reads with two isolation levels: give each a name of its own")
 
     def _committed(self, event: Committed) -> None:
         before = self._positions.get(key := (event.group, event.topic, event.partition))

@@ -328,7 +328,7 @@ def test_files_schema_changed_by_hand_is_refused(tmp_path: Path) -> None:
     schema_id = registry.register("flights-value", V1)
     file = tmp_path / f"{schema_id}.avsc"
     file.write_text(V2)
-    expected = f"schema file {file} was changed: restore it, its id is the hash of its text"
+    expected = f"schema file {file} was changed: restore it: its id is the hash of its text"
     assert raised_message(SchemaError, registry.schema, schema_id) == expected
     assert raised_message(SchemaError, registry.register, "flights-value", V1) == expected
     assert raised_message(SchemaError, registry.register, "flights-value", V2) == expected

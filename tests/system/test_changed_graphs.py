@@ -163,8 +163,8 @@ def numbers(*found: int) -> list[bytes]:
             FORK,
             MAP,
             (
-                "a delivery from {0}.one@3 to {0}.one@5 may not be committed, and the processor does not write to "
-                "'{0}.more' now, as it did: start it once with the outputs that it had: " + REMEDY
+                "a delivery from {0}.one@3 to {0}.one@5 may not be committed, and the processor no longer writes to "
+                "'{0}.more': start it once with the outputs that it had: " + REMEDY
             ),
         ),
         (

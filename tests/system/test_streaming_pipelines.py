@@ -533,7 +533,7 @@ def test_stream_whose_function_keeps_another_state_is_refused_until_it_is_reset(
         "pipeline reset`"
     )
     checkpoint = f"file://{shop.directory}/changed/_checkpoint"
-    told = f"pipeline 'other': its checkpoint {checkpoint} is not of this function: {change}{remedy}"
+    told = f"pipeline 'other': its checkpoint {checkpoint} belongs to another function: {change}{remedy}"
     assert (str(raised.value), raised.value.exit_status, shop.rows("other")) == (told, 2, rows)
     if "restore" in change:
         shop.declare("changed", function=before, **options)
@@ -553,7 +553,8 @@ def test_stream_that_reads_another_number_of_topics_is_refused(shop: Shop, topic
     shop.write("pen")
     shop.run("other")
     shop.declare("changed", function=pass_on, streaming=True, topics=topics)
-    with pytest.raises(SettingsError, match="is not of this function: it reads another number of topics: restore it"):
+    told = "belongs to another function: it reads another number of topics: restore it"
+    with pytest.raises(SettingsError, match=told):
         shop.run("other")
     assert shop.rows("other") == [("pen", 0)]
 

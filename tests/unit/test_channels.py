@@ -163,7 +163,7 @@ REFUSED: dict[str, tuple[str, Declare]] = {
         lambda graph, rows: graph.source("more", MemorySource(), routing="round-robin"),
     ),
     "a routing of groups": (
-        "channel 'a': with group_by=, each group has its peer: leave routing= out",
+        "channel 'a': with group_by=, each group has a peer of its own: leave routing= out",
         lambda graph, rows: graph.channel("a", group_by=abs, routing="round_robin"),
     ),
     "a time": (
@@ -183,7 +183,7 @@ REFUSED: dict[str, tuple[str, Declare]] = {
         lambda graph, rows: graph.map(rows, to=graph.channel("a"), id="f")(lambda v: v),
     ),
     "a cycle": (
-        "form a cycle: a segment would never be done: repeat inside a function",
+        "form a cycle: a segment would never end: repeat inside a function",
         lambda graph, rows: (
             graph.alts(rows, graph.channel("b"), to=graph.channel("a"), id="f")(lambda v: v),
             graph.map("a", to="b", id="g")(lambda v: v),

@@ -471,7 +471,7 @@ def test_delivery_to_outputs_that_were_moved_is_decided_by_offsets_behind_it(
         bench.journal.recover({IN: 3})
     assert str(raised.value) == (
         f"p: partition 0: journal {JOURNAL}[0]: a delivery from in@3 to in@5 may not be committed, and the processor "
-        f"does not write to 'out'{on} now, as it did: start it once with the outputs that it had: decide where it goes "
+        f"no longer writes to 'out'{on}: start it once with the outputs that it had: decide where it goes "
         "on, and set it (`kstreams recover reset GRAPH p`), then start again"
     )
 

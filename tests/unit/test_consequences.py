@@ -285,10 +285,7 @@ def test_reset_before_the_first_start_says_where_other_partitions_begin() -> Non
         (Evidence.HASH, "rows of records that are read again are in {}, which stores none twice"),
         (
             Evidence.OFFSETS,
-            (
-                "it goes on at the offsets that {} has; those of the group count only for partitions without "
-                "offsets there"
-            ),
+            "it goes on at the offsets that {} has; the group's count only for partitions without offsets there",
         ),
     ],
 )

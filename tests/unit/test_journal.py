@@ -428,7 +428,7 @@ def test_output_that_is_declared_no_more_is_decided_by_offsets_behind_it(bench: 
         bench.journal.recover(READS)
     assert str(raised.value) == (
         f"p: partition 0: journal {JOURNAL}[0]: a delivery from a@3, b@7 to a@3, b@10 may not be committed, and the "
-        "processor does not write to 'gone' now, as it did: start it once with the outputs that it had: decide where "
+        "processor no longer writes to 'gone': start it once with the outputs that it had: decide where "
         "it goes on, and set it (`kstreams recover reset GRAPH p`), then start again"
     )
 

@@ -63,7 +63,7 @@ def test_pipeline_has_what_was_declared_and_the_defaults_of_the_rest() -> None:
         (one, ("far",), {}, "topic 'far' is on cluster 'west': name one of the graph's own"),
         (one, ("orders",), {"mode": "upsrt"}, "mode 'upsrt' is not known: did you mean upsert\\?"),
         (one, ("orders",), {"mode": "upsert"}, "is an upsert without a key: name the columns"),
-        (one, ("orders",), {"key": "item"}, "key='item' is one text: write key=\\['item'\\]"),
+        (one, ("orders",), {"key": "item"}, "key='item' is a string: write key=\\['item'\\]"),
         (one, ("orders",), {"key": ["item", "item"]}, "key has column 'item' twice: name it once"),
         (one, ("orders",), {"every": "soon"}, "every='soon' is not an interval: write a number and second, minute"),
         (one, ("orders",), {"to": "tables"}, "to='tables' is not a target of a pipeline: give ks.Parquet"),

@@ -178,7 +178,7 @@ def test_settings_cannot_be_changed() -> None:
     [
         ({"bootstrap_servers": "broker"}, "bootstrap_servers = 'broker' (argument): 'broker' is not host:port"),
         ({"bootstrap_servers": "a:1, :2"}, "bootstrap_servers = 'a:1, :2' (argument): ':2' is not host:port"),
-        ({"bootstrap_servers": 4}, "bootstrap_servers = 4 (argument): write a text, in quotes"),
+        ({"bootstrap_servers": 4}, "bootstrap_servers = 4 (argument): write a string, in quotes"),
         ({"auto_offset_reset": "none"}, "auto_offset_reset = 'none' (argument): write 'earliest' or 'latest'"),
         ({"commit_interval_ms": 0}, "commit_interval_ms = 0 (argument): write an integer greater than 0"),
         ({"commit_records": -1}, "commit_records = -1 (argument): write an integer greater than 0"),
@@ -555,10 +555,10 @@ def test_address_of_the_schema_registry_has_one_place(file: Path) -> None:
     [
         ({"kafka": {"oauth_cb": print}}, "oauth_cb is a function: oauth_cb alone can be one, by its name "),
         ({"kafka": {"error_cb": print}}, "error_cb is a function: oauth_cb alone can be one, by its name "),
-        ({"kafka": {"sasl": {"password": b"p"}}}, "sasl.password is a bytes: write a text, a number, true or false"),
-        ({"kafka": {"debug": ["all"]}}, "debug is a list: write a text, a number, true or false"),
-        ({"kafka": {"client.rack": None}}, "client.rack is a NoneType: write a text, a number, true or false"),
-        ({"schema_registry": {"timeout": {1}}}, "timeout is a set: write a text, "),
+        ({"kafka": {"sasl": {"password": b"p"}}}, "sasl.password is a bytes: write a string, a number, true or false"),
+        ({"kafka": {"debug": ["all"]}}, "debug is a list: write a string, a number, true or false"),
+        ({"kafka": {"client.rack": None}}, "client.rack is a NoneType: write a string, a number, true or false"),
+        ({"schema_registry": {"timeout": {1}}}, "timeout is a set: write a string, "),
     ],
 )
 def test_client_setting_that_is_no_text_is_refused_and_not_written_as_one(

@@ -26,7 +26,7 @@ ESCAPED = "in user and password write / ? # , @ as %2F %3F %23 %2C %40, and else
     ("declare", "message"),
     [
         (lambda: SQLite("f", table="t", columns=()), "a sink needs columns: columns=(...)"),
-        (lambda: SQLite("f", table="t", columns="carrier"), "columns='carrier' is one text: write ('carrier',)"),
+        (lambda: SQLite("f", table="t", columns="carrier"), "columns='carrier' is a string: write ('carrier',)"),
         (lambda: SQLite("f", table="t", columns=("a", "a")), "column 'a' is declared twice: leave one out"),
         (
             lambda: SQLite("f", table="t", columns=("delivery_hash",)),

@@ -1,7 +1,7 @@
 """Values between peers as bytes: a value arrives exactly as it was sent, or is refused before it is sent.
 
 MessagePack has None, booleans, integers of 64 bits, floats, texts, bytes, lists and dicts. All other types travel as
-extensions with the codes below: msgspec by itself would make lists of tuples, and texts of decimals.
+extensions with the codes below: msgspec by itself would make lists of tuples, and strings of decimals.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SCALARS: Final = frozenset({type(None), bool, int, float, str, bytes})
 PLAIN: Final = SCALARS | {list, dict}
 
 _PART_OF_MESSAGEPACK: Final = SCALARS - {int, str}
-"""The scalars that MessagePack always takes: an int may be too large, and a text may have lone surrogates."""
+"""The scalars that MessagePack always takes: an int may be too large, and a str may have lone surrogates."""
 
 INT, TEXT, TUPLE, SET, FROZENSET, DECIMAL, IDENTIFIER, DATE, DATETIME, TIME, TIMEDELTA, COMPLEX, DICT = range(1, 14)
 """The codes of the extensions."""

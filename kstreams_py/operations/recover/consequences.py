@@ -73,7 +73,7 @@ class _Moved:
     def lines(self) -> Iterator[str]:
         if self._processor.stores_offsets:
             yield (
-                f"it goes on at the offsets that {self._processor.target} has; those of the group count only for "
+                f"it goes on at the offsets that {self._processor.target} has; the group's count only for "
                 "partitions without offsets there"
             )
         elif any(move.again or self._has_expired(move) for move in self._moves):

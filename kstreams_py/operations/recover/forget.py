@@ -72,8 +72,8 @@ class ForgottenProcessor:
             attempts.call(producer.flush)
         except KStreamsError as error:
             raise BrokerUnavailable(
-                f"group {self.found.group!r} is deleted, and what is recorded of its beginnings is not ({error}): run "
-                "the command again"
+                f"group {self.found.group!r} is deleted, but the records of its beginnings are not ({error}): run the "
+                "command again"
             ) from None
 
     def _check_members(self) -> None:

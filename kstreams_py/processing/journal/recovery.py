@@ -114,8 +114,7 @@ def _is_committed(
         of = f" on cluster {attempt.cluster!r}" if attempt.cluster else ""
         raise RecoveryUndecidable(
             f"a delivery from {show(unit.snapshot.offsets)} to {show(attempt.offsets)} may not be committed, and the "
-            f"processor does not write to {_names(dropped)}{of} now, as it did: start it once with the outputs that it "
-            "had"
+            f"processor no longer writes to {_names(dropped)}{of}: start it once with the outputs that it had"
         )
     if stayed and attempt.outputs and outputs <= {OutputFound.OTHER, OutputFound.DELETED}:
         return False

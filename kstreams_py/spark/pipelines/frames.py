@@ -202,7 +202,7 @@ def reported(pipeline: Pipeline) -> Iterator[None]:
         changes = (change for pattern, change in _CHANGED if re.search(pattern, text))
         if pipeline.checkpoint is not None and (change := next(changes, None)):
             raise SettingsError(
-                f"{pipeline}: its checkpoint {pipeline.checkpoint} is not of this function: {change} another "
+                f"{pipeline}: its checkpoint {pipeline.checkpoint} belongs to another function: {change} another "
                 "pipeline with a target of its own, or begin again: delete the checkpoint, and run `kstreams pipeline "
                 "reset`"
             ) from error
