@@ -1051,6 +1051,7 @@ def test_options_lines_are_python_code_that_sets_them() -> None:
 
 def test_session_uses_the_jars_that_setup_downloads(spark: SparkSession) -> None:
     assert spark.sparkContext.getConf().get("spark.jars") == ",".join(map(str, [*spark_jars(), *table_jars()]))
+    assert any(jar.name.startswith("delta-spark_") for jar in table_jars())
 
 
 @pytest.mark.long  # quick is what Spark is told to run them by, in the next test
