@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import pickle
-import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from functools import partial
 from types import FrameType
 from typing import Any, Final
 
 from kstreams_py.errors import StaleWriter
 from kstreams_py.graph.sink import Evidence, Row, Sink, SinkConnection
 from kstreams_py.records import TopicPartition
+from tests.contract.dying_process import ROOT, dying_processes, kill_this_process, serve
 
-ROOT: Final = Path(__file__).parents[2]
 TRACED: Final = (str(ROOT / "kstreams_py" / "sinks"), str(ROOT / "tests" / "contract" / "naive_sink.py"))
 CONSUMER: Final = "graph.processor"
 INPUT: Final = TopicPartition("in", 0)
@@ -79,31 +75,8 @@ def find_crash_anomalies(
 @contextmanager
 def dying_writer() -> Iterator[Write]:
     """A process that forks a writer for each call: it imports the clients once."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.contract.dying_writer"],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    commands, answers = process.stdin, process.stdout
-
-    def write(sink: Sink, point: int, first: int, at_each_line: bool) -> bool:
-        content = pickle.dumps((sink, point, first, at_each_line))
-        commands.write(len(content).to_bytes(4, "big") + content)
-        commands.flush()
-        answer = answers.readline()
-        assert answer in (b"killed\n", b"finished\n"), answer
-        return answer == b"killed\n"
-
-    try:
-        yield write
-    finally:
-        commands.close()
-        answers.close()
-        process.wait(60)
+    with dying_processes("tests.contract.dying_writer") as run:
+        yield partial(run, _write)
 
 
 def _write(sink: Sink, point: int, first: int, at_each_line: bool) -> None:
@@ -132,7 +105,7 @@ def _write(sink: Sink, point: int, first: int, at_each_line: bool) -> None:
             points += at_each_line or has_called
             has_called = False
             if points == point:
-                os.kill(os.getpid(), signal.SIGKILL)
+                kill_this_process()
         return trace
 
     sys.setprofile(see_call)
@@ -143,7 +116,6 @@ def _write(sink: Sink, point: int, first: int, at_each_line: bool) -> None:
 
 
 def main() -> None:
-    """Forks a writer for each command: a process that starts Python for each takes ten times as long."""
     import psycopg  # noqa: F401, PLC0415
     import pyarrow as pa  # noqa: PLC0415
     import pyarrow.parquet  # noqa: PLC0415
@@ -153,18 +125,7 @@ def main() -> None:
 
     pa.array([0])  # imports pandas
     vars(manifest)["MERGED_AT_ONCE"] = 2  # so that nearly each write merges files
-    while content := sys.stdin.buffer.read(int.from_bytes(sys.stdin.buffer.read(4), "big")):
-        command = pickle.loads(content)
-        child = os.fork()
-        if child == 0:
-            status = 1
-            try:
-                _write(*command)
-                status = 0
-            finally:
-                os._exit(status)
-        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        print({0: "finished", -signal.SIGKILL: "killed"}.get(code, f"failed with {code}"), flush=True)  # noqa: T201
+    serve()
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from pyarrow import parquet
 from kstreams_py.errors import MissingSoftware, SettingsError, SourceUnavailable
 from kstreams_py.graph.source import BadInput, Claim, NamingConnection, SourceConnection
 from kstreams_py.sources import files, records
+from tests.contract.dying_process import DyingConnection, Life
 from tests.contract.source_media import LEASE, InFiles
 
 NUMBER: Final = (1 << files.ROW_BITS) - 1
@@ -420,39 +421,8 @@ class Died(BaseException):
     """The process has died: no statement after this runs."""
 
 
-class Life:
-    """The statements of a process, and the number of the one at which it dies."""
-
-    def __init__(self, dies_at: int | None) -> None:
-        self.statements, self.dies_at = 0, dies_at
-
-    def step(self) -> None:
-        self.statements += 1
-        if self.dies_at is not None and self.statements >= self.dies_at:
-            raise Died
-
-
-class DyingConnection(sqlite3.Connection):
-    """A connection whose process may die before and after each statement, and before each row."""
-
-    life = Life(None)
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        super().execute("PRAGMA synchronous = OFF")
-
-    def execute(self, statement: str, *parameters: Any) -> sqlite3.Cursor:
-        self.life.step()
-        try:
-            # waits for no disk, which does not die
-            return super().execute(statement.replace("= FULL", "= OFF").replace("= NORMAL", "= OFF"), *parameters)
-        finally:
-            self.life.step()
-
-    def executemany(self, statement: str, rows: Iterable[Any]) -> sqlite3.Cursor:
-        for row in rows:
-            self.execute(statement, row)
-        return self.cursor()
+def die() -> None:
+    raise Died
 
 
 def work(medium: InFiles, read_keys: list[int | bytes], acknowledged: list[int | bytes], **options: Any) -> None:
@@ -484,7 +454,7 @@ def test_worker_that_dies_at_any_statement_loses_nothing(tmp_path: Path, monkeyp
         medium.insert(1, 2, 3, 4, 5)
         (directory / "000002.jsonl").write_bytes(b"[6]\n]\n[7]")
         read_keys, acknowledged = list[int | bytes](), list[int | bytes]()
-        DyingConnection.life = life = Life(dies_at)
+        DyingConnection.life = life = Life(dies_at, die)
         try:
             work(medium, read_keys, acknowledged)
         except Died:
@@ -492,7 +462,7 @@ def test_worker_that_dies_at_any_statement_loses_nothing(tmp_path: Path, monkeyp
             medium.close()
             medium.wait(2 * LEASE)
         DyingConnection.life = Life(None)
-        if life.statements >= dies_at:
+        if len(life.points) >= dies_at:
             work(medium, read_keys, acknowledged)
         assert {*read_keys} == {1 << 40 | line for line in range(1, 6)} | {2 << 40 | line for line in range(1, 4)}
         asked = "SELECT file, rows, offset, size, hex(print), final FROM kstreams_files ORDER BY file"
@@ -500,7 +470,7 @@ def test_worker_that_dies_at_any_statement_loses_nothing(tmp_path: Path, monkeyp
         wholes.add((*medium.run(asked), *claimed))
         medium.close()
         shutil.rmtree(directory)
-        if life.statements < dies_at:
+        if len(life.points) < dies_at:
             break
     assert (died, len(wholes)) == (dies_at - 1, 1), wholes
     ((first, second, refused),) = wholes
