@@ -42,6 +42,7 @@ class ClusterMembership:
 
     - `replica`: the newest state. It is replaced and never changed, so that other threads may read it.
     - `seen`: what this peer has seen of the cluster.
+    - `turns`, `unreachable`: what the heartbeats say of this peer, as in Beat. The thread of its task sets them.
     """
 
     def __init__(self, log: ClusterLog, settings: Found, join: AcceptJoin, heartbeats: Heartbeats) -> None:
@@ -56,6 +57,7 @@ class ClusterMembership:
         self._heartbeats = heartbeats
         self.replica = Replica()
         self.seen = Observations()
+        self.turns, self.unreachable = 0, tuple[PeerId, ...]()
         self._lock = threading.Lock()
         """Guards the outbox: the thread of the peer's task appends, too."""
         self._outbox: deque[Command] = deque()
@@ -236,7 +238,8 @@ class ClusterMembership:
         if (number := self._heartbeats.next_number(now)) is None:
             return
         found = self.seen.digest_of(self.replica)
-        self._log.beat(encode_beat(Beat(self.me, number, self.replica.offset, found)))
+        beat = Beat(self.me, number, self.replica.offset, found, self.turns, self.unreachable)
+        self._log.beat(encode_beat(beat))
 
     def _keep(self) -> None:
         """Keeps the replica after many entries: the member that joined first does it."""

@@ -15,11 +15,15 @@ DIGESTS_KEPT: Final = 20
 
 
 class BeatFigures(NamedTuple):
-    """The newest heartbeat of a peer: seconds since it was read, and the digest of that peer's replica at an offset."""
+    """The newest heartbeat of a peer: seconds since it was read, and the digest of that peer's replica at an offset.
+
+    - `unreachable`: the members that the peer cannot reach.
+    """
 
     seconds: float
     offset: int
     digest: str
+    unreachable: tuple[PeerId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +56,8 @@ class Observations:
     - `entries`: how many entries of the log were applied.
     - `foreign`: how many records were neither entries nor heartbeats.
     - `diverged`: the peers whose replica differed at the same offset.
+    - `unreachable`: the members that each peer cannot reach, without peers that reach all. It is replaced and never
+      changed, so that other threads may read it.
     """
 
     def __init__(self) -> None:
@@ -62,6 +68,7 @@ class Observations:
         self._silent, self._silent_at = "", 0.0
         self._beats: dict[PeerId, tuple[float, Beat]] = {}
         self._digests: dict[int, str] = {}
+        self.unreachable: Mapping[PeerId, tuple[PeerId, ...]] = {}
 
     def note(self, before: Replica, entry: Entry, now: float) -> None:
         """Takes an entry. `before`: the replica to which it is applied. `now`: monotonic seconds."""
@@ -71,6 +78,7 @@ class Observations:
             return  # every peer says of a silent one that it leaves: the first one counts
         self._left[command.reason] += 1
         self._beats.pop(command.peer, None)
+        self._note_unreachable(command.peer, ())
         if command.reason is LeaveReason.SILENT:
             self._silent, self._silent_at = command.peer, now
 
@@ -86,10 +94,20 @@ class Observations:
         """Takes a heartbeat; returns whether it is the first that shows that its peer differs."""
         if beat.peer in replica.peers:
             self._beats[beat.peer] = now, beat
+            self._note_unreachable(beat.peer, beat.unreachable)
         if self._digests.get(beat.offset, beat.digest) == beat.digest or beat.peer in self.diverged:
             return False
         self.diverged[beat.peer] = None
         return True
+
+    def _note_unreachable(self, peer: PeerId, unreachable: tuple[PeerId, ...]) -> None:
+        if unreachable != self.unreachable.get(peer, ()):
+            others = {each: found for each, found in self.unreachable.items() if each != peer}
+            self.unreachable = others | ({peer: unreachable} if unreachable else {})
+
+    def turns_of(self, peer: PeerId) -> int:
+        """Returns how many turns the main loop of a peer has had; 0 if it has not said. Any thread may call it."""
+        return 0 if (found := self._beats.get(peer)) is None else found[1].turns
 
     def figures(self, replica: Replica, now: float) -> ClusterFigures:
         """Returns what was seen. `replica`: the newest one."""
@@ -99,7 +117,7 @@ class Observations:
             self._silent,
             round(now - self._silent_at, 1) if self._silent else 0.0,
             {
-                peer: BeatFigures(round(max(0.0, now - at), 1), beat.offset, beat.digest)
+                peer: BeatFigures(round(max(0.0, now - at), 1), beat.offset, beat.digest, beat.unreachable)
                 for peer, (at, beat) in self._beats.items()
                 if peer in replica.peers
             },

@@ -44,12 +44,18 @@ def decode_entry(data: bytes | None) -> Entry:
 
 
 class Beat(NamedTuple):
-    """A heartbeat of a peer: its number, and the digest of the peer's replica at an offset of the log."""
+    """A heartbeat of a peer: its number, and the digest of the peer's replica at an offset of the log.
+
+    - `turns`: how many turns the peer's main loop has had; 0 from a peer that does not say.
+    - `unreachable`: the members that the peer cannot reach.
+    """
 
     peer: PeerId
     number: int
     offset: int
     digest: str
+    turns: int = 0
+    unreachable: tuple[PeerId, ...] = ()
 
 
 BEAT_ADAPTER: Final = TypeAdapter(Beat)

@@ -134,12 +134,16 @@ class Asks(Struct, array_like=True, tag=4, frozen=True):
 
 
 class Answers(Struct, array_like=True, tag=5, frozen=True):
-    """The answer to Asks: the inputs that have segments at the peer, each with the XOR of their patterns."""
+    """The answer to Asks: the inputs that have segments at the peer, each with the XOR of their patterns.
+
+    - `is_broken`: whether others may wait there for a peer that cannot be reached.
+    """
 
     job: str
     ids: Ids
     patterns: Xors
     number: Count
+    is_broken: bool = False
 
 
 class HeldPatterns(Struct, array_like=True, tag=6, frozen=True):
@@ -172,10 +176,14 @@ class Doubts(Struct, array_like=True, tag=9, frozen=True):
 
 
 class LostInputs(Struct, array_like=True, tag=10, frozen=True):
-    """Tells the peer that has read these inputs to read them again: no peer has a segment that they wait for."""
+    """Tells the peer that has read these inputs to read them again: no peer has a segment that they wait for.
+
+    - `is_broken`: whether the segment may be at, or wait for, a peer that another one cannot reach.
+    """
 
     job: str
     ids: Ids
+    is_broken: bool = False
 
 
 class ReaderWish(Struct, array_like=True, tag=11, frozen=True):
@@ -288,6 +296,8 @@ def split_item(item: Item) -> Iterable[Item]:
         ids = item.ids[start : start + SEGMENTS_MAX]
         if isinstance(item, Opened | Acks | HeldPatterns):
             found.append(type(item)(item.job, ids, item.patterns[start : start + SEGMENTS_MAX]))
+        elif isinstance(item, LostInputs):
+            found.append(LostInputs(item.job, ids, item.is_broken))
         elif isinstance(item, Asks | Answers):
             raise TypeError(f"{type(item).__name__} answer one another: send them with at most {SEGMENTS_MAX} ids")
         else:

@@ -265,11 +265,19 @@ class Link:
         taken, self._taken = self._taken, []
         return taken
 
-    def returned(self) -> list[SegmentFrame]:
-        """Returns the frames that the other peer gave back.
+    def returned(self, unsent: TaskKey | None = None) -> list[SegmentFrame]:
+        """Returns the frames that the other peer gave back; those for a task that were never sent, if one is given.
 
-        The segments are to be sent again once this peer has a newer epoch: before, they would come back again.
+        Segments that the other peer gave back are to be sent again once this peer has a newer epoch: before, they would
+        come back again.
+
+        - `unsent`: the task whose unsent frames are taken back.
         """
+        if unsent is not None:
+            if (flow := self._flows.get(unsent)) is None:
+                return []
+            frames, flow.waiting, flow.count = [*flow.waiting], deque(), 0
+            return frames
         returned, self._returned = self._returned, []
         return returned
 
@@ -278,12 +286,19 @@ class Link:
         self._inbox(job, reader).released += count
         self._owed.note_credit(count)
 
-    def frames(self) -> list[SegmentFrame]:
-        """Returns the frames of segments that the other peer has not accepted, has given back, or that wait here."""
-        sent = [frame for data in self._data.frames if isinstance(frame := decode_frame(data), SegmentFrame)]
-        waiting = (frame for flow in self._flows.values() for frame in flow.waiting)
-        held = (frame for inbox in self._inboxes.values() for frame in inbox.held)
-        return [*self._returned, *sent, *waiting, *held]
+    def frames(self, *, to_send: bool = True, here: bool = True) -> list[SegmentFrame]:
+        """Returns frames of segments.
+
+        - `to_send`: whether with those that the other peer has not accepted.
+        - `here`: whether with those that it has given back, and those from it that wait here.
+        """
+        found = list[SegmentFrame]()
+        if to_send:
+            found += (frame for data in self._data.frames if isinstance(frame := decode_frame(data), SegmentFrame))
+            found += (frame for flow in self._flows.values() for frame in flow.waiting)
+        if here:
+            found += (*self._returned, *(frame for inbox in self._inboxes.values() for frame in inbox.held))
+        return found
 
     # The ends.
 

@@ -15,13 +15,14 @@ from kstreams_py.jobs.messengers.link import RESENT, Link, LinkLimits, LinkRest
 LOOK_SECONDS: Final = 1.0
 """Seconds between two looks for peers that do not answer."""
 
-STILL_SECONDS: Final = 5.0
-"""A peer whose looks are farther apart stood still: answers may have come meanwhile."""
+LOOK_MOST: Final = 5.0
+"""The most seconds of silence that one look adds: while a function of this peer runs, it asks for no answer."""
 
 
 class Links:
     """The links of a peer, by the id of the other peer.
 
+    - `looked_at`: when `find_silent` last looked.
     - `strangers`: how many frames came from peers that have no link.
     - `garbage`: how many frames could not be read.
     - `ended`: the counts of the links that were removed.
@@ -39,9 +40,9 @@ class Links:
         self._cluster, self._own, self._chance = cluster, own, chance
         self._limits, self._backoff = limits, backoff
         self._links: dict[str, Link] = {}
-        self._waits_from: dict[str, tuple[int, float]] = {}
-        """By peer for which something waits, the number of its answers, and since when `find_silent` sees no more."""
-        self._looked_at = float("-inf")
+        self._waits: dict[str, tuple[int, float]] = {}
+        """By peer for which something waits, the number of its answers, and for how long `find_silent` sees no more."""
+        self.looked_at = float("-inf")
         self.strangers = 0
         self.garbage = 0
         self.ended = LinkCounts()
@@ -73,7 +74,7 @@ class Links:
     def remove(self, peer: str) -> LinkRest:
         """Ends the link to a peer that has left; its id must never be used again. Returns what may not have arrived."""
         link = self._links.pop(peer, None)
-        self._waits_from.pop(peer, None)
+        self._waits.pop(peer, None)
         if link is None:
             return LinkRest([], [])
         self.ended += link.counts
@@ -113,22 +114,24 @@ class Links:
     def find_silent(self, now: float) -> list[str]:
         """Returns the peers that have not answered for `Backoff.give_up` seconds though something waits for them.
 
-        Those whose frames are refused are left out: see `take_refusals`. Looks once a second. Time in which this peer
-        itself stood still does not count.
+        Those whose frames are refused are left out: see `take_refusals`. Looks once a second. Of the time in which this
+        peer itself stood still, little counts; after more than `Backoff.give_up` seconds, all begins again.
         """
-        if now < self._looked_at + LOOK_SECONDS:
+        passed, give_up = now - self.looked_at, self._backoff.give_up
+        if passed < LOOK_SECONDS:
             return []
-        if now > self._looked_at + STILL_SECONDS:
-            self._waits_from.clear()
-        self._looked_at, found = now, list[str]()
+        if passed > give_up:
+            self._waits.clear()
+        self.looked_at, found = now, list[str]()
         for peer, link in self._links.items():
             if link.refusal or not link.unaccepted:
-                self._waits_from.pop(peer, None)
+                self._waits.pop(peer, None)
                 continue
-            answers, since = self._waits_from.setdefault(peer, (link.counts.answers, now))
-            if answers != link.counts.answers:
-                self._waits_from[peer] = link.counts.answers, now
-            elif now >= since + self._backoff.give_up:
+            answers, seconds = self._waits.get(peer, (-1, 0.0))
+            is_silent = answers == link.counts.answers
+            seconds = seconds + min(passed, LOOK_MOST) if is_silent else 0.0
+            self._waits[peer] = link.counts.answers, seconds
+            if seconds >= give_up:
                 found.append(peer)
         return found
 

@@ -83,13 +83,20 @@ class Agreement:
         if sender in self._told:
             self._heard[sender] = wish
 
-    def turn(self, now: float, *, asks: bool, is_empty: bool) -> list[tuple[ReaderId, Wish]]:
+    def turn(
+        self, now: float, *, asks: bool, is_empty: bool, unreachable: Collection[int] = ()
+    ) -> list[tuple[ReaderId, Wish]]:
         """Returns the messages to send.
 
         - `asks`: whether suspects of this reader wait, or are under way.
         - `is_empty`: whether no input of this reader is under way.
+        - `unreachable`: the numbers of peers that cannot be reached. While a reader is among them, this one asks for
+          nothing, as that one cannot answer, and waits for none of its requests, as it could not take them back.
         """
-        if not asks:
+        away = {other for other in self._told if other.number in unreachable}
+        for other in away:
+            self._heard.pop(other, None)
+        if not asks or away:
             self._request = 0
         elif not self._request:
             self._ask()
@@ -99,7 +106,9 @@ class Agreement:
         wishes = {other: Wish(self._request, answer) for other, answer in answers.items()}
         is_due = now >= self._sent_at + RESEND_SECONDS
         sent = [
-            (other, wish) for other, wish in wishes.items() if wish != self._told[other] or (is_due and wish != NO_WISH)
+            (other, wish)
+            for other, wish in wishes.items()
+            if wish != self._told[other] or (is_due and wish != NO_WISH and other not in away)
         ]
         self._told = wishes
         if sent:

@@ -42,6 +42,8 @@ class Entries:
         """The overdue inputs that were asked for since the last `drop`."""
         self._held: dict[SegmentId, dict[int, int]] = {}
         """The XOR of the patterns that wait at gathers, by the number of the gather's peer."""
+        self._is_broken = False
+        """Whether a peer of this round may have segments that it does not count, or cannot be asked."""
 
     def __len__(self) -> int:
         return len(self._acker)
@@ -64,6 +66,7 @@ class Entries:
                 return self._doubt(item.ids, sender)
             case Answers():
                 self._audit.hear(sender, item.number, zip(item.ids, item.patterns, strict=True))
+                self._is_broken |= item.is_broken and item.number == self._audit.number
             case HeldPatterns():
                 for segment, pattern in zip(item.ids, item.patterns, strict=True):
                     self._held.setdefault(segment, {})[sender] = pattern
@@ -115,16 +118,22 @@ class Entries:
         lost = [segment for segment in segments if segment not in known and input_of(segment) == sender]
         return [(sender, LostInputs(self._job, lost))] if lost else []
 
-    def audit(self, now: float, peers: Collection[int]) -> Addressed:
+    def audit(self, now: float, peers: Collection[int], unreachable: Collection[int] = ()) -> Addressed:
         """Asks peers for doubted inputs, and tells those that have read lost ones.
 
         - `peers`: the numbers of the members that may have segments of the job.
+        - `unreachable`: those that cannot be asked. They count as having none: they could not acknowledge them.
         """
         if not self._audit:
             return []
+        if unreachable:
+            self._is_broken |= not {*peers}.isdisjoint(unreachable)
+            peers = [peer for peer in peers if peer not in unreachable]
         lost = self._audit.finish(now, peers, self._acker.left)
         found = self._forget(lost)
-        for part in self._audit.begin(now, peers):
+        if parts := self._audit.begin(now, peers):
+            self._is_broken = False
+        for part in parts:
             found += [(peer, Asks(self._job, part, self._audit.number)) for peer in peers]
         return found
 
@@ -136,7 +145,7 @@ class Entries:
             self._failed.pop(segment, None)
             found += [(number, GiveUps(self._job, [segment])) for number in self._held.pop(segment, ())]
         by_input = by_peer(lost, PIN_BYTES)
-        return [*found, *((number, LostInputs(self._job, ids)) for number, ids in by_input.items())]
+        return [*found, *((number, LostInputs(self._job, ids, self._is_broken)) for number, ids in by_input.items())]
 
     def drop(self) -> None:
         """Drops entries that nobody has asked for since the last call, unless they are newer than that.
@@ -191,15 +200,16 @@ class Ackers:
         for entries in self._entries.values():
             entries.doubt_all()
 
-    def turn(self, now: float, *, may_act: bool) -> Addressed:
+    def turn(self, now: float, *, may_act: bool, unreachable: Collection[int] = ()) -> Addressed:
         """Goes on with audits, and drops old entries.
 
         - `may_act`: whether the peers that read inputs may ask for them.
+        - `unreachable`: as in `Entries.audit`.
         """
         passed, self._looked_at = now - (now if self._looked_at is None else self._looked_at), now
         found = Addressed()
         for job, entries in self._entries.items():
-            found += entries.audit(now, self._had.get(job, ()))
+            found += entries.audit(now, self._had.get(job, ()), unreachable)
             self._seconds[job] = self._seconds.get(job, 0.0) + (passed if may_act else 0.0)
             if self._seconds[job] > self._dropped_after.get(job, float("inf")):
                 self._seconds[job] = 0.0

@@ -18,7 +18,7 @@ from kstreams_py.jobs.messengers.packing import unpack_segments
 from kstreams_py.jobs.messengers.pins import acker_of
 from kstreams_py.jobs.peers.entries import Acknowledgements, Addressed, by_peer
 from kstreams_py.jobs.peers.outbox import Outbox, choose
-from kstreams_py.jobs.runners import GatheringRunner, Turned
+from kstreams_py.jobs.runners import WAITING_MAX, GatheringRunner, Turned
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ class FunctionTask:
     ) -> None:
         """Connects to nothing yet. `tasks`: all tasks of the graph. `outbox`: sends the results."""
         self.graph, self.id, self._job = graph, task.id, job
-        self._outbox = outbox
+        self._outbox, self._outputs = outbox, task.outputs
         self.runner = open_runner(graph, task, sort_tasks(tasks), outbox, environment)
         self.outages = Outages()
         self.stop: BaseException | None = None
@@ -111,6 +111,22 @@ class FunctionTask:
                     self.runner.give_up(segment)
                     self._held.pop(segment, None)
                     self._acks.add([segment], [pattern])
+
+    def drop(self, ackers: Collection[int]) -> None:
+        """Drops segments that wait at a gather for inputs of ackers that cannot be reached: they are found missing.
+
+        An acknowledgement of them might still arrive: the input would be complete, without its pair.
+        """
+        if isinstance(self.runner, GatheringRunner) and self._held:
+            dropped = [segment for segment in self._held if acker_of(segment) in ackers]
+            self.runner.forget(dropped)
+            for segment in dropped:
+                del self._held[segment]
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether it calls no function, as what it makes would wait for peers that cannot be reached."""
+        return self._outbox.is_stuck(self._outputs, WAITING_MAX)
 
     def patterns(self, segments: Collection[SegmentId]) -> Iterator[tuple[SegmentId, int]]:
         """Yields each of these inputs that has a segment here, with its pattern."""

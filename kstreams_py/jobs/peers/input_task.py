@@ -138,19 +138,24 @@ class InputTask:
         self.inputs.complete(ids)
 
     def keep_ackers(self, members: Collection[int]) -> None:
-        """Gives back at once the inputs whose entries were at peers that are no longer members."""
+        """Gives back at once the inputs whose entries are at peers that have left, or cannot be reached.
+
+        - `members`: the numbers of all others.
+        """
         for number, segments in by_peer(self.inputs.pending.segments).items():
             if number not in members:
                 self.inputs.give_up_all(segments, failed=False)
 
-    def lose(self, segments: Iterable[SegmentId], died_at: float) -> None:
+    def lose(self, segments: Iterable[SegmentId], died_at: float, broken_at: float) -> None:
         """Gives back inputs that wait for a segment that no peer has.
 
         - `died_at`: when a peer was last seen to die. For inputs that were read before then, this counts as an attempt.
+        - `broken_at`: when two peers of the job last did not reach each other. Inputs that were read before then may
+          have been lost between these, and not by the death: for them it does not count.
         """
         for segment in segments:
             since = self.inputs.pending.since(segment)
-            self.inputs.give_up_all([segment], failed=since is not None and since <= died_at)
+            self.inputs.give_up_all([segment], failed=since is not None and broken_at < since <= died_at)
 
     def doubt(self) -> None:
         """Asks the ackers of overdue inputs whether their segments are still anywhere."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from operator import xor
 
@@ -39,6 +40,7 @@ class Outbox(Readers):
         super().__init__(entropy)
         self._links, self._task, self._frame_max = links, task, frame_max
         self._routes: Routes | None = None
+        self._unreachable: Collection[PeerId] = ()
         self._kept: dict[tuple[str, str], Segments] = {}
         """The segments that wait for a route: by channel, and by the task that reads it."""
         self._split: dict[tuple[str, str], int] = {}
@@ -47,22 +49,50 @@ class Outbox(Readers):
         self.failed: list[FailedSegment] = []
         self.owed: list[tuple[SegmentId, Pattern]] = []
 
-    def set_routes(self, routes: Routes) -> None:
-        """Takes the routes of another epoch, and sends what waits for them."""
-        self._routes = routes
+    def set_routes(self, routes: Routes, unreachable: Collection[PeerId] = (), since: int = 0) -> None:
+        """Takes other routes, and sends what waits for them, also for peers that they leave out.
+
+        - `unreachable`: the peers that cannot be reached. What waits for them is not under way.
+        - `since`: as in `take_back`.
+        """
+        self._routes, self._unreachable = routes, unreachable
+        left_out = {(peer, route.task) for of in routes.by_channel.values() for route in of for peer in route.left_out}
+        unsent = [
+            frame
+            for peer, task in sorted(left_out)
+            if peer in self._links
+            for frame in self._links[peer].returned(unsent=(routes.job, task))
+        ]
         kept, self._kept = self._kept, {}
         for (channel, task), segments in kept.items():
             self._deliver_again(channel, task, segments)
+        for frame, segments in self._unpack(unsent, routes.job, since):
+            self._deliver_again(frame.channel, frame.reader, segments)
 
     def open_inbox(self, channel: Channel, _: str) -> Segments:
         """Returns the inbox of the task for a channel."""
         return self.inboxes.setdefault(channel.name, Segments())
 
     def waiting(self, channels: Iterable[Channel]) -> int:
-        """Returns how many segments wait to be sent, for the slowest peer of these channels."""
+        """Returns how many segments wait to be sent, for the slowest peer of these channels.
+
+        More than any limit while no peer of a task can be reached.
+        """
+        if any(route.is_cut for route in self._of(channels)):
+            return sys.maxsize
         kept = (len(self._kept.get((route.channel, route.task), ())) for route in self._of(channels))
         queued = (self._queued(route, peer) for route in self._of(channels) for peer in route.peers)
         return max((*kept, *queued), default=0)
+
+    def is_stuck(self, channels: Collection[Channel], most: int) -> bool:
+        """Returns whether peers that cannot be reached stop the task that fills channels.
+
+        - `most`: the task waits while more segments than this wait for one peer.
+        """
+        return any(
+            route.is_cut or any(self._queued(route, peer) > most for peer in self._unreachable if peer in route.peers)
+            for route in self._of(channels)
+        )
 
     def send(self, channel: Channel, made: Segments) -> list[int]:
         """Sends a copy of segments to each task that reads a channel; see Readers."""
@@ -89,21 +119,25 @@ class Outbox(Readers):
 
         - `job`, `since`: the job of the task, and the epoch in which this peer got it: what was sent before is dropped.
         """
-        for frame in frames:
-            if frame.job != job or frame.epoch < since:
-                continue
-            try:
-                segments = unpack_segments(frame)
-            except DecodeError as error:
-                logger.warning(
-                    "%s: a peer gave back something other than a segment: %s: it is dropped", self._task, error
-                )
-                continue
+        for frame, segments in self._unpack(frames, job, since):
             if self._routes is not None and self._routes.epoch <= frame.epoch:
                 # by the same routes they would come back again
                 self._kept.setdefault((frame.channel, frame.reader), Segments()).add(segments)
             else:
                 self._deliver_again(frame.channel, frame.reader, segments)
+
+    def _unpack(
+        self, frames: Iterable[SegmentFrame], job: str, since: int
+    ) -> Iterator[tuple[SegmentFrame, Segments]]:
+        for frame in frames:
+            if frame.job != job or frame.epoch < since:
+                continue
+            try:
+                yield frame, unpack_segments(frame)
+            except DecodeError as error:
+                logger.warning(
+                    "%s: a peer gave back something other than a segment: %s: it is dropped", self._task, error
+                )
 
     def _deliver_again(self, channel: str, task: str, segments: Segments) -> None:
         lost = self._deliver(channel, task, segments)
@@ -135,11 +169,14 @@ class Outbox(Readers):
         return lost
 
     def patterns(self, job: str, segments: Collection[SegmentId]) -> Iterator[tuple[SegmentId, int]]:
-        """Yields each of these inputs that has a segment waiting to be sent or taken, with its pattern."""
+        """Yields each of these inputs that has a segment waiting to be sent or taken, with its pattern.
+
+        What waits for a peer that cannot be reached is left out.
+        """
         for kept in self._kept.values():
             yield from choose(kept.ids, kept.patterns, segments)
         for link in self._links:
-            for frame in link.frames():
+            for frame in link.frames(to_send=link.other not in self._unreachable):
                 if frame.job == job:
                     yield from choose(frame.ids, frame.patterns, segments)
 

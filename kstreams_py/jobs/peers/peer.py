@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Final
 
 from kstreams_py.errors import ClientError, FunctionExited, KStreamsError, SettingsError, Stop, Unavailable
@@ -36,7 +37,8 @@ from kstreams_py.jobs.peers.entries import Ackers, Addressed, by_peer
 from kstreams_py.jobs.peers.function_task import FunctionTask
 from kstreams_py.jobs.peers.input_task import InputTask
 from kstreams_py.jobs.peers.outbox import Outbox, send_items
-from kstreams_py.jobs.peers.routes import READ, find_routes
+from kstreams_py.jobs.peers.reachability import Reachability
+from kstreams_py.jobs.peers.routes import READ, find_routes, go_around
 from kstreams_py.log_fields import repeated
 from kstreams_py.steps.dead_letters import format_error
 
@@ -50,6 +52,12 @@ OPEN_AGAIN_SECONDS: Final = 2.0
 
 START_AGAIN: Final = ", then start again"
 """Ends the remedy of an error that would end a process; a peer continues, and tries again by itself."""
+
+UNKEPT: Final = Acks | HeldPatterns
+"""The items that a peer which cannot be reached does not get later, so that they do not pile up for hours.
+
+An entry without one of its acknowledgements is never zero: so its input is found missing, and is read again.
+"""
 
 PeerTask = InputTask | FunctionTask
 
@@ -96,6 +104,9 @@ class Peer:
         """The agreement with the other readers of a job, if this peer is a reader."""
         self.turns = 0
         """The number of turns."""
+        self._reach = Reachability(self.me)
+        self._broken_at = float("-inf")
+        """When two peers of this one's job last did not reach each other."""
         self._died_at = float("-inf")
         """When a peer was last seen to die, or to be silent."""
         self._deaths = 0
@@ -111,6 +122,7 @@ class Peer:
         """
         now = self._clock()
         self.turns += 1
+        self.membership.turns = self.turns
         self._adopt(now)
         received = self._messenger.receive()
         self._links.take(received, now)
@@ -124,13 +136,13 @@ class Peer:
                 self.task.arrive(link, link.ready(self._epochs, [(self.assignment.job, self.assignment.task)]))
             else:
                 link.ready(self._epochs, ())
+        self._look_around(now)
         self._agree(now)
         worked, may_act = bool(received), self.membership.may_act(now)
         if self.task is not None and may_act:
             worked |= self._run_task(self.task)
-        self._send(self._ackers.turn(now, may_act=may_act))
+        self._send(self._ackers.turn(now, may_act=may_act, unreachable=self._numbers_of(self._reach.unreachable)))
         self._links.flush(self._clock(), self._messenger.send)
-        self._report_silent(now)
         return worked
 
     @property
@@ -142,14 +154,64 @@ class Peer:
         if self._outbox is not None and self.assignment is not None:
             self._outbox.take_back(frames, self.assignment.job, self.assignment.since)
 
-    def _report_silent(self, now: float) -> None:
-        for peer in self._links.find_silent(now):
+    # Peers that cannot be reached.
+
+    def _look_around(self, now: float) -> None:
+        """Looks which peers do not reach each other, goes around them, and says so."""
+        links, seen, reach = self._links, self.membership.seen, self._reach
+        silent, before = links.find_silent(now), reach.unreachable
+        is_look = links.looked_at == now
+        change = reach.look(now, silent if is_look else None, self._answers, seen.turns_of)
+        for peer in change.lost:
+            links[peer].reconnect()  # asks until it answers
+        is_changed = reach.keep(self._seen.peers, seen.unreachable)
+        self.membership.unreachable = reach.silent
+        if (is_look or is_changed) and isinstance(self.task, FunctionTask):
+            self.task.drop(self._numbers_of(before | reach.unreachable))
+        if is_changed:
+            self._go_around(reach.unreachable - before)
+        if is_changed or (is_look and self.assignment and reach.is_broken(self._seen.peers_of(self.assignment.job))):
+            self._broken_at = now
+        for peer in change.lost:
+            logger.warning(
+                "peer %s at %s cannot be reached, though it works and is a member of the cluster: repair the network "
+                "between the two. Until then, other peers of its task get its values, those of its own keys wait, and "
+                "inputs that are stuck are read again",
+                peer, self._seen.peers[peer].address, extra=repeated(f"silence of {peer}"),
+            )  # fmt: skip
+        for peer in change.found:
+            if peer in links:
+                logger.info("peer %s answers again: it gets what has waited for it", peer)
+        for peer in change.busy:
             logger.warning(
                 "peer %s at %s does not answer, and is a member of the cluster: what is for it waits. A call of its "
-                "task takes long, or the network between the two is broken: repair it, or kill one of them: what it "
-                "had is then read again",
-                peer, self._seen.peers[PeerId(peer)].address, extra=repeated(f"silence of {peer}"),
+                "task takes long: wait for it, or kill the peer: what it had is then read again",
+                peer, self._seen.peers[peer].address, extra=repeated(f"silence of {peer}"),
             )  # fmt: skip
+
+    def _answers(self, peer: PeerId) -> bool:
+        """Returns whether a peer has answered since it could not be reached. For one that left nothing waits."""
+        return peer not in self._links or self._links[peer].is_open
+
+    def _go_around(self, lost: Collection[PeerId]) -> None:
+        """Takes routes around peers that do not reach others. `lost`: those that cannot be reached any more."""
+        if self.task is not None and self.assignment is not None:
+            name = self.assignment.job
+            if name in self._seen.jobs and not self._seen.jobs[name].has_ended:
+                self._set_routes(self._seen, name)
+                self._keep_ackers(self.task)
+        if lost:  # as if they had left: of what is at them nothing else comes before they answer
+            self._ackers.doubt_all()
+        for frame in (frame for peer in lost if peer in self._links for frame in self._links[peer].frames(here=False)):
+            self._send([(number, Doubts(frame.job, ids)) for number, ids in by_peer(frame.ids).items()])
+
+    def _numbers_of(self, peers: Collection[PeerId]) -> set[int]:
+        return {number for number, peer in self._numbers.items() if peer in peers} if peers else set()
+
+    def _keep_ackers(self, task: PeerTask) -> None:
+        """Gives back the inputs of ackers that have left, and a reader those of ackers that it does not reach."""
+        away = self._numbers_of(self._reach.unreachable) if isinstance(task, InputTask) else ()
+        task.keep_ackers({number for number in self._numbers if number not in away})
 
     # The replica.
 
@@ -231,7 +293,8 @@ class Peer:
             return
         task = self.task if isinstance(self.task, InputTask) and self.assignment == wanted else None
         asks, is_empty = task is not None and task.asks, task is None or task.is_empty
-        for to, wish in agreement.turn(now, asks=asks, is_empty=is_empty):
+        away = self._numbers_of(self._reach.unreachable)
+        for to, wish in agreement.turn(now, asks=asks, is_empty=is_empty, unreachable=away):
             self._send([(to.number, ReaderWish(wanted.job, wanted.since, to.since, *wish))])
 
     def _follow(self, before: Replica, after: Replica) -> None:
@@ -241,7 +304,7 @@ class Peer:
         name = self.assignment.job
         if name not in after.jobs or after.jobs[name].has_ended:
             return
-        self.task.keep_ackers(self._numbers)
+        self._keep_ackers(self.task)
         old = before.jobs.get(name)
         if old is None or old.epoch != after.jobs[name].epoch or old.ready != after.jobs[name].ready:
             self._set_routes(after, name)
@@ -254,10 +317,13 @@ class Peer:
         reader needs none for openings and completions.
         """
         assert self._outbox is not None
-        self._outbox.set_routes(find_routes(replica, name, self._graphs[replica.jobs[name].graph].tasks))
+        assert self.assignment is not None
+        choose = partial(self._reach.choose, others=replica.peers_of(name))
+        routes = go_around(find_routes(replica, name, self._graphs[replica.jobs[name].graph].tasks), choose)
+        self._outbox.set_routes(routes, self._reach.unreachable, self.assignment.since)
         if isinstance(self.task, InputTask):
             inputs = [task.id for task in replica.jobs[name].tasks if task.is_input]
-            peers = [peer for task in inputs for peer in replica.ready_peers_of(name, task)]
+            peers = choose([peer for task in inputs for peer in replica.ready_peers_of(name, task)])
             own = replica.peers[self.me].number
             self.task.set_ackers([replica.peers[peer].number for peer in peers] or [own], own)
 
@@ -388,7 +454,9 @@ class Peer:
         for number, item in addressed:
             if number == own:
                 self._take(self.me, item)
-            elif (peer := self._numbers.get(number)) is not None:
+            elif (peer := self._numbers.get(number)) is None:
+                continue
+            elif peer not in self._reach.unreachable or not isinstance(item, UNKEPT):
                 send_items(self._links, peer, [item])
 
     def _take(self, sender: PeerId, item: Item) -> None:
@@ -418,18 +486,20 @@ class Peer:
             if isinstance(item, Completions):
                 self.task.complete(item.ids, item.failed)
             elif isinstance(item, LostInputs):
-                self.task.lose(item.ids, self._died_at)
+                broken_at = self._clock() if item.is_broken else self._broken_at
+                self.task.lose(item.ids, self._died_at, broken_at)
 
     def _answer(self, asks: Asks) -> Answers:
         """Returns the patterns of the segments that are here."""
         wanted, held = {*asks.ids}, dict[SegmentId, int]()
         if self.assignment is not None and asks.job == self.assignment.job:
             found = [*self._outbox.patterns(asks.job, wanted)] if self._outbox is not None else []
-            if isinstance(self.task, FunctionTask):
+            if isinstance(self.task, FunctionTask) and not self.task.is_stuck:
                 found += self.task.patterns(wanted)
             for segment, pattern in found:
                 held[segment] = held.get(segment, 0) ^ pattern
-        return Answers(asks.job, [*held], [*held.values()], asks.number)
+        is_broken = not self._reach.unreachable.isdisjoint(self._seen.peers_of(JobId(asks.job)))
+        return Answers(asks.job, [*held], [*held.values()], asks.number, is_broken)
 
     def abandon(self) -> None:
         """Drops everything, as a process that dies does: the claims are kept until their lease ends."""

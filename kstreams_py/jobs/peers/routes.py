@@ -26,6 +26,8 @@ class Route(NamedTuple):
     - `slots`: for a grouped task the peer of each slot; None for others.
     - `group_by`: as in Channel; None if a segment is grouped by its input, as at a gather.
     - `routing`: as in Channel.
+    - `left_out`: the peers that are ready and are not used, as they do not reach all others.
+    - `is_cut`: whether no peer of the task can be reached.
     """
 
     channel: str
@@ -34,6 +36,8 @@ class Route(NamedTuple):
     slots: tuple[PeerId, ...] | None = None
     group_by: Callable[[Any], Any] | None = None
     routing: Routing = Routing.LEAST_QUEUED
+    left_out: tuple[PeerId, ...] = ()
+    is_cut: bool = False
 
 
 class Routes(NamedTuple):
@@ -88,6 +92,25 @@ def find_routes(replica: Replica, job: JobId, tasks: Iterable[JobTask]) -> Route
             route = Route(channel.name, task.id, ready, slots, group_by, channel.routing)
             found[channel.name] = (*found.get(channel.name, ()), route)
     return Routes(job, state.epoch, found)
+
+
+def go_around(routes: Routes, choose: Callable[[Sequence[PeerId]], tuple[PeerId, ...]]) -> Routes:
+    """Returns routes that leave out peers which do not reach all others. Each peer of a grouped task has its own keys.
+
+    - `choose`: returns the peers to use of several; none if none of them can be reached: then all are kept.
+    """
+    found = dict[str, tuple[Route, ...]]()
+    for channel, of_channel in routes.by_channel.items():
+        chosen = [route.peers if route.slots is not None else choose(route.peers) for route in of_channel]
+        found[channel] = tuple(
+            route._replace(
+                peers=used or route.peers,
+                left_out=tuple(peer for peer in route.peers if used and peer not in used),
+                is_cut=bool(route.peers) and not used,
+            )
+            for route, used in zip(of_channel, chosen, strict=True)
+        )
+    return routes._replace(by_channel=found)
 
 
 class Split(NamedTuple):
