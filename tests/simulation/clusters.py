@@ -16,7 +16,7 @@ from kstreams_py.jobs.environment import JobEnvironment
 from kstreams_py.jobs.peers.peer import Peer
 from kstreams_py.sources.suspects import SUSPECTED
 from kstreams_py.steps.calls import open_calls
-from kstreams_py.testing.memory_peers import PeerCluster
+from kstreams_py.testing.memory_peers import Loss, PeerCluster
 from kstreams_py.testing.memory_source import MemoryConnection
 from tests.simulation.jobs import Connection, JobPlant
 
@@ -143,6 +143,11 @@ class ClusterPlant(JobPlant):
         """A peer dies. `is_seen`: its supervisor says so at once."""
         (slot,) = (slot for slot, peer in self.cluster.peers.items() if peer.me == name)
         self.cluster.kill(slot, is_seen=is_seen)
+
+    def cut(self, one: PeerId, other: PeerId, seconds: float = float("inf")) -> None:
+        """Breaks the network between two peers for some seconds: both stay members."""
+        ends = (one, other), (other, one)
+        self.cluster.losses += [Loss(*pair, frames=float("inf"), until=self.now + seconds) for pair in ends]
 
     def find(self, task: str) -> PeerId | None:
         """Returns the first peer that is ready for a task; None if there is none."""
