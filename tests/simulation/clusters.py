@@ -48,10 +48,13 @@ class WatchedCluster(PeerCluster):
     """A cluster that knows which peer has its turn."""
 
     acting: Peer
+    called: PeerId | None = None
+    """The peer that is in a call: it sends heartbeats, and its main loop does not turn."""
 
     def _turn(self, slot: int, *, of_task: bool) -> None:
         self.acting = self.peers[slot]
-        super()._turn(slot, of_task=of_task)
+        if not (of_task and self.acting.me == self.called):
+            super()._turn(slot, of_task=of_task)
 
 
 class ClusterPlant(JobPlant):

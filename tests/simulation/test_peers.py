@@ -105,6 +105,63 @@ def test_peers_that_die_freeze_and_join_leave_each_effect_once(graph: str, seeds
     run_with_faults(graph, seeds)
 
 
+CUTS = [
+    # two tasks, and how many peers: of 6, each task has two, of 5 the last one has one
+    *(("read-rows", "parse", 6), ("parse", "store", 6), ("parse", "store", 5)),
+    *(("read-rows", "read-rows", 6), ("read-rows", "store", 6)),
+]
+
+
+def cut_under_way(graph: str, ends: tuple[str, str], peers: int, seed: int) -> ClusterPlant:
+    """Runs a graph until rows are stored, and cuts the network between peers of two tasks."""
+    plant = plant_of(graph, 10 * INPUTS, seed=seed)
+    plant.begin(peers)
+    plant.run_until(lambda: len(plant.tables[0].values) > 2 * INPUTS)
+    one, other = (plant.cluster.replica.peers_of(JOB, end) for end in ends)
+    plant.cut(one[0], other[-1])
+    return plant
+
+
+@pytest.mark.parametrize(("one", "other", "peers"), CUTS)
+@pytest.mark.parametrize("seeds", [range(1), pytest.param(range(1, 20), marks=pytest.mark.long)], ids=len)
+def test_job_goes_around_two_peers_that_never_reach_each_other(one: str, other: str, peers: int, seeds: range) -> None:
+    for seed in seeds:
+        plant = cut_under_way("chain", (one, other), peers, seed)
+        plant.run_for(10)
+        # one more joins, has nothing yet, and dies: this is charged to none of those that wait
+        plant.cluster.called = plant.add().me
+        plant.run_for(0.5)
+        plant.die_now(plant.cluster.called)
+        plant.finish_job()
+        assert (plant.replayed, plant.deaths, max(plant.reads.values()) <= 2) == ({}, 1, True)
+
+
+@pytest.mark.parametrize("ends", [("parse", "work"), ("work", "read-rows")], ids="-".join)
+@pytest.mark.parametrize("seeds", [range(1), pytest.param(range(1, 12), marks=pytest.mark.long)], ids=len)
+def test_values_of_a_group_wait_while_no_peer_reaches_theirs(ends: tuple[str, str], seeds: range) -> None:
+    for seed in seeds:
+        plant = cut_under_way("grouped", ends, 4, seed)  # one peer of each task
+        plant.run_for(150)
+        links = [link for peer in plant.peers.values() for link in peer._links]
+        assert max(len(link._items) + len(link._control.frames) for link in links) < 40, "control is bounded"
+        assert len(plant.tables[0].values) < 10 * INPUTS
+        plant.cluster.losses.clear()
+        plant.finish_job()
+        assert plant.replayed == {}
+
+
+def test_peer_in_a_long_call_is_not_unreachable_and_keeps_its_inputs() -> None:
+    plant = plant_of("chain", 10 * INPUTS)
+    plant.begin(6)
+    plant.run_until(lambda: len(plant.tables[0].values) > 2 * INPUTS)
+    plant.cluster.called = plant.find("parse")
+    plant.run_for(100)
+    assert 3 * INPUTS < len(plant.tables[0].values) < 10 * INPUTS
+    plant.cluster.called = None
+    plant.finish_job()
+    assert plant.reads.total() == 10 * INPUTS
+
+
 def test_inputs_that_a_dead_peer_had_are_read_again_and_no_others() -> None:
     plant = plant_of("chain", seed=1)
     plant.begin(6)

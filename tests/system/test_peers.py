@@ -17,6 +17,7 @@ import pytest
 
 from kstreams_py import Settings
 from kstreams_py.graph.loading import load
+from kstreams_py.jobs.cluster.commands import JobId
 from kstreams_py.jobs.cluster.kafka_log import read_replica
 from kstreams_py.kafka.cluster import KafkaCluster
 from kstreams_py.operations.clusters import submit_job
@@ -137,6 +138,55 @@ def test_peer_whose_function_never_returns_is_named_and_replaced(
         running.send(signal.SIGTERM)
         assert running.wait() == 0, running.text
     shop.check(20)
+
+
+APART: Final = """
+from pathlib import Path
+
+from kstreams_py.jobs.messengers.zmq import ZmqMessenger
+
+send = ZmqMessenger.send
+
+
+def send_unless_apart(messenger, peer, frame):
+    apart = Path({apart!r})
+    is_lost = apart.exists() and {{peer, messenger._settings.peer}} == {{*apart.read_text().split()}}
+    return is_lost or send(messenger, peer, frame)
+
+
+ZmqMessenger.send = send_unless_apart
+"""
+"""Loses what two peers send each other, as their network would."""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("ends", [("read-rows", "parse"), ("parse", "store")], ids="-".join)
+def test_peers_go_around_two_that_reach_kafka_and_not_each_other(
+    cluster: Cluster, name: str, tmp_path: Path, settings: Callable[..., Settings], ends: tuple[str, str]
+) -> None:
+    del cluster
+    found, rows, apart = settings(**SHORT), 1_000, tmp_path / "apart"
+    environment, kafka = found.as_environment(), KafkaCluster(found)
+    shop = Shop(tmp_path, rows=rows, seconds=0.02)
+    shop.file.write_text(APART.format(apart=str(apart)) + shop.file.read_text(encoding="utf-8"), encoding="utf-8")
+    of_cluster = ("--cluster", name)
+    with command(
+        tmp_path, "peer", *of_cluster, "--allow", shop.file, "--workers", 6, environment=environment
+    ) as running:
+        status = ("cluster", "status", *of_cluster)
+        wait_until(lambda: ": 6 peers," in kstreams(*status, environment=environment).out, "all have joined", pause=0.5)
+        job = kstreams("job", "submit", shop.file, *of_cluster, environment=environment).out.strip()
+        wait_until(partial(shop.has_stored, 100), "rows are stored")
+        replica = read_replica(kafka, name)
+        apart.write_text(" ".join(replica.peers_of(JobId(job), end)[-1] for end in ends), encoding="utf-8")
+        running.await_text(r"peer \S+ at \S+ cannot be reached, though it works")
+        waited = kstreams("job", "wait", job, *of_cluster, environment=environment)
+        assert (waited.status, waited.out) == (0, f"{job} is completed\n")
+        apart.unlink()
+        running.send(signal.SIGTERM)
+        assert running.wait() == 0, running.text
+    kafka.close()
+    shop.check(rows)
 
 
 def test_page_of_peers_shows_that_a_job_moves_when_a_peer_is_killed(

@@ -19,6 +19,8 @@ from kstreams_py.jobs.peers import outbox
 from kstreams_py.jobs.peers.agreement import Agreement
 from kstreams_py.jobs.peers.audits import SegmentAudit
 from kstreams_py.jobs.peers.entries import Entries
+from kstreams_py.jobs.peers.input_task import InputTask
+from kstreams_py.jobs.peers.reachability import Reachability
 from tests.simulation import clusters, test_peers
 from tests.simulation.test_memberships import run_random_cluster
 from tests.simulation.test_peers import run_with_faults
@@ -188,6 +190,41 @@ def frames_of_an_older_epoch_that_are_taken(patch: pytest.MonkeyPatch) -> None:
         return ready(self, epochs, tasks)
 
     patch.setattr(Link, "ready", take_all)
+
+
+def goes_around(one: str, other: str) -> Detection:
+    test = test_peers.test_job_goes_around_two_peers_that_never_reach_each_other
+    return lambda: test(one, other, 6, range(1))
+
+
+@mutation(goes_around("read-rows", "parse"))
+def routes_that_keep_an_unreachable_peer(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Reachability, "choose", lambda _, peers, others: (*peers,))
+
+
+@mutation(goes_around("read-rows", "store"))
+def audit_that_waits_for_an_unreachable_peer(patch: pytest.MonkeyPatch) -> None:
+    audit = Entries.audit
+    patch.setattr(clusters, "SECONDS_MAX", 60.0)
+    patch.setattr(Entries, "audit", lambda self, now, peers, _: audit(self, now, peers))
+
+
+@mutation(goes_around("read-rows", "read-rows"))
+def inputs_of_an_unreachable_acker_that_are_kept(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(InputTask, "keep_ackers", lambda *_: None)
+    patch.setattr(clusters, "SECONDS_MAX", 60.0)
+
+
+@mutation(goes_around("read-rows", "parse"))
+def death_charged_to_inputs_lost_between_two_peers(patch: pytest.MonkeyPatch) -> None:
+    lose = InputTask.lose
+    patch.setattr(InputTask, "lose", lambda self, ids, died_at, _: lose(self, ids, died_at, float("-inf")))
+
+
+@mutation(test_peers.test_peer_in_a_long_call_is_not_unreachable_and_keeps_its_inputs)
+def peer_in_a_call_that_counts_as_unreachable(patch: pytest.MonkeyPatch) -> None:
+    turns = iter(range(1, 1_000_000))
+    patch.setattr("kstreams_py.jobs.cluster.observations.Observations.turns_of", lambda *_: next(turns))
 
 
 @mutation(lambda: run_with_faults("several", range(3)))

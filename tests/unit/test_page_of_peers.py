@@ -104,7 +104,7 @@ def member(name: str, slot: int | None, job: str | None, name_of_task: str | Non
     return {
         "peer": name, "host": "", "address": "", "slot": slot, "job": job, "task": name_of_task,
         "since_epoch": None if job is None else 1, "heard_seconds": beat[0], "offset": beat[1], "digest": beat[2],
-        "differs": name == "c",
+        "differs": name == "c", "unreachable": [],
     }  # fmt: skip
 
 
@@ -154,6 +154,7 @@ kstreams_departed_peers_total{graph="flights",reason="ended"} 0.0
 kstreams_departed_peers_total{graph="flights",reason="died"} 0.0
 kstreams_departed_peers_total{graph="flights",reason="silent"} 0.0
 kstreams_differing_replicas{graph="flights"} 1.0
+kstreams_unreachable_peers{graph="flights"} 0.0
 kstreams_heartbeat_seconds{graph="flights",slot="0"} 0.4
 kstreams_heartbeat_seconds{graph="flights",slot="1"} 0.4
 kstreams_log_entries_total{graph="flights",slot="0"} 15.0
@@ -259,15 +260,19 @@ def test_findings_are_a_waiting_job_a_silent_peer_and_digests_that_differ() -> N
     replicas = new_replicas("round-robin", 4, "A2 B3")
     left = {**dict.fromkeys(LeaveReason, 0), LeaveReason.SILENT: 2}
     seen = replace(seen_of(replicas, diverged=(PeerId("c"),), silent="z", silent_seconds=65.0), left=left)
+    beats = {**seen.beats, PeerId("b"): BeatFigures(0.5, 14, "9b", (PeerId("a"), PeerId("z")))}  # z has left
+    seen = replace(seen, beats=beats)
+    assert Site().show(seen)["cluster"]["peers"][1]["unreachable"] == ["a"]
     found = [(each["level"], each["kind"], each["what"]) for each in Site().show(seen)["findings"]]
     assert found == [
         ("bad", "digests_differ", "the state of the cluster is another one at c: their digests differ"),
         ("warning", "pending", "slot 0: an input of shop.rows (key 13) is under way for 61 s"),
+        ("warning", "peer_unreachable", "peers do not reach each other: b cannot reach a"),
         ("warning", "job_waits",
          "job B is waiting: its share of 4 peers is 2, and it has 3 tasks: start 2 more peers"),
         ("warning", "peer_silent", "2 peers found silent since the run started, the last, z, 65 s ago"),
     ]  # fmt: skip
-    later = Site().show(replace(seen, silent_seconds=600.0, diverged=()))["findings"]
+    later = Site().show(replace(seen, silent_seconds=600.0, diverged=(), beats={}))["findings"]
     assert [each["kind"] for each in later] == ["pending", "job_waits"]
 
 

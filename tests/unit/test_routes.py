@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 
 import pytest
 
@@ -13,7 +14,7 @@ from kstreams_py.jobs.identity import ROOT, Given, new_patterns
 from kstreams_py.jobs.messengers.links import Links
 from kstreams_py.jobs.messengers.pins import pin_ids
 from kstreams_py.jobs.peers.outbox import Outbox
-from kstreams_py.jobs.peers.routes import find_routes, specify_tasks
+from kstreams_py.jobs.peers.routes import find_routes, go_around, specify_tasks
 from kstreams_py.jobs.segments import Segments
 from kstreams_py.testing import MemorySource
 
@@ -40,8 +41,16 @@ def test_peer_of_a_task_gets_a_value_by_the_routing_of_its_channel(
         job = JobState("shop", "f1", specify_tasks(graph.tasks), ready=tuple(ready))
         assigned = {peer: Assignment(JOB, "store", 0) for peer in ready}
         members = {peer: PeerState(number, "", "", {}, "") for number, peer in enumerate(PEERS)}
-        outbox.set_routes(find_routes(Replica(peers=members, jobs={JOB: job}, assignments=assigned), JOB, graph.tasks))
+        routes = find_routes(Replica(peers=members, jobs={JOB: job}, assignments=assigned), JOB, graph.tasks)
+        outbox.set_routes(routes)
         for size in sizes:
             ids, patterns = pin_ids(os.urandom, size, [0], 0), new_patterns(os.urandom, size)
             outbox.send(channel, Segments(ids, patterns, [Given(bytes(9))] * size, [ROOT] * size, [*range(size)]))
     assert [links[peer].waiting(JOB, "store") for peer in PEERS] == waiting
+    outbox.set_routes(go_around(routes, lambda peers: tuple(peers[1:])), PEERS[:1])
+    assert [links[peer].waiting(JOB, "store") for peer in PEERS] == [0, 10]
+    assert (outbox.waiting([channel]), outbox.is_stuck([channel], 10)) == (10, False)
+    assert len([*outbox.patterns(JOB, {*ids})]) == len(ids)
+    outbox.set_routes(go_around(routes, lambda _: ()), PEERS)
+    assert (outbox.waiting([channel]), outbox.is_stuck([channel], 10)) == (sys.maxsize, True)
+    assert [*outbox.patterns(JOB, {*ids})] == []

@@ -47,6 +47,14 @@ class ClusterFigures:
     own: Mapping[PeerId, int] = field(default_factory=dict)
     why: str = ""
 
+    @property
+    def unreachable(self) -> Mapping[PeerId, tuple[PeerId, ...]]:
+        """The members that each peer cannot reach, without peers that reach all."""
+        found = {
+            peer: tuple(p for p in beat.unreachable if p in self.replica.peers) for peer, beat in self.beats.items()
+        }
+        return {peer: others for peer, others in found.items() if others}
+
 
 class Observations:
     """What one reader of a log has seen.

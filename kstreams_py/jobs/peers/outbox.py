@@ -126,9 +126,7 @@ class Outbox(Readers):
             else:
                 self._deliver_again(frame.channel, frame.reader, segments)
 
-    def _unpack(
-        self, frames: Iterable[SegmentFrame], job: str, since: int
-    ) -> Iterator[tuple[SegmentFrame, Segments]]:
+    def _unpack(self, frames: Iterable[SegmentFrame], job: str, since: int) -> Iterator[tuple[SegmentFrame, Segments]]:
         for frame in frames:
             if frame.job != job or frame.epoch < since:
                 continue

@@ -64,4 +64,5 @@ def _peer(cluster: ClusterFigures, name: PeerId) -> dict[str, Any]:
         "offset": None if beat is None else beat.offset,
         "digest": None if beat is None else beat.digest,
         "differs": name in cluster.diverged,
+        "unreachable": [*cluster.unreachable.get(name, ())],
     }

@@ -57,6 +57,7 @@ REMEDIES: Final[Mapping[str, str]] = {
     "no_answer": "Check whether the process runs: its log and its exit status tell why it ended.",
     "job_waits": "Start what it names: until each task of a job has a peer, its inputs are not read.",
     "peer_silent": "Find out what froze it: memory, a CPU limit, its network. The others read again what it had.",
+    "peer_unreachable": "Repair the network between the two: each must reach the address of the other.",
     "digests_differ": "Keep the topics `__ks.cluster.*` for a report, and begin a cluster with another name.",
     "log_away": "Check the brokers: peers take no input without the log, and continue by themselves.",
     "catching_up": "Wait; start more workers (`--slots`) if it takes too long.",
@@ -103,6 +104,7 @@ RUNBOOK: Final[Mapping[str, str]] = {
     "no_answer": "KstreamsNoAnswer",
     "job_waits": "KstreamsJobWaits",
     "peer_silent": "KstreamsPeerSilent",
+    "peer_unreachable": "KstreamsPeerUnreachable",
     "digests_differ": "KstreamsDigestsDiffer",
     "log_away": "KstreamsClusterLogAway",
     "catching_up": "KstreamsBehind",
@@ -388,6 +390,9 @@ def _of_peers(status: RunStatus) -> Iterator[Problem]:
     if cluster.diverged:
         what = f"the state of the cluster is another one at {', '.join(cluster.diverged)}: their digests differ"
         yield Problem("bad", "digests_differ", None, None, what)
+    if apart := cluster.unreachable:
+        pairs = ", ".join(f"{peer} cannot reach {other}" for peer, others in apart.items() for other in others)
+        yield Problem("warning", "peer_unreachable", None, None, f"peers do not reach each other: {pairs}")
     for name, job in cluster.replica.open_jobs():
         if why := explain(cluster.replica, name):
             level: Level = "warning" if job.phase is JobPhase.WAITING else "note"

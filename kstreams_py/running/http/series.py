@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Final, Literal
 
 from kstreams_py.errors import MissingSoftware
@@ -399,6 +399,13 @@ SERIES: Final[tuple[Series, ...]] = (
         "peers whose state of the cluster differed from the one here at the same offset of the log",
         (),
         _of_cluster(lambda cluster: [((), len(cluster.diverged))]),
+    ),
+    Series(
+        "unreachable_peers",
+        "gauge",
+        "peers that another one cannot reach over the network, though they are members of the cluster",
+        (),
+        _of_cluster(lambda cluster: [((), len({*chain(*cluster.unreachable.values())}))]),
     ),
     Series(
         "heartbeat_seconds",
