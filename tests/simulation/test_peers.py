@@ -92,7 +92,8 @@ def run_with_faults(graph: str, seeds: range) -> None:
                 case 4:
                     plant.log.is_away = not plant.log.is_away
                 case 5:
-                    plant.cut(*chance.sample(names, 2), seconds=chance.choice([2, 40, 90]))
+                    one, other = chance.sample(names, 2)
+                    plant.cut(one, other, chance.choice([2, 40, 90]))
         plant.log.is_away = False
         while len(plant.peers) < 8:
             plant.add()

@@ -139,6 +139,17 @@ def test_reader_that_lets_another_one_go_first_needs_all_answers_again() -> None
     assert not agreement.is_alone
 
 
+def test_reader_asks_and_waits_for_nobody_while_another_one_is_unreachable() -> None:
+    agreement = Agreement(A)
+    agreement.keep([A, B])
+    agreement.take(B, Wish(request=1))
+    assert agreement.turn(0.0, asks=True, is_empty=True) == [(B, Wish(request=1))]
+    assert agreement.turn(1.0, asks=True, is_empty=True, unreachable=[B.number]) == [(B, Wish())]
+    assert agreement.turn(9.0, asks=True, is_empty=True, unreachable=[B.number]) == [], "copies do not pile up"
+    assert not agreement.must_wait
+    assert agreement.turn(9.0, asks=True, is_empty=True) == [(B, Wish(request=2))]
+
+
 def test_wish_that_came_before_its_sender_was_known_is_sent_again() -> None:
     asks, answers = Agreement(A), Agreement(B)
     asks.keep([A, B])

@@ -500,6 +500,8 @@ def test_peer_that_does_not_answer_is_found_while_something_waits_for_it() -> No
     links.take([("b", encode_frame(answer))], 133.0)
     assert [links.find_silent(float(now)) for now in range(133, 164)] == [[]] * 30 + [["b"]]
     assert links.find_silent(200.0) == [], "this peer stood still"
+    found = [links.find_silent(200.0 + 20 * look) for look in range(1, 7)]
+    assert found == [[]] * 5 + [["b"]], "while it is in calls of its own, little counts"
 
 
 def test_counts_of_links_that_were_removed_stay() -> None:

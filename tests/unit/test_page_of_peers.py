@@ -11,7 +11,7 @@ from kstreams_py import Graph
 from kstreams_py.jobs.cluster.commands import Entry, Found, JobId, Leave, LeaveReason, PeerId, Scheduler
 from kstreams_py.jobs.cluster.log import LogInMemory
 from kstreams_py.jobs.cluster.observations import BeatFigures, ClusterFigures
-from kstreams_py.jobs.cluster.records import Beat, digest, encode_beat, encode_entry, encode_replica
+from kstreams_py.jobs.cluster.records import Beat, decode_beat, digest, encode_beat, encode_entry, encode_replica
 from kstreams_py.jobs.cluster.state import JobPhase, Replica
 from kstreams_py.jobs.cluster.watcher import ClusterWatcher
 from kstreams_py.metrics import Counters, PendingFigures, WorkerState
@@ -335,6 +335,8 @@ def test_watcher_has_the_replica_of_the_peers_and_counts_who_left() -> None:
     log.append(b"junk")
     log.add_beat(b"junk")
     log.add_beat(encode_beat(Beat(PeerId("a"), 1, replicas.replica.offset, digest(replicas.replica))))
+    older = b'{"peer":"a","number":1,"offset":2,"digest":"x"}'
+    assert decode_beat(older) == Beat(PeerId("a"), 1, 2, "x", turns=0, unreachable=())
     found = read_all(watcher, 10.0)
     assert found == ClusterFigures(
         replicas.replica,

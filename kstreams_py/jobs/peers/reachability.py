@@ -20,7 +20,7 @@ REPORT_SECONDS: Final = 5.0
 """Seconds in which a silent peer has these turns, and its heartbeats say so, unless it is in a call."""
 
 
-class Look(NamedTuple):
+class ReachChange(NamedTuple):
     """What a look has found.
 
     - `lost`: the peers that cannot be reached any more.
@@ -59,14 +59,14 @@ class Reachability:
         silent: Collection[str] | None,
         answers: Callable[[PeerId], bool],
         turns_of: Callable[[PeerId], int],
-    ) -> Look:
+    ) -> ReachChange:
         """Takes what the links have found.
 
         - `silent`: as `Links.find_silent` returns it; None between two of its looks.
         - `answers`: whether a peer has answered since it became unreachable.
         - `turns_of`: how many turns a peer has had, by its newest heartbeat; 0 if it does not say.
         """
-        change = Look([], [peer for peer in self.silent if answers(peer)], [])
+        change = ReachChange([], [peer for peer in self.silent if answers(peer)], [])
         if silent is not None:
             before, self._turned = self._turned, {}
             for peer in (PeerId(each) for each in silent if each not in self.silent):
