@@ -179,7 +179,7 @@ def test_peers_go_around_two_that_reach_kafka_and_not_each_other(
         wait_until(partial(shop.has_stored, 100), "rows are stored")
         replica = read_replica(kafka, name)
         apart.write_text(" ".join(replica.peers_of(JobId(job), end)[-1] for end in ends), encoding="utf-8")
-        running.await_text(r"peer \S+ at \S+ cannot be reached, though it works")
+        running.await_text(r"peer \S+ at \S+ does not answer, .*: repair the network between the two")
         waited = kstreams("job", "wait", job, *of_cluster, environment=environment)
         assert (waited.status, waited.out) == (0, f"{job} is completed\n")
         apart.unlink()

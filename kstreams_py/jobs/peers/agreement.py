@@ -91,7 +91,7 @@ class Agreement:
         - `asks`: whether suspects of this reader wait, or are under way.
         - `is_empty`: whether no input of this reader is under way.
         - `unreachable`: the numbers of peers that cannot be reached. While a reader is among them, this one asks for
-          nothing, as that one cannot answer, and waits for none of its requests, as it could not take them back.
+          nothing, because that one cannot answer, and its requests count as taken back: it could not say so.
         """
         away = {other for other in self._told if other.number in unreachable}
         for other in away:

@@ -125,7 +125,7 @@ class FunctionTask:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether it calls no function, as what it makes would wait for peers that cannot be reached."""
+        """Whether it calls no function, because what it makes would wait for peers that cannot be reached."""
         return self._outbox.is_stuck(self._outputs, WAITING_MAX)
 
     def patterns(self, segments: Collection[SegmentId]) -> Iterator[tuple[SegmentId, int]]:

@@ -174,9 +174,9 @@ class Peer:
             self._broken_at = now
         for peer in change.lost:
             logger.warning(
-                "peer %s at %s cannot be reached, though it works and is a member of the cluster: repair the network "
-                "between the two. Until then, other peers of its task get its values, those of its own keys wait, and "
-                "inputs that are stuck are read again",
+                "peer %s at %s does not answer, and is a member of the cluster that is in no long call: repair the "
+                "network between the two. Until then, other peers of its task get its values, values whose keys it has "
+                "wait, and inputs that are stuck are read again",
                 peer, self._seen.peers[peer].address, extra=repeated(f"silence of {peer}"),
             )  # fmt: skip
         for peer in change.found:

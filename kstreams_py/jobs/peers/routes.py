@@ -26,7 +26,7 @@ class Route(NamedTuple):
     - `slots`: for a grouped task the peer of each slot; None for others.
     - `group_by`: as in Channel; None if a segment is grouped by its input, as at a gather.
     - `routing`: as in Channel.
-    - `left_out`: the peers that are ready and are not used, as they do not reach all others.
+    - `left_out`: the peers that are ready and are not used, because they do not reach all others.
     - `is_cut`: whether no peer of the task can be reached.
     """
 
