@@ -145,7 +145,7 @@ def test_values_of_a_group_wait_while_no_peer_reaches_theirs(ends: tuple[str, st
         plant.run_for(150)
         links = [link for peer in plant.peers.values() for link in peer._links]
         assert max(len(link._items) + len(link._control.frames) for link in links) < 40, "control is bounded"
-        assert len(plant.tables[0].values) < 10 * INPUTS
+        assert not plant.has_ended, "what is stored may not be acknowledged"
         plant.cluster.losses.clear()
         plant.finish_job()
         assert plant.replayed == {}
