@@ -214,8 +214,8 @@ def lines(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[], list[str]]]
 
 
 MEANS = (
-    ": until one does, the peer takes no inputs, calls no functions, stores nothing and acknowledges nothing, as it "
-    "cannot know whether the others have removed it"
+    ": until one does, the peer takes no inputs, calls no functions, stores nothing and acknowledges nothing, because "
+    "it cannot know whether the others have removed it"
 )
 
 
