@@ -367,7 +367,7 @@ def test_rows_of_a_sink_with_state_are_stored_once_whenever_a_worker_is_killed(
                 wait_until(lambda struck=struck: not struck.exists(), "a worker is struck")  # type: ignore[misc]
                 wait_until(lambda: any(map(is_down, workers)), "it is down")
                 slot = next(slot for slot, each in enumerate(workers) if is_down(each))
-                frozen += [workers[slot]] if workers[slot].process.poll() is None else []
+                frozen += [workers[slot]] if STRIKES[str(place)] is signal.SIGSTOP else []
             workers[slot] = start(file, slot, environment, "--create-topics")
             await_joined("store", workers[slot])
         for each in frozen:
