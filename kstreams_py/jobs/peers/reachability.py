@@ -14,10 +14,14 @@ from typing import Final, NamedTuple
 from kstreams_py.jobs.cluster.commands import PeerId
 
 TURNS: Final = 3
-"""Turns of a silent peer after which it is unreachable: the first one may be under way, and the second one answers."""
+"""A silent peer is unreachable after so many heartbeats, each with more turns than the one before.
 
-REPORT_SECONDS: Final = 5.0
-"""Seconds in which a silent peer has these turns, and its heartbeats say so, unless it is in a call."""
+While the log was away, the one before may have become old, and calls begin within the lease: the first two may be
+from before a call.
+"""
+
+REPORT_SECONDS: Final = 8.0
+"""Seconds in which a silent peer sends these heartbeats, unless it is in a call."""
 
 
 class ReachChange(NamedTuple):
@@ -50,8 +54,8 @@ class Reachability:
         """The pairs of members that do not reach each other."""
         self._known: tuple[object, object, object] = None, None, None
         """By what the pairs were found."""
-        self._turned: dict[PeerId, tuple[int, float]] = {}
-        """By silent peer, how many turns it had had when it was first found silent, and when that was."""
+        self._turned: dict[PeerId, tuple[int, int, float]] = {}
+        """By silent peer, its turns, at how many looks they were more, and when it was first found silent."""
 
     def look(
         self,
@@ -71,9 +75,10 @@ class Reachability:
             before, self._turned = self._turned, {}
             for peer in (PeerId(each) for each in silent if each not in self.silent):
                 turns = turns_of(peer)
-                first, since = before.get(peer, (turns, now))
-                self._turned[peer] = first or turns, since
-                if first and turns >= first + TURNS:
+                last, grown, since = before.get(peer, (turns, 0, now))
+                grown += turns > last
+                self._turned[peer] = turns, grown, since
+                if grown >= TURNS:
                     change.lost.append(peer)
                 elif now >= since + REPORT_SECONDS:
                     change.busy.append(peer)
