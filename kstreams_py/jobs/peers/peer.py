@@ -37,7 +37,7 @@ from kstreams_py.jobs.peers.entries import Ackers, Addressed, by_peer
 from kstreams_py.jobs.peers.function_task import FunctionTask
 from kstreams_py.jobs.peers.input_task import InputTask
 from kstreams_py.jobs.peers.outbox import Outbox, send_items
-from kstreams_py.jobs.peers.reachability import Reachability
+from kstreams_py.jobs.peers.reachability import HEARD_SECONDS, Reachability
 from kstreams_py.jobs.peers.routes import READ, find_routes, go_around
 from kstreams_py.log_fields import repeated
 from kstreams_py.steps.dead_letters import format_error
@@ -107,6 +107,8 @@ class Peer:
         self._reach = Reachability(self.me)
         self._broken_at = float("-inf")
         """When two peers of this one's job last did not reach each other."""
+        self._doubt_at = float("inf")
+        """When to doubt all inputs of the ackers: all peers know then what has changed of who reaches whom."""
         self._died_at = float("-inf")
         """When a peer was last seen to die, or to be silent."""
         self._deaths = 0
@@ -170,7 +172,12 @@ class Peer:
             self.task.drop(self._numbers_of(before | reach.unreachable))
         if is_changed:
             self._go_around(reach.unreachable - before)
-        if is_changed or (is_look and self.assignment and reach.is_broken(self._seen.peers_of(self.assignment.job))):
+            self._doubt_at = now + HEARD_SECONDS
+        if is_late := now >= self._doubt_at:  # what was lost meanwhile would wait for the timeout of its input
+            self._doubt_at = float("inf")
+            self._ackers.doubt_all()
+        is_broken = is_look and self.assignment and reach.is_broken(self._seen.peers_of(self.assignment.job))
+        if is_changed or is_late or is_broken:
             self._broken_at = now
         for peer in change.lost:
             logger.warning(

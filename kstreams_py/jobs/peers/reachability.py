@@ -23,6 +23,9 @@ from before a call.
 REPORT_SECONDS: Final = 8.0
 """Seconds in which a silent peer sends these heartbeats, unless it is in a call."""
 
+HEARD_SECONDS: Final = 5.0
+"""Seconds in which all have heard that two peers do or do not reach each other. Until then, items may still be lost."""
+
 
 class ReachChange(NamedTuple):
     """What a look has found.
