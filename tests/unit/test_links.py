@@ -78,7 +78,7 @@ def accept_before_it_is_there(lane: IncomingLane, number: int, counts: LinkCount
 
 
 def control_behind_data(link: Link, flush: Callable[..., bool], *arguments: Any) -> bool:
-    return True if any(flow.waiting for flow in link._flows.values()) else flush(link, *arguments)
+    return True if any(flow.waiting for flow in link.flows.values()) else flush(link, *arguments)
 
 
 def any_epoch(link: Link, epochs: dict[str, int]) -> list[SegmentFrame]:
@@ -456,7 +456,7 @@ def test_job_that_has_ended_leaves_nothing_behind() -> None:
     for link in (pair.first, pair.second):
         link.forget("job")
     pair.turn()
-    assert (pair.first.unaccepted, pair.first._flows, pair.second._inboxes) == (0, {}, {})
+    assert (pair.first.unaccepted, pair.first.flows, pair.second._inboxes) == (0, {}, {})
     assert pair.second.ready({"job": 1}) == []
 
 

@@ -98,7 +98,7 @@ class LinkRest(NamedTuple):
     unknown: list[SegmentFrame]
 
 
-class _Flow:
+class Flow:
     """The segments for one task of the other peer."""
 
     def __init__(self) -> None:
@@ -109,6 +109,11 @@ class _Flow:
         self.waiting = deque[SegmentFrame]()
         self.count = 0
         """The number of segments in these frames."""
+
+    def take_back(self) -> list[SegmentFrame]:
+        """Returns the frames that were never sent, and sends them no more."""
+        frames, self.waiting, self.count = [*self.waiting], deque(), 0
+        return frames
 
 
 class _Inbox:
@@ -121,7 +126,10 @@ class _Inbox:
 
 
 class Link:
-    """The link to one other peer. The clock comes in as `now`: seconds that never decrease."""
+    """The link to one other peer. The clock comes in as `now`: seconds that never decrease.
+
+    - `flows`: what waits to be sent, by task.
+    """
 
     def __init__(
         self,
@@ -149,7 +157,7 @@ class Link:
         """Whether the other peer has sent a Hello."""
         self._data, self._control = OutgoingLane(), OutgoingLane()
         self._from_data, self._from_control = IncomingLane(), IncomingLane()
-        self._flows: dict[TaskKey, _Flow] = {}
+        self.flows: dict[TaskKey, Flow] = {}
         self._credit = 0
         """The credit of a task that the other peer has not named."""
         self._inboxes: dict[TaskKey, _Inbox] = {}
@@ -177,13 +185,13 @@ class Link:
 
     def waiting(self, job: str, reader: str) -> int:
         """Returns how many segments for a task of the other peer wait for credit."""
-        flow = self._flows.get((job, reader))
+        flow = self.flows.get((job, reader))
         return 0 if flow is None else flow.count
 
     @property
     def unaccepted(self) -> int:
         """The number of frames and items that the other peer has not accepted."""
-        waiting = sum(len(flow.waiting) for flow in self._flows.values())
+        waiting = sum(len(flow.waiting) for flow in self.flows.values())
         return waiting + len(self._items) + len(self._data.frames) + len(self._control.frames)
 
     def flush(self, now: float, send: Send) -> None:
@@ -265,19 +273,11 @@ class Link:
         taken, self._taken = self._taken, []
         return taken
 
-    def returned(self, unsent: TaskKey | None = None) -> list[SegmentFrame]:
-        """Returns the frames that the other peer gave back; those for a task that were never sent, if one is given.
+    def returned(self) -> list[SegmentFrame]:
+        """Returns the frames that the other peer gave back.
 
-        Segments that the other peer gave back are to be sent again once this peer has a newer epoch: before, they would
-        come back again.
-
-        - `unsent`: the task whose unsent frames are taken back.
+        The segments are to be sent again once this peer has a newer epoch: before, they would come back again.
         """
-        if unsent is not None:
-            if (flow := self._flows.get(unsent)) is None:
-                return []
-            frames, flow.waiting, flow.count = [*flow.waiting], deque(), 0
-            return frames
         returned, self._returned = self._returned, []
         return returned
 
@@ -295,7 +295,7 @@ class Link:
         found = list[SegmentFrame]()
         if to_send:
             found += (frame for data in self._data.frames if isinstance(frame := decode_frame(data), SegmentFrame))
-            found += (frame for flow in self._flows.values() for frame in flow.waiting)
+            found += (frame for flow in self.flows.values() for frame in flow.waiting)
         if here:
             found += (*self._returned, *(frame for inbox in self._inboxes.values() for frame in inbox.held))
         return found
@@ -304,22 +304,22 @@ class Link:
 
     def forget(self, job: str) -> None:
         """Drops what waits to be sent or taken for a job that has ended: its id must never be used again."""
-        for keyed in (self._flows, self._inboxes):
+        for keyed in (self.flows, self._inboxes):
             for key in [each for each in keyed if each[0] == job]:
                 del keyed[key]
 
     def close(self) -> LinkRest:
         """Returns what may not have been delivered. The link must not be used any more."""
         unknown = [frame for data in self._data.frames if isinstance(frame := decode_frame(data), SegmentFrame)]
-        waiting = [frame for flow in self._flows.values() for frame in flow.waiting]
+        waiting = [frame for flow in self.flows.values() for frame in flow.waiting]
         return LinkRest([*self._returned, *waiting], unknown)
 
     # Parts.
 
-    def _flow(self, job: str, reader: str) -> _Flow:
+    def _flow(self, job: str, reader: str) -> Flow:
         key = job, reader
-        if (flow := self._flows.get(key)) is None:
-            flow = self._flows[key] = _Flow()
+        if (flow := self.flows.get(key)) is None:
+            flow = self.flows[key] = Flow()
         return flow
 
     def _inbox(self, job: str, reader: str) -> _Inbox:
@@ -363,7 +363,7 @@ class Link:
     @property
     def _is_blocked(self) -> bool:
         """Whether segments wait, and none is under way."""
-        return not self._data.frames and any(flow.waiting for flow in self._flows.values())
+        return not self._data.frames and any(flow.waiting for flow in self.flows.values())
 
     def _flush_control(self, send: Send, now: float) -> bool:
         lane, limits = self._control, self._limits
@@ -379,9 +379,9 @@ class Link:
 
     def _flush_data(self, send: Send, now: float) -> bool:
         lane, limits = self._data, self._limits
-        blocked = [flow for flow in self._flows.values() if flow.waiting]
+        blocked = [flow for flow in self.flows.values() if flow.waiting]
         while blocked:
-            left = list[_Flow]()
+            left = list[Flow]()
             for flow in blocked:  # a frame of each task in turn
                 frame = flow.waiting[0]
                 if len(lane.frames) >= limits.window or lane.bytes >= limits.window_bytes:
@@ -457,7 +457,7 @@ class Link:
         self.is_open = True
         self._credit = max(self._credit, received.credit)
         for each in received.granted:
-            if (flow := self._flows.get((each.job, each.reader))) is not None and each.segments > flow.granted:
+            if (flow := self.flows.get((each.job, each.reader))) is not None and each.segments > flow.granted:
                 flow.granted = each.segments
                 progress = True
         if progress:

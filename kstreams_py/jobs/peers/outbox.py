@@ -60,8 +60,8 @@ class Outbox(Readers):
         unsent = [
             frame
             for peer, task in sorted(left_out)
-            if peer in self._links
-            for frame in self._links[peer].returned(unsent=(routes.job, task))
+            if peer in self._links and (flow := self._links[peer].flows.get((routes.job, task))) is not None
+            for frame in flow.take_back()
         ]
         kept, self._kept = self._kept, {}
         for (channel, task), segments in kept.items():
