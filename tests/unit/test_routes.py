@@ -14,7 +14,7 @@ from kstreams_py.jobs.identity import ROOT, Given, new_patterns
 from kstreams_py.jobs.messengers.links import Links
 from kstreams_py.jobs.messengers.pins import pin_ids
 from kstreams_py.jobs.peers.outbox import Outbox
-from kstreams_py.jobs.peers.routes import find_routes, go_around, specify_tasks
+from kstreams_py.jobs.peers.routes import Route, Routes, find_routes, go_around, specify_tasks
 from kstreams_py.jobs.segments import Segments
 from kstreams_py.testing import MemorySource
 
@@ -54,3 +54,10 @@ def test_peer_of_a_task_gets_a_value_by_the_routing_of_its_channel(
     outbox.set_routes(go_around(routes, lambda _: ()), PEERS)
     assert (outbox.waiting([channel]), outbox.is_stuck([channel], 10)) == (sys.maxsize, True)
     assert [*outbox.patterns(JOB, {*ids})] == []
+
+
+def test_peers_of_a_grouped_task_are_kept_and_it_is_cut_if_none_can_be_reached() -> None:
+    route = Route("rows", "work", (*PEERS,), slots=(*PEERS,))
+    routes = Routes(JOB, 1, {"rows": (route,)})
+    assert go_around(routes, lambda peers: tuple(peers[1:])) == routes
+    assert go_around(routes, lambda _: ()).by_channel["rows"] == (route._replace(is_cut=True),)

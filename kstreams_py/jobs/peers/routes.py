@@ -99,18 +99,16 @@ def go_around(routes: Routes, choose: Callable[[Sequence[PeerId]], tuple[PeerId,
 
     - `choose`: returns the peers to use of several; none if none of them can be reached: then all are kept.
     """
-    found = dict[str, tuple[Route, ...]]()
-    for channel, of_channel in routes.by_channel.items():
-        chosen = [route.peers if route.slots is not None else choose(route.peers) for route in of_channel]
-        found[channel] = tuple(
-            route._replace(
-                peers=used or route.peers,
-                left_out=tuple(peer for peer in route.peers if used and peer not in used),
-                is_cut=bool(route.peers) and not used,
-            )
-            for route, used in zip(of_channel, chosen, strict=True)
-        )
+    found = {channel: tuple(_around(each, choose) for each in of) for channel, of in routes.by_channel.items()}
     return routes._replace(by_channel=found)
+
+
+def _around(route: Route, choose: Callable[[Sequence[PeerId]], tuple[PeerId, ...]]) -> Route:
+    if not (used := choose(route.peers)):
+        return route._replace(is_cut=bool(route.peers))
+    if route.slots is not None:
+        return route
+    return route._replace(peers=used, left_out=tuple(peer for peer in route.peers if peer not in used))
 
 
 class Split(NamedTuple):
