@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kstreams_py.jobs.cluster import fold, planner
-from kstreams_py.jobs.cluster.commands import FRAME_MAX
+from kstreams_py.jobs.cluster.commands import FRAME_MAX, Leave, LeaveReason
 from kstreams_py.jobs.cluster.state import JobPhase
 from kstreams_py.jobs.peers.input_task import InputTask
 from kstreams_py.sources.suspects import DEATHS_MAX, REASON
@@ -163,6 +163,19 @@ def test_peer_in_a_long_call_is_not_unreachable_and_keeps_its_inputs() -> None:
     plant.cluster.called = None
     plant.finish_job()
     assert plant.reads.total() == 10 * INPUTS
+
+
+@pytest.mark.parametrize("task", ["read-rows", "parse"])
+def test_turn_after_the_membership_has_read_that_its_peer_left_ends_the_task(task: str) -> None:
+    plant = plant_of("chain", 10 * INPUTS)
+    plant.begin(6)
+    plant.run_until(lambda: len(plant.tables[0].values) > 2 * INPUTS)
+    peer = plant.peers[plant.cluster.replica.peers_of(JOB, task)[0]]
+    plant.cluster.append("accuser", Leave(peer.me, LeaveReason.SILENT))
+    peer.membership.turn(plant.now)
+    peer.turn()
+    assert (peer.membership.has_left, peer.task) == (True, None)
+    plant.finish_job()
 
 
 def test_inputs_that_a_dead_peer_had_are_read_again_and_no_others() -> None:

@@ -231,7 +231,7 @@ class Peer:
             self._connect(before, after)
             self._find_epochs(after)
             self._find_readers(before, after)
-            if self.task is not None:
+            if self.task is not None and self.me in after.peers:  # the thread of the membership may have read a leave
                 self._follow(before, after)
         wanted = after.assignments.get(self.me)
         if wanted != self.assignment:
