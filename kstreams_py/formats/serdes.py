@@ -75,7 +75,7 @@ class String(Serde[str]):
     def serialize(self, value: Any, /) -> bytes:
         """Encodes a text. Raises EncodeError for anything but str, and for characters outside the encoding."""
         if not isinstance(value, str):
-            raise EncodeError(f"{show(value)} is not a str: give a str, or another serde than ks.String()")
+            raise EncodeError(f"{show(value)} is not a str: give a str, or a serde other than ks.String()")
         try:
             return value.encode(self.encoding)
         except UnicodeError as error:

@@ -72,7 +72,7 @@ class Segments:
         return Segments(*([field[i] for i in at] if field else [] for field in self._fields()))
 
     def without(self, dropped: Collection[SegmentId]) -> Segments:
-        """Returns the segments of other inputs than these."""
+        """Returns the segments of all inputs except these."""
         return self.choose(i for i, segment in enumerate(self.ids) if segment not in dropped)
 
     def _fields(self) -> tuple[list[Any], ...]:

@@ -277,7 +277,7 @@ class Operator:
             if (reason := _reason(letter)) not in _SENT_AGAIN or letter.inputs[0].key() != self.object.name:
                 continue
             if [each.name for each in letter.inputs] != [self._input[0]]:  # a forged dead letter may name any topic
-                logger.warning("%s is not sent again: it names other inputs than %s", letter.place, self._input[0])
+                logger.warning("%s is not sent again: it names inputs other than %s", letter.place, self._input[0])
                 continue
             inputs = originals.find(letter, self._processor)
             if isinstance(inputs, str) or isinstance(inputs[0], Unreadable):

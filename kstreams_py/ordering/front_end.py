@@ -39,7 +39,7 @@ def open_storage(store: str | Path, prefix: str = "") -> Storage:
             raise SettingsError("a prefix is for the keys of a store in Redis: name another file instead")
         return SQLiteStorage(store)
     if scheme not in SCHEMES:
-        shown = scheme if scheme.isalnum() else "a URL with another beginning than redis"  # the URL may have a password
+        shown = scheme if scheme.isalnum() else "a URL that does not begin with redis"  # the URL may have a password
         raise SettingsError(f"{shown}:// is not a store of events: name redis://host:port/0, or the path of a file")
     return RedisStorage(str(store), prefix)
 

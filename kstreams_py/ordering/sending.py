@@ -96,7 +96,7 @@ def check_topic(
 ) -> None:
     """Notes in a store which topic its events are sent to.
 
-    - `accepts_topic`: accept another topic than before.
+    - `accepts_topic`: accept a topic that differs from the one before.
     - `accepts_partitions`: accept another number of partitions.
 
     Raises TopicError for a change that is not accepted. Consumers of one topic would wait for events that are in the

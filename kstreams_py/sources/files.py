@@ -399,7 +399,7 @@ class _FileRecords(ClaimedInputs):
         """Returns the file, open, so that it can be read from the known position on."""
         if self._opened is not None:
             number, was, opened = self._opened
-            # the buffer may have other content than the file now; opening a compressed file again would take long
+            # the buffer may differ from the content of the file now; opening a compressed file again would take long
             same = was == signature if opened.can_seek else was[:2] == signature[:2]
             if number == file and same and opened.reaches(known.rows):
                 return opened

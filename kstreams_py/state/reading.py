@@ -54,7 +54,7 @@ def read_state(graph: Graph, processor: Processor, cluster: Cluster, registry: R
         if len(numbers) > 1:
             logger.warning(
                 "%s: key %s of the state has a value in each of partitions %s, each made from the records of its "
-                "partition only: the records have another key than the state, or partitions were added to the input: "
+                "partition only: the records do not have the key of the state, or partitions were added to the input: "
                 "write the records to a new topic with the key of the state, and read the new topic from the start",
                 processor.id, show(key.deserialize(each)), ", ".join(map(str, numbers)),
             )  # fmt: skip

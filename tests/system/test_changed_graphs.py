@@ -265,7 +265,7 @@ def test_journals_that_are_damaged_end_the_worker_until_a_reset_and_nothing_is_l
     site.write(4)
     reasons = [
         f"{site.journal}[0]@{newest[0].offset() + 2} is not a record of a journal: ",
-        f"offset {newest[1].offset() + 2}: it is an attempt at another snapshot than {{'{site.one}': 0}}",
+        f"offset {newest[1].offset() + 2}: it is an attempt at a snapshot other than {{'{site.one}': 0}}",
         f"offset {newest[2].offset()}: it is of type attempt-output, and there is no snapshot before it",
         f"all its records before offset {newest[3].offset() + 2} were deleted",
     ]

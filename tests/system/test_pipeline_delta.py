@@ -203,7 +203,7 @@ def test_table_that_others_have_changed_is_refused_and_optimizing_it_is_not(shop
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("cut_off", "message"), [(None, "is missing"), (8, "has another size than in its log")], ids=["missing", "replaced"]
+    ("cut_off", "message"), [(None, "is missing"), (8, "has a size other than in its log")], ids=["missing", "replaced"]
 )
 def test_data_file_that_is_missing_or_was_replaced_stops_runs_until_it_is_restored(
     shop: Shop, cut_off: int | None, message: str

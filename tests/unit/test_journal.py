@@ -155,7 +155,7 @@ def test_hash_of_a_snapshot_differs_by_processor_partition_and_each_input() -> N
         ([of_type("snapshot", (RECORDS["snapshot"][1] or b"") + b"more")], foreign(0, "it has bytes after its record")),
         (
             [snapshot_record(JOURNAL, OTHER), RECORDS["output"]],
-            "offset 1: it is an attempt at another snapshot than {'a': 3, 'b': 10}, which is the one before it",
+            "offset 1: it is an attempt at a snapshot other than {'a': 3, 'b': 10}, which is the one before it",
         ),
     ],
 )

@@ -157,7 +157,7 @@ def test_serde_identity_is_true_for_bytes_only() -> None:
     ("serde", "value", "expected"),
     [
         (Bytes(), {"a": 1}, "{'a': 1} (dict) is not bytes: give bytes, or a serde for it, such as ks.Json()"),
-        (String(), b"a", "b'a' (bytes) is not a str: give a str, or another serde than ks.String()"),
+        (String(), b"a", "b'a' (bytes) is not a str: give a str, or a serde other than ks.String()"),
         (
             String("ascii"),
             "ü",

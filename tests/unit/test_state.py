@@ -1439,7 +1439,7 @@ def test_key_that_is_not_that_of_the_records_is_warned_of_with_its_partitions(ca
     (warned,) = caplog.messages
     assert warned == (
         "count: key 'a' (str) of the state has a value in each of partitions 0, 1, each made from the records of its "
-        "partition only: the records have another key than the state, or partitions were added to the input: "
+        "partition only: the records do not have the key of the state, or partitions were added to the input: "
         "write the records to a new topic with the key of the state, and read the new topic from the start"
     )
 

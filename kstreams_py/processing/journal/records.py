@@ -154,7 +154,7 @@ def newest_unit(messages: Sequence[Message], partition: int) -> Unit | None:
             unit = Unit(unit.snapshot, found)
         elif found.snapshot != unit.snapshot.hash:
             raise RecoveryUndecidable(
-                f"offset {m.offset()}: it is an attempt at another snapshot than {unit.snapshot.offsets}, which is the "
+                f"offset {m.offset()}: it is an attempt at a snapshot other than {unit.snapshot.offsets}, which is the "
                 "one before it"
             )
         else:

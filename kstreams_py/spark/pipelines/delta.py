@@ -167,7 +167,7 @@ class DeltaLakeTable:
         logged = {_name(path): size for path, size in adds.where("add IS NOT NULL").select("add.*").collect()}
         changed = sorted(name for name in wanted & logged.keys() if there[name] != logged[name])
         what = f"its file {changed[0]} has" if changed else "its files have"
-        return f"{what} another size than in its log"
+        return f"{what} a size other than in its log"
 
     def _find(self) -> tuple[Published | None, list[Row]]:
         """Returns the newest commit of a pipeline, and the commits of others since."""

@@ -109,8 +109,8 @@ class PostgreSQLTable:
                 raise StaleWriter(f"{self._pipeline}: another run was published meanwhile: run it again")
             if previous is not None and dict(previous.columns) != dict(published.columns):
                 raise SettingsError(
-                    f"{self._pipeline}: its rows have other columns than {self._target}: return those of the table, or "
-                    f"begin again with `{show_reset(self._pipeline)}`"
+                    f"{self._pipeline}: its rows do not have the columns of {self._target}: return the columns of the "
+                    f"table, or begin again with `{show_reset(self._pipeline)}`"
                 )
             if previous is None:
                 key = ", ".join(map(_quote, self._pipeline.key))
