@@ -22,8 +22,8 @@ _PASSWORD: Final = re.compile(
 )
 """A password, found by its name: in a URL's query, in a keyword string of libpq, in JSON.
 
-A password without quotes has everything that follows, because it may contain any separator. The expression does not
-backtrack: text from others must not take minutes, as `redact("passw" * 1_000)` did.
+A password without quotes extends to the end of the text, because it may contain any separator. The expression does
+not backtrack: untrusted text must not take minutes, as `redact("passw" * 1_000)` did.
 """
 
 _USER: Final = re.compile(r"\A(\s*+[a-z][a-z0-9+.-]*+://|).*@", re.IGNORECASE | re.DOTALL)
@@ -31,7 +31,7 @@ _USER: Final = re.compile(r"\A(\s*+[a-z][a-z0-9+.-]*+://|).*@", re.IGNORECASE | 
 
 
 def mask(settings: Mapping[str, str]) -> dict[str, str]:
-    """Returns a client's settings, librdkafka's or Java's, with *** in place of each value whose name means a secret.
+    """Returns a client's settings, librdkafka's or Java's, with *** for each value whose name suggests a secret.
 
     The user and password of a URL are hidden in every value.
     """
@@ -39,7 +39,7 @@ def mask(settings: Mapping[str, str]) -> dict[str, str]:
 
 
 def redact(text: str) -> str:
-    """Returns a text with *** in place of user and password of a URL, and of passwords that stand beside their name.
+    """Returns a text with *** in place of the user and password of a URL, and of each password that follows its name.
 
     Everything before the last @ counts as a password, because it could be one, even if there are several URLs.
     """
@@ -52,17 +52,18 @@ def _hidden(found: re.Match[str]) -> str:
 
 
 def is_secret(name: str, value: str) -> bool:
-    """Whether an environment variable is one that must not be shown, by its name or by what is in it."""
+    """Whether the name or the value of an environment variable shows that it must be hidden."""
     return bool(_SECRET.search(name.replace("_", "."))) or redact(value) != value
 
 
 def split_user(url: str, what: str, form: str, schemes: Collection[str]) -> tuple[str, str]:
-    """Returns the user and password of a URL, as they are written in it or "", and the URL without them.
+    """Returns the user and password of a URL, as written in it ("" if it has none), and the URL without them.
 
     - `what`, `form`: what needs the URL, and an example of one, for the message.
     - `schemes`: the schemes that are allowed.
 
-    Raises SettingsError, without the URL, for any other URL, and for one in which the end of the password is ambiguous.
+    Raises SettingsError for an invalid URL, for another scheme, and if the end of the password is ambiguous. The
+    message does not show the URL.
     """
     scheme, separator, rest = url.strip().partition("://")
     end = next((at for at, char in enumerate(rest) if char in "/?#"), len(rest))
@@ -72,12 +73,12 @@ def split_user(url: str, what: str, form: str, schemes: Collection[str]) -> tupl
     try:
         urlsplit(bare)
         url.encode()
-    except ValueError:  # its text has the host
+    except ValueError:  # the text of this error contains the host
         is_possible = False
     if not is_possible:
         raise SettingsError(
-            f"{what} needs a URL such as {form}: in user and password write / ? # , @ as %2F %3F %23 %2C %40, and "
-            "elsewhere @ as %40"
+            f"{what} needs a URL such as {form}: in the user and password, write / ? # , @ as %2F %3F %23 %2C "
+            "%40; elsewhere, write @ as %40"
         )
     return user, bare
 

@@ -17,7 +17,7 @@ from kstreams_py.records import Positions
 HASH_COLUMN: Final = "delivery_hash"
 
 _HALF: Final = re.compile("[\ud800-\udfff]")
-"""A lone half of a surrogate pair: in Python's text, a whole pair is one character."""
+"""A lone half of a surrogate pair: in a Python string, a whole pair is one character."""
 
 Columns = Sequence[str] | Mapping[str, type]
 """Names, or the Python type of each name: `{"carrier": str, "month": int}`."""
@@ -56,13 +56,14 @@ def read_evidence(evidence: Evidence | str, possible: Collection[Evidence]) -> E
     """Returns the declared evidence. Raises SettingsError for evidence that the target does not keep."""
     if evidence in possible:
         return Evidence(evidence)
-    raise SettingsError(f"evidence={str(evidence)!r} is not kept: choose {' or '.join(map(repr, map(str, possible)))}")
+    kept = " or ".join(map(repr, map(str, possible)))
+    raise SettingsError(f"the target does not keep evidence={str(evidence)!r}: choose {kept}")
 
 
 def name_type(kind: object) -> str:
     if isinstance(kind, type):
         return "None" if kind is type(None) else kind.__name__
-    return f"{kind!r}, no Python type"
+    return f"{kind!r}, not a Python type"
 
 
 def format_columns(names: Iterable[str]) -> str:
@@ -73,12 +74,12 @@ def check_table(target: str, needed: Sequence[str], found: Collection[str], unfi
     """Raises SettingsError if an existing table does not have the needed columns.
 
     - `found`: the columns of the table.
-    - `unfilled`: the columns of the table without a value by default: they have no default, and are not generated.
+    - `unfilled`: the columns of the table that need a value: they have no default, and are not generated.
     """
     if set(needed) - set(found) or set(unfilled) - set(needed):
         raise SettingsError(
-            f"{target} has the columns {format_columns(found)}, and the sink stores {format_columns(needed)}: "
-            "declare those of the table, or name another table"
+            f"{target} has the columns {format_columns(found)}, but the sink stores {format_columns(needed)}: "
+            "declare the columns of the table, or name another table"
         )
 
 
@@ -93,8 +94,8 @@ class TakenValues(NamedTuple):
     - `nan`: whether it stores NaN.
     - `infinity`: whether it stores infinity.
     - `aware`: True if a time must have a time zone, False if it must have none; None for other types.
-    - `converted`: the texts that it turns into numbers; None if there is none.
-    - `bits`: the bits of the integers that it stores, including the sign; None for any number.
+    - `converted`: the texts that it turns into numbers; None if there are none.
+    - `bits`: the bits of the integers that it stores, including the sign; None if it stores integers of any size.
     - `nul`: whether it stores text with NUL.
     """
 
@@ -112,7 +113,7 @@ def check_rows(rows: Sequence[Row], names: Sequence[str], accepted: Sequence[Tak
     values = list(map(attrgetter("values"), rows))
     if set(map(len, values)) - {len(names)}:
         index = next(index for index, row in enumerate(values) if len(row) != len(names))
-        raise RowRefused(f"the row has {len(values[index])} values, and the columns are {format_columns(names)}", index)
+        raise RowRefused(f"the row has {len(values[index])} values, but the columns are {format_columns(names)}", index)
     refused: list[tuple[int, str]] = []
     for number, (name, taken) in enumerate(zip(names, accepted, strict=True)):
         found = _refused(list(map(itemgetter(number), values)), taken)
@@ -123,11 +124,11 @@ def check_rows(rows: Sequence[Row], names: Sequence[str], accepted: Sequence[Tak
 
 
 def _refused(column: list[Any], taken: TakenValues) -> Iterator[tuple[int, str]]:
-    """Yields the indices of values that a column does not take, the first for each reason, with the reason."""
+    """Yields the indices of values that a column does not take, with the reason; at least the first for each reason."""
     types, kinds = taken.types, set(map(type, column)) - {type(None)}
     if types is not None and (foreign := kinds - types):
         index = next(index for index, value in enumerate(column) if type(value) in foreign)
-        yield index, f"{_listed(types)}, and the value is of type {name_type(type(column[index]))}"
+        yield index, f"{_listed(types)}, but the value is of type {name_type(type(column[index]))}"
     if float in kinds and not (taken.nan and taken.infinity):
         floats = [(i, value) for i, value in enumerate(column) if type(value) is float]
         yield from ((i, "no NaN") for i, value in floats if isnan(value) and not taken.nan)
@@ -147,11 +148,11 @@ def _refused(column: list[Any], taken: TakenValues) -> Iterator[tuple[int, str]]
         offsets = [(i, value.utcoffset()) for i, value in enumerate(column) if type(value) in types]
         reason = f"times {'with' if taken.aware else 'without'} a time zone"
         yield from ((i, reason) for i, offset in offsets if (offset is not None) != taken.aware)
-        yield from ((i, "time zones of whole seconds") for i, offset in offsets if offset and offset.microseconds)
+        yield from ((i, "UTC offsets of whole seconds") for i, offset in offsets if offset and offset.microseconds)
 
 
 def _refused_texts(texts: list[tuple[int, str]], taken: TakenValues) -> Iterator[tuple[int, str]]:
-    half = "no text with half of a surrogate pair, which UTF-8 does not have"
+    half = "no text with half of a surrogate pair, which UTF-8 cannot encode"
     yield from ((i, half) for i, value in texts if not value.isascii() and _HALF.search(value))
     if not taken.nul:
         yield from ((i, "no text with NUL") for i, value in texts if "\0" in value)

@@ -236,8 +236,8 @@ def _read_manifest(sink: Parquet, directory: Directory) -> Manifest:
         raise SettingsError(f"{sink} is the table of pipeline {manifest.pipeline['owner']!r}: name another directory")
     if dict(manifest.columns) != declared:
         raise SettingsError(
-            f"{sink} has the columns {_shown(manifest.columns)}, and the sink stores {_shown(declared)}: "
-            "declare those of the directory, or name another directory"
+            f"{sink} has the columns {_shown(manifest.columns)}, but the sink stores {_shown(declared)}: "
+            "declare the columns of the directory, or name another directory"
         )
     return manifest
 

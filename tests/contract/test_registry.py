@@ -572,8 +572,8 @@ def test_http_id_that_the_registry_fails_at_is_a_decode_error_of_its_record(serv
 )
 def test_http_malformed_address_is_refused_and_not_shown(address: str) -> None:
     assert raised_message(SettingsError, SchemaRegistry, address) == (
-        "schema_registry_url needs a URL such as http://user:password@host:port: in user and password write / ? # , @ "
-        "as %2F %3F %23 %2C %40, and elsewhere @ as %40"
+        "schema_registry_url needs a URL such as http://user:password@host:port: in the user and password, write / ? # "
+        ", @ as %2F %3F %23 %2C %40; elsewhere, write @ as %40"
     )
 
 

@@ -277,14 +277,14 @@ def test_table_that_exists_with_other_columns_is_refused_with_both(target: Any, 
         inspect(target)
     stored = "(delivery_hash, carrier, delay)" if target.evidence is Evidence.HASH else "(carrier, delay)"
     assert "table" in str(raised.value)
-    assert f"has the columns (delivery_hash, origin), and the sink stores {stored}: declare" in str(raised.value)
+    assert f"has the columns (delivery_hash, origin), but the sink stores {stored}: declare" in str(raised.value)
 
 
 @pytest.mark.parametrize("target", ["redis-hash", "parquet-offsets"], indirect=True)
 def test_target_that_was_written_with_other_columns_is_refused_with_both(target: Target, open_sink: Any) -> None:
     open_sink({"origin": str}).write([row(1, "EWR")], {INPUT: 1}, {})
     for look in (open_sink, lambda: inspect(target)):
-        with pytest.raises(SettingsError, match=r"the columns \(origin.*\), and the sink stores \(carrier.*, delay"):
+        with pytest.raises(SettingsError, match=r"the columns \(origin.*\), but the sink stores \(carrier.*, delay"):
             look()
     inspect(target, {"origin": str})
 

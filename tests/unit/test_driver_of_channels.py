@@ -141,7 +141,7 @@ def test_row_that_its_target_refuses_and_input_that_kills_have_the_reason() -> N
     with TestDriver(chain()) as driver:
         driver.source("rows").add(1, "2", 3)
         driver.run()
-        reason = "store: RowRefused: column 'a' takes int, and the value is of type str: return a value that it takes"
+        reason = "store: RowRefused: column 'a' takes int, but the value is of type str: return a value that it takes"
         assert (driver.source("rows").refused, driver.rows("store")) == ([("2", reason)], [(1,), (3,)])
         driver.source("rows").add(4)
         for _ in range(DEATHS_MAX):

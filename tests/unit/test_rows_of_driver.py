@@ -151,7 +151,7 @@ def test_refused_row_becomes_a_dead_letter_of_the_driver(target: str, tmp_path: 
     assert (
         why
         == [of_target(sink, "7")]
-        == ["column 'value' takes int, and the value is of type str: return a value that it takes"]
+        == ["column 'value' takes int, but the value is of type str: return a value that it takes"]
     )
 
 
@@ -169,10 +169,10 @@ def test_value_at_a_limit_of_the_target_is_taken_by_the_driver(target: str, name
     [
         ("sqlite", math.nan, "no NaN"),
         ("sqlite", 2**63, "integers of 64 bits"),
-        ("sqlite", Decimal(1), "bool or bytes or float or int or str, and the value is of type Decimal"),
+        ("sqlite", Decimal(1), "bool or bytes or float or int or str, but the value is of type Decimal"),
         ("postgresql", "\0", "no text with NUL"),
-        ("postgresql", "\udfff", "no text with half of a surrogate pair, which UTF-8 does not have"),
-        ("redis", b"1", "bool or float or int or str, and the value is of type bytes"),
+        ("postgresql", "\udfff", "no text with half of a surrogate pair, which UTF-8 cannot encode"),
+        ("redis", b"1", "bool or float or int or str, but the value is of type bytes"),
     ],
 )
 def test_columns_without_types_refuse_what_no_column_of_the_target_takes(
@@ -192,7 +192,7 @@ def test_parquet_without_its_library_has_the_rules_of_types(monkeypatch: pytest.
     sink = declare("parquet", tmp_path, Decimal)
     assert isinstance(sink, RowRules)
     sink.check(rows)
-    with pytest.raises(RowRefused, match="column 'value' takes Decimal, and the value is of type float"):
+    with pytest.raises(RowRefused, match="column 'value' takes Decimal, but the value is of type float"):
         sink.check([*rows, Row(b"", (None, 0.1))])
 
 

@@ -19,7 +19,7 @@ from kstreams_py.sinks.manifest import DataFile, Manifest, choose_merged, decode
 URL = "postgresql://loader:s3cret@db.example:5433,other:5432/flights?password=s3cret"
 
 
-ESCAPED = "in user and password write / ? # , @ as %2F %3F %23 %2C %40, and elsewhere @ as %40"
+ESCAPED = "in the user and password, write / ? # , @ as %2F %3F %23 %2C %40; elsewhere, write @ as %40"
 
 
 @pytest.mark.parametrize(
@@ -39,13 +39,13 @@ ESCAPED = "in user and password write / ? # , @ as %2F %3F %23 %2C %40, and else
         (
             lambda: Redis("redis://cache", key="k", columns={"a": cast(type, "text")}),
             (
-                "column 'a' has the type 'text', no Python type, which the target does not have: choose bool or float "
-                "or int or str"
+                "column 'a' has the type 'text', not a Python type, which the target does not have: choose bool or "
+                "float or int or str"
             ),
         ),
         (
             lambda: SQLite("f", table="t", columns=("a",), evidence="key"),
-            "evidence='key' is not kept: choose 'hash' or 'offsets'",
+            "the target does not keep evidence='key': choose 'hash' or 'offsets'",
         ),
         (
             lambda: SQLite("f", table="t", columns=("a", "b", "A")),

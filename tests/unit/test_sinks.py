@@ -188,8 +188,8 @@ def test_sink_on_a_file_that_is_no_database_raises_with_the_remedy(tmp_path: Pat
         (
             "delivery_hash BLOB PRIMARY KEY, origin",
             (
-                "has the columns (delivery_hash, origin), and the sink stores (delivery_hash, carrier): "
-                "declare those of the table, or name another table"
+                "has the columns (delivery_hash, origin), but the sink stores (delivery_hash, carrier): "
+                "declare the columns of the table, or name another table"
             ),
         ),
         (

@@ -392,7 +392,7 @@ def test_row_that_is_refused_without_a_topic_for_dead_letters_ends_the_worker() 
             driver.run()
         assert (caught.value.exit_status, driver.rows("p")) == (2, [("d", 1)])
     assert str(caught.value) == (
-        "p: reading a[0]@1: column 'length' takes int, and the value is of type str: return a value that it takes; or "
+        "p: reading a[0]@1: column 'length' takes int, but the value is of type str: return a value that it takes; or "
         "declare a topic for dead letters (`errors=`), and the record becomes one: without it, its worker ends"
     )
 
