@@ -238,10 +238,10 @@ def test_replica_of_a_newer_version_is_refused() -> None:
         cluster = begin(peers=1)
         keep(cluster, b"p0", encode_replica(KEPT))
         keep(cluster, b"p7", value)
-        text = re.escape(f"{REPLICAS}[0]@1: cluster shop was begun by another version of kstreams_py (its log has ")
-        with pytest.raises(SettingsError, match=f"^{text}version 2, this one has 1"):
+        text = re.escape(f"{REPLICAS}[0]@1: cluster shop was created by another version of kstreams_py (its log has ")
+        with pytest.raises(SettingsError, match=f"^{text}version 2, this peer has 1"):
             read_replica(cluster, NAME)
-        with pytest.raises(SettingsError, match=f"^{text}version 2, this one has 1"):
+        with pytest.raises(SettingsError, match=f"^{text}version 2, this peer has 1"):
             KafkaLog(cluster, NAME, "p1").start()
 
 

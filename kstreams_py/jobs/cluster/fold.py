@@ -43,7 +43,7 @@ DEPARTED_KEPT: Final = 1_000
 """The number of ids of departed peers and dropped jobs that a replica keeps."""
 
 AUTHORS_KEPT: Final = 1_000
-"""The number of authors whose newest command a replica keeps: a copy of a command comes soon after it, or never."""
+"""The number of authors that a replica remembers: a copy of a command follows it soon, or never."""
 
 
 def apply(replica: Replica, entry: Entry, offset: int) -> Replica:
@@ -62,8 +62,8 @@ def apply(replica: Replica, entry: Entry, offset: int) -> Replica:
 def refuse_version(cluster: str, version: int) -> SettingsError:
     """Returns the exception for a cluster whose log or replica has another version of the fold."""
     return SettingsError(
-        f"cluster {cluster} was begun by another version of kstreams_py (its log has version {version}, this one has "
-        f"{VERSION}): run the same version on all peers, or choose another name"
+        f"cluster {cluster} was created by another version of kstreams_py (its log has version {version}, this peer "
+        f"has {VERSION}): run the same version on all peers, or choose another name"
     )
 
 
@@ -226,7 +226,7 @@ def _ready(replica: Replica, command: SignalReady) -> Replica:
 
 
 def _start(replica: Replica, name: JobId) -> Replica:
-    """Starts a job once one peer of each task is ready, and all peers of a grouped task: each has its own keys."""
+    """Starts a job once each task has a ready peer; a grouped task needs all its peers, as each has its own keys."""
     job = replica.jobs[name]
     if job.phase is JobPhase.STARTING and all(_is_ready(replica, name, task) for task in job.left):
         return _with_job(replica, name, replace(job, phase=JobPhase.RUNNING))
@@ -282,7 +282,7 @@ def _end(replica: Replica, name: JobId, phase: JobPhase) -> Replica:
 
 
 def _forget_ended(replica: Replica) -> Replica:
-    """Drops the first of the ended jobs if there are too many."""
+    """Drops the oldest ended jobs if there are too many."""
     ended = [name for name, job in replica.jobs.items() if job.has_ended]
     dropped = ended[: max(0, len(ended) - ENDED_KEPT)]
     jobs = {name: job for name, job in replica.jobs.items() if name not in dropped}

@@ -171,7 +171,7 @@ class ClusterMembership:
             raise SettingsError(f"cluster {self._settings.cluster} refuses this peer: {why}")
 
     def _check_settings(self) -> None:
-        """Raises SettingsError if the cluster was begun with other settings than this peer has."""
+        """Raises SettingsError if the settings of the cluster differ from those that this peer has."""
         found, wanted = self.replica, self._settings
         if found.version != VERSION:
             raise refuse_version(wanted.cluster, found.version)
@@ -197,7 +197,7 @@ class ClusterMembership:
         ):
             if of_cluster != own:
                 raise SettingsError(
-                    f"cluster {wanted.cluster} was begun {'with' if of_cluster else 'without'} {option}: start this "
+                    f"cluster {wanted.cluster} was created {'with' if of_cluster else 'without'} {option}: start this "
                     f"peer {'with' if of_cluster else 'without'} it, or choose another name for the cluster"
                 )
 

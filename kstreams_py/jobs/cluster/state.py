@@ -13,7 +13,7 @@ class JobPhase(StrEnum):
     """What a job does.
 
     - `WAITING`: it has no peers.
-    - `STARTING`: it has a peer for each task, and waits until one of each is ready.
+    - `STARTING`: it has a peer for each task, and waits until one is ready; for a grouped task, until all are.
     - `RUNNING`: its inputs are read.
     - `COMPLETED`, `KILLED`, `REFUSED`: it has ended.
     """
@@ -57,8 +57,8 @@ class JobState:
     - `complete`: the tasks for which nothing is left to do.
     - `sealed`: the peers that have nothing left to read, by task.
     - `ready`: the peers that are ready to run their task.
-    - `slots`: the peers of the slots of each grouped task, by their numbers.
-    - `deaths`: how often the death of a peer stopped the job, as the last peer of a task.
+    - `slots`: for each grouped task, the number of the peer of each slot.
+    - `deaths`: how often the job stopped because the last peer of a task died.
     - `why`: why the job was refused, or which error ended it.
     """
 
@@ -77,7 +77,7 @@ class JobState:
 
     @property
     def has_ended(self) -> bool:
-        """Whether it never gets peers again."""
+        """Whether it will never have peers again."""
         return self.phase in ENDED
 
     @property
@@ -96,14 +96,14 @@ class Replica:
     """The state of a cluster after some entries of its log.
 
     - `version`: the version of the fold that made it; 0 before the first entry.
-    - `messenger`: the name of the messenger of all peers.
+    - `messenger`: the name of the messenger that all peers use.
     - `offset`: the offset of the last entry that was applied.
     - `planned_at`: the offset of the last entry that made a plan.
     - `joined`, `deaths`: how many peers have ever joined, and how many of them have died or were found silent.
     - `peers`: the members, in the order in which they joined.
-    - `jobs`: in the order of submission; of those that have ended, the last ones.
+    - `jobs`: in the order of submission; only the newest of the ended jobs are kept.
     - `assignments`: the tasks of the peers that have one.
-    - `departed`: the ids of the peers that left and of the jobs that were dropped last: they never come back.
+    - `departed`: the newest ids of peers that left and of jobs that were dropped: such an id is never used again.
     - `sequences`: the number of the newest command of each author.
     - `drops_last`, `joins_running`: see `shares.share`.
     - `frame_max`: the most bytes of a frame that peers send each other.
@@ -136,7 +136,7 @@ class Replica:
         ]
 
     def ready_peers_of(self, job: JobId, task: str) -> list[PeerId]:
-        """Returns the peers of a task that are ready."""
+        """Returns the ready peers of a task."""
         return [peer for peer in self.peers_of(job, task) if peer in self.jobs[job].ready]
 
     def open_jobs(self) -> Iterable[tuple[JobId, JobState]]:
@@ -144,6 +144,6 @@ class Replica:
         return ((name, job) for name, job in self.jobs.items() if not job.has_ended)
 
     def covers(self, job: JobId, assignments: Mapping[PeerId, Assignment]) -> bool:
-        """Returns whether each task of a job that is not complete has a peer."""
+        """Returns whether each incomplete task of a job has a peer."""
         tasks = {each.task for each in assignments.values() if each.job == job}
         return all(task.id in tasks for task in self.jobs[job].left)

@@ -6,7 +6,7 @@ nothing changes for several rounds, they were at the peer that left. So only the
 again, and only for these inputs does the death count as an attempt: inputs that kill their peers are found, and inputs
 that were at other peers are not suspected.
 
-A round may count a segment that is being sent twice, or not at all. The entry of its input changes with the next round.
+While a segment is being sent, a round may count it twice, or not at all: a single difference proves no loss.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class SegmentAudit:
         return len(self._ids)
 
     def doubt(self, segments: Iterable[SegmentId]) -> None:
-        """Adds inputs, and begins their rounds again."""
+        """Adds inputs, and counts their rounds from the start again."""
         self._ids.update(dict.fromkeys(segments))
 
     def begin(self, now: float, peers: Collection[int]) -> list[list[SegmentId]]:
