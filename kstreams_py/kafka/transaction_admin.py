@@ -1,4 +1,4 @@
-"""Requests about transactions: list, describe, find on partitions, read from logs, end by a marker."""
+"""Requests about transactions: list, describe, find on partitions, read from logs, end with a marker."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PAGE_BYTES: Final = 4 << 20
 """Bytes of a partition in one answer."""
 
 READ_SHARE: Final = 0.5
-"""The share of a request's time limit that reading a partition may take; what is left then is not read."""
+"""The share of a request's time limit that reading a partition may take; the rest of the partition is not read."""
 
 LARGEST_OFFSET: Final = (1 << 63) - 1
 EARLIEST: Final = -2
@@ -82,12 +82,15 @@ class TransactionAdmin(Requests):
         )
 
     def partitions(self, topics: Collection[str] | None = None) -> dict[str, int]:
-        """Returns the partition count of each of these topics that exists; for None, of all that this user may see."""
+        """Returns the partition count of each topic that exists.
+
+        - `topics`: the names of the topics; None for all that this user may see.
+        """
 
         def ask(client: Any) -> dict[str, int]:
             from kafka import errors  # noqa: PLC0415
 
-            # for a name that UTF-8 cannot encode, kafka-python would report a broker that gives no answer
+            # for a name that UTF-8 cannot encode, kafka-python would report that no broker answers
             names = None if topics is None else sorted(filter(str.isascii, topics))
             found = {}
             for topic in client._manager.run(client._get_cluster_metadata, names)["topics"]:
@@ -118,7 +121,7 @@ class TransactionAdmin(Requests):
         return Retriable(str(error))
 
     def max_timeout(self) -> float | None:
-        """Returns the longest transaction timeout that the brokers accept, in seconds; None if it is not shown."""
+        """Returns the longest transaction timeout that the brokers accept, in seconds; None if they do not show it."""
 
         def ask(client: Any) -> float | None:
             from kafka.admin import ConfigResource, ConfigResourceType  # noqa: PLC0415
@@ -141,7 +144,7 @@ class TransactionAdmin(Requests):
         return self._read(partition, start, lambda batch: bool(batch.producer_id == producer_id))
 
     def decisions(self, transactional_id: str) -> tuple[tuple[Prepared, ...], bool]:
-        """Returns the coordinator's decisions about an id's transactions, in order, and whether the log was read whole.
+        """Returns the coordinator's decisions about an id's transactions, in order, and whether it read the whole log.
 
         Compaction deletes older decisions.
         """
@@ -176,7 +179,7 @@ class TransactionAdmin(Requests):
         return self.ask(f"reading {partition}", f"READ on topic {partition.topic}", ask)
 
     def last_of_batch(self, partition: TopicPartition, offset: int) -> int:
-        """Returns the last offset of the batch that has `offset`, without decompressing it; `offset` if none has it."""
+        """Returns the last offset of the batch that contains `offset`; `offset` if none does. Decompresses nothing."""
 
         def ask(client: Any) -> int:
             from kafka import TopicPartition as Place  # noqa: PLC0415
@@ -188,7 +191,7 @@ class TransactionAdmin(Requests):
         return self.ask(f"reading {partition}", f"READ on topic {partition.topic}", ask)
 
     def write_marker(self, partition: TopicPartition, transaction: OpenTransaction, *, commits: bool) -> None:
-        """Ends a transaction on one partition by the marker that its coordinator did not write."""
+        """Ends a transaction on one partition: writes the marker that its coordinator did not write."""
 
         def ask(client: Any) -> None:
             from kafka import TopicPartition as Place  # noqa: PLC0415

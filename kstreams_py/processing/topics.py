@@ -1,4 +1,4 @@
-"""The topics of a graph: creates missing topics, rejects topics that differ, and follows inputs that get partitions."""
+"""The topics of a graph: creates missing topics, rejects topics that differ, follows inputs that gain partitions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ BEGINNINGS_SETTINGS: Mapping[str, str] = {"cleanup.policy": "compact"}
 def create_topics(graph: Graph, cluster: Cluster, partitions: int = DEFAULT_PARTITIONS) -> list[str]:
     """Creates the graph's missing topics, and returns their names.
 
-    A topic that declares no number of partitions gets that of Graph.partitions_like(), or `partitions`.
+    A topic that declares no number of partitions gets the number that Graph.partitions_like() returns; `partitions` is
+    its default.
     """
     counts = {info.name: info.partitions for info in find_topics(graph, cluster).values()}
     missing = [name for name in graph.topics if name not in counts]
@@ -43,7 +44,10 @@ def create_topics(graph: Graph, cluster: Cluster, partitions: int = DEFAULT_PART
 
 
 def find_topics(graph: Graph, cluster: Cluster, names: Collection[str] | None = None) -> dict[str, TopicInfo]:
-    """Returns the existing topics of these names, as their own clusters describe them; all of the graph if None."""
+    """Returns the existing topics of a graph, as their own clusters describe them.
+
+    - `names`: the topics to look up; None for all.
+    """
     declared = graph.topics
     asked = list(declared.values()) if names is None else [declared[name] for name in names]
     found: dict[str, TopicInfo] = {}
@@ -152,9 +156,9 @@ def describe_idle_slots(graph: Graph, found: Mapping[str, TopicInfo], slots: int
         return ""
     most = max(read)
     return (
-        f"graph {graph.name!r} has {slots} slots, but its inputs have {most} partition(s): one slot at a time reads a "
-        f"partition, so {slots - most} of the slots stay idle: run {most}, or create the topics with more partitions "
-        "(partitions= of the topic, --partitions with --create-topics)"
+        f"graph {graph.name!r} has {slots} slots, but its inputs have {most} partition(s): only one slot at a "
+        f"time reads a partition, so {slots - most} of the slots stay idle: run {most} slots, or create topics with "
+        "more partitions (partitions= of the topic, --partitions with --create-topics)"
     )
 
 
@@ -173,7 +177,7 @@ def _own_topics(
 ) -> dict[str, dict[str, tuple[int, Mapping[str, str]]]]:
     """Returns the partitions and settings of the framework's own topics for these processors, by cluster and by name.
 
-    Raises TopicError if a changelog and its inputs differ in their number of partitions.
+    Raises TopicError if a processor's inputs and its changelog differ in their number of partitions.
     """
     wanted: dict[str, dict[str, tuple[int, Mapping[str, str]]]] = {"": {}}
     for processor in processors:
@@ -199,15 +203,15 @@ def _check_growth(graph: Graph, processor: Processor, changelog: str, partitions
         commands = commands_of(graph, processor)
         raise TopicError(
             f"{processor.id}: its inputs have {partitions} partitions, but its changelog {changelog!r} has "
-            f"{found.partitions}: new records of a key may be in another partition than its state: read topics with "
-            f"{found.partitions} partitions; or copy the inputs to new topics with {partitions} partitions "
+            f"{found.partitions}: new records of a key may be in a different partition from its state: read topics "
+            f"with {found.partitions} partitions; or copy the inputs to new topics with {partitions} partitions "
             f"(`@graph.map(OLD, to=NEW)`), read these, and {commands.start_over(changelog)}; without a copy, a key "
             "that has records in two partitions gets a state in each"
         )
 
 
 class Growth:
-    """Checks the inputs of a processor again when they get partitions, and adds as many to its journal."""
+    """Checks the inputs of a processor again when they gain partitions, and adds partitions to its journal."""
 
     def __init__(self, graph: Graph, processor: Processor, cluster: Cluster, topics: Mapping[str, TopicInfo]) -> None:
         """Raises GraphError if inputs that are read in step differ in their number of partitions."""
@@ -227,7 +231,7 @@ class Growth:
         if any(tp.partition >= self._counts[tp.topic] for tp in partitions):
             found = self._cluster.topics([topic.name for topic in self._processor.inputs])
             self._counts = self._count(found)
-            # another processor that reads the topic and is refused reports that itself, under its own name
+            # only this processor is checked: another reader of the topic reports a refusal under its own name
             _ensure(self._cluster, _own_topics(self._graph, self._cluster, found, [self._processor]))
 
     def _count(self, topics: Mapping[str, TopicInfo]) -> dict[str, int]:

@@ -1,8 +1,8 @@
 """Makes a cut: asks the cluster in an order that keeps each transaction whole.
 
 1. The last stable offset of each partition (`settled`): transactions with records below it are decided.
-2. The committed offsets of the writers: readers of an output before its writers. If offsets of a group are pending, the
-   cut waits for them, so that a transaction that is decided on an output is also decided in the group.
+2. The committed offsets of the writers; the cut asks readers of an output before its writers. If offsets of a group are
+   pending, the cut waits for them, so that a transaction that is decided on an output is also decided in the group.
 3. The high watermark of each partition: the records of all transactions whose offsets were read are below it. It is the
    `end`, once the last stable offset has reached it.
 
@@ -45,12 +45,12 @@ POLL_SECONDS: Final = 0.02
 def cut(
     graph: Graph, topics: Sequence[str] | None = None, *, settings: Settings | None = None, timeout: float | None = None
 ) -> Cut:
-    """Makes a cut of topics of a graph: each transaction of its processors is inside on all topics or on none.
+    """Makes a cut of topics of a graph: each transaction of its processors is inside the cut on all topics or on none.
 
     - `topics`: their names; None for all that are on the graph's own cluster.
     - `settings`: Settings.load() by default.
     - `timeout`: seconds to wait for open transactions. None for `transaction_timeout_ms` plus 15 s: by then, the
-      broker has ended all that do not hang.
+      broker has ended every transaction that does not hang.
 
     Takes about as long as a transaction. Raises UserMistake for a topic that the graph does not have, for a processor
     whose records do not show their transactions, and for a transaction that stays open; TopicError for a topic that
@@ -96,7 +96,7 @@ class Cutting:
             try:
                 if (found := self._try(deadline)) is not None:
                     return found
-                why = "topics of the cut are created or extended all the time"
+                why = "topics of the cut keep being created or extended"
             except Retriable as error:
                 why = str(error)
             if self._clock() > deadline:
@@ -131,7 +131,7 @@ class Cutting:
         )
 
     def _find_topics(self) -> dict[str, TopicInfo]:
-        """Returns the topics of the cut and the inputs of their writers, except of pipelines that have not run."""
+        """Returns the topics of the cut and their writers' inputs. A pipeline that has not run may lack inputs."""
         of_processors = {name for each in self._writers if each.processor is not None for name in each.inputs}
         of_pipelines = {name for each in self._writers if each.processor is None for name in each.inputs}
         needed = {*self._names, *of_processors}

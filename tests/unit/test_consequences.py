@@ -143,8 +143,8 @@ def test_state_of_partitions_without_a_position_is_checked_before_a_reset() -> N
 
 REFUSED = (
     "count: its inputs have 4 partitions, but its changelog '__ks.g.counts.changelog' has 2: new records of a key may "
-    "be in another partition than its state: read topics with 2 partitions; or copy the inputs to new topics with 4 "
-    "partitions (`@graph.map(OLD, to=NEW)`), read these, and stop all workers, delete '__ks.g.counts.changelog' "
+    "be in a different partition from its state: read topics with 2 partitions; or copy the inputs to new topics with "
+    "4 partitions (`@graph.map(OLD, to=NEW)`), read these, and stop all workers, delete '__ks.g.counts.changelog' "
     "(`kstreams topics delete --processor`), and set the group to the start (`kstreams recover reset --to-beginning`), "
     "so that the state is made again; without a copy, a key that has records in two partitions gets a state in each"
 )

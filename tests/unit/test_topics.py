@@ -89,9 +89,9 @@ def test_more_slots_than_partitions_are_described_with_the_remedy() -> None:
     found = cluster_of(d=4).topics("abcdx")
     assert describe_idle_slots(graph, found, 4) == ""
     assert describe_idle_slots(graph, found, 8) == (
-        "graph 'g' has 8 slots, but its inputs have 4 partition(s): one slot at a time reads a partition, so 4 of the "
-        "slots stay idle: run 4, or create the topics with more partitions (partitions= of the topic, --partitions "
-        "with --create-topics)"
+        "graph 'g' has 8 slots, but its inputs have 4 partition(s): only one slot at a time reads a partition, so 4 of "
+        "the slots stay idle: run 4 slots, or create topics with more partitions (partitions= of the topic, "
+        "--partitions with --create-topics)"
     )
 
 
