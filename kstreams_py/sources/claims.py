@@ -337,7 +337,7 @@ class ClaimsFile:
         try:
             self._inputs.prepare(connection)
             self._create(connection)
-            # inputs whose claims are lost in a crash of the machine are read again, and recognized by their origins
+            # a crash of the machine may lose claims: their inputs are read again, and recognized by their origins
             connection.execute("PRAGMA synchronous = NORMAL")
         except BaseException:
             connection.close()

@@ -2,7 +2,7 @@
 
 A connection costs a file descriptor, and a body costs memory. So the number of connections, the duration and the size
 of a request, and the bytes of all bodies are bounded. Only this thread has the state of requests; the job's thread
-takes inputs from a queue, and sends their ends to the loop.
+takes inputs from a queue, and tells the loop how each one ended.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ BUFFER_MAX: Final = 1 << 20
 """The most bytes that a connection buffers."""
 
 SPARE_CONNECTIONS: Final = 64
-"""Connections beyond those of waiting requests. One connection more closes the oldest without a whole request."""
+"""Connections in addition to one for each waiting request. One more closes the oldest that has no whole request."""
 
 END_SECONDS: Final = 5.0
 """The most seconds to wait for the end of the server's thread, and of its connections."""
@@ -79,7 +79,7 @@ def open_requests(
     address: tuple[str, int],
     files: _Files,
 ) -> RequestsConnection:
-    """Begins to take requests.
+    """Opens a path on a port. The first `read` lets clients in.
 
     - `name`: the source's name in messages.
     - `reader`: the name of the source in its graph, with the graph's name.
@@ -133,7 +133,7 @@ class RequestsConnection:
         self._end([(claim, self._path.rules.refused(reason)) for claim, reason in claims])
 
     def give_back(self, claims: Sequence[Claim], *, failed: bool) -> None:  # noqa: ARG002, likewise
-        """Answers each request that it is to be sent again."""
+        """Tells the client of each request to send it again."""
         self._end([(claim, STOPPED) for claim in claims])
 
     def name_of(self, claim: Claim) -> str:
@@ -157,13 +157,13 @@ class RequestsConnection:
 
 
 class _Path:
-    """One path of a port. The server's thread owns all of it but the queue."""
+    """One path of a port. The server's thread owns all of it except the queue."""
 
     def __init__(self, name: str, rules: RequestRules) -> None:
         self.name, self.rules = name, rules
         self.url = name
         self.queue = deque[Claim]()
-        """The inputs that were not read yet: the server's thread appends to it, the job's thread takes from it."""
+        """The inputs that have not been read yet: the server's thread appends them, the job's thread takes them."""
         self.wake: Callable[[], None] = lambda: None
         self.inputs = RequestInputs[_Exchange](rules)
         self.is_closed = False
@@ -206,7 +206,7 @@ class _Path:
 
 def _answer(exchanges: Iterable[_Exchange], reply: Reply) -> None:
     loop = asyncio.get_running_loop()
-    for each in exchanges:  # by the loop, so that an error of one stops no other
+    for each in exchanges:  # by the loop, so that an error in one answer does not stop the others
         loop.call_soon(each.answer, reply)
 
 
@@ -256,7 +256,7 @@ class _Exchange(HTTPMessageDelegate):
                 self._release()
 
     def finish(self) -> None:
-        """Takes the request, which is whole."""
+        """Takes the request, which has arrived completely."""
         if self._is_over:
             return
         self._is_whole = True
@@ -329,7 +329,7 @@ class _Listener(HTTPServer):
 
     - `bound`: its socket, which accepts no connection before `begin`.
     - `files`: its certificate and key.
-    - `paths`: by name. A closed path stays, and answers that requests are to be sent again.
+    - `paths`: by name. A closed path stays, and tells clients to send their requests again.
     - `resting`: the connections without a whole request, the longest resting first.
     """
 
@@ -351,7 +351,7 @@ class _Listener(HTTPServer):
         return wanted if self._files_max == resource.RLIM_INFINITY else min(wanted, self._files_max // 2)
 
     def handle_stream(self, stream: IOStream, address: Any) -> None:
-        """Takes a new connection; if there are too many, in the place of a resting one."""
+        """Takes a new connection. If there are too many, it replaces a resting one, or is closed if there is none."""
         if self._count >= self._connections_max:
             if not self.resting:
                 stream.close()
@@ -370,13 +370,13 @@ class _Listener(HTTPServer):
         return _Exchange(self, connection)
 
     def on_close(self, server_conn: object) -> None:
-        """Notes the end of a connection."""
+        """Records the end of a connection."""
         self._count -= 1
         self.resting.pop(cast(HTTP1ServerConnection, server_conn).stream, None)
         super().on_close(server_conn)
 
     def rest(self, stream: IOStream) -> None:
-        """Notes that a connection has no whole request, from now on."""
+        """Records that a connection has no whole request from now on."""
         self.resting.pop(stream, None)
         if not stream.closed():
             self.resting[stream] = None
@@ -415,7 +415,7 @@ class _Server:
         return self._thread is not None and self._thread.is_alive()
 
     def open(self, path: _Path, address: tuple[str, int], files: _Files) -> _Listener:
-        """Takes requests of a path. Raises SettingsError."""
+        """Opens a path. Raises SettingsError."""
         with self._lock:
             if not self.is_alive:
                 self._listeners = {}  # after a fork, the listeners belong to the parent
@@ -525,7 +525,10 @@ def _bind(name: str, address: tuple[str, int]) -> socket.socket:
                 f"{name}: port {address[1]} is in use: end the program that uses it, or choose another port; a graph "
                 "with this source runs with one worker (--workers 1)"
             ) from None
-        raise SettingsError(f"{name}: cannot listen there: {error.strerror or error}: correct host= or port=") from None
+        why = error.strerror or error
+        raise SettingsError(
+            f"{name}: cannot listen on port {address[1]} of {address[0]}: {why}: correct host= or port="
+        ) from None
     bound.setblocking(False)
     return bound
 

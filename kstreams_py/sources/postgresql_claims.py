@@ -39,9 +39,9 @@ CREATE TABLE IF NOT EXISTS {schema}.kstreams_claim_owners (
 CREATE TABLE IF NOT EXISTS {schema}.kstreams_source_id (reader text COLLATE "C" PRIMARY KEY, id text NOT NULL,
     table_oid oid NOT NULL)
 """
-"""The order of the collation "C" never changes; the order of others may, with the libraries of the server.
+"""The order of the collation "C" never changes; a new library on the server may change the order of other collations.
 
-The index has the few claims that are not done: without it, a search for them would read all claims.
+The index has the few open claims: without it, a search for them would read all claims.
 """
 
 _NOW: Final = "clock_timestamp()"
@@ -80,7 +80,7 @@ class Abandoned(NamedTuple):
 class ClaimTables:
     """The claims of one reader of one table, in the session of a worker.
 
-    - `owner`: the number and the lease of this worker among the owners of claims.
+    - `owner`: the number of this worker among the owners of claims, and its lease in seconds.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class ClaimTables:
         commit_to_disk(connection)  # rows are stored under this identity, which must not be lost
         self._create(source)
         self.identity = f"{self._identify(source)} {self._reader}"
-        # rows whose claims are lost in a crash of the machine are read again, and stored once by their origins
+        # a crash of the machine may lose claims: their rows are read again, and recognized by their origins
         connection.execute("SET synchronous_commit = off")
 
     def _create(self, source: str) -> None:
@@ -118,7 +118,7 @@ class ClaimTables:
         kinds = ["SELECT", "INSERT", "UPDATE", "DELETE"]
         if not self._connection.execute(rights, (names, kinds)).fetchall()[0][0]:
             granted = f"GRANT {', '.join(kinds)} ON {', '.join(names)} TO {role}"
-            raise SettingsError(f"{source}: a right to the tables of the claims is missing: run {granted}")
+            raise SettingsError(f"{source}: a right to the tables of claims is missing: run {granted}")
 
     def _identify(self, source: str) -> str:
         """Returns an id that distinguishes this table from others that had its name.
@@ -141,7 +141,7 @@ class ClaimTables:
         if found is None or found[1] != self._table.oid:
             where = "WHERE reader = '{}'".format(self._reader.replace("'", "''"))
             raise SettingsError(
-                f"{source} was created again, or restored, since its rows were claimed: if they are other rows now, "
+                f"{source} was created again, or restored, since its rows were claimed: if its rows are different now, "
                 f"run DELETE FROM {show(self._claims)} {where}; if they are the same, run UPDATE "
                 f"{show(self._identity)} SET table_oid = {self._table.oid} {where}"
             )
@@ -216,7 +216,7 @@ class ClaimTables:
         return [Abandoned(*each) for each in found]
 
     def take(self, abandoned: Sequence[Abandoned], batch: int, reason: str | None = None) -> int:
-        """Takes abandoned claims, or refuses their rows with a reason. Returns how many: others may be faster."""
+        """Takes abandoned claims, or refuses their rows with a reason. Returns how many: workers compete for them."""
         statement = (
             f"WITH taken AS (SELECT c.key FROM unnest(%(keys)s::text[], %(states)s::smallint[], %(owners)s::bigint[])"
             f" AS given(key, state, owner) JOIN {self._claims} AS c ON c.reader = %(reader)s AND c.key = given.key"
@@ -280,7 +280,7 @@ class ClaimTables:
         self._connection.execute(statement, self._parameters() | given)
 
     def are_open(self) -> bool:
-        """Returns whether any claim is not done."""
+        """Returns whether any claim is neither done nor refused."""
         statement = f"SELECT EXISTS (SELECT FROM {self._claims} WHERE reader = %(reader)s AND state <= {CLAIMED})"
         [(found,)] = self._connection.execute(statement, self._parameters()).fetchall()
         return bool(found)

@@ -276,7 +276,7 @@ REFUSED: Final[dict[str, tuple[str, Callable[[InPostgreSQL], object]]]] = {
     "no right to read": ("permission denied for table orders: run GRANT SELECT ON s", of_role("USAGE ON SCHEMA {0}")),
     "no right to create": (": run GRANT CREATE ON SCHEMA", of_role("USAGE ON SCHEMA {0}", "SELECT ON {0}.orders")),
     "no right to claim": (
-        "a right to the tables of the claims is missing: run GRANT SELECT, INSERT, UPDATE, DELETE ON",
+        "a right to the tables of claims is missing: run GRANT SELECT, INSERT, UPDATE, DELETE ON",
         lambda medium: (medium.open(), of_role("USAGE ON SCHEMA {0}", "SELECT ON ALL TABLES IN SCHEMA {0}")(medium)),
     ),
 }
