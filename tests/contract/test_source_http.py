@@ -448,7 +448,7 @@ WRONG: dict[str, tuple[str, dict[str, Any]]] = {
     "key alone": ("key='a.key': give its certificate= as well", {"key": "a.key"}),
     "no certificate": ("cannot use nowhere.pem: No such file or directory: give", {"certificate": "nowhere.pem"}),
     "no PEM": (f"cannot use {__file__}: [SSL] PEM lib", {"certificate": __file__}),
-    "no host": (" of nowhere.invalid: ", {"host": "nowhere.invalid", "token": "x"}),
+    "no host": ("cannot listen on port 0 of nowhere.invalid: ", {"host": "nowhere.invalid", "token": "x"}),
 }
 
 
