@@ -1,4 +1,4 @@
-"""The inputs of a source that are neither acknowledged nor given back: the first removal of an input decides."""
+"""The inputs of a source that are neither acknowledged nor given back. The first removal decides what becomes of one."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ ClaimT = TypeVar("ClaimT")
 
 
 class Times(NamedTuple):
-    """When inputs were read, and when they are overdue, by the clock of `PendingInputs.add`."""
+    """When inputs were read and when they become overdue, by the clock of `PendingInputs.add`."""
 
     since: float
     due: float
 
 
 class OldestInput(NamedTuple, Generic[ClaimT]):
-    """The input that was read first, and when, by the clock of `PendingInputs.add`."""
+    """The input that was read first, and when it was read, by the clock of `PendingInputs.add`."""
 
     segment: SegmentId
     claim: ClaimT
@@ -27,10 +27,10 @@ class OldestInput(NamedTuple, Generic[ClaimT]):
 
 
 class PendingInputs(Generic[ClaimT]):
-    """The inputs of one source that are under way, by the time at which they are overdue.
+    """The inputs of one source that are under way, in the order in which they become overdue.
 
     An input leaves by `complete`, `expire` or `take_all`, whichever comes first. So it is never both acknowledged and
-    read again, and what comes later for it changes nothing.
+    read again, and anything that comes later for it changes nothing.
     """
 
     def __init__(self, timeout: float) -> None:
@@ -58,7 +58,7 @@ class PendingInputs(Generic[ClaimT]):
 
     @property
     def oldest(self) -> OldestInput[ClaimT] | None:
-        """The input that was read first; None if there is none. Any thread may ask for it."""
+        """The input that was read first; None if there is none. Any thread may read it."""
         found = min(self._inputs.copy().items(), key=lambda each: each[1][1].since, default=None)
         if found is None:
             return None
@@ -80,7 +80,7 @@ class PendingInputs(Generic[ClaimT]):
         self._inputs.update(zip(segments, zip(claims, repeat(Times(now, now + self.timeout))), strict=True))
 
     def complete(self, segments: Iterable[SegmentId]) -> list[ClaimT]:
-        """Removes complete inputs, and returns their claims; counts those that are not pending."""
+        """Removes complete inputs, and returns their claims. Counts inputs that are not pending."""
         claims = list[ClaimT]()
         for segment in segments:
             if (found := self._inputs.pop(segment, None)) is None:
@@ -109,7 +109,7 @@ class PendingInputs(Generic[ClaimT]):
                 self._inputs[segment] = found[0], Times(found[1].since, now + self.timeout)
 
     def take_all(self) -> list[ClaimT]:
-        """Removes all inputs, and returns their claims, to be given back at the end of a job."""
+        """Removes all inputs, and returns their claims: the end of a job gives them back."""
         taken = [claim for claim, _ in self._inputs.values()]
         self._inputs.clear()
         return taken

@@ -1,20 +1,20 @@
-"""The link to one other peer: it loses and doubles nothing while both peers live.
+"""The link to one other peer: it neither loses nor duplicates anything while both peers live.
 
-Frames travel in two lanes, each with numbers from 1. The receiver accepts them in order, drops what it has already, and
-asks again when a number is missing. The sender keeps a frame until it is accepted, and sends it again after a time-out
-(go-back-N). So a messenger may lose, double and reorder frames.
+Frames travel in two lanes, each numbered from 1. The receiver accepts frames in order, drops those that it already has,
+and asks again when a number is missing. The sender keeps a frame until it is accepted, and sends it again after a
+time-out (go-back-N). So a messenger may lose, duplicate and reorder frames.
 
 The receiver answers a few frames at a time, or soon after the first one: at a thousand single segments a second, an
-answer to each would be half of all frames. It answers at once if it misses a frame or has it already.
+answer to each would be half of all frames. It answers at once if a frame is missing or is one that it already has.
 
 - The lane for data has credit: each task takes only as many segments as it can hold. The sender keeps the others, and
-  reports how many wait. The credit belongs to one task: if tasks shared it, those of two peers could wait for each
+  reports how many wait. The credit belongs to one task: if tasks shared it, the tasks of two peers could wait for each
   other, each peer full of segments for a task that waits for the other peer.
-- The lane for control is never refused. What it holds is bounded by the inputs that may be under way. Acknowledgements
-  behind data could wait for ever: the data waits for credit, and that for the acknowledgements.
+- The lane for control is never refused. Its content is bounded by the inputs that may be under way. Acknowledgements
+  behind data could wait for ever: the data waits for credit, and the credit waits for the acknowledgements.
 
-Segments of an epoch that is older than the receiver's come back through the lane for control. Those of a newer one are
-kept until the receiver has it.
+Segments of an epoch older than the receiver's come back through the lane for control. The receiver keeps segments of a
+newer epoch until it has that epoch.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ class LinkLimits:
     """The limits of a link.
 
     - `credit`: the most segments from one peer that wait for one task. A frame must fit.
-    - `window`: the most frames of a lane that are sent and not accepted.
-    - `window_bytes`: the most bytes of these; one frame is always sent.
+    - `window`: the most frames of a lane that are sent and not yet accepted.
+    - `window_bytes`: the most bytes of these frames; one frame is always sent.
     - `frame_segments`: the most segments of a frame.
 
     Raises SettingsError if a frame does not fit into the credit.
@@ -88,10 +88,10 @@ class LinkLimits:
 
 
 class LinkRest(NamedTuple):
-    """The segments that a closed link has not delivered for certain.
+    """The segments whose delivery a closed link cannot confirm.
 
     - `unsent`: frames that were never sent, or came back.
-    - `unknown`: frames that were sent, and were perhaps accepted.
+    - `unknown`: frames that were sent and may have been accepted.
     """
 
     unsent: list[SegmentFrame]
@@ -103,15 +103,15 @@ class Flow:
 
     def __init__(self) -> None:
         self.sent = 0
-        """The number of segments that were ever sent."""
+        """The number of segments sent, counted from the beginning."""
         self.granted = 0
-        """The number that may be sent, counted from the beginning; 0 if the other peer has not named the task yet."""
+        """The number of segments that may be sent, likewise; 0 if the other peer has not named the task yet."""
         self.waiting = deque[SegmentFrame]()
         self.count = 0
         """The number of segments in these frames."""
 
     def take_back(self) -> list[SegmentFrame]:
-        """Returns the frames that were never sent, and sends them no more."""
+        """Removes the frames that were never sent, and returns them."""
         frames, self.waiting, self.count = [*self.waiting], deque(), 0
         return frames
 
@@ -128,7 +128,7 @@ class _Inbox:
 class Link:
     """The link to one other peer. The clock comes in as `now`: seconds that never decrease.
 
-    - `flows`: what waits to be sent, by task.
+    - `flows`: the segments that wait to be sent, by task.
     """
 
     def __init__(
@@ -148,11 +148,11 @@ class Link:
         self._chance, self._limits, self._backoff = chance, limits or LinkLimits(), backoff
         self.counts = LinkCounts()
         self.refusal = ""
-        """Why frames of the other peer are dropped: another version or cluster; "" if they are not."""
+        """Why frames of the other peer are dropped, such as another version or cluster; "" if they are not."""
         self.is_open = False
-        """Whether the other peer has answered since the link was begun or its connection lost."""
+        """Whether the other peer has answered since the link began or last lost its connection."""
         self.heard_at: float | None = None
-        """When the last frame came that was not refused; None if none has come."""
+        """When the last frame that was not refused came; None if none has come."""
         self._is_known = False
         """Whether the other peer has sent a Hello."""
         self._data, self._control = OutgoingLane(), OutgoingLane()
@@ -173,7 +173,7 @@ class Link:
     # What this peer sends.
 
     def offer(self, frame: SegmentFrame) -> None:
-        """Takes a frame to send, however many wait; see `waiting`."""
+        """Takes a frame to send, no matter how many wait; see `waiting`."""
         flow = self._flow(frame.job, frame.reader)
         flow.waiting.append(frame)
         flow.count += len(frame)
@@ -195,7 +195,7 @@ class Link:
         return waiting + len(self._items) + len(self._data.frames) + len(self._control.frames)
 
     def flush(self, now: float, send: Send) -> None:
-        """Sends what is due: answers, control, then data as far as there is credit."""
+        """Sends what is due: answers, then control, then as much data as the credit allows."""
         for lane in (self._control, self._data):
             self.counts.resent += lane.expire(now)
         if not self.is_open:
@@ -210,7 +210,7 @@ class Link:
             self._ask_for_credit(now, send)
 
     def next_due(self) -> float | None:
-        """Returns when `flush` has something to do even if nothing comes; None if it has not."""
+        """Returns when `flush` will have something to do even if nothing comes; None if it will not."""
         lanes = self._data, self._control
         dues = [lane.due for lane in lanes if lane.due is not None]
         offers = [lane.offer_due for lane in lanes if lane.offer_due is not None]
@@ -230,7 +230,7 @@ class Link:
     # What the other peer sends.
 
     def take(self, frame: Frame, now: float) -> None:
-        """Takes a frame. `ready`, `items` and `returned` then return what is in it."""
+        """Takes a frame. `ready`, `items` and `returned` then return its contents."""
         if isinstance(frame, Hello):
             self._greet(frame, now)
         elif not self._is_known or self.refusal:
@@ -248,10 +248,10 @@ class Link:
             self.heard_at = now
 
     def ready(self, epochs: Mapping[str, int], tasks: Collection[TaskKey] | None = None) -> list[SegmentFrame]:
-        """Returns the frames of the current epoch of their job, in the order in which they came for each task.
+        """Returns the frames of the current epoch of their job; for each task, in the order in which they came.
 
-        Those of an older epoch go back to the other peer; those of a newer one are kept, as are those for other tasks
-        than `tasks` (None for all), and of a job that is not in `epochs`. The epoch of a job that has ended is ENDED.
+        Frames of an older epoch go back to the other peer. Frames are kept if their epoch is newer, their task is not
+        in `tasks` (None for all), or their job is not in `epochs`. The epoch of a job that has ended is ENDED.
         """
         found = list[SegmentFrame]()
         for key, inbox in self._inboxes.items():
@@ -269,14 +269,14 @@ class Link:
         return found
 
     def items(self) -> list[Item]:
-        """Returns the items that have come, except for frames that come back."""
+        """Returns the items that have come, except for frames that came back."""
         taken, self._taken = self._taken, []
         return taken
 
     def returned(self) -> list[SegmentFrame]:
         """Returns the frames that the other peer gave back.
 
-        The segments are to be sent again once this peer has a newer epoch: before, they would come back again.
+        Send their segments again once this peer has a newer epoch: before that, they would come back again.
         """
         returned, self._returned = self._returned, []
         return returned
@@ -289,8 +289,8 @@ class Link:
     def frames(self, *, to_send: bool = True, here: bool = True) -> list[SegmentFrame]:
         """Returns frames of segments.
 
-        - `to_send`: whether with those that the other peer has not accepted.
-        - `here`: whether with those that it has given back, and those from it that wait here.
+        - `to_send`: whether to include frames that the other peer has not accepted.
+        - `here`: whether to include frames that it has given back, and frames from it that wait here.
         """
         found = list[SegmentFrame]()
         if to_send:
@@ -303,13 +303,13 @@ class Link:
     # The ends.
 
     def forget(self, job: str) -> None:
-        """Drops what waits to be sent or taken for a job that has ended: its id must never be used again."""
+        """Drops what waits to be sent or taken for a job that has ended. The id of the job must never be used again."""
         for keyed in (self.flows, self._inboxes):
             for key in [each for each in keyed if each[0] == job]:
                 del keyed[key]
 
     def close(self) -> LinkRest:
-        """Returns what may not have been delivered. The link must not be used any more."""
+        """Returns the segments that may not have been delivered. The link must not be used afterwards."""
         unknown = [frame for data in self._data.frames if isinstance(frame := decode_frame(data), SegmentFrame)]
         waiting = [frame for flow in self.flows.values() for frame in flow.waiting]
         return LinkRest([*self._returned, *waiting], unknown)
@@ -354,7 +354,7 @@ class Link:
             self._ask_due = now + SEND_AGAIN
 
     def _ask_for_credit(self, now: float, send: Send) -> None:
-        """Asks for credit while nothing that is under way will be answered: the last answer may be lost."""
+        """Asks for credit while no frame is under way that will be answered: the last answer may be lost."""
         if not self._is_blocked:
             self._asks, self._ask_due = 0, now + self._backoff.initial
         else:

@@ -1,4 +1,4 @@
-"""The links of a peer to all others: gives each frame that comes to its link, and drops what belongs to none."""
+"""The links of a peer to all others: gives each frame to its link, and drops frames that belong to none."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LOOK_SECONDS: Final = 1.0
 """Seconds between two looks for peers that do not answer."""
 
 LOOK_MOST: Final = 5.0
-"""The most seconds of silence that one look adds: while a function of this peer runs, it asks for no answer."""
+"""The most seconds of silence that one look adds: this peer asks for no answers while one of its functions runs."""
 
 
 class Links:
@@ -24,7 +24,7 @@ class Links:
 
     - `looked_at`: when `find_silent` last looked.
     - `strangers`: how many frames came from peers that have no link.
-    - `garbage`: how many frames could not be read.
+    - `garbage`: how many frames could not be decoded.
     - `ended`: the counts of the links that were removed.
     """
 
@@ -41,7 +41,7 @@ class Links:
         self._limits, self._backoff = limits, backoff
         self._links: dict[str, Link] = {}
         self._waits: dict[str, tuple[int, float]] = {}
-        """By peer for which something waits, the number of its answers, and for how long `find_silent` sees no more."""
+        """For each peer that something waits for: the number of its answers, and the seconds without another one."""
         self.looked_at = float("-inf")
         self.strangers = 0
         self.garbage = 0
@@ -63,7 +63,7 @@ class Links:
         return peer in self._links
 
     def add(self, peer: str) -> Link:
-        """Returns the link to a member of the cluster. A link that is there begins again: the peer has moved."""
+        """Returns the link to a member of the cluster. An existing link reconnects: the peer has moved."""
         if (link := self._links.get(peer)) is not None:
             link.reconnect()
         else:
@@ -82,7 +82,7 @@ class Links:
         return link.close()
 
     def counts(self) -> LinkCounts:
-        """Returns what has happened on all links so far. Any thread may call it."""
+        """Returns the counts of all links so far, removed ones included. Any thread may call this method."""
         return sum((link.counts for link in [*self._links.values()]), self.ended)
 
     def take(self, received: Iterable[tuple[str, bytes]], now: float) -> None:
@@ -102,7 +102,7 @@ class Links:
                 self._new_refusals.append(link.refusal)
 
     def take_refusals(self) -> list[str]:
-        """Returns why frames of peers are refused, each reason of a peer once: see Link.refusal."""
+        """Returns why frames of peers are refused, each reason once per peer: see Link.refusal."""
         found, self._new_refusals = self._new_refusals, []
         return found
 
@@ -112,10 +112,10 @@ class Links:
             link.flush(now, partial(send, peer))
 
     def find_silent(self, now: float) -> list[str]:
-        """Returns the peers that have not answered for `Backoff.give_up` seconds though something waits for them.
+        """Returns the peers that have not answered for `Backoff.give_up` seconds, though something waits for them.
 
-        Those whose frames are refused are left out: see `take_refusals`. Looks once a second. Of the time in which this
-        peer itself stood still, little counts; after more than `Backoff.give_up` seconds, all begins again.
+        Leaves out peers whose frames are refused: see `take_refusals`. Looks once a second. If this peer itself stood
+        still, at most LOOK_MOST seconds of that time count; after more than `Backoff.give_up` seconds, all waits restart.
         """
         passed, give_up = now - self.looked_at, self._backoff.give_up
         if passed < LOOK_SECONDS:
@@ -136,5 +136,5 @@ class Links:
         return found
 
     def next_due(self) -> float | None:
-        """Returns when `flush` has something to do even if nothing comes; None if it has not."""
+        """Returns when `flush` will have something to do even if nothing comes; None if it will not."""
         return min((due for link in self if (due := link.next_due()) is not None), default=None)

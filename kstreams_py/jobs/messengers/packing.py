@@ -1,4 +1,4 @@
-"""Makes frames of segments, and segments of frames."""
+"""Packs segments into frames, and unpacks them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kstreams_py.jobs.messengers.values import decode_values, encode_values
 from kstreams_py.jobs.segments import Segments
 
 SEGMENT_BYTES: Final = 64
-"""At least as many bytes as a segment has in a frame without its value, its input and its path."""
+"""An upper bound of the bytes that a segment takes in a frame, without its value, its input and its path."""
 
 
 class Destination(NamedTuple):
@@ -26,7 +26,7 @@ class Destination(NamedTuple):
 class Packed(NamedTuple):
     """Segments as frames.
 
-    - `frames`: those that are not refused, in order.
+    - `frames`: the segments that are not refused, in order.
     - `refused`: the reason, by the index of each segment that cannot be sent.
     """
 
@@ -35,7 +35,7 @@ class Packed(NamedTuple):
 
 
 def pack_segments(to: Destination, segments: Segments, frame_max: int) -> Packed:
-    """Returns segments as frames. Refused are values of types that cannot be sent, and values that are too large.
+    """Returns segments as frames. Refuses values of types that cannot be sent, and values that are too large.
 
     - `frame_max`: the most bytes of a frame.
     """
@@ -62,7 +62,7 @@ def unpack_segments(frame: SegmentFrame) -> Segments:
 def _pack(packed: Packed, to: Destination, segments: Segments, indexes: Sequence[int], limit: int) -> None:
     """Appends the frames of segments.
 
-    - `indexes`: for each segment its index among those of the caller.
+    - `indexes`: for each segment, its index among the caller's segments.
     - `limit`: the most bytes of a frame.
     """
     values, refused = encode_values(segments.values)

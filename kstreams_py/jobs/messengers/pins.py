@@ -1,7 +1,7 @@
-"""Ids of segments that travel between peers: they name the peer of their acker and the peer of their input.
+"""Ids of segments that travel between peers: each names the peer of its acker and the peer of its input.
 
-So a peer knows where to send an acknowledgement, and its acker where to send the end of an input, whatever the members
-of the cluster are by then.
+So a peer knows where to send an acknowledgement, and its acker knows where to send the end of an input, whoever the
+members of the cluster are by then.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Final
 from kstreams_py.jobs.identity import ID_BYTES, Entropy, SegmentId, begin_alike, replace_begin
 
 PIN_BYTES: Final = 4
-"""Bytes of the number of a peer."""
+"""Bytes of a peer's number."""
 
 PINNED_BYTES: Final = 2 * PIN_BYTES + ID_BYTES
-"""Bytes of an id: the number of the acker's peer, that of the input's peer, random bytes."""
+"""Bytes of an id: the number of the acker's peer, the number of the input's peer, random bytes."""
 
 PEERS: Final = 1 << 8 * PIN_BYTES
 """Numbers of peers are below this."""
@@ -25,8 +25,8 @@ PEERS: Final = 1 << 8 * PIN_BYTES
 def pin_ids(entropy: Entropy, count: int, ackers: Sequence[int], own: int) -> list[SegmentId]:
     """Returns new ids of inputs.
 
-    - `ackers`: the numbers of the peers that have an acker, in the order of the cluster's log. Each gets as many ids as
-      the others, one after the other, so that most messages are for one acker; a random byte chooses the first.
+    - `ackers`: the numbers of the peers that have an acker, in the order of the cluster's log. Each gets an equal run of
+      consecutive ids, so that most messages are for one acker; a random byte chooses the first acker.
     - `own`: the number of the peer that reads the inputs.
     """
     if not count:

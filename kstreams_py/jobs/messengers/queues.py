@@ -1,4 +1,4 @@
-"""The frames that have come from each other peer and were not received yet, within their limits."""
+"""The frames that have come from each other peer and have not been received yet, within limits."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class FrameQueues:
         self._queues: dict[str, _Queue] = {}
 
     def open(self, peer: str) -> None:
-        """Takes frames of a peer from now on."""
+        """Begins to take frames of a peer."""
         with self._lock:
             self._queues.setdefault(peer, _Queue())
 
     def close(self, peer: str) -> None:
-        """Takes no more frames of a peer, and drops those that were not received."""
+        """Stops taking frames of a peer, and drops those that were not received."""
         with self._lock:
             self._queues.pop(peer, None)
 
@@ -40,12 +40,12 @@ class FrameQueues:
         return peer in self._queues
 
     def is_full(self, peer: str) -> bool:
-        """Returns whether as many frames of a peer wait as may, in number or in bytes."""
+        """Returns whether the queue of a peer has reached its limit, in frames or in bytes."""
         queue, settings = self._queues.get(peer), self._settings
         return queue is not None and (len(queue.frames) >= settings.queue or queue.bytes >= settings.queue_bytes)
 
     def put(self, peer: str, frames: Sequence[bytes]) -> bool:
-        """Adds frames; returns False, and adds none, if the queue is full or the peer is not connected."""
+        """Adds frames. Returns False, and adds none, if the queue is full or the peer is not connected."""
         with self._lock:
             if (queue := self._queues.get(peer)) is None or self.is_full(peer):
                 return False

@@ -10,16 +10,16 @@ from kstreams_py.jobs.messengers.contract import Messenger, MessengerSettings
 from kstreams_py.jobs.messengers.inproc import InprocMessenger
 
 MessengerFactory = Callable[[MessengerSettings], Messenger]
-"""Makes a messenger, which is not started yet. Raises SettingsError and MissingSoftware."""
+"""Makes a messenger and does not start it. Raises SettingsError and MissingSoftware."""
 
 
 def open_messenger(name: str, settings: MessengerSettings) -> Messenger:
-    """Returns the messenger of this name, which is not started yet.
+    """Returns the messenger with this name, not started yet.
 
     Raises SettingsError for a name that is not registered, and MissingSoftware if its extra is not installed.
     """
     if (factory := _factories.get(name)) is None:
-        offered = [each for each in _factories if each != "inproc"]  # of tests: no other process can be reached by it
+        offered = [each for each in _factories if each != "inproc"]  # for tests: it reaches no other process
         similar = did_you_mean(name, offered)
         raise SettingsError(
             f"no messenger is called {name!r}{f': {similar}' if similar else ''}: there are {', '.join(offered)}"

@@ -1,7 +1,7 @@
-"""Values between peers as bytes: a value arrives exactly as it was sent, or is refused before it is sent.
+"""Encodes the values that peers send each other: a value arrives exactly as it was, or is refused before it is sent.
 
-MessagePack has None, booleans, integers of 64 bits, floats, texts, bytes, lists and dicts. All other types travel as
-extensions with the codes below: msgspec by itself would make lists of tuples, and strings of decimals.
+MessagePack has None, booleans, 64-bit integers, floats, strings, bytes, lists and dicts. All other types travel as
+extensions with the codes below: msgspec by itself would turn tuples into lists, and decimals into strings.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from msgspec.msgpack import Ext
 from kstreams_py.errors import DecodeError, EncodeError
 
 DEPTH_MAX: Final = 100
-"""The most levels of a value: a list in a list has two."""
+"""The most levels of a value: a list within a list has two."""
 
 ITEMS_MAX: Final = 1 << 23
-"""The most items of the values of one call, each of which takes a byte: a frame has no more bytes by default."""
+"""The most items in the values of one call. Each takes at least a byte, and by default a frame has no more bytes."""
 
 SCALARS: Final = frozenset({type(None), bool, int, float, str, bytes})
 """The types that MessagePack has, except lists and dicts."""
@@ -35,7 +35,7 @@ SCALARS: Final = frozenset({type(None), bool, int, float, str, bytes})
 PLAIN: Final = SCALARS | {list, dict}
 
 _PART_OF_MESSAGEPACK: Final = SCALARS - {int, str}
-"""The scalars that MessagePack always takes: an int may be too large, and a str may have lone surrogates."""
+"""The scalars that MessagePack always accepts: an int may be too large, and a str may have lone surrogates."""
 
 INT, TEXT, TUPLE, SET, FROZENSET, DECIMAL, IDENTIFIER, DATE, DATETIME, TIME, TIMEDELTA, COMPLEX, DICT = range(1, 14)
 """The codes of the extensions."""
@@ -89,7 +89,7 @@ def decode_values(data: bytes) -> list[Any]:
 
 
 def _are_plain(values: Collection[Any]) -> bool:
-    """Returns whether values consist of types of MessagePack. Looks at one level after the other, by functions in C."""
+    """Returns whether values consist of MessagePack's types. Looks at one level after another, with functions in C."""
     level = values
     for _ in range(DEPTH_MAX):
         kinds = {*map(type, level)}
@@ -109,7 +109,7 @@ def _are_plain(values: Collection[Any]) -> bool:
 
 
 def _convert(values: Sequence[Any], passed: frozenset[type]) -> EncodedValues:
-    """Encodes values one by one. `passed`: the types that go to MessagePack without a look at the value."""
+    """Encodes values one by one. `passed`: the types that MessagePack gets without a look at the value."""
     converter = _Converter(passed)
     made, refused = list[Any](), dict[int, EncodeError]()
     for index, value in enumerate(values):
@@ -137,11 +137,11 @@ class _Converter:
         self._items = 0
 
     def convert(self, value: Any, depth: int) -> Any:
-        """Returns what MessagePack takes in place of a value. Raises EncodeError."""
+        """Returns what MessagePack encodes in place of a value. Raises EncodeError."""
         kind, passed = type(value), self._passed
         if kind is dict:
             self._enter(value, depth)
-            if not passed.issuperset(map(type, value)):  # MessagePack's own dicts have no extensions as keys here
+            if not passed.issuperset(map(type, value)):  # dicts of MessagePack have no extensions as keys here
                 pairs = chain.from_iterable(value.items())
                 return Ext(DICT, _encode(self._all(pairs, depth)))
             depth += 1
@@ -165,7 +165,7 @@ class _Converter:
         return [each if type(each) in passed else self.convert(each, depth + 1) for each in values]
 
     def _enter(self, values: Collection[Any], depth: int) -> None:
-        """Counts a level and its items: with one list twice in another at each level, a small value is endless."""
+        """Counts a level and its items: if each level contains the same list twice, a small value expands endlessly."""
         self._items += len(values)
         if depth >= DEPTH_MAX:
             raise _too_deep()
@@ -185,7 +185,7 @@ def _convert_scalar(value: Any) -> Any:
 
 
 def _remedy(kind: type) -> str:
-    """Returns what to return instead of a value of a type."""
+    """Returns what to advise the user to return instead of a value of this type."""
     if issubclass(kind, enum.Enum):
         return "return its value"
     if issubclass(kind, tuple) and hasattr(kind, "_asdict"):
@@ -197,7 +197,7 @@ def _remedy(kind: type) -> str:
 
 
 def _encode_zone(zone: tzinfo | None) -> bytes:
-    """Returns a time zone as bytes: none for None. Raises EncodeError."""
+    """Returns a time zone as bytes: no bytes for None. Raises EncodeError."""
     if zone is None:
         return b""
     if zone is UTC:
@@ -292,7 +292,7 @@ _KINDS: Final[dict[int, Callable[[Any], Any]]] = {TUPLE: tuple, SET: set, FROZEN
 
 
 class _Extensions:
-    """Decodes the extensions of one call: those in each other are counted, for nothing else bounds their depth."""
+    """Decodes the extensions of one call. Counts nested ones, because nothing else bounds their depth."""
 
     def __init__(self) -> None:
         self._depth = 0

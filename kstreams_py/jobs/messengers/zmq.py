@@ -2,10 +2,10 @@
 
 A peer listens with one PULL socket, and has a PUSH socket for each other peer. (A ROUTER would put the sender's name
 before each frame; here the key of the connection tells who sends.) Each peer has a key pair of its own: a connection is
-encrypted, and both sides prove that they have the keys which the cluster knows (CurveZMQ). What strangers send ends in
-the handshake, which ZeroMQ reports by its monitor.
+encrypted, and both sides prove that they have the keys that the cluster knows (CurveZMQ). Connections of strangers fail
+in the handshake, which ZeroMQ reports through its monitor.
 
-The thread of the peer has all sockets; ZeroMQ's own thread encrypts and sends.
+The peer's thread owns all sockets; ZeroMQ's own thread encrypts and sends.
 """
 
 from __future__ import annotations
@@ -22,44 +22,44 @@ from kstreams_py.errors import SettingsError
 from kstreams_py.jobs.messengers.contract import MessengerCounts, MessengerSettings, bind_error, check_size
 
 HEARTBEAT: Final = (1_000, 10_000)
-"""Milliseconds between two heartbeats of a connection, and without one after which it is lost."""
+"""Milliseconds between two heartbeats of a connection, and milliseconds without one after which it is lost."""
 
 RECONNECT: Final = (50, 2_000)
-"""The first and the longest milliseconds between two attempts to connect; each is twice the one before."""
+"""Milliseconds between two attempts to connect: the first and the longest wait. Each is twice the one before."""
 
 HANDSHAKE: Final = 10_000
-"""Milliseconds for a handshake: it waits for the peer's thread, which may be in a function of the user."""
+"""Milliseconds for a handshake: it waits for the peer's thread, which may be running a function of the user."""
 
 BACKLOG: Final = 128
 
 REPORTS_MAX: Final = 10_000
-"""The most reports of connections that wait: with more, ZeroMQ's thread waits for the peer's."""
+"""The most reports of connections that wait: when there are more, ZeroMQ's thread waits for the peer's thread."""
 
 LOOKS: Final = 32
-"""Calls of `receive` until it looks at new connections, unless `wait` has found one: a look costs 6 us (measured)."""
+"""Calls of `receive` until it looks for new connections, unless `wait` has found one: a look costs 6 us (measured)."""
 
 CURVE_BYTES: Final = 64
-"""At least as many bytes as encryption adds to a frame: ZeroMQ's limit counts them."""
+"""An upper bound of the bytes that encryption adds to a frame: ZeroMQ's limit counts them."""
 
 AT_ONCE: Final = 256
 """The most frames of one `receive`."""
 
 WELCOME: Final = b"200"
 LATER: Final = b"300"
-"""Codes of the ZeroMQ Authentication Protocol. After a 400 a peer would never try again (measured with libzmq 4.3)."""
+"""Codes of the ZeroMQ Authentication Protocol. After a 400, a peer would never try again (measured with libzmq 4.3)."""
 
 HELD_MAX: Final = 64
-"""The most handshakes of peers that are not connected here that wait until they are, or until their end."""
+"""The most waiting handshakes: each waits until its peer is connected here, or until it times out."""
 
 REPORTED: Final = zmq.EVENT_ACCEPTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
-"""Bytes that are not a ZeroMQ greeting end a connection, and no failed handshake is reported (libzmq 4.3)."""
+"""Without a failed handshake: libzmq 4.3 reports none if a connection ends because its bytes are no ZeroMQ greeting."""
 
 
 class ZmqMessenger:
-    """See Messenger. What waits for a peer is lost when the connection to it breaks."""
+    """See Messenger. Frames that wait for a peer are lost when the connection to it breaks."""
 
     def __init__(self, settings: MessengerSettings) -> None:
-        """Makes a key pair. Listens from `start` on."""
+        """Makes a key pair. Does not listen until `start`."""
         self._settings = settings
         self.counts = MessengerCounts()
         self.address = ""
@@ -70,9 +70,9 @@ class ZmqMessenger:
         self._sockets: dict[str, zmq.Socket[bytes]] = {}
         """The sockets to other peers, by id."""
         self._held: dict[str, list[bytes]] = {}
-        """The handshakes that wait until their peer is connected, by public key: what ZeroMQ asks about each."""
+        """The handshakes that wait until their peer is connected: ZeroMQ's request for each, by public key."""
         self._looks = 0
-        """Calls of `receive` until it looks at new connections."""
+        """Calls of `receive` until it looks for new connections."""
         self._greeting = set[int]()
         """The descriptors of connections that have not proved a key yet."""
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
@@ -93,7 +93,7 @@ class ZmqMessenger:
     def _listen(self) -> None:
         """Opens the sockets that other peers connect to."""
         assert self._context is not None
-        # ZeroMQ asks at this address of the context about each handshake
+        # ZeroMQ sends a request about each handshake to this address of the context
         self._judge = self._context.socket(zmq.ROUTER)
         self._judge.linger = 0
         self._judge.bind("inproc://zeromq.zap.01")
@@ -154,7 +154,7 @@ class ZmqMessenger:
             ) from None
         self._keys[public_key] = peer
         self._sockets[peer] = made
-        # peers read the join of another one at different times: the other one may have asked already
+        # peers read the join of another peer at different times: that peer may have asked already
         if (held := self._held.pop(public_key, None)) is not None:
             self._answer(held, public_key, WELCOME)
 
@@ -184,13 +184,13 @@ class ZmqMessenger:
             self._count_garbage()
         found = list[tuple[str, bytes]]()
         keys, incoming = self._keys, self._incoming
-        # an exception costs 3 us, the question 1 us
+        # an exception costs 3 us, asking first costs 1 us
         while len(found) < AT_ONCE and cast(int, incoming.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             try:
                 frame = incoming.recv(zmq.DONTWAIT, copy=False)
-            except zmq.Again:  # seen with a frame of 256 KB that had not come as a whole
+            except zmq.Again:  # seen with a frame of 256 KB that had not fully arrived
                 break
-            # the key that the sender has proved: the connection of a peer that has left may still be there
+            # User-Id is the key that the sender has proved: a peer that has left may still have a connection
             if frame.more or (peer := keys.get(str(frame.get("User-Id")))) is None:
                 self.counts.strangers += 1
             elif len(frame) > self._settings.frame_max:
@@ -200,7 +200,7 @@ class ZmqMessenger:
         return found
 
     def _let_in(self) -> None:
-        """Answers ZeroMQ, which asks whether a connection may begin. Those of peers that are not connected wait."""
+        """Answers ZeroMQ's requests to let connections in. Requests of peers that are not connected wait."""
         with suppress(zmq.Again):
             while True:
                 asked = self._judge.recv_multipart(zmq.DONTWAIT)
@@ -221,7 +221,7 @@ class ZmqMessenger:
             self._judge.send_multipart([route, b"", version, request, code, b"", key.encode(), b""], zmq.DONTWAIT)
 
     def _count_garbage(self) -> None:
-        """Counts the connections that end before they have proved a key."""
+        """Counts the connections that end before they prove a key."""
         with suppress(zmq.Again):
             while True:
                 report = recv_monitor_message(self._reports, zmq.DONTWAIT)
@@ -245,7 +245,7 @@ class ZmqMessenger:
 
     def wake(self) -> None:
         """See Messenger."""
-        with suppress(OSError):  # it is full, which wakes as well; or closed
+        with suppress(OSError):  # the socket is full, which wakes the peer as well, or it is closed
             self._wake.send(b"\0")
 
     def close(self) -> None:

@@ -4,9 +4,9 @@ In reading order:
 
 routes         rule  which peer gets each segment
 audits         rule  finds the inputs that have lost a segment
-entries        rule  the acker of a job at one peer, and the acknowledgements for the ackers of others
-fingerprints   acts  the fingerprint of a graph, by which peers know that they have the same code
-reachability   rule  which members do not reach each other over the network, and whom to use instead
+entries        rule  the acker of a job at one peer, and the acknowledgements for other peers' ackers
+fingerprints   acts  the fingerprint of a graph, which tells peers that they have the same code
+reachability   rule  which members do not reach each other over the network, and which to use instead
 agreement      rule  which reader of a job may read its suspects, alone
 outbox         acts  sends segments to the peers of the tasks that read them
 input_task     acts  the task that reads a source

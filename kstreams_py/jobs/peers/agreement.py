@@ -1,11 +1,11 @@
-"""Suspects alone in their job: the peers that read its sources agree by messages that all but one read nothing.
+"""Lets one peer read its suspects alone: the peers that read a job's sources agree that all others read nothing.
 
-The inputs of all readers meet at the peers that call functions. If two readers had suspects under way at once, the one
-that ends a peer would take the other with it, until both were refused. So a reader whose source has suspects asks all
-others to read nothing, and reads the suspects once each has answered that none of its inputs is under way.
+The inputs of all readers meet at the peers that call functions. If two readers had suspects under way at once, one that
+ends a peer would take the other suspect with it, until both were refused. So a reader whose source has suspects asks
+all others to read nothing, and reads the suspects once each has answered that none of its inputs is under way.
 
 Source: G. Ricart and A. K. Agrawala, An Optimal Algorithm for Mutual Exclusion in Computer Networks (1981), with the
-order of the readers in place of timestamps: of several that ask, the first one goes first.
+order of the readers in place of timestamps: if several ask, the first in this order goes first.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Final, NamedTuple
 
 
 class ReaderId(NamedTuple):
-    """A peer that has a task which reads a source.
+    """A peer whose task reads a source.
 
     - `number`: the number of the peer.
-    - `since`: the epoch in which it got the task: with the task of a later epoch, it is another reader.
+    - `since`: the epoch in which it got the task. With a task from a later epoch, it is another reader.
     """
 
     number: int
@@ -28,9 +28,9 @@ class ReaderId(NamedTuple):
 class Wish(NamedTuple):
     """A message from one reader to another, which replaces the one before.
 
-    - `request`: the number of the request that the receiver read nothing; 0 if the sender has none.
-    - `answer`: the number of the receiver's request that the sender grants, 0 for none: no input of the sender is under
-      way, and none will be while the receiver has this request.
+    - `request`: the number of the sender's request that the receiver read nothing; 0 if the sender has none.
+    - `answer`: the number of the receiver's request that the sender grants; 0 for none. A grant means that no input of
+      the sender is under way, and that none will be while the receiver has this request.
     """
 
     request: int = 0
@@ -51,9 +51,9 @@ class Agreement:
         self._told: dict[ReaderId, Wish] = {}
         """The other readers of the job, with the newest message to each."""
         self._heard: dict[ReaderId, Wish] = {}
-        """The newest message from each of them that has sent any."""
+        """The newest message from each other reader that has sent any."""
         self._request, self._requests = 0, 0
-        """The number of the request that this reader has, 0 for none, and how many it has had."""
+        """The number of this reader's request, 0 for none; and how many requests it has made."""
         self._sent_at = float("-inf")
 
     @property
@@ -79,7 +79,7 @@ class Agreement:
         self._heard = {each: wish for each, wish in self._heard.items() if each in self._told}
 
     def take(self, sender: ReaderId, wish: Wish) -> None:
-        """Takes a message. Drops that of a reader that is not known yet: it sends another one."""
+        """Takes a message. Drops the message of a reader that is not known yet: that reader sends another one."""
         if sender in self._told:
             self._heard[sender] = wish
 
@@ -90,8 +90,8 @@ class Agreement:
 
         - `asks`: whether suspects of this reader wait, or are under way.
         - `is_empty`: whether no input of this reader is under way.
-        - `unreachable`: the numbers of peers that cannot be reached. While a reader is among them, this one asks for
-          nothing, because that one cannot answer, and its requests count as taken back: it could not say so.
+        - `unreachable`: the numbers of peers that cannot be reached. While another reader is among them, this one asks
+          for nothing, because that reader cannot answer. Its requests count as taken back: it could not report that.
         """
         away = {other for other in self._told if other.number in unreachable}
         for other in away:
@@ -102,7 +102,7 @@ class Agreement:
             self._ask()
         answers = {other: self._answer(other, told.answer, is_empty=is_empty) for other, told in self._told.items()}
         if self._request and any(answers[other] > told.answer for other, told in self._told.items()):
-            self._ask()  # whoever lets another one go first gives up what was granted
+            self._ask()  # a reader that lets another go first gives up its grants
         wishes = {other: Wish(self._request, answer) for other, answer in answers.items()}
         is_due = now >= self._sent_at + RESEND_SECONDS
         sent = [

@@ -1,4 +1,4 @@
-"""The entries of a job at one acker: finds out when an input of any peer is complete, and tells that peer."""
+"""The entries of a job at one acker: finds out when an input of any peer is complete, and notifies that peer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from kstreams_py.jobs.messengers.pins import PIN_BYTES, acker_of, are_pinned_ali
 from kstreams_py.jobs.peers.audits import SegmentAudit
 
 Addressed = list[tuple[int, Item]]
-"""Items, each with the number of the peer it is for."""
+"""Items, each with the number of the peer that gets it."""
 
 DROP_FACTOR: Final = 3
 """An entry lives for at least this many times the longest timeout of an input."""
@@ -39,11 +39,11 @@ class Entries:
         self._failed: dict[SegmentId, list[FailedSegment]] = {}
         self._audit = SegmentAudit()
         self._asked_for: set[SegmentId] = set()
-        """The overdue inputs that were asked for since the last `drop`."""
+        """The inputs that peers have doubted since the last `drop`."""
         self._held: dict[SegmentId, dict[int, int]] = {}
-        """The XOR of the patterns that wait at gathers, by the number of the gather's peer."""
+        """For each input, the XOR of the patterns that wait at gathers, by the number of the gather's peer."""
         self._is_broken = False
-        """Whether a peer of this round may have segments that it does not count, or cannot be asked."""
+        """Whether a peer of this round cannot be asked, or may have segments that it does not count."""
 
     def __len__(self) -> int:
         return len(self._acker)
@@ -54,7 +54,7 @@ class Entries:
         return self._acker.dropped
 
     def take(self, item: Item, sender: int) -> Addressed:
-        """Takes an item; returns the answers. `sender`: the number of the peer it comes from."""
+        """Takes an item, and returns the answers. `sender`: the number of the peer that sent the item."""
         match item:
             case Opened():
                 return self._settle(item.ids, self._acker.open(item.ids, item.patterns))
@@ -74,7 +74,7 @@ class Entries:
         return []
 
     def _settle(self, changed: Iterable[SegmentId], complete: Iterable[SegmentId]) -> Addressed:
-        """Returns what follows from changed entries."""
+        """Returns the items that changed entries lead to."""
         found = self._complete(complete)
         if self._held:
             found += self._give_up([segment for segment in changed if segment in self._held])
@@ -108,7 +108,7 @@ class Entries:
         self._audit.doubt(self._acker.inputs)
 
     def _doubt(self, segments: Sequence[SegmentId], sender: int) -> Addressed:
-        """Doubts inputs. Those without an entry are lost, if the peer that has read them doubts them.
+        """Doubts inputs. An input without an entry is lost if the peer that has read it doubts it.
 
         - `sender`: the number of the peer that doubts them: they are overdue there, or it may have lost their segments.
         """
@@ -119,10 +119,10 @@ class Entries:
         return [(sender, LostInputs(self._job, lost))] if lost else []
 
     def audit(self, now: float, peers: Collection[int], unreachable: Collection[int] = ()) -> Addressed:
-        """Asks peers for doubted inputs, and tells those that have read lost ones.
+        """Asks peers for the segments of doubted inputs, and notifies the peers that have read lost ones.
 
         - `peers`: the numbers of the members that may have segments of the job.
-        - `unreachable`: those that cannot be asked. They count as having none: they could not acknowledge them.
+        - `unreachable`: the peers that cannot be asked. They count as having no segments, as they could acknowledge none.
         """
         if not self._audit:
             return []
@@ -138,7 +138,7 @@ class Entries:
         return found
 
     def _forget(self, lost: Sequence[SegmentId]) -> Addressed:
-        """Drops the entries of lost inputs; the gathers that hold segments of them give these up."""
+        """Drops the entries of lost inputs, and tells the gathers that hold their segments to give these up."""
         self._acker.forget(lost)
         found = Addressed()
         for segment in lost:
@@ -148,7 +148,7 @@ class Entries:
         return [*found, *((number, LostInputs(self._job, ids, self._is_broken)) for number, ids in by_input.items())]
 
     def drop(self) -> None:
-        """Drops entries that nobody has asked for since the last call, unless they are newer than that.
+        """Drops entries that are older than the last call and that no peer has asked for since.
 
         Call this at intervals that are longer than the timeout of an input.
         """
@@ -166,18 +166,18 @@ class Ackers:
     def __init__(self) -> None:
         self._entries: dict[str, Entries] = {}
         self._had: dict[str, set[int]] = {}
-        """The members that have or had a task of a job: they may have segments of it."""
+        """By job, the members that have or had a task of it: they may have segments of it."""
         self._dropped_after: dict[str, float] = {}
-        """The seconds after which entries of a job are dropped that nobody asks for."""
+        """By job, the seconds after which entries that no peer asks for are dropped."""
         self._seconds: dict[str, float] = {}
-        """The seconds since then, without those in which this peer could not act."""
+        """By job, the seconds since the last drop, without those in which this peer could not act."""
         self._looked_at: float | None = None
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def note(self, job: str, peers: Iterable[int], timeout: float) -> None:
-        """Notes who has a task of a job. `timeout`: the longest timeout of its inputs, in seconds."""
+        """Notes the peers that have a task of a job. `timeout`: the longest timeout of its inputs, in seconds."""
         self._had.setdefault(job, set()).update(peers)
         self._dropped_after[job] = DROP_FACTOR * timeout
 
@@ -190,7 +190,7 @@ class Ackers:
             had.intersection_update(members)
 
     def take(self, item: Item, sender: int) -> Addressed:
-        """Takes an item for the acker of its job; see Entries."""
+        """Passes an item to the acker of its job; see Entries."""
         if (entries := self._entries.get(item.job)) is None:
             entries = self._entries[item.job] = Entries(item.job)
         return entries.take(item, sender)
@@ -201,9 +201,9 @@ class Ackers:
             entries.doubt_all()
 
     def turn(self, now: float, *, may_act: bool, unreachable: Collection[int] = ()) -> Addressed:
-        """Goes on with audits, and drops old entries.
+        """Continues audits, and drops old entries.
 
-        - `may_act`: whether the peers that read inputs may ask for them.
+        - `may_act`: whether this peer may act: only then does time count towards dropping entries.
         - `unreachable`: as in `Entries.audit`.
         """
         passed, self._looked_at = now - (now if self._looked_at is None else self._looked_at), now
@@ -218,12 +218,12 @@ class Ackers:
 
 
 def by_peer(ids: Iterable[SegmentId], start: int = 0) -> dict[int, list[SegmentId]]:
-    """Returns inputs by the number of a peer that their ids name: that of their acker.
+    """Returns inputs by the number of a peer that their ids name: by default, their acker's peer.
 
     - `start`: where the number begins; PIN_BYTES for the peer that has read the input.
     """
     segments = [*ids]
-    if segments and are_pinned_alike(segments, start):  # as in most turns: to look at each takes four times as long
+    if segments and are_pinned_alike(segments, start):  # as in most turns: a look at each takes four times as long
         return {int.from_bytes(segments[0][start : start + PIN_BYTES], "big"): segments}
     found = dict[int, list[SegmentId]]()
     for segment in segments:
@@ -261,6 +261,6 @@ class Acknowledgements:
         return acks
 
     def take(self) -> Addressed:
-        """Returns the items, and begins again."""
+        """Removes and returns the items."""
         items, self._by_acker = self._by_acker, {}
         return [*items.items()]

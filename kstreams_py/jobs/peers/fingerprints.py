@@ -1,4 +1,4 @@
-"""The fingerprint of a graph: peers with different ones have different code."""
+"""The fingerprint of a graph: peers with different fingerprints have different code."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kstreams_py.graph.topology import Graph
 
 
 def fingerprint_of(graph: Graph) -> str:
-    """Returns a hash of a graph's tasks and channels, and of the files in which its functions stand.
+    """Returns a hash of a graph's tasks and channels, and of the files that define its functions.
 
     Modules that these files import do not count.
     """
@@ -29,7 +29,7 @@ def fingerprint_of(graph: Graph) -> str:
 
 
 def _file_of(function: Callable[..., Any]) -> str | None:
-    """Returns the file in which a function stands; None if it has none, as one that is written in C."""
+    """Returns the file that defines a function; None if there is none, such as for a function written in C."""
     found: Any = inspect.unwrap(function)
     while isinstance(found, partial):
         found = found.func

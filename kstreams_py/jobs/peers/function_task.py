@@ -23,7 +23,7 @@ from kstreams_py.jobs.runners import WAITING_MAX, GatheringRunner, Turned
 logger = logging.getLogger(__name__)
 
 INBOX: Final = 1_000
-"""The segments in the inboxes of a task: more wait on their links, so that these are given no credit."""
+"""The most segments in the inboxes of a task: others wait with their links, which get no credit for them."""
 
 
 class FunctionTask:
@@ -43,16 +43,16 @@ class FunctionTask:
         self._arrived: deque[tuple[Link, SegmentFrame]] = deque()
         self._acks = Acknowledgements(job)
         self._held: dict[SegmentId, int] = {}
-        """What the ackers know of the patterns that wait at this gather."""
+        """The patterns that wait at this gather, as the ackers know them."""
 
     def arrive(self, link: Link, frames: Iterable[SegmentFrame]) -> None:
-        """Takes frames from a peer. `link`: gives credit back to it."""
+        """Takes frames from a peer. `link`: the link to the peer, which gives it credit back."""
         self._arrived += ((link, frame) for frame in frames)
 
     def turn(self) -> bool:
-        """Gives the task a turn; returns whether it had anything to do.
+        """Gives the task a turn, and returns whether it had anything to do.
 
-        `stop` then has the error that stops the job, if there is one.
+        Afterwards, `stop` is the error that stops the job, if there is one.
         """
         while self._arrived and self.runner.waiting_of(self.runner.inputs) < INBOX:
             link, frame = self._arrived.popleft()
@@ -63,7 +63,7 @@ class FunctionTask:
                     raise DecodeError("an input without a key")
                 self._outbox.inboxes[frame.channel].add(segments)
             except (DecodeError, KeyError) as reason:
-                # its inputs are found missing, and are read again
+                # the audit finds its inputs missing: they are read again
                 logger.warning(
                     "%s: peer %s sent something other than a segment: %s: it is dropped", self.id, link.other, reason
                 )
@@ -88,11 +88,11 @@ class FunctionTask:
         self._outbox.failed, self._outbox.owed = [], []
 
     def items(self) -> Addressed:
-        """Returns what is to be sent to ackers."""
+        """Returns the items to send to ackers."""
         return [*self._acks.take(), *self._hold()]
 
     def _hold(self) -> Addressed:
-        """Returns what waits at a gather and has changed since the acker was last told."""
+        """Returns the patterns that wait at a gather and have changed since they were last sent to their ackers."""
         if not isinstance(self.runner, GatheringRunner):
             return []
         now = {segment: self.runner.patterns(segment) for segment in self.runner.take_arrived() | self._held.keys()}
@@ -113,9 +113,9 @@ class FunctionTask:
                     self._acks.add([segment], [pattern])
 
     def drop(self, ackers: Collection[int]) -> None:
-        """Drops segments that wait at a gather for inputs of ackers that cannot be reached: they are found missing.
+        """Drops gathered segments of inputs whose ackers cannot be reached: an audit finds them missing.
 
-        An acknowledgement of them might still arrive: the input would be complete, without its pair.
+        If they were given up, their acknowledgement might still arrive: the input would be complete without its pair.
         """
         if isinstance(self.runner, GatheringRunner) and self._held:
             dropped = [segment for segment in self._held if acker_of(segment) in ackers]
@@ -125,7 +125,7 @@ class FunctionTask:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether it calls no function, because what it makes would wait for peers that cannot be reached."""
+        """Whether the task calls no function, because its results would wait for peers that cannot be reached."""
         return self._outbox.is_stuck(self._outputs, WAITING_MAX)
 
     def patterns(self, segments: Collection[SegmentId]) -> Iterator[tuple[SegmentId, int]]:
@@ -145,12 +145,12 @@ class FunctionTask:
 
     @property
     def waiting(self) -> int:
-        """How many segments wait here. Any thread may ask for it."""
+        """How many segments wait here. Any thread may read it."""
         return self.runner.waiting + sum(len(frame) for _, frame in self._arrived.copy())
 
     @property
     def is_polled(self) -> bool:
-        """Whether calls end, or are due, without a sign."""
+        """Whether calls may end, or become due, without a signal."""
         return self.runner.is_busy or self.runner.retrying > 0
 
     @property
@@ -159,11 +159,11 @@ class FunctionTask:
         return not self._arrived and not self.runner.waiting and not self.runner.is_busy
 
     def keep_ackers(self, members: Collection[int]) -> None:
-        """Gives up segments that wait at a gather for inputs whose acker has left."""
+        """Gives up gathered segments of inputs whose acker has left."""
         self.give_up([segment for segment in self._held if acker_of(segment) not in members])
 
     def close(self) -> None:
-        """Drops what is here, and closes the connections to the target and to topics."""
+        """Drops the segments here, and closes the connections to the target and to topics."""
         for link, frame in self._arrived:
             link.release(frame.job, frame.reader, len(frame))
         self._arrived.clear()

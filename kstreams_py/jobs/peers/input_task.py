@@ -1,4 +1,4 @@
-"""The task of a peer that reads a source: sends its inputs on, and acknowledges those that are complete."""
+"""The task of a peer that reads a source: sends its inputs on, and acknowledges complete inputs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WAITING_MAX: Final = 10_000
 
 
 def error_of(failed: FailedSegment) -> Exception:
-    """Returns the error of a function that another peer called: of a class with the same name."""
+    """Returns the error of a function that another peer called, as an exception whose class has the same name."""
     kind = failed.kind if failed.kind.isidentifier() else "Exception"
     error: Exception = type(kind, (Exception,), {})(failed.text)
     return error
@@ -50,7 +50,7 @@ class InputTask:
     ) -> None:
         """Connects to the source. Raises SourceUnavailable and SettingsError.
 
-        - `may_act`: whether this peer may keep its claims: one that the others have found silent must lose them.
+        - `may_act`: returns whether this peer may keep its claims: a peer that others have found silent must lose them.
         """
         self._may_act = may_act
         self.graph = graph
@@ -58,7 +58,7 @@ class InputTask:
         self._ackers: Sequence[int] = ()
         self._own = 0
         self.must_wait, self._is_only = False, True
-        """Whether suspects of another reader are read first, and whether there is no other reader."""
+        """Whether suspects of another reader go first; and whether there is no other reader."""
         self.outages = Outages()
         self.inputs: SourceInputs = open_inputs(graph, channel, tasks, environment, self._new_ids)
         self._items = Addressed()
@@ -67,31 +67,31 @@ class InputTask:
         self._keeper.start()
 
     def set_ackers(self, ackers: Sequence[int], own: int) -> None:
-        """Takes the numbers of the peers that have an acker in this epoch, and of this peer."""
+        """Takes the numbers of the peers that have an acker in this epoch, and the number of this peer."""
         self._ackers, self._own = ackers, own
 
     def wake_by(self, wake: Callable[[], None]) -> None:
-        """Takes the function that ends the wait of the peer, for a source that learns of inputs immediately."""
+        """Takes the function that ends the peer's wait, for a source that learns of new inputs immediately."""
         if isinstance(self.inputs.connection, WakingConnection):
             self.inputs.connection.wake_by(wake)
 
     @property
     def asks(self) -> bool:
-        """Whether suspects keep the other readers waiting. Not while the source is away."""
+        """Whether suspects keep the other readers waiting; False while the source is away."""
         return self.inputs.keeps_others_waiting and self.inputs.name not in self.outages.away
 
     @property
     def is_polled(self) -> bool:
-        """Whether inputs come without a sign."""
+        """Whether inputs come without a signal."""
         return not isinstance(self.inputs.connection, WakingConnection)
 
     def _new_ids(self, count: int) -> list[SegmentId]:
         return pin_ids(self._environment.entropy, count, self._ackers, self._own)
 
     def turn(self, agreement: Agreement | None) -> bool:
-        """Reads inputs, and acknowledges those that are complete; returns whether there was anything to do.
+        """Reads inputs, acknowledges those that are complete, and returns whether there was anything to do.
 
-        - `agreement`: that with the other readers of the job; None if no more inputs may be read.
+        - `agreement`: the agreement with the other readers of the job; None if no more inputs may be read.
         """
         worked, self.must_wait = False, agreement is not None and agreement.must_wait
         self._is_only = agreement is None or agreement.is_only
@@ -127,18 +127,18 @@ class InputTask:
             self._items.append((number, Opened(self._job, opened, [of[segment] for segment in opened])))
 
     def items(self) -> Addressed:
-        """Returns what is to be sent to ackers and to the peers of the job."""
+        """Returns the items to send to ackers."""
         items, self._items = self._items, Addressed()
         return items
 
     def complete(self, ids: Iterable[SegmentId], failed: Iterable[FailedSegment]) -> None:
-        """Takes complete inputs."""
+        """Notes that inputs are complete. `failed`: their failed segments."""
         for each in failed:
             self.inputs.fail(each.id, each.task, error_of(each), each.trace)
         self.inputs.complete(ids)
 
     def keep_ackers(self, members: Collection[int]) -> None:
-        """Gives back at once the inputs whose entries are at peers that have left, or cannot be reached.
+        """Gives back at once the inputs whose entries are at peers that have left or cannot be reached.
 
         - `members`: the numbers of all others.
         """
@@ -149,9 +149,10 @@ class InputTask:
     def lose(self, segments: Iterable[SegmentId], died_at: float, broken_at: float) -> None:
         """Gives back inputs that wait for a segment that no peer has.
 
-        - `died_at`: when a peer was last seen to die. For inputs that were read before then, this counts as an attempt.
+        - `died_at`: when a peer was last seen to die. For inputs that were read before then, the death counts as an
+          attempt.
         - `broken_at`: when two peers of the job last did not reach each other. Inputs that were read before then may
-          have been lost between these, and not by the death: for them it does not count.
+          have been lost between these peers, and not by the death: for them, the death does not count.
         """
         for segment in segments:
             since = self.inputs.pending.since(segment)
@@ -162,7 +163,7 @@ class InputTask:
         now, inputs = self._environment.clock(), self.inputs
         if not (overdue := inputs.pending.overdue(now)):
             return
-        # they may only wait for another attempt, without an end
+        # they may do nothing but wait for another attempt, and never end
         if inputs.give_up_waiting(overdue, now, others_wait=self.must_wait, is_only=self._is_only):
             logger.warning(
                 "%s: %s given back after some time, because others wait: inputs whose peers died are read while "
@@ -183,16 +184,16 @@ class InputTask:
 
     @property
     def is_empty(self) -> bool:
-        """Whether none is under way."""
+        """Whether no input is under way."""
         return not self.inputs.pending
 
     def keep(self) -> None:
-        """Keeps the claims, if this peer may."""
+        """Keeps the claims, if this peer may act."""
         if self._may_act():
             self.inputs.connection.keep()
 
     def _run_keeper(self) -> None:
-        """Keeps the claims, in a thread of its own."""
+        """Keeps the claims until the task ends; runs in a thread of its own."""
         while not self._ended.wait(min(self.inputs.connection.lease, LEASE_MAX) / 3):
             try:
                 self.keep()
@@ -200,11 +201,11 @@ class InputTask:
                 logger.info("%s: cannot keep the claims: %s", self.inputs.name, error)
 
     def abandon(self) -> None:
-        """Keeps the claims no longer, and gives nothing back."""
+        """Stops keeping the claims, and gives nothing back."""
         self._ended.set()
         self._keeper.join()
 
     def close(self, *, failed: bool = False) -> None:
-        """Gives back the inputs under way, and closes the connection. `failed`: this counts as a death."""
+        """Gives back the inputs under way, and closes the connection. `failed`: whether this counts as a death."""
         self.abandon()
         self.inputs.close(failed=failed)

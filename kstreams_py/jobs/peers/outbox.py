@@ -1,4 +1,4 @@
-"""What a peer sends: segments to the readers of a channel, and items to peers by their numbers."""
+"""Sends what a peer has for others: segments to the readers of a channel, and items to peers."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ logger = logging.getLogger(__name__)
 
 
 class Outbox(Readers):
-    """Sends the segments that one task of this peer makes to the peers of the tasks that read them.
+    """Sends the segments that one task of this peer makes, to the peers of the tasks that read them.
 
     Attributes:
 
     - `inboxes`: the segments that have come for the task, by channel.
     - `failed`: the failures of segments that cannot be sent, for the acknowledgements.
-    - `owed`: the inputs and patterns of copies that were counted as sent and cannot be sent: to be acknowledged.
+    - `owed`: the inputs and patterns to acknowledge for copies that were counted as sent but cannot be sent.
     """
 
     def __init__(self, entropy: Entropy, links: Links, task: str, frame_max: int) -> None:
@@ -42,17 +42,17 @@ class Outbox(Readers):
         self._routes: Routes | None = None
         self._unreachable: Collection[PeerId] = ()
         self._kept: dict[tuple[str, str], Segments] = {}
-        """The segments that wait for a route: by channel, and by the task that reads it."""
+        """The segments that wait for a route, by channel and the task that reads it."""
         self._split: dict[tuple[str, str], int] = {}
-        """How many segments were divided among the peers of a task, likewise."""
+        """How many segments were divided among the peers of a task, by the same keys."""
         self.inboxes: dict[str, Segments] = {}
         self.failed: list[FailedSegment] = []
         self.owed: list[tuple[SegmentId, Pattern]] = []
 
     def set_routes(self, routes: Routes, unreachable: Collection[PeerId] = (), since: int = 0) -> None:
-        """Takes other routes, and sends what waits for them, also for peers that they leave out.
+        """Takes new routes, and sends the segments that wait for them or for peers that they leave out.
 
-        - `unreachable`: the peers that cannot be reached. What waits for them is not under way.
+        - `unreachable`: the peers that cannot be reached. Segments that wait for them do not count as under way.
         - `since`: as in `take_back`.
         """
         self._routes, self._unreachable = routes, unreachable
@@ -74,9 +74,9 @@ class Outbox(Readers):
         return self.inboxes.setdefault(channel.name, Segments())
 
     def waiting(self, channels: Iterable[Channel]) -> int:
-        """Returns how many segments wait to be sent, for the slowest peer of these channels.
+        """Returns how many segments wait to be sent to the slowest peer of these channels.
 
-        More than any limit while no peer of a task can be reached.
+        Returns more than any limit while no peer of a task can be reached.
         """
         if any(route.is_cut for route in self._of(channels)):
             return sys.maxsize
@@ -85,7 +85,7 @@ class Outbox(Readers):
         return max((*kept, *queued), default=0)
 
     def is_stuck(self, channels: Collection[Channel], most: int) -> bool:
-        """Returns whether peers that cannot be reached stop the task that fills channels.
+        """Returns whether the task that fills these channels is stopped by peers that cannot be reached.
 
         - `most`: the task waits while more segments than this wait for one peer.
         """
@@ -115,13 +115,13 @@ class Outbox(Readers):
         return self._links[peer].waiting(self._routes.job, route.task) if peer in self._links else 0
 
     def take_back(self, frames: Iterable[SegmentFrame], job: str, since: int) -> None:
-        """Sends the segments of frames again that came back: they were sent by the routes of an older epoch.
+        """Sends again the segments of frames that came back, because they were sent by the routes of an older epoch.
 
-        - `job`, `since`: the job of the task, and the epoch in which this peer got it: what was sent before is dropped.
+        - `job`, `since`: the job of the task, and the epoch in which this peer got it: older frames are dropped.
         """
         for frame, segments in self._unpack(frames, job, since):
             if self._routes is not None and self._routes.epoch <= frame.epoch:
-                # by the same routes they would come back again
+                # on the same routes they would come back again
                 self._kept.setdefault((frame.channel, frame.reader), Segments()).add(segments)
             else:
                 self._deliver_again(frame.channel, frame.reader, segments)
@@ -144,7 +144,7 @@ class Outbox(Readers):
     def _deliver(self, channel: str, task: str, segments: Segments) -> set[int]:
         """Sends segments to the peers of a task, or keeps them until there are any.
 
-        Returns the indexes of those that cannot be sent, whose inputs fail.
+        Returns the indexes of the segments that cannot be sent; their inputs fail.
         """
         routes = () if self._routes is None else self._routes.by_channel.get(channel, ())
         route = next((each for each in routes if each.task == task), None)
@@ -167,9 +167,9 @@ class Outbox(Readers):
         return lost
 
     def patterns(self, job: str, segments: Collection[SegmentId]) -> Iterator[tuple[SegmentId, int]]:
-        """Yields each of these inputs that has a segment waiting to be sent or taken, with its pattern.
+        """Yields each of these inputs that has a segment waiting to be sent or taken, with the segment's pattern.
 
-        What waits for a peer that cannot be reached is left out.
+        Leaves out segments that wait for a peer that cannot be reached.
         """
         for kept in self._kept.values():
             yield from choose(kept.ids, kept.patterns, segments)
@@ -191,6 +191,6 @@ def choose(
 
 
 def send_items(links: Links, peer: PeerId, items: Iterable[Item]) -> None:
-    """Sends items to a peer; drops them if it has left: nobody waits for them there."""
+    """Sends items to a peer. Drops them if the peer has left: nobody waits for them there."""
     if peer in links:
         links[peer].offer_items(items)

@@ -1,4 +1,4 @@
-"""A peer: runs the task that the cluster gives it, and passes on what other peers send and wait for."""
+"""A peer: runs the task that the cluster gives it, and exchanges segments and items with other peers."""
 
 from __future__ import annotations
 
@@ -45,18 +45,18 @@ from kstreams_py.steps.dead_letters import format_error
 logger = logging.getLogger(__name__)
 
 DRAIN_SECONDS: Final = 10.0
-"""Seconds for a peer to finish its task once it gets another one; unfinished inputs expire, and are read again."""
+"""Seconds for a peer to finish its task once it gets another one. Unfinished inputs expire and are read again."""
 
 OPEN_AGAIN_SECONDS: Final = 2.0
-"""Seconds until a source or target that could not be opened is tried again."""
+"""Seconds until a peer tries again to open a source or target that could not be opened."""
 
 START_AGAIN: Final = ", then start again"
-"""Ends the remedy of an error that would end a process; a peer continues, and tries again by itself."""
+"""The end of the remedy in an error that would end a process. A peer continues, and tries again by itself."""
 
 UNKEPT: Final = Acks | HeldPatterns
-"""The items that a peer which cannot be reached does not get later, so that they do not pile up for hours.
+"""The items that are not kept for a peer that cannot be reached, so that they do not pile up for hours.
 
-An entry without one of its acknowledgements is never zero: so its input is found missing, and is read again.
+An entry that lacks an acknowledgement is never zero: so its input is found missing, and is read again.
 """
 
 PeerTask = InputTask | FunctionTask
@@ -76,29 +76,29 @@ class Peer:
     ) -> None:
         """Makes no request.
 
-        - `membership`: begun by `start`; another thread may give it its turns.
-        - `messenger`: started.
-        - `graphs`: those that this peer can run, by their names in submissions.
-        - `open_environment`: makes the environment of a graph's job at the peer of a number.
+        - `membership`: the membership, begun by its `start`; another thread may give it its turns.
+        - `messenger`: a messenger that has been started.
+        - `graphs`: the graphs that this peer can run, by their names in submissions.
+        - `open_environment`: makes the environment of a graph's job, at the peer with a number.
         """
         self.membership, self._messenger, self._links = membership, messenger, links
         self._graphs, self._open_environment, self._clock = graphs, open_environment, clock
         self.me = membership.me
         self._seen = Replica()
-        """The replica that this peer acts by."""
+        """The replica that this peer acts on."""
         self._numbers: dict[int, PeerId] = {}
         self._ackers = Ackers()
         self.assignment: Assignment | None = None
-        """The task that this peer has opened, or is to open."""
+        """The task that this peer has opened or is about to open."""
         self.task: PeerTask | None = None
         """The open task; other threads may read its figures."""
         self._outbox: Outbox | None = None
         self._draining_until: float | None = None
-        """Until when the task may finish its segments before another task is opened; None if none is to be opened."""
+        """Until when the task may finish its segments before another is opened; None if no other is to be opened."""
         self._open_at = float("-inf")
-        """When a task that could not be opened is tried again."""
+        """When to try again to open a task that could not be opened."""
         self._interrupted = ""
-        """The task that was interrupted because a service that it needs does not answer; "" for none."""
+        """The task that was interrupted because a service it needs does not answer; "" for none."""
         self._epochs: dict[str, int] = {}
         self._agreement: Agreement | None = None
         """The agreement with the other readers of a job, if this peer is a reader."""
@@ -106,19 +106,19 @@ class Peer:
         """The number of turns."""
         self._reach = Reachability(self.me)
         self._broken_at = float("-inf")
-        """When two peers of this one's job last did not reach each other."""
+        """When two peers of this peer's job last did not reach each other."""
         self._doubt_at = float("inf")
-        """When to doubt all inputs of the ackers: all peers know then what has changed of who reaches whom."""
+        """When to doubt all inputs of the ackers: by then, all peers know how reachability has changed."""
         self._died_at = float("-inf")
-        """When a peer was last seen to die, or to be silent."""
+        """When a peer was last found dead or silent."""
         self._deaths = 0
-        """How often deaths had stopped the job of the open task when this peer got it."""
+        """How often deaths had stopped the job of the open task when this peer opened the task."""
 
     def turn(self) -> bool:
-        """Gives everything a turn; returns whether there was anything to do.
+        """Runs one turn of everything, and returns whether there was anything to do.
 
-        1. Act by the newest replica: links to members, the task, its routes.
-        2. Take what has come from other peers.
+        1. Act on the newest replica: links to members, the task, its routes.
+        2. Take what other peers have sent.
         3. Give the task its turn, if no other peer can have found this one silent.
         4. Send what is due.
         """
@@ -149,7 +149,7 @@ class Peer:
 
     @property
     def is_polled(self) -> bool:
-        """Whether a turn may have something to do though nothing has come and nothing is due."""
+        """Whether a turn may have something to do even if nothing has come and nothing is due."""
         return self.task is not None and self.task.is_polled
 
     def _take_back(self, frames: Sequence[SegmentFrame]) -> None:
@@ -159,7 +159,7 @@ class Peer:
     # Peers that cannot be reached.
 
     def _look_around(self, now: float) -> None:
-        """Looks which peers do not reach each other, goes around them, and says so."""
+        """Finds peers that do not reach each other, takes routes around them, and logs that."""
         links, seen, reach = self._links, self.membership.seen, self._reach
         silent, before = links.find_silent(now), reach.unreachable
         is_look = links.looked_at == now
@@ -173,7 +173,7 @@ class Peer:
         if is_changed:
             self._go_around(reach.unreachable - before)
             self._doubt_at = now + HEARD_SECONDS
-        if is_late := now >= self._doubt_at:  # what was lost meanwhile would wait for the timeout of its input
+        if is_late := now >= self._doubt_at:  # losses meanwhile would wait for the timeout of their input
             self._doubt_at = float("inf")
             self._ackers.doubt_all()
         is_broken = is_look and self.assignment and reach.is_broken(self._seen.peers_of(self.assignment.job))
@@ -197,17 +197,17 @@ class Peer:
             )  # fmt: skip
 
     def _answers(self, peer: PeerId) -> bool:
-        """Returns whether a peer has answered since it could not be reached. For one that left nothing waits."""
+        """Returns whether a peer has answered since it became unreachable; True for a peer that has left."""
         return peer not in self._links or self._links[peer].is_open
 
     def _go_around(self, lost: Collection[PeerId]) -> None:
-        """Takes routes around peers that do not reach others. `lost`: those that cannot be reached any more."""
+        """Takes routes around peers that do not reach others. `lost`: the peers that became unreachable."""
         if self.task is not None and self.assignment is not None:
             name = self.assignment.job
             if name in self._seen.jobs and not self._seen.jobs[name].has_ended:
                 self._set_routes(self._seen, name)
                 self._keep_ackers(self.task)
-        if lost:  # as if they had left: of what is at them nothing else comes before they answer
+        if lost:  # as if they had left: nothing that they hold comes before they answer
             self._ackers.doubt_all()
         for frame in (frame for peer in lost if peer in self._links for frame in self._links[peer].frames(here=False)):
             self._send([(number, Doubts(frame.job, ids)) for number, ids in by_peer(frame.ids).items()])
@@ -216,7 +216,7 @@ class Peer:
         return {number for number, peer in self._numbers.items() if peer in peers} if peers else set()
 
     def _keep_ackers(self, task: PeerTask) -> None:
-        """Gives back the inputs of ackers that have left, and a reader those of ackers that it does not reach."""
+        """Gives up the inputs of ackers that have left; a reader also gives back those of ackers it does not reach."""
         away = self._numbers_of(self._reach.unreachable) if isinstance(task, InputTask) else ()
         task.keep_ackers({number for number in self._numbers if number not in away})
 
@@ -231,7 +231,7 @@ class Peer:
             self._connect(before, after)
             self._find_epochs(after)
             self._find_readers(before, after)
-            if self.task is not None and self.me in after.peers:  # the thread of the membership may have read a leave
+            if self.task is not None and self.me in after.peers:  # the membership's thread may have read a leave
                 self._follow(before, after)
         wanted = after.assignments.get(self.me)
         if wanted != self.assignment:
@@ -240,15 +240,15 @@ class Peer:
             self._open(wanted, now)
 
     def _connect(self, before: Replica, after: Replica) -> None:
-        """Begins and ends links, so that there is one to each other member."""
+        """Adds and removes links, so that there is one to each other member."""
         self._numbers = {member.number: peer for peer, member in after.peers.items()}
         for peer in before.peers.keys() - after.peers.keys() - {self.me}:
             rest = self._links.remove(peer)
             self._messenger.disconnect(peer)
             self._take_back(rest.unsent)
-            # the segments of this peer are lost: find the entries that wait for them
+            # the segments at this peer are lost: find the entries that wait for them
             self._ackers.doubt_all()
-            for frame in rest.unknown:  # their inputs may be opened after that
+            for frame in rest.unknown:  # their inputs may be opened later
                 self._send([(number, Doubts(frame.job, ids)) for number, ids in by_peer(frame.ids).items()])
         for peer, member in after.peers.items():
             if peer == self.me or peer in self._links:
@@ -276,9 +276,9 @@ class Peer:
         self._ackers.keep({name for name, _ in replica.open_jobs()}, self._numbers)
 
     def _find_readers(self, before: Replica, replica: Replica) -> None:
-        """Takes the readers of this peer's job, if it is one of them. They agree also while a source is away.
+        """Takes the readers of this peer's job, if this peer is one of them. They agree even while a source is away.
 
-        With another task, what the readers of the one before have said counts no longer: they take it back no more.
+        With another task, earlier messages of the readers no longer count: the readers no longer take them back.
         """
         readers = {
             peer: ReaderId(replica.peers[peer].number, each.since)
@@ -294,7 +294,7 @@ class Peer:
         self._agreement.keep([each for peer, each in readers.items() if replica.assignments[peer].job == own])
 
     def _agree(self, now: float) -> None:
-        """Sends wishes to the other readers. A task that is not open asks for nothing, and has nothing under way."""
+        """Sends wishes to the other readers. A task that is not open asks for nothing and has nothing under way."""
         agreement, wanted = self._agreement, self._seen.assignments.get(self.me)
         if agreement is None or wanted is None:
             return
@@ -305,7 +305,7 @@ class Peer:
             self._send([(to.number, ReaderWish(wanted.job, wanted.since, to.since, *wish))])
 
     def _follow(self, before: Replica, after: Replica) -> None:
-        """Takes the routes of another epoch; gives back inputs whose acker has left."""
+        """Gives back inputs whose acker has left, and takes the routes of a new epoch."""
         assert self.assignment is not None
         assert self.task is not None
         name = self.assignment.job
@@ -317,11 +317,11 @@ class Peer:
             self._set_routes(after, name)
 
     def _set_routes(self, replica: Replica, name: JobId) -> None:
-        """Takes the routes of a job; a reader also takes the peers whose ackers have the entries: those that read.
+        """Takes the routes of a job; a reader also takes the peers whose ackers have the entries: the readers.
 
-        All inputs of an acker that dies are read again. If peers of functions had entries, too, their death would make
-        readers read more inputs again than those whose segments they had. And a reader sends itself no frames: a sole
-        reader needs none for openings and completions.
+        All inputs of an acker that dies are read again. If peers that call functions had entries too, their death would
+        make readers read more inputs again than those whose segments these peers had. And a reader sends itself no
+        frames: a sole reader needs none for openings and completions.
         """
         assert self._outbox is not None
         assert self.assignment is not None
@@ -337,9 +337,9 @@ class Peer:
     # The task.
 
     def _leave_task(self, now: float) -> None:
-        """Ends the task once it has finished what it has, or soon after if its job has been stopped.
+        """Ends the task once it has finished its segments, after DRAIN_SECONDS, or at once if its job has been stopped.
 
-        It needs no lease: a peer that was found silent may still acknowledge inputs that another peer has taken; the
+        It needs no lease: a peer that was found silent may still acknowledge inputs that another peer has taken. The
         source ignores that, by the token of a claim or the generation of a consumer group.
         """
         task, assignment = self.task, self.assignment
@@ -363,7 +363,7 @@ class Peer:
             task.close()
 
     def _open(self, wanted: Assignment, now: float) -> None:
-        """Opens a task, and says that this peer is ready; tries again later if a source or a target is away."""
+        """Opens a task, and signals that this peer is ready. Tries again later if a source or a target is away."""
         job = self._seen.jobs[wanted.job]
         graph = self._graphs[job.graph]
         environment = self._open_environment(graph, self._seen.peers[self.me].number)
@@ -390,7 +390,7 @@ class Peer:
         self.membership.append(SignalReady(self.me, wanted.job, wanted.since))
 
     def _run_task(self, task: PeerTask) -> bool:
-        """Gives the task its turn. An error in the program, or one that is to stop the job, ends the job for all."""
+        """Gives the task its turn. An error in the program, or one that stops the job, ends the job for all peers."""
         assert self.assignment is not None
         job = self._seen.jobs.get(self.assignment.job)
         if job is None or job.phase is not JobPhase.RUNNING:
@@ -400,7 +400,7 @@ class Peer:
                 worked = task.turn(self._agreement if self._draining_until is None else None)
             else:
                 worked = task.turn()
-        except (Unavailable, ClientError) as error:  # the task begins again once what it needs is back
+        except (Unavailable, ClientError) as error:  # the task starts again once the service it needs is back
             name, why = self.assignment.task, str(error).removesuffix(START_AGAIN)
             again = repeated(f"interruptions of {name}", why)
             logger.warning("%s: %s; it tries again every %g s", name, why, OPEN_AGAIN_SECONDS, extra=again)
@@ -425,8 +425,8 @@ class Peer:
         return worked
 
     def _end_by(self, error: BaseException) -> None:
-        """Ends the job for an error that stops it; this peer alone for one of an input, which ends each peer."""
-        if isinstance(error, FunctionExited | MemoryError):  # the input is found by the deaths of its peers
+        """Ends the job for an error that stops it. Raises an error by which an input ends its peer: only this one ends."""
+        if isinstance(error, FunctionExited | MemoryError):  # the deaths of its peers identify the input
             raise error
         assert self.assignment is not None
         self._kill(self.assignment, error)
@@ -438,7 +438,7 @@ class Peer:
         assert self.assignment is not None
         job = self.assignment.job
         task.doubt()
-        # a leave takes the seals of a task back: inputs of the peer that left may come again
+        # a leave takes back the seals of a task: inputs of the peer that left may come again
         is_sealed = self.me in self._seen.jobs[job].sealed.get(self.assignment.task, ())
         if task.is_exhausted and not is_sealed and self.membership.is_idle:
             self.membership.append(SealTask(job, self.assignment.task, self.me, self.assignment.since))
@@ -456,7 +456,7 @@ class Peer:
     # Items.
 
     def _send(self, addressed: Addressed) -> None:
-        """Sends items; those for this peer are taken at once."""
+        """Sends items. Takes items for this peer at once."""
         own = self._seen.peers[self.me].number if self.me in self._seen.peers else -1
         for number, item in addressed:
             if number == own:
@@ -470,7 +470,7 @@ class Peer:
         member = self._seen.peers.get(sender)
         if member is None:
             return
-        if isinstance(item, Asks):  # whoever asks waits for the answer, whatever this peer knows of the job
+        if isinstance(item, Asks):  # the sender waits for the answer, whatever this peer knows of the job
             self._send([(member.number, self._answer(item))])
             return
         job = self._seen.jobs.get(JobId(item.job))
@@ -497,7 +497,7 @@ class Peer:
                 self.task.lose(item.ids, self._died_at, broken_at)
 
     def _answer(self, asks: Asks) -> Answers:
-        """Returns the patterns of the segments that are here."""
+        """Returns the patterns of the requested inputs' segments that are here."""
         wanted, held = {*asks.ids}, dict[SegmentId, int]()
         if self.assignment is not None and asks.job == self.assignment.job:
             found = [*self._outbox.patterns(asks.job, wanted)] if self._outbox is not None else []
@@ -509,7 +509,7 @@ class Peer:
         return Answers(asks.job, [*held], [*held.values()], asks.number, is_broken)
 
     def abandon(self) -> None:
-        """Drops everything, as a process that dies does: the claims are kept until their lease ends."""
+        """Drops everything, as a dying process does: the claims last until their lease ends."""
         if isinstance(self.task, InputTask):
             self.task.abandon()
         elif self.task is not None:
@@ -517,6 +517,6 @@ class Peer:
         self._messenger.close()
 
     def close(self) -> None:
-        """Gives back what is under way, and closes all connections but the membership's."""
+        """Gives back the inputs under way, and closes all connections except the membership's."""
         self._close_task()
         self._messenger.close()

@@ -1,9 +1,9 @@
 """Which members of a cluster reach each other over the network, though all of them reach Kafka.
 
-Heartbeats go through the log of the cluster, frames go from peer to peer. So the network between two members may be
-broken while nobody is silent. A peer that is in a long call does not answer either: its main loop does not turn
-meanwhile, as its heartbeats say. Heartbeats also say whom a peer cannot reach: both ends of a broken connection know of
-it, and the others use neither of them where there is a choice.
+Heartbeats go through the log of the cluster; frames go from peer to peer. So the network between two members may be
+broken while no heartbeat is missing. A peer in a long call does not answer either: its main loop does not turn
+meanwhile, as its heartbeats show. Heartbeats also name the peers that a peer cannot reach: both ends of a broken
+connection know of it, and the others avoid both ends where there is a choice.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from typing import Final, NamedTuple
 from kstreams_py.jobs.cluster.commands import PeerId
 
 TURNS: Final = 3
-"""A silent peer is unreachable after so many heartbeats, each with more turns than the one before.
+"""A silent peer is unreachable after this many heartbeats, each with more turns than the one before.
 
-While the log was away, the one before may have become old, and calls begin within the lease: the first two may be
-from before a call.
+While the log was away, the previous heartbeat may have become old, and calls begin within the lease: the first two
+heartbeats may be from before a call.
 """
 
 REPORT_SECONDS: Final = 8.0
-"""Seconds in which a silent peer sends these heartbeats, unless it is in a call."""
+"""Seconds within which a silent peer sends these heartbeats, unless it is in a call."""
 
 HEARD_SECONDS: Final = 5.0
-"""Seconds in which all have heard that two peers do or do not reach each other. Until then, items may still be lost."""
+"""Seconds until all peers know that two of them do or do not reach each other. Until then, items may still be lost."""
 
 
 class ReachChange(NamedTuple):
-    """What a look has found.
+    """The result of a look.
 
     - `lost`: the peers that cannot be reached any more.
-    - `found`: those that can be reached again.
-    - `busy`: those that do not answer, and whose main loop does not turn.
+    - `found`: the peers that can be reached again.
+    - `busy`: the peers that do not answer, and whose main loop does not turn.
     """
 
     lost: list[PeerId]
@@ -45,8 +45,8 @@ class Reachability:
 
     Attributes:
 
-    - `silent`: the peers that this one has found unreachable.
-    - `unreachable`: these, and those that cannot reach this one.
+    - `silent`: the peers that this peer has found unreachable.
+    - `unreachable`: the silent peers, and the peers that cannot reach this peer.
     """
 
     def __init__(self, me: PeerId) -> None:
@@ -56,9 +56,9 @@ class Reachability:
         self._pairs: frozenset[frozenset[PeerId]] = frozenset()
         """The pairs of members that do not reach each other."""
         self._known: tuple[object, object, object] = None, None, None
-        """By what the pairs were found."""
+        """The arguments that the pairs were computed from."""
         self._turned: dict[PeerId, tuple[int, int, float]] = {}
-        """By silent peer, its turns, at how many looks they were more, and when it was first found silent."""
+        """For each silent peer: its turns, at how many looks they had grown, and when it was first found silent."""
 
     def look(
         self,
@@ -67,11 +67,11 @@ class Reachability:
         answers: Callable[[PeerId], bool],
         turns_of: Callable[[PeerId], int],
     ) -> ReachChange:
-        """Takes what the links have found.
+        """Takes the silent peers that the links have found, and returns what has changed.
 
         - `silent`: as `Links.find_silent` returns it; None between two of its looks.
-        - `answers`: whether a peer has answered since it became unreachable.
-        - `turns_of`: how many turns a peer has had, by its newest heartbeat; 0 if it does not say.
+        - `answers`: returns whether a peer has answered since it became unreachable.
+        - `turns_of`: returns how many turns a peer has had, by its newest heartbeat; 0 if unknown.
         """
         change = ReachChange([], [peer for peer in self.silent if answers(peer)], [])
         if silent is not None:
@@ -90,10 +90,10 @@ class Reachability:
         return change
 
     def keep(self, members: Collection[PeerId], reports: Mapping[PeerId, Iterable[PeerId]]) -> bool:
-        """Takes who cannot reach whom; returns whether that has changed.
+        """Takes the reports of which peers cannot reach each other, and returns whether the pairs have changed.
 
         - `members`: the peers of the cluster.
-        - `reports`: as `Observations.unreachable`. Neither is changed: another object replaces it.
+        - `reports`: as `Observations.unreachable`. Callers never change either object: they pass a new one.
         """
         silent, seen, heard = self._known
         if silent is self.silent and seen is members and heard is reports:
@@ -115,9 +115,9 @@ class Reachability:
         return any(pair <= {*peers} for pair in self._pairs)
 
     def choose(self, peers: Sequence[PeerId], others: Collection[PeerId]) -> tuple[PeerId, ...]:
-        """Returns the peers to use of several that can do the same; none if this peer reaches none of them.
+        """Returns the peers to use among several that can do the same; none if this peer reaches none of them.
 
-        Of those that it reaches, those that reach the most others: what goes to another one may get stuck there.
+        Chooses, among the peers it reaches, those that reach the most others: segments sent elsewhere may get stuck.
 
         - `others`: the peers of the job.
         """

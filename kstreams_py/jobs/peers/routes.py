@@ -16,17 +16,17 @@ from kstreams_py.jobs.cluster.state import Replica
 from kstreams_py.jobs.segments import Segments
 
 READ: Final = "read-"
-"""Begins the id of an input task; the name of its channel follows."""
+"""The beginning of an input task's id; the name of its channel follows."""
 
 
 class Route(NamedTuple):
     """How the segments of a channel get to the peers of one task that reads it.
 
     - `peers`: the peers that are ready, in the order in which they joined.
-    - `slots`: for a grouped task the peer of each slot; None for others.
+    - `slots`: the peer of each slot, for a grouped task; None for others.
     - `group_by`: as in Channel; None if a segment is grouped by its input, as at a gather.
     - `routing`: as in Channel.
-    - `left_out`: the peers that are ready and are not used, because they do not reach all others.
+    - `left_out`: the peers that are ready but not used, because they do not reach all others.
     - `is_cut`: whether no peer of the task can be reached.
     """
 
@@ -60,12 +60,12 @@ def check_graph(graph: Graph) -> None:
 
 
 def specify_tasks(tasks: Sequence[JobTask]) -> tuple[TaskSpec, ...]:
-    """Returns what a scheduler has to know of a graph's tasks. Each source is read by a task of its own.
+    """Returns what a scheduler has to know about a graph's tasks. A task of its own reads each source.
 
-    Raises SettingsError if a task has the id of such a task.
+    Raises SettingsError if a task has the same id as one that reads a source.
     """
     inputs = [
-        # a source that one peer at a time can read says so
+        # a source that only one peer at a time can read declares `readers_max`
         TaskSpec(READ + channel.name, is_input=True, max_peers=getattr(channel.source, "readers_max", None))
         for channel in filled_channels(tasks)
     ]
@@ -76,7 +76,7 @@ def specify_tasks(tasks: Sequence[JobTask]) -> tuple[TaskSpec, ...]:
 
 
 def is_grouped(task: JobTask) -> bool:
-    """Returns whether each segment has one peer that takes it: by its group, or by its input."""
+    """Returns whether only one peer may take a given segment: the peer of its group or of its input."""
     return task.kind is TaskKind.GATHER or any(channel.group_by is not None for channel in task.inputs)
 
 
@@ -95,9 +95,10 @@ def find_routes(replica: Replica, job: JobId, tasks: Iterable[JobTask]) -> Route
 
 
 def go_around(routes: Routes, choose: Callable[[Sequence[PeerId]], tuple[PeerId, ...]]) -> Routes:
-    """Returns routes that leave out peers which do not reach all others. Each peer of a grouped task has its own keys.
+    """Returns routes that leave out peers that do not reach all others.
 
-    - `choose`: returns the peers to use of several; none if none of them can be reached: then all are kept.
+    Grouped tasks keep all their peers, because each has its own keys.
+    - `choose`: returns the peers to use among several; none if none of them can be reached: then all are kept.
     """
     found = {channel: tuple(_around(each, choose) for each in of) for channel, of in routes.by_channel.items()}
     return routes._replace(by_channel=found)
@@ -123,10 +124,10 @@ class Split(NamedTuple):
 
 
 def split(route: Route, segments: Segments, waiting: Callable[[PeerId], int], before: int) -> Split:
-    """Returns which peer gets each segment: that of its group, or else the one that the routing chooses.
+    """Returns which peer gets each segment: the peer of its group, or else the peer that the routing chooses.
 
     - `waiting`: returns how many segments wait to be sent to a peer.
-    - `before`: how many segments were split before, for the turns of the peers.
+    - `before`: how many segments were split before, to continue the peers' round robin.
     """
     if route.slots is None and route.routing is Routing.ROUND_ROBIN:
         count, peers = len(segments), route.peers
