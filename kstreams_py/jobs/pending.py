@@ -1,4 +1,4 @@
-"""The inputs of a source that are neither acknowledged nor given back. The first removal decides what becomes of one."""
+"""The inputs of a source that are neither acknowledged nor given back. The first removal of an input decides."""
 
 from __future__ import annotations
 

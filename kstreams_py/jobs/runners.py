@@ -43,13 +43,13 @@ CALLED_MAX: Final = 10_000
 """The maximum number of segments of a task that are run before the next task has its turn."""
 
 CALLED_FIRST: Final = 100
-"""The maximum in the first turn, before the speed of the function is known."""
+"""The maximum number in the first turn, before the speed of the function is known."""
 
 WAITING_MAX: Final = 100_000
-"""A task has no turn while more segments than this wait in a channel that it writes to: one input may become many."""
+"""A task gets no turn while more segments than this wait in a channel that it writes to: one input may become many."""
 
 TURN_SECONDS: Final = 0.1
-"""Seconds that a turn of a task may take: a stop waits for its end, and its rows are stored in one write."""
+"""Seconds that a turn of a task may take: a stop waits for the turn's end, and its rows are stored in one write."""
 
 
 QUEUED_MAX: Final = 10_000
@@ -59,7 +59,7 @@ QUEUED_MAX: Final = 10_000
 def shares(inboxes: Sequence[Segments], free: int) -> Iterator[tuple[Segments, int]]:
     """Yields each inbox with the number of segments to take from it, so that no full inbox keeps the others waiting.
 
-    Each inbox gets an equal share; what the emptier ones do not need goes to the fuller ones.
+    Each inbox gets an equal share; the fuller ones also get what the emptier ones do not need.
     """
     for left, inbox in zip(range(len(inboxes), 0, -1), sorted(inboxes, key=len), strict=True):
         share = min(len(inbox), max(0, -(-free // left)))
@@ -70,9 +70,9 @@ def shares(inboxes: Sequence[Segments], free: int) -> Iterator[tuple[Segments, i
 class Turned(NamedTuple):
     """The outcome of a turn of a task.
 
-    - `ids`, `acks`: for each copy that is done, its input, and the XOR of its pattern and the patterns made from it.
+    - `ids`, `acks`: for each finished copy, its input, and the XOR of its pattern and the patterns made from it.
     - `failed`: the inputs of segments that failed, each with the error.
-    - `stop`: the error that stops the job; its segment is not done.
+    - `stop`: the error that stops the job; its segment is not finished.
     """
 
     ids: Sequence[SegmentId] = ()
@@ -127,7 +127,7 @@ class TaskRunner:
         return sum(map(len, self._inboxes)) + len(self._rest) + len(self._again)
 
     def waiting_of(self, channels: Collection[Channel]) -> int:
-        """Returns how many segments of some of its inputs wait here to be taken."""
+        """Returns how many segments wait here to be taken from the inboxes of these channels."""
         inboxes = zip(self.inputs, self._inboxes, strict=True)
         return sum(len(inbox) for channel, inbox in inboxes if channel in channels)
 
@@ -152,7 +152,7 @@ class TaskRunner:
         return None
 
     def parts(self) -> list[Segments]:
-        """Returns the segments that are here between two turns, in parts. Any thread may ask for them."""
+        """Returns the segments that are here between two turns, in parts. Any thread may call this method."""
         unstored = self._unstored
         parts = [*self._inboxes, self._rest, *(segments for _, _, segments in self._again)]
         return parts if unstored is None else [*parts, unstored[0]]
@@ -164,7 +164,7 @@ class TaskRunner:
         return paused.difference(*(part.ids for part in self.parts() if id(part) not in waiting))
 
     def has(self, segment: SegmentId) -> bool:
-        """Returns whether an input has a segment here, also during a turn. Any thread may ask for it."""
+        """Returns whether an input has a segment here, even during a turn. Any thread may call this method."""
         return segment in self._running or any(segment in part.ids for part in self.parts())
 
     def measures(self) -> dict[str, float]:
@@ -172,7 +172,7 @@ class TaskRunner:
         return {**self.counters.measures(), "failed": self.failed}
 
     def turn(self, now: float) -> Turned:
-        """Runs the next segments. `now`: by the clock of the environment.
+        """Runs the next segments. `now`: the time by the environment's clock.
 
         Raises SinkAway; the next turn then stores the same results again.
         """
@@ -200,7 +200,7 @@ class TaskRunner:
         return self._turned(segments, made)
 
     def _turned(self, segments: Segments, made: Made) -> Turned:
-        """Returns what a turn did. A segment whose error stops the job is not done: its input is given back."""
+        """Returns the outcome of a turn. A segment whose error stops the job is unfinished: its input is given back."""
         stopping = {index: error for index, error in made.failed if self._stops(error)}
         failed = [(segments.ids[index], error) for index, error in made.failed if index not in stopping]
         for _, error in failed:
@@ -222,7 +222,7 @@ class TaskRunner:
         self.counters.ran(steps, seconds)
 
     def _take_due(self, now: float, limit: int) -> Segments:
-        """Takes the segments that the last turn had no time for, and those that are run again now, up to a limit."""
+        """Takes the segments that the last turn had no time for, and those due for another attempt, up to a limit."""
         taken, self._rest = self._rest, Segments()
         while self._again and self._again[0][0] <= now and len(taken) < limit:
             taken.add(heappop(self._again)[2])
@@ -236,7 +236,7 @@ class TaskRunner:
         return taken
 
     def _run(self, segments: Segments) -> tuple[Segments, list[Any]]:
-        """Runs segments while the turn has time for them; returns those that are done, and their results."""
+        """Runs segments while the turn has time for them; returns the segments that were run, and their results."""
         if self._traces is not None:
             return self._run_in_spans(segments, self._traces)
         until = self._environment.clock() + TURN_SECONDS
@@ -270,7 +270,7 @@ class TaskRunner:
         return origins_of(segments.given, extend_all(segments.paths, self._name))
 
     def _repeat(self, segments: Segments, results: list[Any], now: float) -> tuple[Segments, list[Any]]:
-        """Keeps the segments that are to be run again; returns the others with their results."""
+        """Keeps the segments that are to be run again, and returns the others with their results."""
         retry = self._task.retry
         assert retry is not None
         if not self.attempts and FailedCall not in map(type, results):
@@ -307,7 +307,7 @@ class TaskRunner:
         return isinstance(error, self._task.stop_on) or error is self._last_attempt
 
     def forget(self, inputs: Collection[SegmentId]) -> None:
-        """Forgets inputs that are given back. Their segments that are here wait for another attempt."""
+        """Forgets inputs that are given back: all their segments here wait for another attempt."""
         dropped = {*inputs}
         given_up = [part for _, _, part in self._again if not dropped.isdisjoint(part.ids)]
         for part in given_up:
@@ -364,15 +364,15 @@ class OverlappingTaskRunner(TaskRunner):
         return self._calls.oldest
 
     def parts(self) -> list[Segments]:
-        """Returns the segments that are here, also those whose calls are under way."""
+        """Returns the segments that are here, including those whose calls are under way."""
         queued = (segments for queue in self._queues.copy().values() for segments in queue.copy())
         return [*super().parts(), *self._open.copy().values(), *queued]
 
     def _count_time(self, steps: int, seconds: float) -> None:
-        """Does nothing: each call has its own time, which is counted when it has ended."""
+        """Does nothing: the time of each call is counted when the call has ended."""
 
     def _take(self, now: float) -> Segments:
-        """Takes segments until as many wait for a call as calls may run concurrently."""
+        """Takes segments until as many wait for a call as calls may run concurrently; none if the queues are full."""
         queued = sum(map(len, self._queues.values()))
         free = 2 * self._task.concurrency - len(self._open) if queued < QUEUED_MAX else 0
         taken = self._take_due(now, free)
@@ -442,7 +442,7 @@ class OverlappingTaskRunner(TaskRunner):
         del self._queues[group]
 
     def _call(self, segment: Segments) -> bool:
-        """Starts the call of a segment; returns False if its value cannot be copied for it: then it fails."""
+        """Starts the call of a segment; returns False if its value cannot be copied: then the segment fails."""
         (arguments,) = arguments_of(self._task, segment.values, self._origins(segment))
         if self._task.retry is not None:
             try:
@@ -464,7 +464,7 @@ class OverlappingTaskRunner(TaskRunner):
 
 
 class GatheringRunner(TaskRunner):
-    """Runs a task on one segment of each of its inputs, which all come from the same segment.
+    """Runs a task on one segment from each of its inputs; these segments all come from the same segment.
 
     - `common`: the processors that write the channel from which all inputs come; none if a source fills it.
     """

@@ -1,4 +1,4 @@
-"""Segments: values on their way through the channels of a job, in batches of one list for each field."""
+"""Segments: values on their way through the channels of a job, in batches with one list for each field."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Segments:
 
     - `ids`: the ids of their inputs.
     - `patterns`: the patterns of the copies for this reader.
-    - `given`: identify their inputs, the same each time that these are read.
+    - `given`: the identities of their inputs, which are the same each time the inputs are read.
     - `paths`: how the segments were made from their inputs.
     """
 
@@ -51,7 +51,7 @@ class Segments:
         self.values += other.values
 
     def take(self, count: int) -> Segments:
-        """Removes the first segments, and returns them."""
+        """Removes the first `count` segments, and returns them."""
         if count >= len(self.ids):
             taken = Segments()
             for name in Segments.__slots__:

@@ -1,4 +1,4 @@
-"""One task of a job: calls its function with segments, makes segments or rows of the results, and acknowledges."""
+"""One task of a job: calls its function with segments, sends or stores the results, and returns acknowledgements."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from kstreams_py.steps.rows import Rows, row_hash
 
 
 class FailedCall(NamedTuple):
-    """Stands for the results of a call that raised."""
+    """Stands for the results of a call that raised an exception."""
 
     error: BaseException
 
@@ -47,7 +47,7 @@ NOT_PLAIN: Final = frozenset({type(None), FailedCall, Out})
 
 
 class Uncopied(NamedTuple):
-    """A segment that could not be copied for a task, which fails there."""
+    """A segment that could not be copied for a task; it fails there."""
 
     id: SegmentId
     task: str
@@ -69,19 +69,19 @@ class Readers:
         self.uncopied: list[Uncopied] = []
 
     def open_inbox(self, channel: Channel, task: str) -> Segments:
-        """Adds a task, by its id, to the readers of a channel; returns its inbox."""
+        """Adds a task, named by its id, to the readers of a channel; returns its inbox."""
         inbox = Segments()
         self._inboxes.setdefault(channel, []).append((task, inbox))
         return inbox
 
     def waiting(self, channels: Iterable[Channel]) -> int:
-        """Returns how many segments wait in the fullest inbox of these channels."""
+        """Returns how many segments wait in the fullest inbox among the readers of these channels."""
         return max(len(inbox) for channel in channels for _, inbox in self._inboxes.get(channel, ()))
 
     def send(self, channel: Channel, made: Segments) -> list[int]:
         """Sends a copy of segments to each reader of a channel; returns the XOR of the copies' patterns, by segment.
 
-        Each copy has its own pattern: if copies shared one, the first to be done would seem to be all of them.
+        Each copy has its own pattern: if copies shared one, the first finished copy would look like all of them.
 
         - `made`: segments without patterns.
         """
@@ -94,7 +94,7 @@ class Readers:
         return sums or [0] * count
 
     def _copy(self, made: Segments, task: str) -> Segments:
-        """Returns a copy of segments for a task. Leaves out those that cannot be copied; they get no pattern."""
+        """Returns a copy of segments for a task. Leaves out segments that cannot be copied; they get no pattern."""
         copied, errors = copy_values(made.values)
         copy = made
         if errors:
@@ -112,7 +112,7 @@ class Function:
         self._task, self._clock = task, clock
         function = task.function if task.retry is None else keep_values(task)
         self._call, self._kept = function, IMMUTABLE
-        """The function, and the types of results that are not copied."""
+        """The function, and the types of results that need no copy."""
         if task.generator:
             self._call = lambda *arguments: [*map(copy_value, function(*arguments))]
             self._kept = frozenset({list})
@@ -122,11 +122,11 @@ class Function:
 
     @property
     def ended(self) -> int:
-        """How many calls have ended. Any thread may read it while a call is under way."""
+        """How many calls have ended. Any thread may read this property while a call is under way."""
         return self._ended + len(self._results)
 
     def results(self, values: Iterable[Any], origins: Iterator[Origin], until: float = float("inf")) -> list[Any]:
-        """Returns the result, or FailedCall, for each value; only for the first ones if there is no time for all.
+        """Returns the result, or FailedCall, for each value, or for the first values if there is no time for all.
 
         - `origins`: the origin of each value's step.
         - `until`: the clock time after which no call is begun, except for the first one.
@@ -138,7 +138,7 @@ class Function:
                 break
             try:
                 result = call(*arguments)
-                # copied immediately: a function may change later what it has returned
+                # copied immediately: a function may later change what it has returned
                 results.append(result if type(result) in kept else copy_value(result))
             except StopIteration:
                 results.append(FailedCall(RuntimeError("the function raised StopIteration")))
@@ -163,7 +163,7 @@ def copy_arguments(task: JobTask, arguments: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def keep_values(task: JobTask) -> Callable[..., Any]:
-    """Returns the function of a task, called with copies: another attempt needs the unchanged values."""
+    """Returns a task's function that is called with copies: another attempt needs the unchanged values."""
     function = task.function
     return lambda *arguments: function(*copy_arguments(task, arguments))
 
@@ -171,7 +171,7 @@ def keep_values(task: JobTask) -> Callable[..., Any]:
 def raised(task: JobTask, error: BaseException) -> BaseException:
     """Returns the error of a segment for any exception of the user's code, which must not end the worker.
 
-    Raises FunctionExited for what would end the process; see exit_error().
+    Raises FunctionExited for an exception that would end the process; see exit_error().
     """
     if isinstance(error, ProcessKilled):
         raise error
@@ -201,7 +201,7 @@ class Made(NamedTuple):
 
 
 class Sending:
-    """Sends the results of a task to its channels, after those for its topics have been written."""
+    """Sends the results of a task to its channels, after the results for its topics have been written."""
 
     def __init__(
         self, task: JobTask, readers: Readers, topics: TopicOutputs | None, traces: TaskTraces | None = None
@@ -220,7 +220,7 @@ class Sending:
     def send(self, segments: Segments, results: list[Any]) -> Made:
         """Sends the results for segments.
 
-        Raises SinkAway while a topic cannot be written: the next call must have the same results.
+        Raises SinkAway while a topic cannot be written: the next call must then have the same results.
         """
         is_one = len(self._task.outputs) == 1 and self._topics is None and not self._task.generator
         if is_one and NOT_PLAIN.isdisjoint(map(type, results)):
@@ -293,7 +293,7 @@ class Sending:
     def _ends_of(self, result: Any) -> list[tuple[Channel | Topic, Any]]:
         """Returns the channel or topic, and the value, of each result of a step.
 
-        Raises GraphError for a result that fits none of them.
+        Raises GraphError for a result that fits no channel or topic.
         """
         task, found = self._task, list[tuple[Channel | Topic, Any]]()
         for each in result if task.generator else (result,):
@@ -349,7 +349,7 @@ def _fitting(task: JobTask, end: Channel | Topic, value: Any) -> Any:
 
 
 class Storing:
-    """Stores the rows of a task in its target, each once by the origin of its segment."""
+    """Stores the rows of a task in its target, each row once, by the origin of its segment."""
 
     def __init__(self, task: JobTask, open_sink: Callable[[Sink, str], SinkConnection], consumer: str) -> None:
         assert task.target is not None
@@ -363,7 +363,7 @@ class Storing:
     def store(self, segments: Segments, results: Sequence[Any]) -> Made:
         """Stores the rows of the results for segments, in one write.
 
-        Raises SinkAway while the target is away, and SinkUnavailable; the target may have stored the rows even so.
+        Raises SinkAway while the target is away, and SinkUnavailable. The target may still have stored the rows.
         """
         failed = list[tuple[int, BaseException]]()
         if not self._generator and self._rows.are_rows(results):
@@ -387,7 +387,7 @@ class Storing:
             try:
                 self._write(rows[start:end])
             except RowRefused as error:
-                # rows before and after the step are written apart: writing all again at each refusal may take hours
+                # write the rows before and after the step separately: repeating all at each refusal may take hours
                 refused = owners[start + error.index]
                 failed.append((refused, error))
                 left += [(bisect_right(owners, refused, start, end), end), (start, bisect_left(owners, refused, start))]
@@ -419,7 +419,7 @@ class Storing:
                 continue
             try:
                 values = [*self._rows.values_of(result if self._generator else (result,))]
-            except BaseException as error:  # a key of a dict may raise anything as it is compared
+            except BaseException as error:  # a key of a dict may raise anything when it is compared
                 failed.append((index, raised(self._task, error)))
                 continue
             rows += [Row(row_hash(digest, number), each) for number, each in enumerate(values)]

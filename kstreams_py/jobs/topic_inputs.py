@@ -32,22 +32,22 @@ from kstreams_py.steps.outputs import decoder
 logger = logging.getLogger(__name__)
 
 OFFSET_BITS: Final = 48
-"""Bits of the offset in the key of a record; the partition has the others."""
+"""Bits for the offset in the key of a record; the other bits are for the partition."""
 
 COMMIT_SECONDS: Final = 0.1
-"""Seconds between two commits of offsets: records that are read again after a crash are recognized by their origin."""
+"""Seconds between two commits of offsets. Records that are read again after a crash are recognized by their origin."""
 
 AHEAD_LEAST: Final = 10
-"""The least number of records, beyond those that were read, for which a commit says that the next death counts."""
+"""The least number of records, beyond those read, for which a commit notes that the next death counts."""
 
 AHEAD_FACTOR: Final = 4
-"""The number is this many times the records read since the last commit, if that is more."""
+"""That number is this many times the records read since the last commit, if that is more."""
 
 
 class PartitionProgress:
-    """The records of a partition that were read and are not done. The offset of the first of them is committed.
+    """The records of a partition that were read and are not done. The first such record's offset is committed.
 
-    The text beside the committed offset has the deaths of records, as they will be if this worker dies now.
+    The text beside the committed offset counts the deaths of records as they will be if this worker dies now.
     """
 
     def __init__(self, start: int, note: str = "", deaths: Deaths = ()) -> None:
@@ -58,11 +58,11 @@ class PartitionProgress:
         self.reached = start
         """The offset before which all records were done at the last commit; another thread may read it."""
         self.deaths = deaths
-        """The deaths of records so far, without the next one that may come."""
+        """The deaths of records so far, without a death that may come next."""
         self.until = self.marked = 0
-        """The offset before which the next death counts for ordinary records, and the one in the last commit."""
+        """The offset before which the next death counts for ordinary records, now and in the last commit."""
         self.suspects: tuple[int, int, int] | None = None
-        """The suspects under way: the first offset, the one after the last, and their deaths."""
+        """The suspects under way: their first offset, the offset after their last, and their number of deaths."""
         self._read = deque[int]()
         self._done = set[int]()
 
@@ -76,18 +76,18 @@ class PartitionProgress:
         self._done.add(offset)
 
     def position(self, end: int) -> int:
-        """Returns the offset before which all records are done. `end`: all records before it were read."""
+        """Returns the offset before which all records are done. `end`: an offset before which all records were read."""
         while self._read and self._read[0] in self._done:
             self._done.remove(self._read.popleft())
         return self._read[0] if self._read else max(self.next, end)
 
     def look_ahead(self) -> None:
-        """Lets the next death count for the records read, and for those expected to be read before the next commit."""
+        """Makes the next death count for the records read, and for those expected to be read before the next commit."""
         self.until = self.next + max(AHEAD_LEAST, AHEAD_FACTOR * (self.next - self._next_before))
         self._next_before = self.next
 
     def note_at(self, position: int, *, lives: bool) -> str:
-        """Returns the text to commit beside a position. `lives`: this worker does not die; others go on from there."""
+        """Returns the text to commit beside a position. `lives`: whether to count no death of this worker."""
         deaths = self.deaths = pass_by(self.deaths, position)
         if not lives and self.until > position:
             deaths = add_death(deaths, position, self.until, ORDINARY)
@@ -122,8 +122,8 @@ class TopicConnection:
     """One worker's connection to a topic whose records are inputs, as a member of a group: see SourceConnection.
 
     It commits the offset before which all records are done. After a death, the records from there on are read again, in
-    this process or another. The text beside the offset counts these deaths. It is committed before a record is decoded,
-    so that a record that ends its worker is refused in the end, as by other sources.
+    this process or another. The text beside the offset counts these deaths. The text is committed before a record is
+    decoded, so that a record that ends its workers is eventually refused, as with other sources.
     """
 
     is_exhausted = False
@@ -143,7 +143,7 @@ class TopicConnection:
         self._lost: dict[TopicPartition, PartitionProgress] = {}
         """The partitions of a membership that was lost while this worker lived."""
         self._waiting = deque[TopicToken]()
-        """Records that were fetched or given back, and are not under way, in the order of their partition."""
+        """Records that were fetched or given back and are not under way; within a partition, in order."""
         self._rebalances = deque[set[TopicPartition] | None]()
         """Assignments that have not been acted on; None for a lost membership."""
         self._assigned: set[TopicPartition] | None = None
@@ -161,12 +161,12 @@ class TopicConnection:
 
     @property
     def positions(self) -> Positions:
-        """The offset before which all records are done, of each partition that it holds. Any thread may ask for it."""
+        """For each partition held, the offset before which all records are done. Any thread may read it."""
         return {tp: each.reached for tp, each in self._partitions.copy().items()}
 
     @property
     def highs(self) -> Positions:
-        """See Consumer. Any thread may ask for it."""
+        """See Consumer. Any thread may read it."""
         return self._consumer.highs
 
     def read(self, limit: int, *, alone: bool) -> list[Claim]:
@@ -194,7 +194,7 @@ class TopicConnection:
             raise
 
     def _hand_out(self, limit: int, *, alone: bool) -> list[Claim]:
-        """Returns claims of waiting records, those of suspects separately. If this raises, all records still wait."""
+        """Returns claims of waiting records, suspects separately from others. If it raises, all records still wait."""
         waiting = self._waiting
         if not any(each.deaths for each in self._partitions.values()):
             chosen, self.waits_alone = self._first(limit), False
@@ -215,7 +215,7 @@ class TopicConnection:
         return claims
 
     def _first(self, limit: int) -> list[TopicToken]:
-        """Returns the first waiting records, up to a limit, and up to the record that exceeds READ_BYTES in all."""
+        """Returns the first waiting records, up to a limit, and up to the record that makes them exceed READ_BYTES."""
         chosen, size = list[TopicToken](), 0
         for token in islice(self._waiting, limit):
             chosen.append(token)
@@ -240,7 +240,7 @@ class TopicConnection:
             claim.token.progress.end(claim.token.record.offset())
 
     def refuse(self, claims: Sequence[tuple[Claim, str]]) -> None:
-        """See SourceConnection. The reason is in a dead letter, if the graph has a topic for them, and in the log."""
+        """See SourceConnection. The reason is in the log, and in a dead letter if the graph has a topic for them."""
         self.ack([claim for claim, _ in claims])
 
     def give_back(self, claims: Sequence[Claim], *, failed: bool) -> None:
@@ -307,7 +307,7 @@ class TopicConnection:
         return self._partitions.get(TopicPartition(record.topic(), record.partition())) is progress
 
     def _follow(self) -> None:
-        """Acts on the rebalances: starts at the committed offsets, or at the first record where there is none."""
+        """Acts on rebalances: starts at the committed offsets, or at the first record of a partition without one."""
         while self._rebalances:
             assigned, self._is_revoked = self._rebalances.popleft(), False
             self._lost = self._lost if assigned is not None else self._partitions or self._lost
@@ -332,13 +332,13 @@ class TopicConnection:
         return PartitionProgress(start, note, read_deaths(note))
 
     def _revoked(self) -> None:
-        # once this returns, another member may read what is not committed; partitions that stay here go on after the
-        # next assignment
+        # once this returns, another member may read records that are not committed; partitions that stay here go on
+        # after the next assignment
         self._commit_if_possible(lives=True)
         self._is_revoked = True
 
     def _commit_in_time(self) -> None:
-        """Commits progress, if it is time."""
+        """Commits progress if the time has come."""
         if self._clock() >= self._committed_at + COMMIT_SECONDS:
             self._commit_if_possible(lives=False)
 
@@ -355,7 +355,7 @@ class TopicConnection:
             self._failure = error
 
     def _commit(self, *, lives: bool) -> None:
-        """Commits what is done, and the deaths as they will be if this worker dies now; with `lives`, as they are."""
+        """Commits progress, and the deaths as they will be if this worker dies now; with `lives`, as they are now."""
         self._committed_at = self._clock()
         ends, are_alone = self._consumer.ends, any(each.suspects for each in self._partitions.values())
         moved, notes = dict[TopicPartition, int](), dict[TopicPartition, str]()

@@ -1,4 +1,4 @@
-"""Topics that a job writes: the results of its tasks, and dead letters."""
+"""Writes to the topics of a job: the results of its tasks, and dead letters."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from kstreams_py.steps.environment import Environment
 from kstreams_py.steps.outputs import checked_headers, checked_timestamp, delivery_hash_of, encoder
 
 MODE: Final = ProducerMode(transactional=False, acks=-1, may_repeat=False)
-"""A record is in its topic, on all in-sync replicas, before its input is acknowledged. The producer returns the records
-that were refused.
+"""A record is in its topic, on all in-sync replicas, before its input is acknowledged. The producer gives back the
+records that were refused.
 """
 
 
 class TopicWriter:
-    """Writes records to topics: each is acknowledged by the broker, or refused, before `write` returns.
+    """Writes records to topics. The broker has acknowledged or refused each record before `write` returns.
 
     Each record has a delivery hash of its own in its headers.
     """
@@ -39,20 +39,20 @@ class TopicWriter:
         self._outputs: Sequence[Output] = ()
         """The records that are being written; they stay while the broker does not answer."""
         self._left: list[Output] = []
-        """The records that the producer has not taken."""
+        """The records that the producer has not accepted yet."""
         self._apart = deque[Output]()
         """Records to be written one by one, because one of them is refused."""
         self._refused: dict[int, RecordRefused] = {}
 
     @property
     def is_writing(self) -> bool:
-        """Whether the last `write` raised SinkAway: the next one goes on with the same records."""
+        """Whether the last `write` raised SinkAway: the next call then continues with the same records."""
         return bool(self._outputs)
 
     def write(self, outputs: Sequence[Output]) -> dict[int, RecordRefused]:
-        """Writes records; returns the errors of those that were refused, by index.
+        """Writes records; returns the errors of the refused ones, by index.
 
-        Raises SinkAway while the broker does not answer. The next call may then write records twice.
+        Raises SinkAway while the broker does not answer. The next call may then write records a second time.
         """
         if not self.is_writing:
             self._outputs, self._left, self._refused = outputs, [*outputs], {}
@@ -107,7 +107,7 @@ class TopicOutputs:
     def make(self, topic: Topic, result: Any, origin: Origin) -> Output:
         """Returns the record of a result: a value, or an Out. Only an Out gives it a key, headers or a timestamp.
 
-        Raises EncodeError, and what the serde raises.
+        Raises EncodeError, and whatever the serde raises.
         """
         out = result if isinstance(result, Out) else Out(result)
         value = None if out.value is None else self._encode[topic.name](out.value)
@@ -118,10 +118,10 @@ class TopicOutputs:
 
 
 class FailedRecord(NamedTuple):
-    """A record with a segment that a task could not process.
+    """A record that a task could not process, or a segment made from it.
 
     - `origin`: the origin of the step that failed.
-    - `trace`: the headers that carry the context of its trace.
+    - `trace`: the headers that carry the context of the record's trace.
     """
 
     record: Message
@@ -132,13 +132,13 @@ class FailedRecord(NamedTuple):
 
 
 class TopicLetters:
-    """Writes the dead letters of records, before these are acknowledged."""
+    """Writes the dead letters of records, before the records are acknowledged."""
 
     def __init__(self, graph: str, topic: Topic, environment: Environment, reader: str) -> None:
         """Asks for the limits of the topic.
 
         - `topic`: the topic of the dead letters.
-        - `reader`: the id of a task that reads the records: the dead letters of records that reached no task name it.
+        - `reader`: the id of a task that reads the records: dead letters of records that reached no task name this one.
         """
         self._graph, self._topic, self.reader = graph, topic, reader
         self._encode = encoder(topic.value, environment.registry, f"{topic.name}-value")
@@ -149,16 +149,16 @@ class TopicLetters:
         """The records whose dead letters are being written, and the dead letters that are not acknowledged."""
         self._outputs: list[Output] = []
         self._is_least = False
-        """Whether these are the smallest possible dead letters, in place of those that the topic refused."""
+        """Whether the outputs are the smallest possible dead letters, in place of those that the topic refused."""
 
     def write(self, failed: Sequence[FailedRecord]) -> int:
         """Writes the dead letters of records. Returns how many records have one now: the first ones of the sequence.
 
-        Raises SinkAway while the broker does not answer, and the error of a smallest dead letter if the topic refuses
-        even that.
+        Raises SinkAway while the broker does not answer. If the topic refuses even the smallest possible dead letter,
+        raises that refusal.
         """
         if not self._batch:
-            # made first: a batch without its dead letters would count as written
+            # make the dead letters first: a batch without them would count as written
             outputs = [self._of(each, least=False) for each in failed]
             self._batch, self._outputs, self._is_least = [*failed], outputs, False
         while self._outputs:

@@ -1,4 +1,4 @@
-"""The traces of segments: a span for each call of a task, and the context that the results of the call carry on."""
+"""The traces of segments: a span for each call of a task, and the context that the results of the call inherit."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ from kstreams_py.steps.tracing import Note, Tracing, put_in_trace
 
 
 class Traces:
-    """The trace contexts of the inputs under way in a job; only a job that is traced has them.
+    """The trace contexts of the inputs under way in a job; only a traced job has them.
 
     They are kept beside the segments, which are the same without tracing.
     """
 
     def __init__(self) -> None:
         self._read: dict[SegmentId, Message] = {}
-        """The record of each input, or what stands for it, with the headers that it came with."""
+        """The record of each input, or a stand-in for it, with the headers that it came with."""
         self._made: dict[SegmentId, dict[Path, Headers]] = {}
-        """The context of each step's span, by input and by the path of the step with its task."""
+        """The context of each step's span, by input and by the step's path, which includes the task."""
         self._gathered: dict[SegmentId, dict[Path, Sequence[Path]]] = {}
-        """The paths of the segments that a gather has paired, by input and by the path of the step with its task."""
+        """The paths of the segments that a gather has paired, by input and by the step's path, likewise."""
         self._failed: dict[SegmentId, Headers] = {}
 
     def begin(self, inputs: Mapping[SegmentId, Message]) -> None:
-        """Takes inputs: the record of each, or what stands for it."""
+        """Takes inputs: the record of each, or a stand-in for it."""
         self._read |= inputs
         self._made |= {segment: {} for segment in inputs}
 
     def keep(self, segment: SegmentId, step: Path, context: Headers) -> None:
-        """Keeps the context of a step, unless its input is no longer under way. Any thread may call it."""
+        """Keeps the context of a step, unless its input is no longer under way. Any thread may call this method."""
         if (made := self._made.get(segment)) is not None:
             made[step] = context
 
     def fail(self, segment: SegmentId, context: Headers) -> None:
-        """Keeps the context of the first step of an input that failed. Any thread may call it."""
+        """Keeps the context of the first failed step of an input. Any thread may call this method."""
         self._failed.setdefault(segment, context)
 
     def gather(self, segment: SegmentId, step: Path, paths: Sequence[Path]) -> None:
@@ -52,12 +52,12 @@ class Traces:
         return self._made.get(segment, {}).get(step, ())
 
     def failure(self, segment: SegmentId) -> Headers:
-        """Returns the context of the step that failed; else of the last one, whose results could not be written."""
+        """Returns the context of the failed step; without one, of the last step, whose results were not written."""
         made = [*self._made.get(segment, {}).values()]
         return self._failed.get(segment) or (made[-1] if made else ())
 
     def inputs(self, channels: str, segment: SegmentId, path: Path, step: Path) -> Inputs:
-        """Returns what stands for the segments that a step reads. `channels`: the names of their channels."""
+        """Returns stand-ins for the segments that a step reads. `channels`: the names of their channels."""
         found = list[Message]()
         for each in self._gathered.get(segment, {}).get(step, (path,)):
             made_by = Path(each[: -len(FIRST)])
@@ -73,7 +73,7 @@ class Traces:
 
 
 def stand_for(channel: str, headers: Headers) -> KeptRecord:
-    """Returns what stands for a segment of a channel where records are traced."""
+    """Returns a record that stands in for a segment of a channel, for tracing."""
     return KeptRecord((channel, -1, -1), (0, -1), (None, None), headers)
 
 
@@ -111,7 +111,7 @@ class TaskTraces:
             return put_in_trace(records, [], self._tracing)
 
     def wrap(self) -> JobTask:
-        """Returns the task with a function that takes a TracedCall first, and is called in a span."""
+        """Returns the task with a function that takes a TracedCall as its first argument and runs in its span."""
         function, generator = self._task.function, self._task.generator
 
         def end(note: Note, result: Any) -> Any:

@@ -25,10 +25,10 @@ from kstreams_py.settings import Settings
 T = TypeVar("T")
 
 ATTEMPTS: Final = 3
-"""Attempts at a request, each with a new client: an address that does not answer takes only its share of the limit."""
+"""Attempts at a request, each with a new client: an address without an answer takes only its share of the limit."""
 
 PAUSE_SECONDS: Final = 0.1
-"""Seconds between two attempts: a coordinator that moves or loads answers a moment later."""
+"""Seconds between two attempts: a coordinator that is moving or loading answers a moment later."""
 
 _IMPORTING: Final = threading.Lock()
 """Held during the import: its modules import each other, so another thread could get a half-imported module."""
@@ -67,7 +67,7 @@ class Requests:
         self._limit = limit or settings.request_timeout_ms / 1000
 
     def ask(self, doing: str, needs: str, call: Callable[[Any], T]) -> T:
-        """Makes a request in its own thread, which is left behind if it exceeds the limit; returns the answer.
+        """Makes a request in its own thread, and returns the answer. A thread that exceeds the limit is left behind.
 
         - `doing`: describes the request in messages.
         - `needs`: the right that the request needs.
@@ -107,7 +107,7 @@ class Requests:
         share = self._limit / ATTEMPTS
         while True:
             limit = max(1, int(min(share, deadline - time.monotonic() - PAUSE_SECONDS) * 1000))
-            # in two steps: a client whose __init__ fails has a thread as well, and has to be closed
+            # in two steps: a client whose __init__ fails also has a thread, and has to be closed
             client: Any = KafkaAdminClient.__new__(KafkaAdminClient)
             try:
                 client.__init__(**self._connection, bootstrap_timeout_ms=limit, request_timeout_ms=limit)
@@ -140,7 +140,7 @@ class GroupAdmin(Requests):
     """Makes requests about groups, and about the transactions that hold their offsets."""
 
     def describe(self, groups: Collection[str]) -> dict[str, GroupInfo]:
-        """Returns the groups with their members; a group that does not exist is "Dead" and has no member."""
+        """Returns the groups with their members. A group that does not exist is "Dead" and has no members."""
 
         def ask(client: Any) -> dict[str, GroupInfo]:
             found = client.describe_groups(list(groups))
@@ -155,7 +155,7 @@ class GroupAdmin(Requests):
     def remove(self, group: str, members: Mapping[str, str]) -> dict[str, bool]:
         """Removes static members (member ids by group.instance.id), and returns whether each existed.
 
-        The coordinator removes a member only if the member id holds the instance id now. With an empty member id, it
+        The coordinator removes a member only if its member id holds the instance id now. With an empty member id, it
         removes any member that holds the instance id.
         """
 
@@ -177,9 +177,9 @@ class GroupAdmin(Requests):
         return self.ask(f"removing members of group {group!r}", "READ on the group", ask) if members else {}
 
     def delete(self, group: str) -> None:
-        """Deletes a group with its committed offsets; a group that does not exist counts as deleted.
+        """Deletes a group with its committed offsets. A group that does not exist counts as deleted.
 
-        Raises UserMistake if it has members.
+        Raises UserMistake if the group has members.
         """
 
         def ask(client: Any) -> None:
@@ -188,7 +188,7 @@ class GroupAdmin(Requests):
             answer = client.delete_groups([group])[group]
             if answer == errors.NonEmptyGroupError.__name__:
                 raise UserMistake(f"group {group!r} has members: stop these workers: nothing was changed")
-            if answer not in ("OK", errors.GroupIdNotFoundError.__name__):  # kafka-python answers with names of errors
+            if answer not in ("OK", errors.GroupIdNotFoundError.__name__):  # kafka-python returns the name of the error
                 raise getattr(errors, answer, errors.UnknownError)(group)
 
         self.ask(f"deleting group {group!r}", "DELETE on the group", ask)
@@ -329,7 +329,7 @@ def look_at(
 def _leaders(
     client: Any, partitions: Collection[TopicPartition]
 ) -> tuple[dict[TopicPartition, int], dict[TopicPartition, Exception]]:
-    """Returns the leader of each partition, and the error for each that has none."""
+    """Returns the leader of each partition, and the error for each partition without one."""
     from kafka import errors  # noqa: PLC0415
 
     described = client._manager.run(client._get_cluster_metadata, sorted({tp.topic for tp in partitions}))

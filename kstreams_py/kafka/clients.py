@@ -1,7 +1,7 @@
 """Makes clients, makes calls that may not return, and ends clients within a time limit.
 
 If a call of confluent-kafka 2.16 fails while another exception is being handled, that exception is never freed, nor are
-the frames in its traceback, with all that they hold. So what is repeated makes no call in an `except` block.
+the frames in its traceback, with all that they hold. So code that repeats makes no such call in an `except` block.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ END_SECONDS: Final = 2.0
 def new_client(client: Callable[..., C], settings: Mapping[str, Any], log: ClientLog) -> C:
     """Makes a client.
 
-    Raises SettingsError, which does not show the value, for a setting that librdkafka refuses, and Retriable if
+    Raises SettingsError for a setting that librdkafka refuses, without showing its value; raises Retriable if
     `oauth_cb` returns no token.
     """
     if (tokens := settings.get("oauth_cb")) is not None:
@@ -69,16 +69,16 @@ class ClientCall:
         self._outcome.put(error)
 
     def is_under_way(self) -> bool:
-        """Whether it has not returned yet."""
+        """Returns whether the call has not returned yet."""
         return self._outcome.empty()
 
     def finish(self, seconds: float) -> ck.KafkaError | None:
-        """Waits for its return; returns the error that it raised. Raises queue.Empty if it does not return in time."""
+        """Waits for the call, and returns the error that it raised. Raises queue.Empty if it does not end in time."""
         return self._outcome.get(timeout=seconds)
 
 
 class Caller:
-    """A thread for calls of a client that may exceed their limits; it is left behind if a call does not return.
+    """A thread for calls of a client that may exceed their limits; left behind if a call does not return.
 
     It serves all calls: starting a thread for each took longer than some requests.
     """
@@ -88,7 +88,7 @@ class Caller:
         threading.Thread(target=_make_calls, args=[self._calls], name="calling a client", daemon=True).start()
 
     def begin(self, call: Callable[[], object]) -> ClientCall:
-        """Begins a call; calls are made one after another."""
+        """Queues a call; calls are made one after another."""
         begun = ClientCall(call)
         self._calls.put(begun)
         return begun
@@ -119,10 +119,10 @@ def end(clients: list[Any]) -> None:
 
 
 class LazyClient(Generic[C]):
-    """A client that is made at its first use, and that its owner ends.
+    """A client that is made at its first use and ended by its owner.
 
     A client that is dropped without `end` ends in its own thread, with a ResourceWarning: it might never end (see
-    `end`), which would block the thread that happens to collect the garbage. A client that remains is closed when the
+    `end`), which would block the thread that happens to collect the garbage. Remaining clients are closed when the
     process exits.
     """
 
@@ -148,7 +148,7 @@ class LazyClient(Generic[C]):
         return client
 
     def close(self) -> None:
-        """Ends the client for good: otherwise a thread that still asks for it would make one that never ends."""
+        """Ends the client for good: otherwise a thread that still asks for it would make a client that never ends."""
         self._is_closed = True
         self.end()
 
@@ -163,7 +163,7 @@ class LazyClient(Generic[C]):
 
     @classmethod
     def close_all(cls) -> None:
-        """Closes every client before the exit: during it, starting a thread waits forever (Python 3.11)."""
+        """Closes every client before the exit: during the exit, starting a thread waits forever (Python 3.11)."""
         for client in list(cls._all):
             client.close()
 

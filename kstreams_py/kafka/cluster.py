@@ -1,4 +1,4 @@
-"""A real cluster through confluent-kafka: the settings of its clients, and which client makes which request."""
+"""A real cluster through confluent-kafka: sets up its clients, and decides which client makes which request."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ logger = logging.getLogger(__name__)
 
 
 BATCH_BYTES = 1_000_000
-"""The client's default limit of a batch; a topic with a lower max.message.bytes refuses batches larger than that."""
+"""The client's default limit, in bytes, for a batch; a topic refuses batches larger than its max.message.bytes."""
 
 
 ASSIGNMENT_SECONDS: Final = 3.0
 """Seconds that a join waits for its group's assignments: a cluster without groups first creates a topic for them."""
 
 LOOK_UP_SECONDS: Final = 10.0
-"""Limit, in seconds, of the request for the transactions of a partition; during it, a worker notices no stop."""
+"""Limit, in seconds, of the request for a partition's transactions; a worker notices no stop during the request."""
 
 OPEN_SECONDS: Final = 1.0
 """Seconds that a transaction has to be open before its coordinator is asked about it."""
 
 LEAVE_SECONDS: Final = 4.0
-"""Seconds in which a stopping worker tries to leave its group; its supervisor waits for drain_timeout_ms plus 5 s."""
+"""Seconds for which a stopping worker tries to leave its group; its supervisor waits for drain_timeout_ms plus 5 s."""
 
 
 class _Reading:
@@ -84,12 +84,12 @@ class KafkaCluster(_Reading):
           Otherwise it may take ENDS_SECONDS (reader.py), because a worker has to stop within `drain_timeout_ms`.
         """
         if settings.leave_on_stop:
-            connection(settings)  # raises now, not at the stop, for settings with which no worker can leave its group
+            connection(settings)  # raises now, not at the stop, if the settings let no worker leave its group
         self._settings = settings
         self._patient = patient
         self._others: dict[str, KafkaCluster] = {}
         self._lock = threading.Lock()
-        """Held while another cluster is opened: workers of several processors may ask for it concurrently."""
+        """Held while another cluster is opened: workers of several processors may ask for the cluster concurrently."""
         self._keepers = 0  # see _count_keepers
         self._limit = settings.request_timeout_ms / 1000
         servers = settings.bootstrap_servers
@@ -151,14 +151,14 @@ class KafkaCluster(_Reading):
                 # a fetch from idle partitions delays the records of partitions that were assigned or resumed after it
                 # was sent; measured: the fetches of 20 idle consumers take 0.7 % of a core with 500 ms, 1.8 % with 100
                 "fetch.wait.max.ms": 100 if joins or pauses else 500,
-                # a join needs a few records of each partition; records that it reads ahead of other inputs have to wait
+                # a join needs a few records of each partition; records that it reads ahead of its other inputs wait
                 "fetch.message.max.bytes": (1 if joins else 4) << 20,
                 # for all partitions together: the client queues a whole answer, however much is queued already
                 "fetch.max.bytes": (8 if joins else 16) << 20,
                 "queued.min.messages": 500_000,
                 "queued.max.messages.kbytes": (24 if joins else 48) << 10,
-                # within this time a topic that was deleted or has grown is noticed; other clients keep the default of
-                # five minutes: with auto.create.topics.enable their requests would create the deleted topic again
+                # the client notices within this time that a topic was deleted or has grown; other clients keep the
+                # default of five minutes: with auto.create.topics.enable, their requests would create the topic again
                 "topic.metadata.refresh.interval.ms": 10_000,
                 # members learn of a rebalance by a heartbeat; measured when a static member left: with heartbeats every
                 # 3 s, its partitions moved after 2.9 s; with heartbeats every second, after 0.9 s
@@ -185,8 +185,8 @@ class KafkaCluster(_Reading):
     def _forget_old_assignment(self, group: str, instance_id: str, topics: Collection[str]) -> None:
         """Removes the static member that a new one replaces, unless assignments have exactly the topics' partitions.
 
-        A static member that returns gets its old assignment without a rebalance (KIP-345). librdkafka as the group's
-        leader does not compare assignments with the topics: partitions added meanwhile would be assigned to no member.
+        A static member that returns gets its old assignment without a rebalance (KIP-345). As the group's leader,
+        librdkafka does not compare assignments with the topics: partitions added meanwhile would have no member.
         """
         described = self._describe(group, ASSIGNMENT_SECONDS)
         members = described.members
@@ -258,7 +258,7 @@ class KafkaCluster(_Reading):
         return {tp: each[0] for tp, each in mine.items() if each and each[0].hangs}
 
     def _suspects(self, partitions: Collection[TopicPartition], group: str) -> set[TopicPartition]:
-        """Returns the partitions, of these and the one with the group's offsets, on which a transaction stays open."""
+        """Returns the partitions where a transaction stays open, among these and the one with the group's offsets."""
         suspects = self._unstable(partitions)
         with contextlib.suppress(NotAuthorized):  # a group's offsets can be used without the right to see their topic
             if group and (count := self._count_keepers()):
@@ -266,7 +266,7 @@ class KafkaCluster(_Reading):
         return suspects
 
     def _unstable(self, partitions: Collection[TopicPartition]) -> set[TopicPartition]:
-        """Returns the partitions on which transactions stay open for OPEN_SECONDS: usually, they end sooner.
+        """Returns the partitions on which transactions stay open for OPEN_SECONDS; usually, they end sooner.
 
         Measured under load: asking the coordinators instead took a starting worker 10 s.
         """
@@ -302,7 +302,7 @@ class KafkaCluster(_Reading):
             "enable.auto.offset.store": False,
             "auto.offset.reset": "error",
             "enable.partition.eof": True,
-            # also for the reader, which joins no group: librdkafka refuses a max.poll.interval.ms below this
+            # set for the reader too, which joins no group: librdkafka refuses a max.poll.interval.ms below this
             "session.timeout.ms": self._settings.session_timeout_ms,
         }
 

@@ -23,14 +23,14 @@ CONNECT_SECONDS: Final = 1.0
 
 EARLIEST: Final = -2
 LATEST: Final = -1
-"""The codes for the first and the last offset in ListOffsets."""
+"""The codes in ListOffsets for the first and the last offset."""
 
 
 class ClusterAdmin(Requests):
     """Describes a cluster. Raises the errors of Requests."""
 
     def describe(self, topics: Collection[str]) -> ClusterDescription:
-        """Returns the brokers, and the given topics that exist."""
+        """Returns the brokers, and those of the given topics that exist."""
 
         def ask(client: Any) -> ClusterDescription:
             from kafka import errors  # noqa: PLC0415
@@ -56,10 +56,10 @@ class ClusterAdmin(Requests):
         return self.ask("describing the cluster", "DESCRIBE on the topics", ask)
 
     def logs(self, partitions: Mapping[TopicPartition, Collection[int]], read: Collection[str] = ()) -> Logs:
-        """Returns the logs of partitions, each of which must have a leader.
+        """Returns the logs of partitions. Each partition must have a leader.
 
-        - `partitions`: for each, the times to look up, in milliseconds since 1970.
-        - `read`: topics whose sizes are requested as well.
+        - `partitions`: for each partition, the times to look up, in milliseconds since 1970.
+        - `read`: topics whose sizes are requested, too.
         """
 
         def ask(client: Any) -> Logs:
@@ -89,7 +89,7 @@ class ClusterAdmin(Requests):
 
 
 def _answers(address: tuple[str, int]) -> bool:
-    """Whether a connection can be made: if a broker is down, kafka-python spends its whole limit on retries."""
+    """Returns whether a connection can be made: kafka-python spends its whole limit on retries if a broker is down."""
     try:
         with socket.create_connection(address, CONNECT_SECONDS):
             return True
@@ -114,7 +114,7 @@ def _topic(found: Mapping[str, Any], settings: Settings, silent: Collection[int]
 
 
 def _settings(client: Any, brokers: Collection[int], topics: Collection[str]) -> dict[tuple[str, str], Settings]:
-    """Returns the settings of brokers and topics; none where this user may not see them: kafka-python omits those."""
+    """Returns the settings of brokers and topics; none where this user may not see them: kafka-python omits them."""
     from kafka.admin import ConfigResource, ConfigResourceType  # noqa: PLC0415
 
     wanted = [ConfigResource(ConfigResourceType.BROKER, str(number)) for number in brokers]

@@ -43,7 +43,7 @@ from kstreams_py.records import Message, Positions, TopicPartition
 logger = logging.getLogger(__name__)
 
 CONNECTIONS: Final = "failed connections to brokers"
-"""What the log counts together for all clients of a process: they report the same absent broker."""
+"""The log counts these together for all clients of a process, because they report the same absent broker."""
 
 _ERROR: Final = ck.Message.error
 
@@ -81,8 +81,8 @@ class KafkaConsumer:
 
         - `settings`: the client's settings.
         - `limit`: seconds that a request may take.
-        - `holder`: asks a group who holds a static membership (its group.instance.id); None if no member does.
-        - `prepare`: called with group, instance id and topics before each new client joins.
+        - `holder`: asks a group who holds a static membership (its group.instance.id); returns None if no member does.
+        - `prepare`: called with the group, the instance id and the topics before each new client joins.
         - `value_bytes_max`: a record with a larger value is Unreadable.
         - `last_of_batch`: returns the last offset of a batch that cannot be decompressed.
         """
@@ -158,7 +158,7 @@ class KafkaConsumer:
 
     def rejoin(self) -> None:
         left = [self._consumer]
-        self._connect()  # first: if it gets no token, the earlier client stays
+        self._connect()  # first: if the new client gets no token, the earlier one stays
         end(left)
         self.tainted = self._membership.lost = False
         if self._topics:
@@ -167,7 +167,7 @@ class KafkaConsumer:
     def _assign_none(self, client: ck.Consumer, partitions: list[ck.TopicPartition]) -> None:
         self._membership.member, self._membership.joining = client.memberid(), False
         try:
-            client.assign([])  # else it fetches from its own offsets until the caller has read the committed ones
+            client.assign([])  # otherwise it fetches from its own offsets until the caller has read the committed ones
         except ck.KafkaException:
             self._lose()
             return
@@ -250,13 +250,13 @@ class KafkaConsumer:
     def _drop_fetched(self) -> Sequence[Message]:
         """Returns nothing in place of records that were fetched before a rebalance.
 
-        Their partitions were revoked, or they are read again: an end that came with them is not reached.
+        Their partitions were revoked, or the records are read again: an end that came with them is not reached yet.
         """
         self.ends.clear()
         return []
 
     def _read_highs(self) -> None:
-        """Reads the high watermarks if the last read is old. No broker is asked: each answer to a fetch has them."""
+        """Reads the high watermarks if the last read is old. It asks no broker: each answer to a fetch has them."""
         now = time.monotonic()
         if now - self._looked_at < HIGHS_SECONDS:
             return
@@ -405,6 +405,6 @@ class KafkaConsumer:
             self._paused = wanted
 
     def close(self) -> None:
-        # the client's own close() calls callbacks, and deadlocks during a rebalance; this does neither (see
+        # the client's own close() calls callbacks, and deadlocks during a rebalance; `end` does neither (see
         # test_close_during_a_rebalance_returns_and_calls_no_callback)
         end([self.__dict__.pop("_consumer")])

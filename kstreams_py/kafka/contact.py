@@ -1,4 +1,4 @@
-"""Says early that no broker has answered yet: a request reports that only after its whole limit."""
+"""Logs early that no broker has answered yet: a request reports that only after its whole limit."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from urllib.parse import urlsplit
 logger = logging.getLogger(__name__)
 
 LOOK_SECONDS: Final = 1.5
-"""Seconds without an answer after which the reason is looked for."""
+"""Seconds without an answer after which this module looks for the reason."""
 
 CONNECT_SECONDS: Final = 0.8
 """Seconds for the connections to all addresses together; looking up a name may take longer."""
 
 SOON_SECONDS: Final = 3.0
-"""Seconds within which the log has the reason; a request with a limit up to this one reports its failure itself."""
+"""Seconds within which the log has the reason; a request whose limit is no longer reports its failure itself."""
 
 SETTING: Final = "--bootstrap-servers / KSTREAMS_BOOTSTRAP_SERVERS"
 OPTIONS: Final = "[kafka] or in KSTREAMS_KAFKA__*"
@@ -39,7 +39,7 @@ _said: Final = dict[str, object]()
 
 @contextmanager
 def contacting(address: str, limit: float) -> Iterator[None]:
-    """Surrounds the wait for an answer; logs once why no broker has answered this process yet.
+    """Surrounds the wait for an answer, and logs once why no broker has answered this process yet.
 
     - `address`: the addresses of the brokers, as in bootstrap_servers.
     - `limit`: seconds that the request may take.
@@ -67,13 +67,13 @@ def _watch(address: str, limit: float, done: threading.Event) -> None:
 
 
 def no_answer(address: str, details: str, setting: str = SETTING, options: str = OPTIONS) -> str:
-    """Returns the message for a request without an answer: the same from each client.
+    """Returns the message for a request without an answer; it is the same for each client.
 
-    If no broker has answered this process yet, and none takes a connection, the message has only this reason.
+    If no broker has answered this process yet, and none accepts a connection, the message has only this reason.
 
-    - `details`: what the client knows of the request; "" for nothing.
-    - `setting`: what sets the address.
-    - `options`: what sets the client's security.
+    - `details`: what the client knows about the request; "" for nothing.
+    - `setting`: the setting of the address.
+    - `options`: where the client's security is set.
     """
     if address not in _answered and TAKEN not in (why := reasons(address)):
         logger.debug("no answer from %s: %s", address, details)
@@ -87,7 +87,7 @@ def no_answer(address: str, details: str, setting: str = SETTING, options: str =
 
 
 def reasons(address: str) -> str:
-    """Returns for each broker's address why it does not answer; for one address, only the reason."""
+    """Returns, for each broker's address, why it does not answer; for a single address, only the reason."""
     addresses = [each.strip() for each in address.split(",")]
     found: dict[str, str] = {}
     threads = [threading.Thread(target=_connect, args=[each, found], daemon=True) for each in addresses]

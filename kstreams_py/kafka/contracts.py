@@ -1,7 +1,7 @@
 """The protocols of a cluster, its consumers and its producers.
 
 Implementations: cluster.py on a real cluster, testing/ in memory. Every call ends within a limit from the settings. A
-call that fails raises the ClientError that names what its caller must do. If a person has to act, it raises
+call that fails raises the ClientError whose class tells its caller what to do. If a person has to act, the call raises
 UserMistake, Unavailable, Replaced or InputLost.
 """
 
@@ -18,18 +18,18 @@ from kstreams_py.records import Headers, Message, Positions, TopicPartition
 
 
 class Consumer(Protocol):
-    """A static member of a group, which reads committed records; its caller decides from which offsets."""
+    """A static member of a group. It reads committed records, from offsets that its caller chooses."""
 
     ends: Positions
     """The end offset of each partition whose records `consume` has returned completely."""
     highs: Positions
-    """The high watermark of each partition in `ends`, at most a few seconds old; where it is above the last stable
+    """The high watermark of each partition in `ends`, at most a few seconds old. Where it is above the last stable
     offset, transactions are open. The mapping is replaced as a whole: another thread may read it.
     """
 
     @property
     def tainted(self) -> bool:
-        """Whether a commit outside of transactions may still arrive; if so, commit what is processed, then `rejoin`."""
+        """Whether a commit outside of transactions may still arrive; if so, commit processed records, then `rejoin`."""
 
     def subscribe(
         self,
@@ -40,7 +40,7 @@ class Consumer(Protocol):
     ) -> None:
         """Joins the group. `consume` calls the callbacks, which must not raise.
 
-        - `assigned`: gets the whole new assignment; none of its records are fetched until `assign`.
+        - `assigned`: gets the whole new assignment; no records of it are fetched until `assign`.
         - `revoked`: the assignment ends; no other member gets a partition until this returns.
         - `lost`: the membership is over; other members may have the partitions already.
         """
@@ -52,24 +52,24 @@ class Consumer(Protocol):
         """
 
     def assign(self, positions: Positions) -> None:
-        """Fetches from exactly these offsets, and pauses no partition; records fetched before are dropped."""
+        """Fetches from exactly these offsets, with no partition paused. Drops records that were fetched before."""
 
     def consume(self, limit: int, timeout: float) -> Sequence[Message]:
         """Waits up to `timeout` seconds for a first record, then returns fetched records, `limit` at most.
 
-        len() of a record is the length of its value. Returns nothing if it called a callback: the next `assign` then
-        sets where every partition starts. Raises Replaced if another member holds this membership, and InputLost if the
-        records at the next offset were deleted.
+        The len() of a record is the length of its value. Returns nothing if it called a callback: the next `assign`
+        then sets where every partition starts. Raises Replaced if another member holds this membership, and InputLost
+        if the records at the next offset were deleted.
         """
 
     def committed(self, partitions: Collection[TopicPartition]) -> Positions:
         """Returns the committed offsets of the group, without partitions that have none.
 
-        Raises Retriable while one of them is pending in a transaction.
+        Raises Retriable while one of the offsets is pending in a transaction.
         """
 
     def noted(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, tuple[int, str]]:
-        """Returns what `committed` does, each offset with the text that was committed beside it; "" if none."""
+        """Returns what `committed` returns, each offset with the text that was committed beside it; "" if none."""
 
     def commit(self, positions: Positions, notes: Mapping[TopicPartition, str] | None = None) -> None:
         """Commits offsets outside of a transaction, and waits for the answer.
@@ -84,7 +84,7 @@ class Consumer(Protocol):
     def membership(self) -> Membership:
         """Asks the group who holds the membership of this consumer (its group.instance.id).
 
-        A commit outside of transactions would show it as well, but could arrive late and set the group back.
+        A commit outside of transactions would also show this, but could arrive late and set the group back.
         """
 
     def pause(self, partitions: Collection[TopicPartition]) -> None:
@@ -100,8 +100,8 @@ class ProducerMode:
 
     - `acks`: -1 (all in-sync replicas), 1 (the leader) or 0 (no acknowledgement). With -1 the producer is idempotent:
       the broker recognizes a repeated record by its sequence number, and drops it.
-    - `may_repeat`: a record may be written again even if it may have arrived.
-    - `reports`: outputs may have a callback, which is told where they are written.
+    - `may_repeat`: whether a record may be written again even if it may have arrived.
+    - `reports`: whether outputs may have a callback that gets the place where they were written.
     """
 
     transactional: bool
@@ -122,7 +122,7 @@ class Producer(Protocol):
 
     @property
     def lost(self) -> Mapping[str, int]:
-        """How many records it has given up, by topic ("" if that is not known); some of them may be written.
+        """How many records the producer has given up, by topic ("" if unknown); some of them may be written.
 
         Records in the `outputs` of an error do not count; after `drop`, all others without acknowledgement do.
         Only a producer that does not write a record again needs to count them.
@@ -133,10 +133,10 @@ class Producer(Protocol):
         """Whether a request timed out or lost its connection, and may still reach the broker (KAFKA-17754)."""
 
     def write(self, outputs: list[Output]) -> None:
-        """Queues outputs in order and removes them from the list; waits while the queue is full."""
+        """Queues outputs in order, and removes them from the list. Waits while the queue is full."""
 
     def init_transactions(self) -> None:
-        """Fences all producers of the same id; waits until their transactions are completed or aborted."""
+        """Fences all producers of the same id, and waits until their transactions are completed or aborted."""
 
     def begin_transaction(self) -> None: ...
 
@@ -167,7 +167,7 @@ Report = Callable[[Any, Message], None]
 Output = tuple[str, bytes | None, bytes | None, int, Report | None, None, int, Headers | None]
 """A record to write, in the order of the client's arguments: a tuple, because one is made for each record.
 
-The constants below are the indexes of its fields. At index 5 is an alias of the report, which is None.
+The constants below are the indexes of its fields. Index 5, an alias of the report, is None.
 """
 
 TOPIC: Final = 0
@@ -187,8 +187,8 @@ class TopicInfo:
     """A topic as the broker describes it.
 
     - `topic_id`: "" if it has none.
-    - `settings`: all of them.
-    - `own_settings`: the names of those that are set for this topic; the others are the broker's defaults.
+    - `settings`: all settings.
+    - `own_settings`: the names of the settings made for this topic; the others are the broker's defaults.
     """
 
     name: str
@@ -200,7 +200,7 @@ class TopicInfo:
 
     @property
     def is_compacted(self) -> bool:
-        """Whether it is compacted: any of its records may be deleted, not only the oldest."""
+        """Whether the topic is compacted: any of its records may be deleted, not only the oldest."""
         return "compact" in self.settings.get("cleanup.policy", "")
 
 
@@ -243,9 +243,9 @@ class Cluster(Partitions, Protocol):
         """Makes a static member of a group.
 
         - `instance_id`: its group.instance.id.
-        - `commits`: it commits offsets itself, outside of transactions.
-        - `joins`: the records of its inputs wait for each other, so the client fetches fewer of them ahead.
-        - `pauses`: it often pauses partitions, and must get records soon after it resumes them.
+        - `commits`: whether it commits offsets itself, outside of transactions.
+        - `joins`: whether the records of its inputs wait for each other: the client then fetches fewer of them ahead.
+        - `pauses`: whether it often pauses partitions, and must get records soon after it resumes them.
         """
 
     def producer(self, mode: ProducerMode, transactional_id: str, batch_bytes: int | None = None) -> Producer:
@@ -259,19 +259,19 @@ class Cluster(Partitions, Protocol):
         """Returns the topics that exist, by name."""
 
     def create_topics(self, topics: Iterable[tuple[str, int, int, Mapping[str, str]]]) -> None:
-        """Creates topics, and waits for them: each is (name, partitions, replication (-1: the broker's), settings)."""
+        """Creates topics, each (name, partitions, replication (-1: the broker's), settings), and waits for them."""
 
     def delete_topics(self, names: Collection[str]) -> None:
         """Deletes topics, and waits until they are gone. Ignores names that do not exist.
 
-        Kafka deletes the committed offsets of their partitions, too, in every group. Raises TopicError if the brokers
+        Kafka also deletes the committed offsets of their partitions, in every group. Raises TopicError if the brokers
         do not delete topics; some topics may be deleted by then.
         """
 
     def leave(self, consumer: Consumer) -> bool:
         """Removes the static member of a closed consumer, so that its partitions move immediately.
 
-        Returns whether it was removed: a membership that this consumer does not hold (any more) is left alone.
+        Returns whether the member was removed: a membership that this consumer does not hold (any more) is left alone.
         """
 
     def group_offsets(self, group: str, partitions: Collection[TopicPartition]) -> GroupOffsets:
@@ -290,7 +290,7 @@ class Cluster(Partitions, Protocol):
 
         - `group`: the partition that keeps the offsets of this group is checked, too; "" if there is none.
 
-        Partitions that this user may not read are left out. Raises Retriable without an answer, and TopicError for a
+        Leaves out partitions that this user may not read. Raises Retriable without an answer, and TopicError for a
         topic that does not exist.
         """
 

@@ -13,7 +13,7 @@ Settings = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class PartitionInfo:
-    """A partition: the number of its leader, -1 if none; how many replicas it has, and how many are in sync."""
+    """A partition: the number of its leader, or -1 if none; how many replicas it has; how many of them are in sync."""
 
     leader: int
     replicas: int
@@ -31,12 +31,12 @@ class TopicDescription:
 
 @dataclass(frozen=True, slots=True)
 class ClusterDescription:
-    """The brokers with their settings, by number; the requested topics that exist.
+    """The brokers with their settings, by number, and the requested topics that exist.
 
     - `hidden`: topics on which this user lacks DESCRIBE.
-    - `silent`: brokers to which no connection can be made, with their addresses. They count neither as leaders nor as
-      replicas in sync: without a quorum of controllers, other brokers still describe them as they were.
-    - `release`: Kafka's release, such as "4.1", as far as the requests that a broker supports show it.
+    - `silent`: brokers that accept no connection, with their addresses. They count neither as leaders nor as in-sync
+      replicas: without a quorum of controllers, other brokers still describe them as they were.
+    - `release`: Kafka's release, such as "4.1", as far as the requests that a broker supports reveal it.
     - `servers`: the bootstrap servers that were asked.
     """
 

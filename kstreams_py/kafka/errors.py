@@ -35,13 +35,13 @@ FENCED: Final = {
     E.INVALID_PRODUCER_EPOCH,
 }
 _UNKNOWN_PRODUCER: Final = {E.INVALID_PRODUCER_ID_MAPPING, E.UNKNOWN_PRODUCER_ID, E._STATE, E.INVALID_TXN_STATE}
-"""The broker has forgotten a producer idle beyond transactional.id.expiration.ms, or a call does not fit its state."""
+"""The broker has forgotten a producer idle beyond transactional.id.expiration.ms, or a call does not suit its state."""
 
 _MUST_ABORT: Final = {E.ILLEGAL_GENERATION, E.UNKNOWN_MEMBER_ID, E.REBALANCE_IN_PROGRESS, E.TRANSACTION_ABORTABLE}
 """The group has rebalanced, or the broker asks for an abort."""
 
 CONNECTION: Final = {E._TRANSPORT, E._RESOLVE, E._SSL, E._AUTHENTICATION}
-"""Errors of a connection to a broker; their texts have the broker's address."""
+"""Errors of a connection to a broker; their texts contain the broker's address."""
 
 UNREACHABLE: Final = {E._TRANSPORT, E._ALL_BROKERS_DOWN, E._RESOLVE, E._TIMED_OUT}
 _TRANSIENT: Final = {
@@ -110,11 +110,11 @@ REFUSED: Final = TOO_LARGE | {
     E.UNSUPPORTED_FOR_MESSAGE_FORMAT,
     E._INVALID_DIFFERENT_RECORD,
 }
-"""Errors that every attempt at a batch gets; the last code is reported for the other records of a refused batch."""
+"""Errors of every attempt at a batch; the last code is reported for the other records of a refused batch."""
 
 
 NO_TOKEN: Final = "Failed to acquire SASL OAUTHBEARER token"
-"""The beginning of librdkafka's text for tokens that it does not get; the error has the code of refused credentials."""
+"""The beginning of librdkafka's text if it gets no token; the error has the code of refused credentials."""
 
 WITHOUT_TOKEN_SECONDS: Final = 30.0
 """Seconds for which, after a failure to get a token, a refusal counts as the failure's consequence.
@@ -126,7 +126,7 @@ _NOT_REFUSED: Final = re.compile(
     r"not valid in current SASL state|SSL transport error|"
     r"mechanism handshake failed: (?!Broker: Unsupported SASL mechanism)"
 )
-"""Parts of the messages of errors that have a code of refused credentials, although nobody has refused any.
+"""Parts of the messages of errors with a code of refused credentials, although no credentials were refused.
 
 Either the connection was lost while the client signed in, or the client signed in again within a second, as clients do
 when a token is about to expire.
@@ -139,12 +139,12 @@ _REFUSED_CLIENT: Final = re.compile(
 
 
 def has_no_token(error: ck.KafkaError) -> bool:
-    """Whether the client waits for an OAUTHBEARER token."""
+    """Returns whether the client waits for an OAUTHBEARER token."""
     return error.code() == E._AUTHENTICATION and error.str().startswith(NO_TOKEN)
 
 
 def refuses_credentials(error: ck.KafkaError) -> bool:
-    """Whether a broker or token endpoint refuses the credentials. A missing token is an outage: callers wait for it."""
+    """Returns whether a broker or token endpoint refuses the credentials. A missing token is an outage: wait for it."""
     if has_no_token(error):
         return bool(_REFUSED_CLIENT.search(error.str()))
     return error.code() in UNAUTHENTICATED and _NOT_REFUSED.search(error.str()) is None
@@ -153,7 +153,7 @@ def refuses_credentials(error: ck.KafkaError) -> bool:
 def name_object(
     doing: str, error: ck.KafkaError, *, topics: Iterable[str] = (), group: str = "", transactional_id: str = ""
 ) -> str:
-    """Adds the object of a missing right to `doing`: the topic, group or transactional id, which the error omits."""
+    """Adds to `doing` the object of a missing right, which the error omits: the topic, group or transactional id."""
     objects = {
         E.TOPIC_AUTHORIZATION_FAILED: " or ".join(f"topic {topic!r}" for topic in sorted(set(topics))),
         E.GROUP_AUTHORIZATION_FAILED: f"group {group!r}" if group else "",
@@ -163,7 +163,7 @@ def name_object(
 
 
 def not_authorized(error: ck.KafkaError, doing: str) -> NotAuthorized:
-    """Returns the exception for a missing right, which names the right; `doing` describes the failed call."""
+    """Returns the exception for a missing right, with the right's name; `doing` describes the failed call."""
     return NotAuthorized(
         f"{doing}: the broker refuses it ({error.name()}): grant this user {RIGHTS[error.code()]} (kafka-acls --add; "
         "`kstreams acls` prints all of a graph)"
@@ -184,14 +184,14 @@ def record_refused(error: ck.KafkaError, topic: str) -> RecordRefused:
 
 
 def may_be_written(error: ck.KafkaError) -> bool:
-    """Whether a record may be in its topic although its delivery failed; a code below 0 is the client's own."""
+    """Returns whether a record may be in its topic though its delivery failed; a code below 0 is the client's own."""
     return error.code() < 0 or error.code() in {E.UNKNOWN, E.NETWORK_EXCEPTION, E.REQUEST_TIMED_OUT} or error.fatal()
 
 
 def classify(error: ck.KafkaError, doing: str) -> KStreamsError:
     """Maps an error of librdkafka to a ClientError, NotAuthorized or SettingsError; `doing` describes the failed call.
 
-    It does not map the errors of refused records, which delivery reports have: see record_refused().
+    It does not map the errors of refused records, which come in delivery reports: see record_refused().
     """
     text = f"{doing}: {error.str()} ({error.name()})"
     if error.code() in RIGHTS:
@@ -218,9 +218,9 @@ class ClientLog(logging.Handler):
     """Watches a client's log and errors for failures that its calls do not report.
 
     - `tainted`: a request timed out or lost its connection, and may still reach the broker.
-    - `coordinator_lost`: one of these requests went to the group's coordinator.
+    - `coordinator_lost`: such a request went to the group's coordinator.
     - `fenced`: another member has taken the membership.
-    - `error`: the last error; a fatal one and refused credentials are not replaced by later ones.
+    - `error`: the last error; later errors do not replace a fatal one, or refused credentials.
     - `connection`: the last error of a connection, as text with the broker's address; "" if there is none.
     - `refused`: the topics of a transaction that this user may not write to; the owner clears them.
     - `tokens`: the source of the client's tokens; None if the client gets them itself.
@@ -262,7 +262,7 @@ class ClientLog(logging.Handler):
             self.error = error
 
     def refuses(self, error: ck.KafkaError) -> bool:
-        """Whether the credentials are refused, and not only a token that was not renewed in time."""
+        """Returns whether the credentials are refused, and not merely a token that was not renewed in time."""
         failed_at = max(self._without_token_at, self.tokens.failed_at if self.tokens else self._without_token_at)
         is_without = time.monotonic() - failed_at < WITHOUT_TOKEN_SECONDS
         return refuses_credentials(error) and (has_no_token(error) or not is_without)

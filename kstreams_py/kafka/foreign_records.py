@@ -13,10 +13,10 @@ from kstreams_py.records import Message, TopicPartition
 def foreign(m: Message, what: str, why: object) -> str:
     """Returns the beginning of a message about a record that does not belong in its topic.
 
-    It names the record, the reason, and who has to act. The caller adds what to do with the topic.
+    The beginning names the record, the reason, and who has to act. The caller adds what to do with the topic.
 
     - `what`: what the record should be, with its article.
-    - `why`: the reason why it is not.
+    - `why`: the reason why the record is not that.
     """
     tp = TopicPartition(m.topic(), m.partition())
     return f"{tp}@{m.offset()} is not {what}: {why}: {who_wrote(tp.topic)}"
@@ -31,7 +31,7 @@ def who_wrote(topic: str) -> str:
 
 
 def is_deletion(m: Message) -> bool:
-    """Whether a record is a tombstone, such as one that deletes a record of another program."""
+    """Returns whether a record is a tombstone, such as one that deletes a record of another program."""
     try:
         return m.value() is None
     except DecodeError:
@@ -39,9 +39,9 @@ def is_deletion(m: Message) -> bool:
 
 
 def parse_json(data: bytes | str) -> Any:
-    """Parses JSON. Raises ValueError for other bytes, and for JSON that Python's parser does not take."""
+    """Parses JSON. Raises ValueError for other bytes, and for JSON that Python's parser does not accept."""
     try:
-        return json.loads(data.decode() if isinstance(data, bytes) else data)  # from bytes, it would also take UTF-16
+        return json.loads(data.decode() if isinstance(data, bytes) else data)  # from bytes, it would also accept UTF-16
     except RecursionError:
         raise ValueError("it is nested too deep") from None
     except ValueError as error:
@@ -49,5 +49,5 @@ def parse_json(data: bytes | str) -> Any:
 
 
 def is_offset(value: object) -> TypeGuard[int]:
-    """Whether a JSON value can be an offset or a number of partitions; True does not count as 1."""
+    """Returns whether a JSON value can be an offset or a number of partitions; True does not count as 1."""
     return type(value) is int and 0 <= value < 2**63

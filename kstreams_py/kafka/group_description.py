@@ -16,16 +16,16 @@ from kstreams_py.kafka.clients import end, new_client
 from kstreams_py.kafka.errors import ClientLog, classify
 
 COORDINATOR_SECONDS: Final = 300.0
-"""Timeout of a request, longer than a coordinator's outage: an answer after it makes librdkafka end the process."""
+"""Timeout of a request, longer than a coordinator's outage: a later answer makes librdkafka end the process."""
 
 ASK_SECONDS: Final = 2.0
-"""Seconds without an answer until another client asks as well; doubled with each client that waits."""
+"""Seconds without an answer until another client asks, too; doubled with each client that waits."""
 
 ASK_SECONDS_MOST: Final = 60.0
-"""The most that ASK_SECONDS grows to: in an outage about 10 clients wait for a group, each with 4 threads."""
+"""The most that ASK_SECONDS grows to: in an outage, about 10 clients wait for a group, each with 4 threads."""
 
 PAUSE_SECONDS: Final = 0.1
-"""Seconds before the next request, after the answer that the coordinator has moved or is loading."""
+"""Seconds to wait after an answer that the coordinator has moved or is loading, before the next request."""
 
 
 class _Asked(NamedTuple):
@@ -70,7 +70,7 @@ class GroupReader:
             while True:
                 if self._may_ask(group):
                     mine.add(self._ask(group))
-                # an answer to an earlier call may be old: it shows only that another request is worthwhile
+                # an answer to an earlier call may be old: it only shows that another request is worthwhile
                 seconds = max(0.0, min(ASK_SECONDS, deadline - time.monotonic()))
                 wait([future for _, future in self._requests(group)], seconds, FIRST_COMPLETED)
                 over = time.monotonic() + PAUSE_SECONDS >= deadline
@@ -91,14 +91,14 @@ class GroupReader:
             self._end_answered()
 
     def close(self) -> None:
-        """Ends each client once answered: an answer to an ended client makes librdkafka end the process (measured)."""
+        """Ends each client once it has its answer: one that comes later makes librdkafka end the process (measured)."""
         with self._lock:
             left, self._asked = self._asked, []
         if left:
             threading.Thread(target=_end_once_answered, args=[left], name="ending clients", daemon=True).start()
 
     def _may_ask(self, group: str) -> bool:
-        """Whether to send another request for a group: none was sent, or those sent have waited long enough."""
+        """Returns whether to send another request for a group: none was sent, or those sent have waited long enough."""
         sent = [at for at, _ in self._requests(group)]
         return not sent or time.monotonic() - sent[-1] >= min(ASK_SECONDS * 2 ** (len(sent) - 1), ASK_SECONDS_MOST)
 
@@ -117,7 +117,7 @@ class GroupReader:
     def _end_answered(self) -> None:
         with self._lock:
             done = [each for each in self._asked if each.future.done()]
-            # `done()` is called once: a client answered between two calls would be in neither list, and would end here
+            # call `done()` once: a client answered between two calls would be in neither list, and would end here
             self._asked = [each for each in self._asked if each not in done]
         end(done)
 

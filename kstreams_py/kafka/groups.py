@@ -32,7 +32,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class GroupInfo:
-    """A consumer group: Kafka's name for its state ("Dead": there is no such group), and its members by instance."""
+    """A consumer group: Kafka's name for its state ("Dead" if there is no such group), and its members by instance."""
 
     state: str
     members: tuple[Member, ...]
@@ -84,7 +84,7 @@ class GroupOffsets:
     """The committed offsets of a group at one moment: all offsets of a transaction, or none of them.
 
     - `committed`: without partitions that have no offset; pending offsets do not count.
-    - `pending`: the partitions whose offset was pending in a transaction just before.
+    - `pending`: the partitions whose offset was pending in a transaction just before that moment.
     """
 
     committed: Positions
@@ -95,7 +95,7 @@ class GroupOffsets:
 class Pending:
     """The partitions whose offsets are pending in a transaction.
 
-    - `kept_in`: the partition of POSITIONS_TOPIC that keeps the offsets of this group, and of others.
+    - `kept_in`: the partition of POSITIONS_TOPIC that keeps the offsets of this group and of others.
     - `transactions`: the open transactions on `kept_in`; some of them may belong to other groups.
     - `unknown`: why the transactions could not be listed; "" if they could.
     """
@@ -109,8 +109,8 @@ class Pending:
     def describe(self, now: float, find: str) -> str:
         """Returns the message of a worker that waits for these offsets, with the remedy.
 
-        - `now`: in seconds since 1970.
-        - `find`: the command that finds hanging transactions, see find_command().
+        - `now`: the time in seconds since 1970.
+        - `find`: the command that finds hanging transactions; see find_command().
         """
         if not self.partitions:
             return f"group {self.group!r}: no offset is pending in a transaction"

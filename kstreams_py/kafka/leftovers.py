@@ -1,8 +1,8 @@
 """Finds transactions that an earlier producer of the same transactional id left open and that no producer will end.
 
 A coordinator may count a transaction as ended although its marker is missing in a partition (docs/exactly-once.md, 14).
-There the transaction stays open until the next marker of the same producer id ends it. If that marker is a commit,
-aborted outputs become visible, although they are written again. So nothing is written before a person has ended the
+There, the transaction stays open until the next marker of the same producer id ends it. If that marker is a commit,
+aborted outputs become visible, although they are written again. So nothing is written until a person has ended the
 transaction as its coordinator did.
 """
 
@@ -21,9 +21,9 @@ from kstreams_py.records import TopicPartition
 class Leftovers:
     """Looks for transactions that a transactional id has left open.
 
-    - `options`: the options of a command that name the cluster, see place_options().
-    - `partitions`: the partitions that it writes.
-    - `group`: the group whose offsets it commits; "" if there is none.
+    - `options`: the options of a command that name the cluster; see place_options().
+    - `partitions`: the partitions that the transactional id's producer writes.
+    - `group`: the group whose offsets the producer commits; "" if there is none.
     """
 
     cluster: Cluster

@@ -1,4 +1,4 @@
-"""Batches of a partition as they are stored, with markers, and the records that brokers keep in their own topics.
+"""Reads batches of a partition as they are stored, with markers, and records that brokers keep in their own topics.
 
 Kafka's group coordinator (OffsetCommitKey.json, OffsetCommitValue.json) and transaction coordinator
 (TransactionLogKey.json, TransactionLogValue.json) define the formats.
@@ -27,8 +27,8 @@ PREPARE_ABORT: Final = 3
 class Batch(NamedTuple):
     """A batch of records, or a marker.
 
-    - `first`: the offset of its first record.
-    - `size`: how many records it has.
+    - `first`: the offset of the batch's first record.
+    - `size`: how many records the batch has.
     - `producer_id`: -1 if there is none.
     - `commits`: whether a marker commits; None for records.
     - `records`: the keys and values, if the reader asked for them.
@@ -44,7 +44,7 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """The batches of a partition from an offset on; `is_complete`: whether they reach the partition's end."""
+    """The batches of a partition from an offset on. `is_complete`: whether they reach the partition's end."""
 
     batches: tuple[Batch, ...]
     is_complete: bool

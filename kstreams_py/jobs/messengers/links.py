@@ -115,7 +115,7 @@ class Links:
         """Returns the peers that have not answered for `Backoff.give_up` seconds, though something waits for them.
 
         Leaves out peers whose frames are refused: see `take_refusals`. Looks once a second. If this peer itself stood
-        still, at most LOOK_MOST seconds of that time count; after more than `Backoff.give_up` seconds, all waits restart.
+        still, at most LOOK_MOST seconds of that count; after more than `Backoff.give_up` seconds, all waits restart.
         """
         passed, give_up = now - self.looked_at, self._backoff.give_up
         if passed < LOOK_SECONDS:

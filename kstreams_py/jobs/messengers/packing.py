@@ -11,7 +11,7 @@ from kstreams_py.jobs.messengers.values import decode_values, encode_values
 from kstreams_py.jobs.segments import Segments
 
 SEGMENT_BYTES: Final = 64
-"""An upper bound of the bytes that a segment takes in a frame, without its value, its input and its path."""
+"""An upper bound on the bytes that a segment takes in a frame, without its value, its input and its path."""
 
 
 class Destination(NamedTuple):

@@ -25,8 +25,8 @@ PEERS: Final = 1 << 8 * PIN_BYTES
 def pin_ids(entropy: Entropy, count: int, ackers: Sequence[int], own: int) -> list[SegmentId]:
     """Returns new ids of inputs.
 
-    - `ackers`: the numbers of the peers that have an acker, in the order of the cluster's log. Each gets an equal run of
-      consecutive ids, so that most messages are for one acker; a random byte chooses the first acker.
+    - `ackers`: the numbers of the peers that have an acker, in the order of the cluster's log. Each gets an equal run
+      of consecutive ids, so that most messages are for one acker; a random byte chooses the first acker.
     - `own`: the number of the peer that reads the inputs.
     """
     if not count:

@@ -185,7 +185,7 @@ def _convert_scalar(value: Any) -> Any:
 
 
 def _remedy(kind: type) -> str:
-    """Returns what to advise the user to return instead of a value of this type."""
+    """Returns advice on what to return instead of a value of a type that cannot be sent."""
     if issubclass(kind, enum.Enum):
         return "return its value"
     if issubclass(kind, tuple) and hasattr(kind, "_asdict"):

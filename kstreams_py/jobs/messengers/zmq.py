@@ -39,7 +39,7 @@ LOOKS: Final = 32
 """Calls of `receive` until it looks for new connections, unless `wait` has found one: a look costs 6 us (measured)."""
 
 CURVE_BYTES: Final = 64
-"""An upper bound of the bytes that encryption adds to a frame: ZeroMQ's limit counts them."""
+"""An upper bound on the bytes that encryption adds to a frame: ZeroMQ's limit counts them."""
 
 AT_ONCE: Final = 256
 """The most frames of one `receive`."""
@@ -52,7 +52,7 @@ HELD_MAX: Final = 64
 """The most waiting handshakes: each waits until its peer is connected here, or until it times out."""
 
 REPORTED: Final = zmq.EVENT_ACCEPTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
-"""Without a failed handshake: libzmq 4.3 reports none if a connection ends because its bytes are no ZeroMQ greeting."""
+"""Reported events. Bytes that are not a ZeroMQ greeting end a connection without a failed handshake (libzmq 4.3)."""
 
 
 class ZmqMessenger:

@@ -1,8 +1,9 @@
 """Lets one peer read its suspects alone: the peers that read a job's sources agree that all others read nothing.
 
-The inputs of all readers meet at the peers that call functions. If two readers had suspects under way at once, one that
-ends a peer would take the other suspect with it, until both were refused. So a reader whose source has suspects asks
-all others to read nothing, and reads the suspects once each has answered that none of its inputs is under way.
+The inputs of all readers meet at the peers that call functions. If two readers had suspects under way at once, a
+suspect that ends a peer would take the other suspect with it, until both were refused. So a reader whose source has
+suspects asks all others to read nothing, and reads the suspects once each has answered that none of its inputs is
+under way.
 
 Source: G. Ricart and A. K. Agrawala, An Optimal Algorithm for Mutual Exclusion in Computer Networks (1981), with the
 order of the readers in place of timestamps: if several ask, the first in this order goes first.

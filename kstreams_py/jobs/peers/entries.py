@@ -122,7 +122,8 @@ class Entries:
         """Asks peers for the segments of doubted inputs, and notifies the peers that have read lost ones.
 
         - `peers`: the numbers of the members that may have segments of the job.
-        - `unreachable`: the peers that cannot be asked. They count as having no segments, as they could acknowledge none.
+        - `unreachable`: the members that cannot be asked. They count as having no segments, because they could not
+          acknowledge any.
         """
         if not self._audit:
             return []

@@ -113,7 +113,7 @@ class FunctionTask:
                     self._acks.add([segment], [pattern])
 
     def drop(self, ackers: Collection[int]) -> None:
-        """Drops gathered segments of inputs whose ackers cannot be reached: an audit finds them missing.
+        """Drops segments that wait at a gather if their inputs' ackers cannot be reached: an audit finds them missing.
 
         If they were given up, their acknowledgement might still arrive: the input would be complete without its pair.
         """
@@ -159,7 +159,7 @@ class FunctionTask:
         return not self._arrived and not self.runner.waiting and not self.runner.is_busy
 
     def keep_ackers(self, members: Collection[int]) -> None:
-        """Gives up gathered segments of inputs whose acker has left."""
+        """Gives up segments that wait at a gather if their inputs' acker has left."""
         self.give_up([segment for segment in self._held if acker_of(segment) not in members])
 
     def close(self) -> None:

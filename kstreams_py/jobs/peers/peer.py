@@ -173,7 +173,7 @@ class Peer:
         if is_changed:
             self._go_around(reach.unreachable - before)
             self._doubt_at = now + HEARD_SECONDS
-        if is_late := now >= self._doubt_at:  # losses meanwhile would wait for the timeout of their input
+        if is_late := now >= self._doubt_at:  # segments lost meanwhile would wait for their input's timeout
             self._doubt_at = float("inf")
             self._ackers.doubt_all()
         is_broken = is_look and self.assignment and reach.is_broken(self._seen.peers_of(self.assignment.job))
@@ -425,7 +425,10 @@ class Peer:
         return worked
 
     def _end_by(self, error: BaseException) -> None:
-        """Ends the job for an error that stops it. Raises an error by which an input ends its peer: only this one ends."""
+        """Ends the job for an error that stops it.
+
+        Raises an error by which an input ends each peer that gets it: then only this peer ends.
+        """
         if isinstance(error, FunctionExited | MemoryError):  # the deaths of its peers identify the input
             raise error
         assert self.assignment is not None

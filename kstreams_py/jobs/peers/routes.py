@@ -60,7 +60,7 @@ def check_graph(graph: Graph) -> None:
 
 
 def specify_tasks(tasks: Sequence[JobTask]) -> tuple[TaskSpec, ...]:
-    """Returns what a scheduler has to know about a graph's tasks. A task of its own reads each source.
+    """Returns what a scheduler has to know about a graph's tasks. Each source is read by a task of its own.
 
     Raises SettingsError if a task has the same id as one that reads a source.
     """

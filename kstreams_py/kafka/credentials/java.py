@@ -28,10 +28,10 @@ _NAMES: Final = {
     "ssl.key.location": "ssl.keystore.key",
     "ssl.key.pem": "ssl.keystore.key",
 }  # fmt: skip
-"""Java's names of the settings for connections, by librdkafka's. Settings neither here nor for SASL are left out."""
+"""Java's names of connection settings, by librdkafka's names. Settings neither here nor for SASL are left out."""
 
 _ONLY_OPENSSL: Final = ("ssl.crl.location", "ssl.cipher.suites", "ssl.curves.list", "ssl.sigalgs.list")
-"""Settings that make a connection safer and that Java has under other names, or not at all."""
+"""Settings that make a connection safer, and that Java has under other names or not at all."""
 
 _LOGIN_MODULES: Final = {
     "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
@@ -51,7 +51,7 @@ _ONLY_PKCS8: Final = re.compile(r"-----BEGIN (RSA|EC|DSA) PRIVATE KEY-----")
 def of_java(kafka: Mapping[str, str]) -> dict[str, str]:
     """Returns the settings of Java's client.
 
-    Raises SettingsError for a mechanism or certificate check without a counterpart, and for files that cannot be used.
+    Raises SettingsError for a mechanism or certificate check without a counterpart, and for unusable files.
     """
     sign_in = SignIn(kafka)
     found = {_NAMES[name]: _value(name, value) for name, value in kafka.items() if name in _NAMES and value}

@@ -1,4 +1,4 @@
-"""Checks the settings by which clients sign in, and translates them for confluent-kafka and kafka-python."""
+"""Checks the settings with which clients sign in, and translates them for confluent-kafka and kafka-python."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _KNOWN: Final = re.compile(
     r"|ssl\.(ca|certificate|key)\.(location|pem)|ssl\.(key\.password|crl\.location|cipher\.suites)"
     r"|ssl\.endpoint\.identification\.algorithm|https\.ca\.(location|pem)"
     r"|sasl\.(mechanism|username|password)"
-    # all of these but service.name fill the ticket cache, from which kafka-python takes its tickets
+    # all of these except service.name fill the ticket cache, where kafka-python gets its tickets
     r"|sasl\.kerberos\.(service\.name|principal|keytab|kinit\.cmd|min\.time\.before\.relogin)"
     r"|sasl\.oauthbearer\.(method|client\.id|client\.secret|scope|extensions|token\.endpoint\.url|config|grant\.type)"
 )
@@ -48,7 +48,7 @@ class SignIn:
     """How the clients of one cluster sign in.
 
     - `protocol`, `mechanism`: as Kafka writes them; the mechanism is "" without SASL.
-    - `tokens`: the source of OAUTHBEARER tokens; None if librdkafka gets its own, or none are used.
+    - `tokens`: the source of OAUTHBEARER tokens; None if librdkafka gets its own, or if none are used.
     """
 
     def __init__(self, kafka: Mapping[str, str]) -> None:
@@ -76,7 +76,7 @@ class SignIn:
 
     @property
     def other_grant(self) -> str:
-        """The setting with which librdkafka does not send client id and secret to the OIDC server, or ""."""
+        """The setting by which librdkafka sends the OIDC server something other than a client id and secret, or ""."""
         usual = {f"{OAUTH}grant.type": "client_credentials", f"{OAUTH}metadata.authentication.type": "none"}
         return next((f"{name}={self.get(name)}" for name in usual if self.get(name, usual[name]) != usual[name]), "")
 
@@ -131,7 +131,7 @@ class SignIn:
         return chosen
 
     def _refuse_unused(self) -> None:
-        """Refuses settings that would not be used: librdkafka only logs that it connects without them."""
+        """Raises SettingsError for settings without effect: librdkafka only logs that it connects without them."""
         for of_what, is_used, protocols in (
             (_OF_TLS, self.uses_tls, "SSL or SASL_SSL"),
             (_OF_SASL, self.protocol.startswith("SASL"), "SASL_SSL or SASL_PLAINTEXT"),
@@ -261,7 +261,7 @@ class SignIn:
                 raise SettingsError(f"{what}.location{shown(place)} is not a readable file: correct it")
             yield place, f"{what}.location"
             return
-        with tempfile.NamedTemporaryFile("w", suffix=".pem") as file:  # only its user can read it; deleted at the end
+        with tempfile.NamedTemporaryFile("w", suffix=".pem") as file:  # only this user can read it; deleted at the end
             file.write(self.get(f"{what}.pem"))
             file.flush()
             yield file.name, f"{what}.pem"
@@ -276,7 +276,7 @@ def _without_aliases(kafka: Mapping[str, str]) -> dict[str, str]:
 
 
 def _load_authorities(context: ssl.SSLContext, name: str, value: str) -> None:
-    """Adds certificates of authorities: PEM, or the path of a file or a directory."""
+    """Adds certificates of authorities from PEM, or from the path of a file or a directory."""
     which = name if name.endswith(".pem") else name + shown(value)
     try:
         if name.endswith(".pem"):

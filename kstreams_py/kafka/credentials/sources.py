@@ -24,7 +24,7 @@ HTTP_SECONDS: Final = 5.0
 """Seconds that a token endpoint may take to answer."""
 
 ANSWER_BYTES: Final = 1 << 20
-"""The most bytes of a token endpoint's answer that are read."""
+"""The maximum number of bytes to read of a token endpoint's answer."""
 
 REFUSED: Final = (400, 401, 403)
 """Statuses with which a token endpoint rejects the client's id or secret (RFC 6749, 5.2)."""
@@ -37,7 +37,7 @@ def of_callback(target: str, config: str) -> TokenSource:
     """Returns the source of tokens from a function.
 
     - `target`: the function, as `package.module:function`.
-    - `config`: its argument, as confluent-kafka passes it.
+    - `config`: the function's argument, as confluent-kafka passes it.
 
     Raises SettingsError for a function that cannot be imported.
     """
@@ -99,7 +99,7 @@ def _import_module(name: str) -> ModuleType:
 def of_aws(region: str) -> TokenSource:
     """Returns the source of AWS IAM tokens for Amazon MSK: AWS's signer, with the credentials that it finds.
 
-    - `region`: "" for the one in AWS_REGION or AWS_DEFAULT_REGION.
+    - `region`: the AWS region; "" for the one in AWS_REGION or AWS_DEFAULT_REGION.
 
     Raises SettingsError without a region, and MissingSoftware without the signer.
     """
@@ -127,7 +127,7 @@ def of_aws(region: str) -> TokenSource:
 def of_oidc(settings: Mapping[str, str]) -> TokenSource:
     """Returns the source of tokens from an OIDC server, for kafka-python.
 
-    `settings`: librdkafka's. The grant is `client_credentials`. librdkafka gets its own tokens.
+    `settings`: librdkafka's settings. The grant is `client_credentials`. librdkafka itself gets its own tokens.
     """
     return _of_oidc(frozenset((n, v) for n, v in settings.items() if n.startswith(("sasl.oauthbearer.", "https.ca."))))
 
@@ -191,7 +191,7 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 
 
 def ascii_of(pem: str) -> str:
-    """Returns PEM as Python takes it: without the non-ASCII letters that a name in a comment may have."""
+    """Returns PEM as Python accepts it: without the non-ASCII letters that a name in a comment may have."""
     return pem.encode("ascii", "ignore").decode()
 
 

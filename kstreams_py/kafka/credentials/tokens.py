@@ -30,14 +30,14 @@ _EXTENSION_VALUE: Final = re.compile(r"[\x21-\x7e \t\r\n]*")
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A token that brokers take.
+    """A token that brokers accept.
 
     - `value`: the token itself; no `repr` shows it.
     - `expires`: seconds since 1970.
     - `principal`: its owner; librdkafka only logs it.
     - `extensions`: SASL extensions that are sent with it.
 
-    Raises ValueError, which does not show the token, for a token that no client would send.
+    Raises ValueError for a token that no client would send; the error does not show the token.
     """
 
     value: str = field(repr=False)
@@ -56,7 +56,7 @@ class Token:
 class TokenSource:
     """Gives all clients of this process the same token.
 
-    confluent-kafka calls it as `oauth_cb`, and kafka-python as its token provider.
+    confluent-kafka calls it as `oauth_cb`; kafka-python uses it as its token provider.
 
     - `failed_at`: the monotonic time of its newest failure.
     """
@@ -64,8 +64,8 @@ class TokenSource:
     def __init__(self, name: str, ask: Callable[[], Token], clock: Callable[[], float] = time.time) -> None:
         """`name`: the source of the tokens, for messages. `ask`: gets a token from the source, in its own thread.
 
-        If `ask` raises an exception, that is reported as the reason why there is no token: BrokerUnavailable by its
-        message alone, any other with its class.
+        An exception from `ask` is reported as the reason why there is no token: BrokerUnavailable by its message
+        alone, any other exception with its class.
         """
         self._name = name
         self._ask = ask
@@ -79,7 +79,7 @@ class TokenSource:
         self._has_failed = False
 
     def get(self, limit: float = ASK_SECONDS) -> Token:
-        """Returns the token, or a new one once most of its life is over. Raises BrokerUnavailable, with the reason.
+        """Returns the token, or a new one once most of its life is over. Raises BrokerUnavailable with the reason.
 
         A token that has not expired is used until a new one arrives.
         """
@@ -134,7 +134,7 @@ class TokenSource:
         asking.set_result(token)
 
     def __call__(self, _: str) -> tuple[str, float, str, dict[str, str]]:
-        """Returns the token for confluent-kafka, which calls again 10 s after this has raised."""
+        """Returns the token for confluent-kafka, which calls again 10 s after this method has raised an exception."""
         try:
             token = self.get()
         except BrokerUnavailable as error:  # the client reports only that its callback has raised
