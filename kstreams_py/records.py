@@ -55,7 +55,7 @@ class Message(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class KeptRecord:
-    """A copy of a record, as a Message, where the client's own Message is not kept.
+    """A copy of a record that serves as a Message where the client's own Message is not kept.
 
     - `place`: topic, partition and offset.
     - `stamp`: the type and the value of its timestamp.
@@ -136,13 +136,13 @@ class Unreadable:
 
 
 KEPT_BYTES: Final = 1_000
-"""Bytes of the key, and of the value, that are kept of a record that is too large."""
+"""The number of bytes of the key, and of the value, that are kept from a record that is too large."""
 
 
 def with_bad_headers(m: Message, reason: object) -> Unreadable:
     """Returns a record without headers, in place of a record with a header name that is not UTF-8.
 
-    Clients other than Java's write such names.
+    Clients other than the Java client can write such names.
     """
     place = m.topic(), m.partition(), m.offset()
     fault = f"its headers cannot be read, because a name is not UTF-8: {reason}"
@@ -151,7 +151,7 @@ def with_bad_headers(m: Message, reason: object) -> Unreadable:
 
 
 def too_large(m: Message, limit: int) -> Unreadable:
-    """Returns a record with only the first bytes of a value that exceeds `limit` bytes: the memory is freed."""
+    """Returns a record with only the first bytes of a value that exceeds `limit` bytes, so that its memory is freed."""
     place, size = (m.topic(), m.partition(), m.offset()), len(m.value() or b"")
     fault = f"a value of {size:,} bytes: value_bytes_max is {limit:,}; raise it if the worker has the memory"
     name = f"{place[0]}[{place[1]}]@{place[2]}"
@@ -161,7 +161,7 @@ def too_large(m: Message, limit: int) -> Unreadable:
 
 
 def undecompressed(partition: TopicPartition, first: int, last: int, reason: object) -> Unreadable:
-    """Returns one record in place of all from offset `first` to `last`, whose batch the client cannot decompress."""
+    """Returns one record in place of all at offsets `first` to `last`, whose batch the client cannot decompress."""
     place, name = (*partition, last), f"{partition}@{last}"
     fault = f"the batch of the offsets {first} to {last} cannot be decompressed: {reason}"
     cut = f"key of {name}: none is kept; value of {name}: none is kept; headers of {name}: none is kept"
@@ -201,7 +201,7 @@ OutKey_co = TypeVar("OutKey_co", default=Any, covariant=True)
 class Out(Generic[OutValue_co, OutKey_co]):
     """An output with its own key, headers or timestamp; by default each is the input's.
 
-    - `value`: None writes a tombstone, where a function that returns a plain `None` writes nothing.
+    - `value`: None writes a tombstone, whereas a function that returns a plain `None` writes nothing.
     - `headers`: pairs of name and bytes.
     - `timestamp`: milliseconds since 1970.
     """
@@ -238,7 +238,7 @@ class Step(Generic[KeyRead_co]):
 
     @property
     def key(self) -> KeyRead_co:
-        """The decoded key; None if the record has none, which only `Step[K | None]` tells a type checker."""
+        """The decoded key, or None if the record has none; only `Step[K | None]` tells a type checker so."""
         key: Any = self._messages[0].key()
         return key if key is None or self._decode_key is None else self._decode_key(key)  # type: ignore[no-any-return]
 

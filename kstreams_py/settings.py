@@ -199,7 +199,7 @@ class OtherCluster(BaseModel):
     """A cluster to which processors write, besides the one that they read.
 
     - `bootstrap_servers`: its brokers, as host:port, with commas between them.
-    - `kafka`: librdkafka's settings for it; those of the first cluster do not apply.
+    - `kafka`: librdkafka's settings for it; the settings of the first cluster do not apply.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, arbitrary_types_allowed=True)
@@ -376,7 +376,7 @@ class ShownSetting(NamedTuple):
 def explain(file: Path | None = None, **arguments: Any) -> list[ShownSetting]:
     """Returns each setting with its value and its origin; client settings one by one, as `kafka.<name>`.
 
-    Parameters and errors are those of Settings.load.
+    Takes the same parameters, and raises the same errors, as Settings.load.
     """
     passed = {name: value for name, value in arguments.items() if value is not None}
     found = None if file is None else _File(file, _read(file))  # read once: a pipe is empty afterwards
@@ -406,7 +406,7 @@ class _Source(NamedTuple):
     place: Callable[[str], str]
 
     def has(self, name: str) -> bool:
-        """Whether it has the setting, `kafka.<name>` of the client and `clusters.<cluster>.<name>` included."""
+        """Returns whether the source has a setting, which may be `kafka.<name>` or `clusters.<cluster>.<name>`."""
         table, dot, rest = name.partition(".")
         if not dot:
             return table in self.values

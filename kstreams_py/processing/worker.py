@@ -50,7 +50,7 @@ IDLE_WAIT: Final = 0.25
 
 
 def open_worker(graph: Graph, processor: Processor, slot: int, environment: Environment, stopping: Event) -> Worker:
-    """Makes a worker, after asking the cluster for its topics."""
+    """Asks the cluster for the processor's topics, then makes a worker."""
     return Worker(graph, processor, slot, environment, stopping, find_topics_of(graph, processor, environment.cluster))
 
 
@@ -71,7 +71,7 @@ class Worker:
         stopping: Event,
         topics: Mapping[str, TopicInfo],
     ) -> None:
-        """Makes no request. `topics` has the processor's topics that exist, see open_worker().
+        """Makes no request. `topics`: the existing topics of the processor, see open_worker().
 
         Raises GraphError if inputs that are read in step differ in their number of partitions.
         """
@@ -109,7 +109,7 @@ class Worker:
         self._assigned: set[TopicPartition] | None = None
         """The partitions of the newest assignment; None if the group has made none since this worker joined."""
         self._rebalances = deque[set[TopicPartition] | None]()
-        """Rebalances that the loop has not acted on: a new assignment, or None where the membership was lost."""
+        """Rebalances that the loop has not acted on: a new assignment, or None for a lost membership."""
         self._must_rewind = False
         """Whether the committed offsets must be read before the next record is taken."""
         self._failure: Exception | None = None
@@ -184,7 +184,7 @@ class Worker:
             try:
                 self._recover(failure)
             finally:
-                del failure  # its traceback has this frame
+                del failure  # its traceback refers to this frame
 
     def _try_turn(self) -> ClientError | None:
         """Runs one turn; returns the error that ended it."""
@@ -208,9 +208,9 @@ class Worker:
     def finish(self) -> None:
         """Commits what is processed; raises the exception that stopped the worker, unless that was Stop.
 
-        1. Under at_most_once, join again if a commit of offsets may come late, and wait for the assignment.
+        1. Under at_most_once, join again if a commit of offsets may reach the broker late; wait for the assignment.
         2. Finish the steps that no other worker would run, commit, and give back the steps that were not run.
-        3. On an error, at_most_once tries again until the deadline; others leave the steps to the next worker.
+        3. On an error, at_most_once tries again until the deadline; otherwise, leave the steps to the next worker.
         4. Raise a refusal that no dead letter replaces, then the exception of the function.
 
         Raises DrainTimeout if steps or outputs that no other worker would repeat could not be finished in time.
@@ -250,7 +250,7 @@ class Worker:
             self.intakes.run_saved()
 
     def _finish_calls(self, deadline: float) -> None:
-        """Finishes calls under way, unless the steps are run again anyway."""
+        """Finishes the calls under way, unless their steps will be run again anyway."""
         if self.runner.overlaps and (self.committer.must_finish or not self._must_rewind):
             self.intakes.finish_calls(deadline)
 
@@ -297,7 +297,7 @@ class Worker:
         3. Check the commit: an open transaction is aborted if its partitions were revoked.
         4. Repeat a commit that got no answer. If it may reach the broker late, join again: the broker then refuses it.
         5. Run the steps that are ready, and write their outputs. Commit between intakes when a commit is due.
-        6. If no record came, advance past markers, and commit: nothing else would end the open transaction soon.
+        6. If no record came, advance past markers and commit: nothing else would end the open transaction soon.
         7. Pause the partitions whose tasks are full or wait.
         """
         if self.committer.mistake is not None:
@@ -342,10 +342,10 @@ class Worker:
         return positions | back
 
     def rewind(self) -> None:
-        """Goes back to the committed offsets; an alts also goes back to its saved choices that are not delivered.
+        """Goes back to the committed offsets; an alts also goes back to the saved choices that it has not delivered.
 
         1. Leave out partitions of topics that are no longer read: a static member gets its old assignment first.
-        2. Require that no transaction of this worker's ids hangs: the next commit would make its records visible.
+        2. Require that no transaction under this worker's ids hangs: the next commit would make its records visible.
         3. Run the rest of an intake whose offsets are committed: no other worker would run it. If a function
            stops the worker meanwhile, return here.
         4. Check inputs that have grown, and read the committed offsets. A target that stores offsets decides instead.
@@ -356,7 +356,7 @@ class Worker:
         assigned, inputs = self._assigned or set(), {topic.name for topic in self.processor.inputs}
         partitions = {tp for tp in assigned if tp.topic in inputs}
         if stale := assigned - partitions:
-            # a static member gets its old assignment first, which may have topics that this deployment does not read
+            # a static member gets its old assignment first, which may include topics that this deployment does not read
             logger.info("%s: not read any more: %s", self.processor.id, ", ".join(sorted(map(str, stale))))
         for left in self.committer.leftovers:  # first, before `run_rest` calls a function
             left.require_none()

@@ -75,7 +75,7 @@ def draw_shapes(draw: Callable[[Shape], str]) -> str:
 
 
 def draw_columns(figure: Figure, plots: Sequence[Any], columns: Iterable[tuple[float, float, Sequence[str]]]) -> str:
-    """Draws columns over all plots, each from one x value to another, with lines of text as its title."""
+    """Returns columns over all plots as SVG, each from one x value to another, with lines of text as its title."""
     width, height = (inches * POINTS for inches in figure.get_size_inches())
     boxes = [plot.get_position() for plot in plots]
     top, bottom = (1 - boxes[0].y1) * height, (1 - boxes[-1].y0) * height

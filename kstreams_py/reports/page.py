@@ -10,7 +10,7 @@ def build_page(*, title: str, eyebrow: str, headline: str, lead: str, sections: 
     """Returns a page that needs no other file and no network; its script is optional. All arguments are HTML.
 
     - `eyebrow`: the line above the headline.
-    - `lead`: the paragraphs and the figures below it.
+    - `lead`: the paragraphs and the figures below the headline.
     """
     template = Template(files(__package__).joinpath("page.html").read_text(encoding="utf-8"))
     return template.substitute(

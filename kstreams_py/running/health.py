@@ -1,7 +1,7 @@
 """Decides whether a run is alive and ready: the answers of /livez and /readyz.
 
 A run is alive if the loop of each worker makes progress. A worker also counts as alive where a restart would not help:
-while it waits for a broker, and while its process is being restarted.
+while it waits for a broker, a sink or a source, and while its process is being restarted.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from kstreams_py.running.http.remedies import HIDDEN_SECONDS as HIDDEN_TOO_LONG
 logger = logging.getLogger(__name__)
 
 HIDDEN_SECONDS: Final = 10.0
-"""Seconds that a last stable offset must stand below the end before it counts: other producers commit as well."""
+"""Seconds that a last stable offset must stay below the end before it counts: other producers have transactions too."""
 
 ASKED_SECONDS: Final = 30.0
 """Seconds between two requests for the open transactions of the same partition."""
@@ -126,7 +126,7 @@ class HiddenRecords:
         return f"{found}: `{command('abort', tp, first.start)}`" if first.hangs else found
 
     def of(self, partitions: Iterable[TopicPartition]) -> HiddenReport:
-        """Returns what is hidden in these partitions: the longest time, and the text for that partition."""
+        """Returns what is hidden in these partitions: the longest time, its text, and the number of partitions."""
         of_all = self._found
         found = [of_all[tp] for tp in partitions if tp in of_all]
         if not found:

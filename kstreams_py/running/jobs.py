@@ -44,9 +44,9 @@ class JobLoop:
         self._of_calls = {task.id: Stillness() for task in self._job.tasks}
 
     def reports(self, state: WorkerState | None) -> list[Report]:
-        """Returns a report of each task. `state`: the state of the slot; None if each task has its own.
+        """Returns a report on each task. `state`: the state of the slot; None if each task has its own.
 
-        The report of the first task has what concerns the whole job. The lags do not count records of topics.
+        The report on the first task includes the figures of the whole job. The lags do not count records of topics.
         """
         tasks = self._job.tasks
         turning = self._job.turning or tasks[0]

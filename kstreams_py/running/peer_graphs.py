@@ -18,7 +18,7 @@ from kstreams_py.running.reports import in_graph
 
 @dataclass(frozen=True)
 class PeerGraphs:
-    """Several graphs, which the page and the series show as they show one graph.
+    """Several graphs, which the page and the series show like one graph.
 
     - `name`: the name of the cluster of peers.
     """
@@ -33,7 +33,7 @@ class PeerGraphs:
 
     @property
     def processors(self) -> Sequence[Processor]:
-        """The processors of topics: peers run none."""
+        """Always empty: peers run no processors of topics."""
         return ()
 
     @property
@@ -79,7 +79,7 @@ def target_of(shown: Shown) -> str:
 def load_graphs(targets: Sequence[str]) -> dict[str, Graph]:
     """Returns the graphs that peers may run, by name.
 
-    Raises GraphError, SettingsError if two graphs have one name or peers cannot run one, and MissingSoftware.
+    Raises GraphError, MissingSoftware, and SettingsError if two graphs have the same name or peers cannot run a graph.
     """
     found: dict[str, Graph] = {}
     for graph in map(load, targets):
@@ -94,7 +94,7 @@ def load_graphs(targets: Sequence[str]) -> dict[str, Graph]:
 def check_software(graph: Graph) -> None:
     """Raises MissingSoftware if a source or a target of a graph needs a package that is not installed.
 
-    A peer without it would end each job of the graph, also for the peers that have the package.
+    A peer without the package would end each job of the graph, even for the peers that have it.
     """
     needed: list[object] = [channel.source for channel in filled_channels(graph.tasks)]
     needed += [task.target for task in graph.tasks]

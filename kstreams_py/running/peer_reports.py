@@ -21,9 +21,9 @@ from kstreams_py.steps import calls
 
 
 class PeerReports:
-    """The reports of the peer of one slot, over its incarnations and tasks: counts never go back.
+    """The reports of the peer of one slot, over its incarnations and tasks: counts never decrease.
 
-    `begin` and `end` are called by the thread of the peer, `look` by any one thread between the two.
+    The thread of the peer calls `begin` and `end`; between the two, any one thread calls `look`.
     """
 
     def __init__(self, slot: int) -> None:
@@ -39,7 +39,7 @@ class PeerReports:
         self._peer, self._links, self._messenger = peer, links, messenger
 
     def look(self, now: float) -> list[Report]:
-        """Returns the reports, that on the peer first. `now`: monotonic seconds."""
+        """Returns the reports, the one on the peer first. `now`: monotonic seconds."""
         peer, task = self._peer, self._peer.task
         if task is not self._task and self._task is not None:  # its last counts are from its end
             self._end_task(self._task, now)
@@ -109,7 +109,7 @@ NO_COUNTS: Final[Mapping[str, int]] = Counters().as_dict()
 def report_of(task: PeerTask, slot: int, state: WorkerState, now: float) -> Report:
     """Returns the report on a task. Any thread may call it.
 
-    - `state`: that of the peer. If the peer runs, the task has a state of its own.
+    - `state`: the state of the peer. While the peer runs, the task has a state of its own.
     """
     if isinstance(task, FunctionTask):
         runner = task.runner

@@ -58,12 +58,12 @@ READ_SECONDS: Final = 0.02
 """Seconds between two looks at the log of the cluster."""
 
 IDLE_SECONDS: Final = (0.0005, 0.05)
-"""The shortest and the longest wait of a task without anything to do; while it is polled, each wait is twice the one
-before.
+"""The shortest and the longest wait of a task that has nothing to do; while it is polled, each wait is twice as long as
+the one before.
 """
 
 LEAVE_SECONDS: Final = 5.0
-"""Seconds that a peer waits for its own leave: after that, the others find it silent."""
+"""Seconds that a peer waits until its leave has taken effect: after that, the others find it silent."""
 
 LOOK_SECONDS: Final = 0.2
 """Seconds between two looks of a supervisor at the log of its cluster."""
@@ -81,7 +81,7 @@ AWAY_SECONDS: Final = 3.0
 
 @dataclass(frozen=True, kw_only=True)
 class PeerOptions:
-    """What a peer is started with.
+    """The options that a peer is started with.
 
     - `cluster`: the name of the cluster.
     - `targets`: the modules or files with the graphs that it may run.
@@ -89,11 +89,11 @@ class PeerOptions:
     - `messenger`: the name of the messenger.
     - `host`, `port`, `advertised`, `certificate`, `key`, `authority`: see MessengerSettings; "" for none.
     - `peer`: its id; "" for a new one.
-    - `frame_max`: the most bytes of a frame, the same for all peers of a cluster; it bounds the values of channels.
+    - `frame_max`: the maximum size of a frame in bytes, the same for all peers of a cluster; it bounds channel values.
     - `slot`: its number among the peers of its supervisor.
 
-    Raises SettingsError for a messenger that reaches no other process, and for options of TLS that do not go together,
-    or that the messenger does not use.
+    Raises SettingsError for a messenger that reaches no other process, and for TLS options that are incomplete or that
+    the messenger does not use.
     """
 
     cluster: str
@@ -158,7 +158,7 @@ class PeerOptions:
 
 
 def new_peer_id() -> PeerId:
-    """Returns an id that no peer ever had."""
+    """Returns an id that no peer has ever had."""
     return PeerId(f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}")
 
 
@@ -198,7 +198,7 @@ class PeerRun:
         graphs = PeerGraphs(self._options.cluster, tuple(self._graphs.values()))
         cluster = KafkaCluster(self._settings)
         try:
-            # its supervisor serves the page of a peer that has one
+            # the supervisor of a peer, if it has one, serves the page
             with observing(graphs, self._settings) if self._write is None else nullcontext() as self._observe:
                 while not self._stopping.is_set():
                     self._run_once(cluster, on_start)
@@ -279,7 +279,7 @@ class PeerRun:
         return open_for
 
     def _leave(self, peer: Peer, membership: ClusterMembership) -> None:
-        """Leaves the cluster: the others replay what this peer had at once."""
+        """Leaves the cluster, so that the others immediately replay what this peer had."""
         if not membership.is_member:
             return
         membership.append(Leave(membership.me, LeaveReason.ENDED))
@@ -320,7 +320,7 @@ class LogOutage:
 
 
 class _Keeper:
-    """The thread that gives a membership its turns: a function may take longer than the others wait for heartbeats."""
+    """The thread that runs a membership's turns: a function may take longer than the others wait for heartbeats."""
 
     def __init__(
         self,
@@ -385,7 +385,7 @@ class _LogWatch:
     def _run(self) -> None:
         logs.set_context(graph=self._name)
         while not self._ended.is_set():
-            # an id of its own for each attempt: what was seen would not fit to another beginning
+            # each attempt has an id of its own: what an earlier one has seen would not fit a new beginning
             log = KafkaLog(self._cluster, self._name, f"supervisor-{secrets.token_hex(6)}")
             try:
                 self._follow(ClusterWatcher(log))
@@ -415,7 +415,7 @@ class _LogWatch:
 
 
 class _Deaths:
-    """The thread in which a supervisor says that peers have died: its loop serves signals, and waits for no broker."""
+    """A supervisor's thread that reports dead peers: the supervisor's loop serves signals, and waits for no broker."""
 
     def __init__(self, cluster: Cluster, name: str) -> None:
         self._cluster, self._name = cluster, name
@@ -426,7 +426,7 @@ class _Deaths:
         self._thread.start()
 
     def say(self, peer: PeerId) -> None:
-        """Appends a leave for a peer soon, unless it has left: the others need not wait for its heartbeats."""
+        """Queues a leave for a peer, appended unless it has left: the others then need not wait for its heartbeats."""
         self._dead.put(peer)
 
     def _run(self) -> None:
@@ -447,7 +447,7 @@ class _Deaths:
 
 
 class SupervisedPeers:
-    """Several peers of this machine, each in a process; says at once that one has died."""
+    """Several peers on this machine, each in a process of its own; reports at once that one has died."""
 
     def __init__(
         self, options: PeerOptions, count: int, settings: Settings, environment: Mapping[str, str] | None = None
@@ -486,7 +486,7 @@ class SupervisedPeers:
 
     @property
     def running(self) -> Mapping[int, tuple[int, PeerId]]:
-        """The process and the peer of each slot that has one. It is replaced and never changed."""
+        """The process and the peer of each slot that has one. The mapping is replaced, never changed."""
         return self._running
 
     def stop(self) -> None:

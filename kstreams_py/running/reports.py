@@ -10,7 +10,7 @@ from kstreams_py.metrics import INPUTS, PendingFigures, WorkerState
 from kstreams_py.records import Positions, TopicPartition
 
 PEER: Final = "the peer"
-"""Stands for a processor in the report on the membership of a peer. No id has a space."""
+"""Stands for the processor's id in the report on the membership of a peer. No id contains a space."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Report:
       stopped; `held_seconds`: the age of the event that has waited longest; `held_limit`: the age that is reported.
     - `is_task`: whether it is a task, which reads channels.
     - `sources`: by name, the pending inputs of the sources that are shown with this task.
-    - `heartbeat_seconds`: of a peer, the seconds since its newest heartbeat that came back was sent; None otherwise.
+    - `heartbeat_seconds`: for a peer, the seconds since it sent the newest heartbeat that came back; None otherwise.
     """
 
     processor: str
@@ -113,12 +113,12 @@ class Reading(NamedTuple):
 
 
 def source_key(source: str) -> str:
-    """Returns the key of a source in mappings by the ids of processors and tasks."""
+    """Returns the key of a source in mappings whose other keys are the ids of processors and tasks."""
     return f"source {source}"
 
 
 def in_graph(graph: str, name: str) -> str:
-    """Returns the name of a task or a source in the reports of a peer: the graphs of peers may have equal names."""
+    """Returns the name of a task or a source in the reports of a peer: several graphs may use the same name."""
     return f"{graph}.{name}"
 
 

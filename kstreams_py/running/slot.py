@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 class HeldEvents:
     """Watches the events that wait in one slot.
 
-    - `seconds`: the wait after which a warning is logged, and again each time the wait has doubled.
+    - `seconds`: the wait after which a warning is logged; another follows each time the wait has doubled.
     - `wall`: returns seconds since 1970.
     - `target`: how a command names the graph.
     """
@@ -217,7 +217,7 @@ class Slot:
     def _drain(self, loops: Sequence[_Loop | JobLoop], report: Callable[[Sequence[Report]], None]) -> list[str]:
         """Tells the loops to end, and waits up to drain_timeout_ms.
 
-        Returns the ids of the loops that did not end, each with the place where it stands.
+        Returns the ids of the loops that did not end, each with the place where it is stuck.
         """
         self._stopping.set()
         deadline = time.monotonic() + self._environment.settings.drain_timeout_ms / 1000
@@ -237,7 +237,7 @@ class Slot:
 
     def _run_job(self, job: Job) -> None:
         def goes_on() -> bool:
-            # once its sources have no input left, the processors go on with what it has written
+            # once the sources of the job have no input left, the processors go on with what the job has written
             self.are_inputs_done = job.is_exhausted
             return bool(self._graph.processors) and self.are_inputs_done
 

@@ -29,7 +29,7 @@ def run(
     """Runs a graph until Ctrl-C, SIGTERM or a function's Stop, then commits what it has processed. Main thread only.
 
     - `workers`: the number of slots, numbered from 0.
-    - `slots`: the slots of this machine instead, if several machines share the graph.
+    - `slots`: instead of `workers`, the slots of this machine, if several machines share the graph.
     - `settings`: Settings() by default; metrics and health are served at its `http`.
     - `create_topics`: create missing topics first.
 

@@ -45,7 +45,7 @@ class SlotStatus:
     began_at: float = 0.0
 
     def state_of(self, processor: str) -> WorkerState:
-        """Returns the state that a worker reports; the state of its slot if that is taken or does not report yet."""
+        """Returns the state that a worker reports, or its slot's state if the slot is taken or does not report yet."""
         if self.taken:
             return WorkerState.REPLACED
         if self.pid is None or not self.has_reported:

@@ -103,7 +103,7 @@ class SupervisedSlot:
         return bool(found)
 
     def forget_latest(self) -> None:
-        """Discards the reports so far for `look`: they are old, because the supervisor itself was stopped."""
+        """Makes `look` ignore the reports so far: they are old, because the supervisor itself was stopped."""
         self._latest = {}
         self._pipe.forget()
 
@@ -167,13 +167,13 @@ class SupervisedSlot:
         )
 
     def _of_previous(self, report: Report) -> Report:
-        """Returns a report of the previous process as one of now."""
+        """Returns a report of the previous process with the present state of the slot."""
         if self._is_over(report):
             return replace(report.as_past(), lag=0, state=WorkerState.SPARE)
         return replace(report.as_past(), state=WorkerState.RESTARTING)
 
     def _is_over(self, report: Report) -> bool:
-        """Whether it is about a task of the previous process: a peer that starts again does not get its task back."""
+        """Returns whether a report is on a task that has ended: a peer that starts again does not get its task back."""
         return PEER in self._fresh and report.processor not in self._fresh
 
     def has_drained(self, status: int) -> bool:
@@ -199,7 +199,7 @@ class SupervisedSlot:
         return f"{named} ({self._stuck})" if self._stuck else self.error or named
 
     def reports(self) -> list[Report]:
-        """Returns the newest report of each processor. Partitions that others hold now have the lag 0."""
+        """Returns the newest report of each processor. The lag is 0 for partitions that others hold now."""
         return [
             replace(report, lag=0) if self.taken or self._is_over(report) else report
             for report in self._reports.values()

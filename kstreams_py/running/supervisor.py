@@ -46,7 +46,7 @@ class _Process(NamedTuple):
 
 
 class _Child:
-    """A slot and its process; None while it has no process."""
+    """A slot and its process. `process` is None while there is none."""
 
     def __init__(self, slot: SupervisedSlot) -> None:
         self.slot = slot
@@ -345,6 +345,6 @@ class Supervisor:
 
 
 def run_both(slots: Collection[int]) -> str:
-    """Returns the remedy for a run whose slots another run has taken: the same number of slots, after its own."""
+    """Returns the remedy for a run whose slots another run has taken: as many slots, numbered after its own."""
     first, last = max(slots) + 1, max(slots) + len(slots)
     return f"to run both, start one of them with --slots {first if first == last else f'{first}-{last}'}"

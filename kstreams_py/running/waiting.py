@@ -19,16 +19,16 @@ COUNT_SECONDS: Final = 0.3
 """Seconds of counting between two pauses: a first count of a large topic takes no more than a quarter of a core."""
 
 SHORT_PAUSE: Final = 1.0
-"""Seconds of a pause while the first count of a topic is under way."""
+"""The length of a pause, in seconds, while the first count of a topic is under way."""
 
 LONG_PAUSE: Final = 5.0
-"""Seconds of a pause once all are counted, or cannot be counted."""
+"""The length of a pause, in seconds, once all topics are counted or cannot be counted."""
 
 END_SECONDS: Final = 1.0
 
 
 class WaitingLetters:
-    """The newest count of a graph's waiting dead letters, up to LONG_PAUSE seconds late, later if many are new."""
+    """The newest count of a graph's waiting dead letters, up to LONG_PAUSE seconds old, or older if many are new."""
 
     def __init__(self, graph: Graph, environment: Environment) -> None:
         """Makes no request."""

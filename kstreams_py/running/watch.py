@@ -63,7 +63,7 @@ class Watch:
         self._episodes: dict[str | None, _Episode] = {}
 
     def look(self, reports: Iterable[Report], silent: float = 0.0, *, has_reported: bool = True) -> Stuck | None:
-        """Warns of loops that are stuck or turn again; returns the reason to replace the process, None if none.
+        """Warns of loops that are stuck or turn again; returns the reason to replace the process, or None.
 
         - `reports`: the newest report of each processor.
         - `silent`: seconds since the newest report.

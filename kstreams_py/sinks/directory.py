@@ -34,7 +34,7 @@ KEPT_SECONDS: Final = 3600.0
 """How long unpublished files stay: a reader may have their names from an older manifest."""
 
 _END_BYTES: Final = 64 * 1024
-"""How many bytes of a file's end its digest covers at least: two files may have the same footer and different rows."""
+"""A file's digest covers at least this many bytes of its end: two files may have the same footer and different rows."""
 
 _REMEDIES: Final = {
     errno.ENOSPC: "free space on its disk",
@@ -169,7 +169,7 @@ def reported(target: object) -> Iterator[None]:
 
 
 def _sync(path: Path) -> None:
-    """Makes a file durable, or the names in a directory."""
+    """Makes a file, or the names in a directory, durable."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -55,7 +55,7 @@ class Waits:
         self.why = ""
         """The newest failure and the reaction to it, as text. Another thread may read it."""
         self._warned: dict[int, float] = {}
-        """By partition, the clock time of its last warning."""
+        """The clock time of the last warning about each partition."""
 
     def begin(self, again: Again) -> None:
         """Begins the wait of partitions whose steps failed; the tasks already hold these partitions."""
@@ -76,10 +76,10 @@ class Waits:
         return min([limit, *(max(0.0, wait.until - now) for wait in self._waits if wait.partitions <= held)])
 
     def release(self) -> None:
-        """Ends the wait whose time came first: its steps can be taken again.
+        """Ends the wait that came due first: its steps can be taken again.
 
-        Other waits that are over follow in the next turns: attempts may be slow, and the client hears from the group
-        between them.
+        The next turns end other waits that are due: attempts may be slow, and the client hears from the group
+        between turns.
         """
         if self._tasks.repeats:
             return
@@ -96,7 +96,7 @@ class Waits:
             self._tasks.resume(wait.partitions)
 
     def restore(self) -> None:
-        """Continues the waits after a rewind, for tasks that are still held here and are at the same offsets."""
+        """Continues, after a rewind, the waits of tasks that are still held here at the same offsets."""
         positions, kept = self._tasks.ledger.positions, []
         for wait in self._waits:
             same = {

@@ -61,7 +61,7 @@ def _of_cluster(cluster: str, workers: Sequence[WorkerWaiting]) -> list[BrokerOu
 
 
 def _broker(why: str) -> tuple[str, str]:
-    """Returns the address and the id of the broker that a reason names, each "" if it does not."""
+    """Returns the address and the id of the broker that a reason names, each "" if the reason does not name it."""
     if found := _CONNECTION.findall(why):
         address, number, coordinator = found[-1]
         return address or coordinator, "" if number == "bootstrap" else number

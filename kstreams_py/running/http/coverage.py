@@ -11,7 +11,7 @@ from kstreams_py.jobs.cluster.state import JobState, Replica
 
 
 def cover(cluster: ClusterFigures) -> dict[str, Any]:
-    """Returns the part `cluster` of /status."""
+    """Returns the `cluster` part of /status."""
     replica = cluster.replica
     return {
         "name": replica.cluster,

@@ -123,7 +123,7 @@ def _task(name: str, task: JobTask) -> dict[str, Any]:
 
 
 def _source(name: str, channel: Channel, view: View | None) -> dict[str, Any]:
-    """Returns a source with its figures over all slots; their values are None before its first report."""
+    """Returns a source with its figures over all slots, which are None before its first report."""
     slots = () if view is None else view.status.slots
     shown = [(slot, report) for slot in slots for report in slot.reports if name in report.sources]
     counts = {each: sum(report.measures.get(f"inputs:{each}:{name}", 0) for _, report in shown) for each in INPUTS}

@@ -66,7 +66,7 @@ class ObservedRun:
         *,
         shows_errors: bool = True,
     ) -> None:
-        """Creates it without a status.
+        """Starts without a status.
 
         - `clock`, `wall`: return monotonic seconds, and seconds since 1970.
         - `shows_errors`: if False, statuses are stripped by `without_errors`.

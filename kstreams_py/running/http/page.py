@@ -23,10 +23,10 @@ GAPS: Final = {False: (32.0, 76.0), True: (26.0, 46.0)}
 """Pixels between two columns, without and with lags beside the lines; the key is whether the picture is upright."""
 
 SHRUNK: Final = 0.86
-"""The least scale of a picture from left to right: its small text is then 9 pixels high."""
+"""The smallest scale of a picture from left to right: its small text is then 9 pixels high."""
 
 SCREENS: Final = (761, 1000, 1240)
-"""Widths of screens from which a picture may run from left to right. page.html has a rule for each."""
+"""The screen widths from which a picture may run from left to right. page.html has a rule for each."""
 
 MARGINS: Final = 90.0
 """Pixels of a screen beside the picture: the page's margins, and a scroll bar."""
@@ -38,7 +38,7 @@ NAME_MAX: Final = 12
 """The maximum length of a name in one line."""
 
 VALUES_WIDTH: Final = 106.0
-"""The width of the longest live values, as in "\N{WARNING SIGN} broker away" and "12,345/s out"."""
+"""The width of the longest live values, such as "\N{WARNING SIGN} broker away" and "12,345/s out"."""
 
 LAG_WIDTH: Final = 60.0
 """The width of the lag in a topic's box."""
@@ -112,7 +112,7 @@ def draw_live(graph: Graph, *, upright: bool, prefix: str = "") -> LivePicture:
     `data-channel` or `data-target`. A line from a topic to its reader has `data-topic` and `data-reader`; a line to the
     dead letters has `data-dead`. `data-value` names the value that a text shows.
 
-    - `prefix`: what tasks and sources have before their names in reports.
+    - `prefix`: the prefix of the names of tasks and sources in reports.
 
     A line has its lag only if its reader has several inputs: for a single input, the reader's box has the lag. If the
     topic has no other reader, the topic's box has it instead, so that the columns can be close to each other.
@@ -148,7 +148,7 @@ def draw_live(graph: Graph, *, upright: bool, prefix: str = "") -> LivePicture:
 
 
 def wrap(name: str) -> tuple[str, ...]:
-    """Returns a name in lines of at most NAME_MAX characters, broken after separators where it has some."""
+    """Returns a name in lines of at most NAME_MAX characters, broken after separators if it has any."""
     lines: list[str] = []
     for word in re.findall(r"[^._/: -]*[._/: -]|[^._/: -]+", name):
         if lines and len(lines[-1] + word.rstrip()) <= NAME_MAX:
@@ -312,8 +312,8 @@ def choose_picture(wide: float, upright: float) -> str:
     """Returns the class of the figure, by which the style chooses between the pictures of these widths.
 
     - `from-N`: the picture from left to right on screens from N pixels on, which show it legibly and whole.
-    - `never-wide`: the upright one on every screen: only that is shown whole.
-    - `scrolls`: the one from left to right, scrolled: no screen shows either whole.
+    - `never-wide`: the upright picture on every screen: only that one is shown whole.
+    - `scrolls`: the picture from left to right, scrolled: no screen shows either picture whole.
     """
     fits = next((screen for screen in SCREENS if wide * SHRUNK <= screen - MARGINS), None)
     if fits is not None:

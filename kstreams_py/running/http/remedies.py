@@ -147,7 +147,9 @@ STATES: Final[Mapping[WorkerState, tuple[Level, str]]] = {
     WorkerState.SOURCE_AWAY: ("bad", "source_away"),
     WorkerState.RESTARTING: ("warning", "restarting"),
 }
-"""The reported states of a worker, with level and kind of the finding. A broker that is away is one for all workers."""
+"""The reported states of a worker, with level and kind of the finding. All workers share one finding for a broker that
+is away.
+"""
 
 WAITS: Final[Mapping[WorkerState, str]] = {
     WorkerState.SINK_AWAY: "waits for its sink",
@@ -165,7 +167,7 @@ class Problem(NamedTuple):
     """A problem of a slot, of a processor, or of a processor in a slot.
 
     - `kind`: a key of REMEDIES.
-    - `affects`: the processors that wait, if what is wrong is outside of the run; `slot` and `processor` are then None.
+    - `affects`: the processors that wait for something outside the run; `slot` and `processor` are then None.
     - `source`: the source whose inputs were refused.
     """
 
@@ -234,7 +236,7 @@ def find(processors: Sequence[Processor], seen: Seen) -> list[Problem]:
 
 
 class _Read(NamedTuple):
-    """The topics that a processor or a task reads. A join reads a record of each at a time."""
+    """The topics that a processor or a task reads. A join reads one record from each at a time."""
 
     name: str
     topics: tuple[str, ...]
@@ -261,7 +263,7 @@ def _kind_of(each: Still) -> str:
 
 
 def _away(processors: Sequence[Processor], seen: Seen) -> Iterator[Problem]:
-    """Yields a finding for each broker that is away, with all that it affects. Of peers, see `_of_peers`."""
+    """Yields a finding for each broker that is away, with all that it affects. For peers, see `_of_peers`."""
     slots = [slot for slot in seen.status.slots if not slot.taken and not _reports(slot, PEER)]
     waiting = [
         WorkerWaiting(slot.number, report.processor, report.why)
@@ -335,14 +337,14 @@ def _waiting(slot: SlotStatus, report: Report) -> Iterator[Problem]:
 
 
 def _pending(slot: SlotStatus, report: Report, seen: Seen) -> Iterator[Problem]:
-    """Yields a finding for each source with an old input, unless the task that has it has a finding of its own."""
+    """Yields a finding for each source with an old input, unless the task that holds the input has its own finding."""
     waits = {*AWAY, WorkerState.RETRYING}
     ill = {each.processor for each in slot.reports if each.state in waits or each.still_seconds > seen.still_limit}
     for name, each in report.sources.items():
         if each.seconds > each.limit and ill.isdisjoint(each.tasks) and slot.has_reported:
             key = f" (key {each.key})" if each.key else ""
             where = f", in {', '.join(each.tasks)}" if each.tasks else ", and in no task"
-            if _reports(slot, PEER):  # only the peers that have its parts know where it is
+            if _reports(slot, PEER):  # only the peers that hold its parts know where the input is
                 where = ""
             what = f"slot {slot.number}: an input of {name}{key} is under way for {_time(each.seconds)}{where}"
             yield Problem("warning", "pending", slot.number, next(iter(each.tasks), None), what)
@@ -367,9 +369,9 @@ def _failed(name: str, workers: Workers, seen: Seen) -> Iterator[Problem]:
 
 
 def _how_fast(growth: float, ages: Iterable[float | None]) -> tuple[Level, str]:
-    """Returns the level of failures, and how many more there are, or how long ago the last was.
+    """Returns the level of failures, and as text how many more come each second, or how long ago the last one was.
 
-    - `growth`: how many a second.
+    - `growth`: failures per second.
     - `ages`: for each worker, the seconds since its last failure.
     """
     last = min((age for age in ages if age is not None), default=0.0)
@@ -417,7 +419,7 @@ def _refused(seen: Seen) -> Iterator[Problem]:
 
 
 def _letters(status: RunStatus) -> Iterator[Problem]:
-    """Yields the findings of the dead letters that wait, whichever run has written them."""
+    """Yields the findings about the dead letters that wait, whichever run has written them."""
     for topic, count in status.waiting.items():
         if count.counted:
             number = "" if count.is_whole else "at least "

@@ -1,4 +1,4 @@
-"""The page /runbook: docs/runbook.md, which is in the package, so that each finding links to what to do."""
+"""The page /runbook: docs/runbook.md, which is in the package so that each finding can link to its remedy."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def build_runbook() -> Page:
 
 
 def anchor(title: str) -> str:
-    """Returns the anchor of a heading, as the documentation site and Git hosts make it."""
+    """Returns the anchor of a heading, as the documentation site and Git hosts generate it."""
     return re.sub(r"\s+", "-", re.sub(r"[^\w\s-]", "", title).strip().lower())
 
 
 def render(markdown: str) -> str:
     """Returns Markdown as HTML: headings, paragraphs, numbered lists, tables, code, bold text and links.
 
-    These are what the runbook has; another kind of Markdown would be shown as it is written.
+    The runbook has no other kind of Markdown; another kind would be shown as it is written.
     """
     return "\n".join(map(_block, re.split(r"\n{2,}", markdown.strip())))
 
@@ -66,7 +66,7 @@ def _row(tag: str, cells: Iterable[str]) -> str:
 
 
 def _inline(text: str) -> str:
-    """Returns the text of a block, escaped. A link to another document, which is not served, becomes its file name."""
+    """Returns a block of text as HTML. Links to other documents, which are not served, become text and file name."""
     found, at = "", 0
     for match in _INLINE.finditer(text):
         found += escape(text[at : match.start()])

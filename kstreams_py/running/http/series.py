@@ -44,7 +44,7 @@ SOURCE: Final = ("source", "slot")
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """The value of a histogram: cumulative counts up to each bound, the last for all values, and their sum."""
+    """The value of a histogram: cumulative counts up to each bound, the last one for all values, and their sum."""
 
     counts: Sequence[int]
     sum: float
@@ -218,7 +218,7 @@ def _silent(status: RunStatus) -> Iterator[tuple[Labels, float]]:
 def _of_cluster(
     samples: Callable[[ClusterFigures], Iterable[tuple[Labels, float]]],
 ) -> Callable[[RunStatus], Iterator[tuple[Labels, float]]]:
-    """Returns the samples of a cluster of peers; none of a run that has no peers."""
+    """Returns the samples of a cluster of peers; none for a run without peers."""
     return lambda status: iter(() if status.cluster is None else samples(status.cluster))
 
 

@@ -52,7 +52,7 @@ class Folded(NamedTuple):
 
 
 class FoldedOutage:
-    """The failed attempts of everything in one process while a broker is away, in a few lines with exact counts.
+    """Folds all failed attempts in one process while a broker is away into a few lines with exact counts.
 
     One line says that a broker has gone away, one a minute that it is still away, and one that it is back. Times are
     seconds of one monotonic clock.
@@ -293,7 +293,8 @@ def _add_context(record: logging.LogRecord) -> bool:
 def tame(record: logging.LogRecord) -> bool:
     """Marks OpenTelemetry's lines for folding, shortens them and removes secrets; passes all lines on.
 
-    OpenTelemetry logs a line for each record with an invalid header, each attempt to reach a collector, each lost span.
+    OpenTelemetry logs a line for each record with an invalid header, each attempt to reach a collector, and each lost
+    span.
     """
     if record.name.startswith("opentelemetry."):
         if record.name == OTEL_HEADERS:
