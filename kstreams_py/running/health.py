@@ -29,7 +29,7 @@ class Still(NamedTuple):
     """Something that is stuck.
 
     - `what`: a description.
-    - `seconds`: for how long it has been stuck.
+    - `seconds`: how long it has been stuck.
     - `slot`: None if the watching process itself is stuck.
     - `processor`: None if the whole process is stuck.
     """

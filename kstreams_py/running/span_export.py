@@ -47,7 +47,7 @@ class RunProvider(TracerProvider):
 
 @contextmanager
 def exporting(graph: str, *, background: bool = False) -> Iterator[trace.TracerProvider]:
-    """Exports the spans of a run inside the block, including those of its end; yields their tracer provider.
+    """Exports the spans of a run inside the block, including the spans of its end; yields their tracer provider.
 
     If the program has a tracer provider, it is used. Otherwise the OTEL_* variables configure a new one; its
     service.name is the name of the graph unless they set one. Unless the run is in the `background`, the new provider

@@ -73,7 +73,7 @@ class Run(Protocol):
         """Checks the topics, starts the workers, calls `on_start`, waits for the workers' end. Raises their failure."""
 
     def stop(self) -> None:
-        """Lets the workers commit what they have processed, then end. Any thread may call this, also before `run`."""
+        """Lets the workers commit what they have processed, then end. Any thread may call this, even before `run`."""
 
     def own_process(self) -> None:
         """Installs signal handlers that stop the run. Main thread only."""
@@ -365,7 +365,7 @@ def _registry(settings: Settings) -> Registry:
 
 
 def check_tracing(settings: Settings) -> None:
-    """Checks tracing before any worker starts. Raises MissingSoftware or SettingsError, which would end each worker."""
+    """Checks tracing before any worker starts. Raises MissingSoftware or SettingsError: both would end each worker."""
     if open_tracing(settings) is not None:
         from kstreams_py.running.span_export import check_exporters  # noqa: PLC0415
 

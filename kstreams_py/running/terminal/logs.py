@@ -214,7 +214,7 @@ _context: ContextVar[dict[str, object]] = ContextVar("context", default={})  # n
 
 
 def set_context(**fields: object) -> None:
-    """Sets the context (see FIELDS) of this thread's lines from now on, including those of users' functions."""
+    """Sets the context (see FIELDS) of this thread's lines from now on, including the lines of users' functions."""
     _context.set(fields)
 
 

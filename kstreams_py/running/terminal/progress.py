@@ -283,7 +283,7 @@ class Display:
             write()
 
     def write(self, output: int, slot: str, lines: Sequence[bytes]) -> None:
-        """Writes lines of a worker: above the drawing if there is one, else as they are. Any thread may call it."""
+        """Writes lines of a worker: above the drawing if there is one, otherwise unchanged. Any thread may call it."""
         dressed = [self._dress(output, slot, line) for line in lines]
         with self._whole:
             if self._live is not None and self._live.is_started and output in self._above:
