@@ -9,7 +9,7 @@ FOLD: Final = "fold"
 
 
 def away(who: str, **fields: object) -> dict[str, Any]:
-    """Returns the fields for a failed attempt, probably because a broker is away. `who`: what tries again."""
+    """Returns the fields for an attempt that failed, probably because a broker is away. `who`: what tries again."""
     return {FOLD: ("away", who), **fields}
 
 
@@ -23,7 +23,7 @@ def repeated(what: str, newest: str = "", *, first: int | None = None, **fields:
 
     - `what`: the kind of the event, in the plural and with its owner, as in "failed steps of processor price". Each
       kind is folded on its own.
-    - `newest`: what is shown of the latest event, in a few words; "" if all are the same.
+    - `newest`: what is shown of the latest event, in a few words; "" if all events are the same.
     - `first`: how many are written before the others are counted; None for a few.
     """
     return {FOLD: ("repeated", what, newest, *([] if first is None else [first])), **fields}

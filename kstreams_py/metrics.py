@@ -80,7 +80,7 @@ class Histogram:
 
 
 MEASURED_ALL: Final = 64
-"""The most records whose sizes are all measured. Measuring every size of many takes 8 % of a fast loop (measured)."""
+"""The maximum number of records whose sizes are all measured: measuring more takes 8 % of a fast loop (measured)."""
 
 COUNTS: Final[Mapping[str, str]] = {
     "records_in": "steps that are committed; each step of a map is one record",
@@ -278,7 +278,7 @@ FRAMES: Final[Mapping[str, str]] = {
     "unexpected": "dropped: of a peer with another version of the frames, or out of turn",
     "strangers": "dropped: of no member of the cluster; refused connections count too",
 }
-"""What may happen to a frame between peers beside its arrival, each kind with its meaning."""
+"""What may happen to a frame between peers besides its arrival, each kind with its meaning."""
 
 
 @dataclass(slots=True)
@@ -335,7 +335,7 @@ def lags(positions: Positions, ends: Positions) -> dict[TopicPartition, int]:
 
 
 def lag(positions: Positions, ends: Positions) -> int:
-    """Returns the number of records (and markers) between next offsets (`positions`) and last stable ones (`ends`)."""
+    """Returns how many records and markers are between next offsets (`positions`) and last stable offsets (`ends`)."""
     return sum(lags(positions, ends).values())
 
 

@@ -15,7 +15,7 @@ SESSIONS: Final = 3
 class Owner(Enum):
     """Who holds a static membership, from the point of view of the consumer that asks.
 
-    UNSURE: another member holds it, or this consumer itself by a join whose answer it never got.
+    UNSURE: another member holds it, or this consumer itself holds it through a join whose answer never arrived.
     """
 
     OURS = "ours"
@@ -50,11 +50,11 @@ class Holder(NamedTuple):
 class StaticMembership:
     """The static membership of one consumer: its member id, and who holds the membership.
 
-    The group names members, not processes: an unknown holder may be this consumer itself. A join that is sent again
-    because its connection broke takes the membership from its first copy. A client whose session has timed out forgets
-    its member id, but still sends heartbeats; a coordinator that still knows the member takes the empty id for another
-    member's (librdkafka #3437). So while a join has led to no assignment, such a holder is another member only if it
-    stays in a stable group: staying there takes heartbeats.
+    The group names members, not processes: an unknown holder may be this consumer itself. If a join is sent again
+    because its connection broke, it takes the membership from its first copy. A client whose session has timed out
+    forgets its member id, but still sends heartbeats; a coordinator that still knows the member takes the empty id for
+    another member's (librdkafka #3437). So while a join has not led to an assignment, an unknown holder is another
+    member only if it stays in a stable group, because a member needs heartbeats to stay there.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class StaticMembership:
         """Makes no request.
 
         - `session_seconds`: a member without heartbeats leaves its group after that time.
-        - `holder`: asks a group who holds a membership (its group.instance.id); None if no member does.
+        - `holder`: called with a group and a group.instance.id; returns the member that holds the membership, or None.
         """
         self.group = group
         self.instance_id = instance_id
@@ -84,7 +84,7 @@ class StaticMembership:
         self._own: set[str] = set()
         """All member ids that this consumer is known to have had."""
         self._stays: tuple[Holder, float] | None = None
-        """An unknown holder in a stable group, and the time since which each answer has named it."""
+        """An unknown holder in a stable group, and when it was first named; any other answer clears both."""
 
     def ask(self, member: str) -> Membership:
         """Asks who holds the membership. Raises the errors of `holder`.
@@ -94,7 +94,7 @@ class StaticMembership:
         return self._judge(self._holder(self.group, self.instance_id), member)
 
     def ask_before_joining_again(self, member: str, now: float) -> Membership:
-        """Asks as `ask` does, after the membership was lost; call it until the answer is sure. `now` is in seconds."""
+        """Asks like `ask`, once the membership is lost; call it until the answer is sure. `now` is in seconds."""
         stays, self._stays = self._stays, None
         holder = self._holder(self.group, self.instance_id)
         found = self._judge(holder, member)
@@ -112,7 +112,7 @@ class StaticMembership:
             return Membership(Owner.OURS)
         stale = holder.client == self._client_id  # see Holder
         client = "the broker still shows this worker's client id" if stale else f"{holder.client} on {holder.host}"
-        # a client that still has the id of its last assignment has sent no join without an id since
+        # a client that still has the member id of its last assignment has not sent a join with an empty id since
         is_sure = not self.joining or (member and member == self.member)
         return Membership(Owner.ANOTHERS if is_sure else Owner.UNSURE, f"member {holder.member}; {client}")
 

@@ -9,7 +9,7 @@ from kstreams_py.kafka.contracts import Cluster, TopicInfo
 
 
 def ensure_topics(cluster: Cluster, wanted: Mapping[str, tuple[int, Mapping[str, str]]]) -> list[str]:
-    """Creates the framework's own topics that are missing, and adds partitions to those that have too few.
+    """Creates the framework's own topics that are missing, and adds partitions to topics that have too few.
 
     `wanted`: partitions and settings by name. Returns the names of the created topics. Raises TopicError for settings
     that differ.

@@ -1,4 +1,4 @@
-"""confluent-kafka's producer as contracts.Producer."""
+"""Implements contracts.Producer with confluent-kafka."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ ABORT_FLUSH_SECONDS: Final = 5.0
 """Seconds that an abort waits for queued records; if some are left, the producer is replaced instead."""
 
 FAILED_FLUSH_SECONDS: Final = 0.1
-"""The same after a failed delivery: librdkafka sends the records behind it again and again, until they time out."""
+"""The same limit after a failed delivery: librdkafka sends the records behind it repeatedly, until they time out."""
 
 FLUSH_SECONDS: Final = 0.001
 """Limit of one flush, in seconds, after which the producer checks whether all records are acknowledged."""
@@ -59,14 +59,14 @@ REFUSED_SECONDS: Final = 1.0
 """Seconds to wait for a record's delivery report after a call that failed for a missing right, and after a purge."""
 
 FAILURES_KEPT: Final = 100
-"""Failed deliveries of a transaction that are kept; it is aborted whatever the others are."""
+"""The maximum number of failed deliveries that are kept of one transaction, which is aborted in any case."""
 
 PURGED_SECONDS: Final = 0.2
 """Seconds for which a dropped producer waits for the reports of its records (measured: 58 ms for 20,000)."""
 
 CHUNK_RECORDS: Final = 1_000
 CHUNK_BYTES: Final = 500_000
-"""Limits of what a producer without idempotence queues at once: no more than one batch of a partition is in flight."""
+"""Limits of what a producer without idempotence queues at once, so that a partition has at most one batch in flight."""
 
 CONNECT_SECONDS: Final = 1.0
 """Seconds that a new producer waits for its first connection, before it continues without one."""
@@ -91,7 +91,7 @@ class KafkaProducer:
 
         - `settings`: the client's settings.
         - `limit`: seconds that a request may take, and for which the broker may make no progress.
-        - `keeps_failed`: Refused and Abortable have the outputs that may be written again.
+        - `keeps_failed`: the exceptions Refused and Abortable carry the outputs that may be written again.
         - `reports`: outputs may have their own callback.
         - `place`: the cluster and its address, for errors; "" to name neither.
         """
@@ -100,7 +100,7 @@ class KafkaProducer:
         self._has_failed = False
         """Whether a delivery of this transaction has failed, other than by a purge."""
         self._purged: list[tuple[ck.KafkaError, str, contracts.Output | None]] = []
-        """The first record of this transaction that the client purged, which is never the cause of its failure."""
+        """The first record of this transaction that the client purged; a purge is never the cause of the failure."""
         self.lost = Counter[str]()
         self._transactional = "transactional.id" in settings
         self._id = settings.get("transactional.id", "")
@@ -169,7 +169,7 @@ class KafkaProducer:
                 outputs[:0] = chunk
 
     def _acknowledge(self) -> None:
-        """Waits until all queued records are acknowledged. Raises the error of those that are not."""
+        """Waits until all queued records are acknowledged. Raises the error of a record that is not."""
         if left := self._await_acknowledgements():
             text = f"{left} records were not acknowledged within {self._limit:g} s"
             raise self._take_failure() or Retriable(self._unanswered(text))
@@ -192,7 +192,7 @@ class KafkaProducer:
                 if (failure := self._take_failure()) is not None:
                     raise failure
                 refused = self._classify_refusal(error, outputs[done])
-                done += isinstance(refused, Refused)  # the error has the output
+                done += isinstance(refused, Refused)  # the exception carries the output
                 raise refused
         finally:
             del outputs[:done]
@@ -200,7 +200,7 @@ class KafkaProducer:
     def _produce(self, outputs: list[contracts.Output]) -> tuple[int, ck.KafkaError | None]:
         """Hands outputs to the client until it refuses one; returns how many it took, and the error, if any.
 
-        The error is not raised: an exception keeps this frame, and with it a client that could not end.
+        Does not raise the error: an exception would keep this frame alive, and with it the client, which could not end.
         """
         produce: Callable[..., None] = self._producer.produce
         if self._keeps_failed:
@@ -341,13 +341,13 @@ class KafkaProducer:
         return left
 
     def _is_whole(self) -> bool:
-        """Whether no delivery of the transaction has failed; otherwise it is aborted without a wait."""
+        """Returns whether no delivery of the transaction has failed; otherwise it is aborted without a wait."""
         return not (self._transactional and self._has_failed)
 
     def _drain(self, deadline: float, going: Callable[[], bool] = lambda: True) -> int:
         """Sends queued records without lingering, until the deadline and while `going`; returns how many are left.
 
-        As successes are not reported, flush() checks only every 10 ms: many short calls end sooner than a long one.
+        Because successes are not reported, flush() checks only every 10 ms: many short calls end before a long one.
         """
         try:
             while (left := self._producer.flush(FLUSH_SECONDS)) and going() and time.monotonic() < deadline:
@@ -393,7 +393,7 @@ class KafkaProducer:
         return None
 
     def _unanswered(self, text: str) -> str:
-        """Adds to a text which brokers do not answer, and the last error of a connection to them."""
+        """Returns a text with the brokers that do not answer, and the last error of a connection to them, appended."""
         cause = f" ({self._log.connection})" if self._log.connection else ""
         return f"{text}: no answer from {self._place}{cause}" if self._place else text
 
@@ -401,7 +401,7 @@ class KafkaProducer:
         self._producer.purge(blocking=False)
         deadline = time.monotonic() + (PURGED_SECONDS if self._keeps_failed else 0.0)
         while len(self._producer) and time.monotonic() < deadline:
-            with suppress(KStreamsError):  # of a client that has failed for good
+            with suppress(KStreamsError):  # a client that has failed for good raises its error
                 self._poll(0.01)  # a flush would send what a thread of the client has not purged yet
         self.lost[""] += len(self._producer)
         self._end()
@@ -469,7 +469,7 @@ class KafkaProducer:
             raise leaf from None
 
     def _await_reports(self, seconds: float) -> None:
-        """Serves the log and the delivery reports, and waits for a delivery that failed, longer if records were purged.
+        """Serves the log and the delivery reports, and waits for a failed delivery, longer if records were purged.
 
         A refused record makes each later call fail with its error, but without its topic.
         """

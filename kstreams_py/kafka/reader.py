@@ -117,7 +117,7 @@ class Reader:
             is_known |= exist
             passed = time.monotonic() - begun
             if why is not None and passed > self._offsets_limit / 2 and not is_renewed:
-                # a new client asks for a token at once: one that got none waits for 10 s, then to connect again
+                # a new client asks for a token at once; a client that got none waits for 10 s, then until it reconnects
                 self._renew()
                 is_renewed = True
             if passed > self._offsets_limit:
@@ -134,7 +134,7 @@ class Reader:
     def _renew(self) -> None:
         """Ends the client, unless a thread reads records with it; the next request makes another one.
 
-        A client that no broker answers may have forgotten all of them for good: librdkafka #5301.
+        A client that gets no answer from any broker may have forgotten all brokers for good: librdkafka #5301.
         """
         if self._lock.acquire(blocking=False):
             try:
@@ -143,7 +143,7 @@ class Reader:
                 self._lock.release()
 
     def _look_for_leaders(self, topics: Collection[str]) -> tuple[Any, bool]:
-        """Asks for the leaders: otherwise the client keeps those that it knows.
+        """Asks for the current leaders, because otherwise the client keeps the ones that it knows.
 
         Returns the error if no broker answers, or None, and whether a broker knows all of the topics.
         """

@@ -35,7 +35,7 @@ class Silence:
         self._group = group
         self._limit = min(limit, ENDS_SECONDS)
         self._is_away = False
-        """Whether the log has said that brokers are away, and not yet that they answer; no new client resets it."""
+        """Whether the log last said that brokers are away, not that they answer; a new client does not reset this."""
         self.joining()
 
     def joining(self) -> None:
@@ -45,7 +45,7 @@ class Silence:
         self._last_error = ""
         """The client's message about the last failure that it retries."""
         self._is_unreachable = False
-        """Whether that failure was one of a connection."""
+        """Whether that failure was a failed connection."""
         self.has_assignment = False
         """Whether the group has made an assignment to this member, even one without partitions."""
         self._since = time.monotonic()
@@ -109,7 +109,7 @@ class Silence:
             self._warn(f"{still}, though records wait: {named}{self._last_error}")
 
     def _waits(self, at: ck.TopicPartition, end: ck.TopicPartition, ends: Positions) -> bool:
-        """Whether a partition has records that were not read, or its end is unknown."""
+        """Returns whether a partition has records that were not read, or its end is unknown."""
         tp = TopicPartition(end.topic, end.partition)
         return end.error is not None or end.offset > max(at.offset, self.start_offsets[tp], ends.get(tp, 0))
 

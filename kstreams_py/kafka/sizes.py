@@ -1,4 +1,4 @@
-"""The limits of topics for records and batches, in bytes and otherwise; the bytes of fetched records."""
+"""The limits of topics for records (size, key, timestamp) and for batches; the size of fetched records."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any, Final
 from kstreams_py.kafka.contracts import TopicInfo
 
 BATCH_OVERHEAD: Final = 200
-"""The most bytes that Kafka's format adds to the records of a batch."""
+"""The maximum number of bytes that Kafka's format adds to the records of a batch."""
 
 CLIENT_BYTES: Final = 1_000_000
 """The client's limit for a record, unless message.max.bytes sets another."""
 
 
 def batch_bytes(topics: Iterable[TopicInfo]) -> int | None:
-    """Returns the bytes that a batch may have so that each of the topics takes it; None if no topic has a limit."""
+    """Returns the maximum size in bytes of a batch that all of the topics accept; None if no topic has a limit."""
     limits = [int(limit) for info in topics if (limit := info.settings.get("max.message.bytes"))]
     return max(1, min(limits) - BATCH_OVERHEAD) if limits else None
 
@@ -30,7 +30,7 @@ class RecordLimits:
     """The limits of a topic for a record.
 
     - `size`: bytes, see record_size().
-    - `needs_key`: it refuses a record without a key, as a compacted topic does.
+    - `needs_key`: the topic is compacted, so it refuses a record without a key.
     - `before_ms`, `after_ms`: how far a timestamp may be before and after the broker's time; None for any.
     """
 
@@ -40,14 +40,14 @@ class RecordLimits:
     after_ms: int | None = None
 
     def takes_time(self, timestamp: int, now: float) -> bool:
-        """Whether a timestamp (milliseconds since 1970) is within the limits at the time `now` (seconds since 1970)."""
+        """Returns whether a timestamp (milliseconds since 1970) is within the limits at `now` (seconds since 1970)."""
         ahead = timestamp - int(now * 1000)
         is_early = self.before_ms is not None and -ahead > self.before_ms - TIME_MARGIN_MS
         return not is_early and (self.after_ms is None or ahead <= self.after_ms - TIME_MARGIN_MS)
 
 
 def record_limits(topic: TopicInfo | None, client_settings: Mapping[str, Any]) -> RecordLimits:
-    """Returns the limits of the client, and of a topic if that is known, for a record."""
+    """Returns the limits for a record: the client's, and the topic's if the topic is known."""
     size = int(client_settings.get("message.max.bytes", CLIENT_BYTES))
     if topic is None:
         return RecordLimits(max(1, size - BATCH_OVERHEAD))

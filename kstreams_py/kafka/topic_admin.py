@@ -185,7 +185,7 @@ class TopicAdmin:
             raise self.explain(error.args[0], topics=topics) from None
 
     def _wait(self, future: Any, limit: float) -> Any:
-        """Returns the result of a request with this limit. Raises Retriable if there is none, and KafkaException."""
+        """Returns the result of a request with this limit. Raises Retriable if no answer comes, and KafkaException."""
         try:
             return future.result(limit + 1)  # the request's own limit is shorter, and gives a reason
         except TimeoutError:

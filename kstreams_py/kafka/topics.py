@@ -13,7 +13,7 @@ MISSING: Final = {E.UNKNOWN_TOPIC_OR_PART, E._UNKNOWN_TOPIC, E._UNKNOWN_PARTITIO
 
 
 def describe_topic(client: ck.Producer | ck.Consumer, topic: str, limit: float) -> Any:
-    """Returns a topic's metadata, which the client caches; None without an answer within `limit` seconds."""
+    """Returns a topic's metadata, which the client caches; None if no answer arrives within `limit` seconds."""
     try:
         return client.list_topics(topic, limit).topics[topic]
     except ck.KafkaException:
@@ -21,7 +21,7 @@ def describe_topic(client: ck.Producer | ck.Consumer, topic: str, limit: float) 
 
 
 def is_missing(found: Any) -> bool:
-    """Whether the metadata (`found`) shows that the topic does not exist; a client may go on using a deleted one."""
+    """Returns whether metadata (`found`) shows that a topic does not exist; a client may still use a deleted topic."""
     return found is not None and found.error is not None and found.error.code() == E.UNKNOWN_TOPIC_OR_PART
 
 

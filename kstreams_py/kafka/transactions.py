@@ -57,7 +57,7 @@ class Coordinated:
     partitions: frozenset[TopicPartition]
 
     def will_end(self, partition: TopicPartition, epoch: int) -> bool:
-        """Whether the coordinator will end the transaction that a producer of this epoch has open on a partition.
+        """Returns whether the coordinator will end a transaction that a producer of this epoch has open on a partition.
 
         A coordinator that prepares to end a transaction may have raised the epoch already.
         """
@@ -83,8 +83,8 @@ class OpenTransaction:
     - `start`: the offset of its first record.
     - `written_at`: the time of its last record, in seconds since 1970; the producer may have set it.
     - `transactional_id`: "" if no coordinator names it.
-    - `hangs`: whether its coordinator will not end it, so that it never ends by itself; None if this user sees no
-      coordinator of it. Kafka leaves out transactional ids on which the user lacks DESCRIBE, without an error.
+    - `hangs`: whether its coordinator will not end it, so that it never ends by itself; None if no coordinator
+      shows it to this user. Kafka leaves out transactional ids on which the user lacks DESCRIBE, without an error.
     - `state`: the state of its transactional id at the coordinator; "" if no coordinator names it.
     - `started_at`: when it began, in seconds since 1970; None unless its coordinator will end it.
     """
@@ -105,7 +105,7 @@ class OpenTransaction:
         return self.producer_id, self.epoch, self.start
 
     def age(self, now: float) -> float:
-        """Returns the seconds since it began, or since its last record if its start is unknown; `now`: since 1970."""
+        """Returns its age in seconds, since its last record if its start is unknown; `now` is in seconds since 1970."""
         return max(0.0, now - (self.written_at if self.started_at is None else self.started_at))
 
     def describe(self, now: float) -> str:
@@ -130,7 +130,7 @@ def command(verb: str, partition: TopicPartition, start: int) -> str:
 
 
 def cluster_option(name: str) -> str:
-    """Returns the option of a printed command that names another cluster; "" for the graph's own, named ""."""
+    """Returns the option of a printed command that names another cluster; "" for the graph's own, whose name is ""."""
     return f" --cluster {shlex.quote(name)}" if name else ""
 
 
@@ -166,7 +166,7 @@ def match(
     """Returns the open transactions of a partition, in order of their producer ids; `known` is by producer id.
 
     The coordinators were asked between two reads of the partition's writers (`before`, `after`): a transaction that
-    ends in between is complete for its coordinator, but missing from `after`: it does not hang.
+    ends in between is complete for its coordinator, but does not hang, because it is missing from `after`.
     """
     still = {(each.producer_id, each.epoch, each.start) for each in after}
     found = sorted((w for w in before if (w.producer_id, w.epoch, w.start) in still), key=lambda w: w.producer_id)

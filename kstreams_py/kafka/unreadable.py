@@ -46,7 +46,7 @@ def replace_unreadable(messages: list[Any], value_bytes_max: int | None = None) 
             messages[at] = with_bad_headers(messages[at], error.__cause__ or error)
         else:
             break
-    # the sum first: it costs less than a comparison of each record, and hardly ever exceeds the limit
+    # check the sum first: it costs less than a comparison for each record, and hardly ever exceeds the limit
     if value_bytes_max is not None and sum(map(len, messages)) > value_bytes_max:
         return [too_large(m, value_bytes_max) if len(m) > value_bytes_max else m for m in messages]
     return messages

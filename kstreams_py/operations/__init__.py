@@ -7,10 +7,10 @@ dead_letters/  `kstreams dead-letters`
 recover/       `kstreams recover`
 transactions/  `kstreams transactions`
 doctor/        `kstreams doctor`
-topics         acts  `kstreams topics delete`: topics of what a graph no longer declares, or that are named
-sources        acts  `kstreams sources`: what the claims of a graph's sources show, and refused inputs read again
-clusters       acts  `kstreams job` and `cluster`: a cluster of peers as a person sees it, and commands for it
-order          acts  `kstreams order`: objects of event ordering that are stuck, and the operator's decision on each
+topics         acts  `kstreams topics delete`: deletes topics that a graph no longer needs, or that are named
+sources        acts  `kstreams sources`: shows a graph's sources by their claims, and lets refused inputs be read again
+clusters       acts  `kstreams job` and `cluster`: describes a cluster of peers in words, and sends it commands
+order          acts  `kstreams order`: finds stuck objects of event ordering, and writes an operator's decision on one
 acls           rule  `kstreams acls`: the rights that a graph needs, by role, and the commands that grant them
 pages          acts  reads the records between two offsets in pages, so that memory is bounded
 committed      acts  finds the topics of a graph and reads the committed offsets of its processors

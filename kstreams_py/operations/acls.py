@@ -104,11 +104,11 @@ class _Rights:
         self._found.setdefault((cluster, resource, name, is_prefix), set()).update(operations)
 
     def topic(self, name: str, *operations: Operation) -> None:
-        """Adds rights on a topic of the graph. Whatever uses a topic reads its settings first."""
+        """Adds rights on a topic of the graph. Every user of a topic reads its settings first."""
         self.add(Resource.TOPIC, name, DESCRIBE_CONFIGS, *operations, cluster=self._graph.topics[name].cluster)
 
     def own(self, name: str | None, *operations: Operation, cluster: str = "") -> None:
-        """Adds rights on a topic of the framework; nothing for None."""
+        """Adds rights on a topic of the framework; adds nothing for None."""
         if name is not None:
             self.add(Resource.TOPIC, name, DESCRIBE_CONFIGS, *operations, cluster=cluster)
 
@@ -230,7 +230,7 @@ def _collect_pipeline(graph: Graph, found: _Rights) -> None:
     """Collects the rights that `kstreams pipeline` and its Spark need.
 
     A run reads up to a cut, at which no writer's offset is pending. Spark's consumers use random group names, and
-    need no right to these groups: they join no group and commit no offset.
+    need no rights to these groups: they join no group and commit no offset.
     """
     for pipeline in graph.pipelines:
         read = {topic.name for topic in pipeline.inputs}

@@ -1,4 +1,4 @@
-"""Clusters of peers, seen by a person: their state, their log in words, and commands for them."""
+"""Clusters of peers: their state and their log in words, and commands for them."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ from kstreams_py.jobs.peers.routes import specify_tasks
 from kstreams_py.kafka.contracts import Cluster
 
 USABLE: Final = "use 1 to {} of a-z A-Z 0-9 . _ -"
-"""The remedy for a name that cannot be given."""
+"""The remedy for a name that is not allowed."""
 
 JOB_NAME_MAX: Final = 100
-"""The most characters of a job's id that a person chooses."""
+"""The maximum length of a job's id that a person chooses."""
 
 PERCENTAGE_MIN: Final = 0.01
-"""The least percentage of a job."""
+"""The minimum percentage of a job."""
 
 APPLIED_SECONDS: Final = 10.0
-"""Seconds that a command may take to be in the log."""
+"""Seconds that a command may take to appear in the log."""
 
 
 def submit_job(cluster: Cluster, name: str, graph: Graph, percentage: float | None, job: str = "") -> JobId:
@@ -64,7 +64,7 @@ def submit_job(cluster: Cluster, name: str, graph: Graph, percentage: float | No
 
 
 def check_percentage(replica: Replica, percentage: float | None) -> None:
-    """Raises SettingsError if a job needs a percentage, has one that is not possible, or can have none."""
+    """Raises SettingsError if the percentage of a job is missing, out of range, or not allowed by the scheduler."""
     needs = f"cluster {replica.cluster} has the scheduler {replica.scheduler}"
     if replica.scheduler is not Scheduler.PERCENTAGE:
         if percentage is not None:
@@ -76,7 +76,7 @@ def check_percentage(replica: Replica, percentage: float | None) -> None:
 
 
 def find_job(replica: Replica, job: str) -> JobState:
-    """Returns a job. Raises SettingsError if there is none of this id."""
+    """Returns a job. Raises SettingsError if no job has this id."""
     if (state := replica.jobs.get(JobId(job))) is None:
         known = ", ".join(replica.jobs) or "none"
         raise SettingsError(f"cluster {replica.cluster} has no job {job}: it has {known}")

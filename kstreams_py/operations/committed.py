@@ -45,7 +45,7 @@ class CommittedReader:
         """
         found: list[Positions] = []
         if partitions:
-            # without the right to the group, the consumer below waits until its limit; this request names the right
+            # without a right to the group, the consumer below waits until its limit; this request names that right
             known = self._cluster.group_offsets(self.group(processor), partitions)
             if not known.pending:
                 return known.committed

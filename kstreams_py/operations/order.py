@@ -170,8 +170,8 @@ class Operator:
     def choose(self) -> int:
         """Returns the id of the event to go on with: the oldest waiting event, or else the oldest refused one.
 
-        Raises UserMistake if there is none. Raises it also if refused events can follow without a decision: they would
-        be lost.
+        Raises UserMistake if there is none. Also raises it if refused events can follow without a decision, because a
+        decision would lose them.
         """
         if self.object.stop is None and (missed := self.missed()):
             raise UserMistake(
@@ -208,7 +208,7 @@ class Operator:
         """Writes a decision, waits until the group has read it, and sends again the events that the object has missed.
 
         - `event`: the accepted event; 0 to resume.
-        - `seconds`: the longest wait for the group. Returns None after it: decide again once the group's workers run.
+        - `seconds`: the longest wait for the group. Then returns None: decide again once the group's workers run.
 
         Raises Replaced if a replay of dead letters or another decision begins meanwhile, and the same as `missed`.
         """
@@ -266,7 +266,7 @@ class Operator:
         return found[0]
 
     def _refused(self) -> Iterator[Missed]:
-        """Yields the events after the newest one that were refused: they forked, or the object was stopped."""
+        """Yields the refused events after the newest one: they forked, or the object was stopped."""
         await_letters(self._graph, self._environment, required=False)
         reader = LetterReader(self._graph, self._environment, required=False)
         originals = Originals(self._graph, self._environment)

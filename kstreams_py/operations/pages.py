@@ -11,7 +11,7 @@ from kstreams_py.processing.commits.attempts import Attempts
 from kstreams_py.records import Message, TopicPartition
 
 PAGE: Final = 200
-"""Records in the first page; a record may have a megabyte."""
+"""Records in the first page; a record may be a megabyte long."""
 
 PAGE_BYTES: Final = 1_000_000
 """The limit of a page doubles after a page of fewer bytes than this."""
@@ -57,6 +57,6 @@ class Pages:
 
 
 def open_pages(graph: Graph, cluster: Cluster, attempts: Attempts) -> dict[str, Pages]:
-    """Returns readers for the topics of a graph, by the name of their cluster."""
+    """Returns a reader of each cluster that has topics of a graph, and of the graph's own, by the cluster's name."""
     places = {"", *(topic.cluster for topic in graph.topics.values())}
     return {place: Pages(cluster.named(place), attempts) for place in places}

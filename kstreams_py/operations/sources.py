@@ -19,7 +19,7 @@ def sources_of(graph: Graph) -> dict[str, Channel]:
 
 
 def inspect_sources(graph: Graph, limit: int) -> dict[str, SourceFact]:
-    """Returns the status of the inputs of each source. `limit`: the maximum number of refused inputs shown of each."""
+    """Returns the status of the inputs of each source. `limit`: the maximum number of refused inputs shown for each."""
     return {name: _inspect(graph, channel, limit) for name, channel in sources_of(graph).items()}
 
 

@@ -69,7 +69,7 @@ class TopicDeletion:
         """The changelogs that each processor has begun, including processors that are no longer declared."""
 
     def plan_unused(self) -> list[DeletableTopic]:
-        """Returns the framework's topics of processors, states and pipelines that the graph no longer declares."""
+        """Returns the framework's topics, also of states and pipelines, that the graph no longer needs."""
         used = self._used(self._declared.values())
         found = [topic for each in self._changelogs for topic in self._own(each) if topic.name not in used]
         if not self._declared:

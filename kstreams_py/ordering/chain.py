@@ -9,8 +9,8 @@ without its predecessor. Late copies of the events that it replaces are dropped 
 applied, any event whose id is at most the newest replaced id is dropped, too.
 
 For the newest applied event of an object and for held events, predecessor and value tell a copy from another event with
-the same id. Of older events, only the range of their ids is known: up to the predecessor of the newest event. An event
-with an id between that and the newest one is a fault. The values of older copies are not compared.
+the same id. For older events, only the range of their ids is known: up to the predecessor of the newest event. An event
+with an id between that predecessor and the newest event is a fault. The values of older copies are not compared.
 
 Source: spec of event ordering, EO-50 to EO-59; D-EO-02: the first event has no predecessor, ids begin at 1.
 """
@@ -187,8 +187,8 @@ class EventChains:
     The caller stores each event that is held, removes each event that is released or refused, and calls `load` after a
     start or an abort.
 
-    - `states`: the state of each object, written with each applied event. A caller that undoes the effects of an event
-      undoes this write, too.
+    - `states`: the state of each object, written with each applied event, stop and decision. A caller that undoes the
+      effects of an event undoes this write, too.
     - `clock`: seconds, on a time scale that a restart does not change.
     """
 

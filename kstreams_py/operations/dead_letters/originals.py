@@ -116,7 +116,7 @@ class Originals:
 
 
 def _difference(letter: Letter, said: Input, original: Message) -> str:
-    """Returns the part in which an input differs from the record; "" if none. Parts that were cut are not compared."""
+    """Returns the first part in which an input differs from the record, or "". Parts that were cut are not compared."""
     if said.timestamp()[1] != original.timestamp()[1]:
         return "timestamp"
     parts: dict[str, Callable[[Message], Any]] = {

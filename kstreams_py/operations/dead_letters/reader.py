@@ -26,14 +26,14 @@ from kstreams_py.steps.environment import Environment
 logger = logging.getLogger(__name__)
 
 UNREADABLE_NAMED: Final = 20
-"""The maximum number of foreign records that are named one by one: among dead letters, and among marks."""
+"""The maximum number of foreign records that are named one by one, separately for dead letters and for marks."""
 
 MARK: Final = "a mark of a replayed dead letter"
 
 LOOK_SECONDS: Final = 0.05
 
 TOLD_SECONDS: Final = 1.0
-"""Seconds after which a warning names what the wait is for."""
+"""Seconds of waiting after which a warning names the reason."""
 
 
 def await_letters(graph: Graph, environment: Environment, *, required: bool = True) -> None:
@@ -86,7 +86,8 @@ class _Foreign:
 class SelectedLetters(NamedTuple):
     """The selected dead letters that wait.
 
-    - `places`: each with all waiting dead letters of its delivery. With at_least_once, a crash can leave several.
+    - `places`: their places, each with the places of all waiting dead letters of its delivery: with at_least_once, a
+      crash can leave several.
     - `discarded`: how many selected dead letters do not wait because they are discarded.
     """
 
@@ -100,8 +101,8 @@ class LetterReader:
     def __init__(self, graph: Graph, environment: Environment, *, required: bool = True) -> None:
         """Finds the topics of the dead letters. Raises TopicError if one is missing.
 
-        - `required`: raises GraphError if the graph declares no dead-letter topic. If False, there is nothing to read
-          in that case.
+        - `required`: whether to raise GraphError if the graph declares no dead-letter topic. If False, there is nothing
+          to read in that case.
         """
         self._cluster = environment.cluster
         attempts = Attempts(f"{graph.name}: dead letters", graph.name, environment.sleep)

@@ -156,7 +156,7 @@ def plan_replay(
     unverified: bool = False,
     takes_discarded: bool = False,
 ) -> Summary:
-    """Reports what a replay would run; runs, writes and fences nothing. Parameters and exceptions as for `replay`."""
+    """Reports what a replay would run; runs, writes and fences nothing. Takes and raises the same as `replay`."""
     reader = LetterReader(graph, environment)
     steps, summary = LetterSteps(graph, environment, Originals(graph, environment, unverified=unverified)), Summary()
     chosen, summary.discarded = reader.waiting(selection, reader.marks(discards=not takes_discarded))
@@ -202,7 +202,7 @@ def replay(
 def _prepared(
     reader: LetterReader, steps: LetterSteps, waits: Callable[[LetterPlace], bool]
 ) -> Iterator[tuple[Letter, Inputs | str]]:
-    """Yields one waiting dead letter of each delivery, with the inputs of its step; and each that stays, with why.
+    """Yields one waiting dead letter of each delivery with its step's inputs, and each that stays with the reason.
 
     A dead letter that stays does not represent its delivery, because it may be forged.
     """
@@ -286,7 +286,7 @@ class _Replay:
         )
 
     def _commit(self) -> None:
-        """Commits the finished steps; one by one if one of their outputs is refused."""
+        """Commits the finished steps together, or one by one if an output or a row is refused."""
         done, self._done, self._outputs = self._done, [], []
         if not done:
             return

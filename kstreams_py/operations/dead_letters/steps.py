@@ -30,7 +30,7 @@ REFUSED: Final = frozenset(f"{each.__module__}.{each.__qualname__}" for each in 
 
 
 def _send_again(letter: Letter) -> str:
-    """Returns what to type so that the records of a dead letter are processed once more."""
+    """Returns instructions for processing the records of a dead letter once more."""
     commands = ", ".join(
         f"`kstreams tail {m.name} --partition {m.number} --from {m.at} -n 1 | kstreams send {m.name}`"
         for m in letter.inputs
@@ -116,7 +116,7 @@ class _OneStep(Tasks):
     _digest = b""
 
     def load(self, inputs: Inputs, digest: bytes) -> None:
-        """Replaces the tasks by one that reads these records."""
+        """Replaces the tasks with one that reads these records."""
         self.assign({TopicPartition(m.topic(), m.partition()): m.offset() for m in inputs}, {})
         self._digest = digest
         if len(inputs) == 1:

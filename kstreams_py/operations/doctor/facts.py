@@ -37,7 +37,7 @@ OPEN_SECONDS: Final = 60.0
 """Age in seconds from which an open transaction is reported."""
 
 COUNT_SECONDS: Final = 10.0
-"""Seconds for counting dead letters: if they do not suffice, the finding says "at least"."""
+"""Seconds for counting dead letters: if they are not enough, the finding says "at least"."""
 
 
 SHOWN: Final = 3
@@ -99,7 +99,7 @@ class Examination:
     def _tasks(
         self, cluster: ClusterDescription, groups: GroupAdmin
     ) -> tuple[list[TaskStatus], list[UndeclaredProcessor]]:
-        """Returns what the next start does with each task, and processors that the graph no longer declares."""
+        """Returns what the next start does with each task, and the processors that the graph no longer declares."""
         if self._examined is None or not self._examined.graph.groups:
             return [], []
         graph, environment = self._examined.graph, self._environment
@@ -139,7 +139,7 @@ class Examination:
         return found.found
 
     def _letters(self, cluster: ClusterDescription) -> dict[str, LettersFact]:
-        """Returns the dead letters that wait, by topic; a topic that does not exist is another finding."""
+        """Returns the dead letters that wait, by topic; a missing topic is another finding."""
         found: dict[str, LettersFact] = {}
         if self._examined is None:
             return found
@@ -159,7 +159,7 @@ class Examination:
         return _look(subject, ask, otherwise, self._unseen)
 
     def _logs(self, admin: ClusterAdmin, cluster: ClusterDescription, positions: GroupPositions, now: float) -> Logs:
-        """Returns the logs of partitions with a position and a leader; `since`: for all and half of retention.ms."""
+        """Returns the logs of partitions with a position and a leader; `since` covers all and half of retention.ms."""
         wanted: dict[TopicPartition, tuple[int, ...]] = {}
         for tp in {tp for each in positions.values() for tp in each}:
             topic = cluster.topics.get(tp.topic)
@@ -171,9 +171,9 @@ class Examination:
         return admin.logs(wanted, bounded & {tp.topic for tp in wanted})
 
     def _expired(self, cluster: ClusterDescription, positions: GroupPositions) -> dict[str, Positions]:
-        """Returns input partitions that a processor has begun and that have no position, by processor.
+        """Returns, by processor, the input partitions that it has begun to read and that have no position.
 
-        Each partition has its first offset.
+        Each partition is given with its first offset.
         """
         examined, asked = self._examined, self._environment.cluster
         if examined is None or examined.graph.beginnings not in cluster.topics or POSITIONS in self._unseen:

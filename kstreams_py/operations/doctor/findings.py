@@ -64,7 +64,7 @@ class SourceFact:
 
     - `medium`: what the source reads, as text.
     - `status`: None if the source could not be inspected.
-    - `why`: why not; "" if the source keeps nothing to inspect, such as a source of requests.
+    - `why`: why the source could not be inspected; "" if it keeps nothing to inspect, such as a source of requests.
     """
 
     medium: str
@@ -129,7 +129,7 @@ class Facts:
 
 
 class TopicReader(NamedTuple):
-    """What reads topics as a group: a processor, or the tasks that read a topic.
+    """A reader of topics with a group: a processor, or the tasks that read a topic.
 
     - `name`: the id of the processor, or the ids of the tasks.
     - `outputs`: the topics that it writes.

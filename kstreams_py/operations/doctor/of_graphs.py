@@ -102,7 +102,7 @@ def find_refusals(facts: Facts, examined: Examined) -> Iterator[Finding]:
     for task in facts.tasks:
         subjects = {f"{task.processor}: {topic}[{task.partition}]" for topic in inputs[task.processor]}
         if task.is_refused and known.isdisjoint(subjects | {task.processor}):
-            # errors that differ only in numbers, of partitions and offsets, are one finding
+            # errors that differ only in numbers (of partitions and offsets) are one finding
             refused.setdefault(re.sub(r"\d+", "0", task.ends), []).append(task)
     for tasks in refused.values():
         yield Finding(
@@ -182,7 +182,10 @@ def find_retention(facts: Facts, examined: Examined) -> Iterator[Finding]:
 def _of_time(
     reader: TopicReader, tp: TopicPartition, position: int, log: LogInfo, retention: int, alter: Callable[[str], str]
 ) -> Iterator[Finding]:
-    """Compares the next record's age with retention.ms. `log.since` has the first offsets within all and half of it."""
+    """Compares the next record's age with retention.ms.
+
+    `log.since` has the first offset within all of retention.ms, and the first offset within half of it.
+    """
     shares = zip(("all", "half"), sorted(log.since.items()), strict=False)
     if ages := [share for share, (_, young) in shares if position < young]:
         yield Finding(

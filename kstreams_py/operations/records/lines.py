@@ -144,7 +144,7 @@ class Lines:
         text = json.dumps(content, ensure_ascii=False)
         try:
             text.encode()
-        except UnicodeEncodeError:  # JSON may have half of a surrogate pair, which UTF-8 cannot encode
+        except UnicodeEncodeError:  # JSON may contain half of a surrogate pair, which UTF-8 cannot encode
             return json.dumps(content)
         return text
 
@@ -210,7 +210,7 @@ class _Column:
             raise UserMistake(f"{self._role}: {error}") from None
 
     def decode(self, data: bytes | None, undecoded: dict[str, str]) -> Any:
-        """Returns the content of a line for bytes; the bytes, with the reason in `undecoded`, if that fails."""
+        """Returns the content of a line for bytes; if decoding fails, the bytes, with the reason in `undecoded`."""
         if data is None:
             return None
         if isinstance(self._serde, Bytes):

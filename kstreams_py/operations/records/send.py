@@ -125,14 +125,14 @@ class LineSender:
         raise type(mistake)(f"{mistake}: not sent: line {named} ({self.sent:,} sent)") from None
 
     def _numbers(self, refused: Sequence[Output]) -> list[int]:
-        """Returns the line numbers of these outputs, by key and value: the client has set partition and timestamp."""
+        """Returns the line numbers of outputs, by key and value, because the client has set partition and timestamp."""
         lines: dict[tuple[bytes | None, bytes | None], list[int]] = {}
         for number, (_, value, key, *_) in self._unconfirmed.items():
             lines.setdefault((key, value), []).append(number)
         return sorted(lines[key, value].pop(0) for _, value, key, *_ in refused)
 
     def _doubt(self) -> str:
-        """Returns what was sent, and what may have been, for an error without an answer."""
+        """Returns, as text, what was sent and what may have been sent, for an error without an answer."""
         numbers = list(self._unconfirmed)
         if numbers == [ALONE]:
             return "it may or may not have been sent"

@@ -105,7 +105,7 @@ class Tail:
         self.partitions = [TopicPartition(topic.name, number) for number in numbers]
 
     def starts(self, since: int | None = None) -> Positions:
-        """Returns the first offset of each partition, or of its first record from `since` (ms since 1970) on."""
+        """Returns the first offset of each partition; with `since`, as `Cluster.starts` returns it (ms since 1970)."""
         return dict(self._cluster.starts(self.partitions, since))
 
     def take_fate(self, m: Message) -> Fate | None:

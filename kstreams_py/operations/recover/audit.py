@@ -55,7 +55,7 @@ def audit(graph: Graph, environment: Environment, selection: AuditScope, shown: 
 
     - `shown`: the maximum number of anomalies that a report shows for a processor.
 
-    Raises UserMistake for a processor that the graph does not have, and if a topic is missing.
+    Raises UserMistake for a processor that the graph does not have, and TopicError if a topic is missing.
     """
     chosen = {select(graph, each).id for each in selection.processors} or {each.id for each in graph.processors}
     run = _Run(graph, environment, selection, shown, chosen)
@@ -189,11 +189,11 @@ class _Run:
     def _look(
         self, subject: _Subject, journal: DeliveryJournal, numbers: set[int], found: Positions, ahead: Positions
     ) -> None:
-        """Decides from a journal as a worker does when it starts, and counts the refusals.
+        """Decides from a journal as a starting worker does, and counts the refusals.
 
         - `numbers`: the partition numbers of the tasks; decided ones are removed.
-        - `found`: their committed offsets. They are read again, because a worker may have delivered since.
-        - `ahead`: receives the offsets at which they go on.
+        - `found`: their committed offsets, which are read again, because a worker may have delivered since.
+        - `ahead`: receives the offsets at which the tasks go on.
 
         Raises Retriable if some tasks cannot be decided while their transactions are open.
         """

@@ -112,7 +112,7 @@ class JoinedSteps(JudgedSteps):
     - `partitions`: the partitions of the inputs, in the order of the inputs.
     - `offsets`: the offsets of each partition's committed records, ascending.
     - `positions`: the committed offsets of all partitions at one moment. The records before them were joined one by
-      one, and the records from there on will be.
+      one, and the later ones will be.
     - `limits`: steps that read a record at these offsets or later are not judged.
     - `digest`: returns the delivery hash of a step that reads records at given offsets.
     """
@@ -209,7 +209,7 @@ class Audit:
             self.begin_topic()
 
     def take_output(self, place: LetterPlace, digest: bytes) -> Sequence[FoundAnomaly] | None:
-        """Takes an output in the order of its partition; returns its anomalies, None if it is not this processor's."""
+        """Takes an output in the order of its partition; returns its anomalies, or None for a foreign output."""
         task: JudgedSteps | None = self._by_prefix.get(digest[:8])
         step = None if task is None else task.find(digest)
         if task is None or step is None:
@@ -240,11 +240,13 @@ class Audit:
             yield self.count(Kind.ORDER_BROKEN, place, f"is an output of {cause}, after one of a later input")
 
     def compare(self, before: Positions, after: Positions, *, every: bool) -> Iterator[FoundAnomaly]:
-        """Yields inputs whose output is early and, with `every`, inputs without output.
+        """Yields inputs that were answered early and, with `every`, inputs that were not answered.
 
-        - `before`: the positions committed before the outputs were read. Inputs below them must have an output.
-        - `after`: the positions committed after the outputs were read. Inputs from there on must not have an output
-          yet, except with at_least_once. If a partition has no position, none of its inputs is delivered.
+        An output or a dead letter answers an input.
+
+        - `before`: the positions committed before the outputs were read. Inputs below them must be answered.
+        - `after`: the positions committed after the outputs were read. Inputs from there on must not be answered yet,
+          except with at_least_once. If a partition has no position, none of its inputs is delivered.
         """
         for task in self._tasks:
             if every:
@@ -266,7 +268,7 @@ class Audit:
         return there, without
 
     def _find(self, digest: bytes) -> tuple[JudgedSteps, int] | None:
-        """Returns the task of a step and its number as from `JudgedSteps.find`; None if no task has the step."""
+        """Returns a step's task, and its number as `JudgedSteps.find` returns it; None if no task has the step."""
         single = self._by_prefix.get(digest[:8])
         for task in (single,) if single is not None else self._joined:
             step = task.find(digest)

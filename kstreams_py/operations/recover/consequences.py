@@ -94,7 +94,7 @@ class _Moved:
             yield growth
 
     def _has_expired(self, move: Move) -> bool:
-        """Whether the processor has read a partition whose committed offset no longer exists."""
+        """Returns whether the processor has read a partition whose committed offset no longer exists."""
         return (
             move.old is None
             and self._was_started
@@ -111,7 +111,7 @@ class _Moved:
         return (self._beginning.plan if self._was_started else self._beginning.first)(partitions)
 
     def _states(self, partitions: Sequence[TopicPartition]) -> Iterator[tuple[int, tuple[str, bool]]]:
-        """Yields what the next start does with tasks that do not simply go on with their state; whether it refuses."""
+        """Yields what the next start does with tasks that do not just keep their state, and whether it refuses."""
         if (changelog := changelog_of(self._graph.name, self._processor)) is None:
             return
         existing = self._environment.cluster.topics([changelog])
@@ -137,7 +137,7 @@ class _Moved:
 
     @property
     def _disk(self) -> str:
-        """What has to happen first for a state on disk: no command knows the directories of other machines."""
+        """What to delete first for a state on disk, because no command knows the directories of other machines."""
         state = self._processor.state
         if state is None or not state.on_disk:
             return ""

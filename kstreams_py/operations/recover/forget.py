@@ -25,8 +25,8 @@ class ForgottenProcessor:
 
         - `name`: the graph's name on the command line, for commands in messages.
 
-        Raises UserMistake if the graph declares the processor or never had it, if its group has members, and while it
-        still has topics: only the records of its beginnings tell which topics these are.
+        Raises UserMistake if the graph declares the processor or never had it, if its group has members, or if it still
+        has topics: only the records of its beginnings tell which topics these are.
         """
         self._graph, self._name = graph, name
         self._environment, self._admin = environment, admin

@@ -29,7 +29,7 @@ class Move:
 
     - `old`: the committed offset; None if there is none.
     - `new`: the offset to read next.
-    - `with_state`: the processor keeps a state, which a reset lets begin empty even where the position stays.
+    - `with_state`: the processor keeps a state, which begins empty after a reset even if the position stays.
     """
 
     processor: str
@@ -172,7 +172,7 @@ def as_fields(move: Move) -> dict[str, Any]:
 
 
 def encode(graph: str, positions: Mapping[str, Positions], topics: Mapping[str, TopicInfo]) -> str:
-    """Returns the content of the file for a graph's positions, given by processor."""
+    """Returns the content of the file for a graph's positions by processor."""
     content = {
         "format": FORMAT,
         "graph": graph,

@@ -205,7 +205,7 @@ class GraphPositions:
     def _records_of(
         self, processor: Processor, topics: Mapping[str, TopicInfo], old: Positions, new: Positions
     ) -> list[Output]:
-        """Returns the records that belong to a processor's positions: of its beginnings, its state and its journal."""
+        """Returns the records that belong to a processor's positions: for its beginnings, state and journal."""
         numbers = {tp.partition for tp in new}
         begun, _ = read_begun(self._cluster, self._graph.beginnings)
         found = [

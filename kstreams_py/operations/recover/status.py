@@ -33,7 +33,7 @@ FIRST = "ends or waits for a transaction, then decides: "
 
 
 def read_status(graph: Graph, environment: Environment, admin: GroupAdmin) -> Iterator[TaskStatus]:
-    """Yields the status of each task, in the order of the graph; a single one for a processor with a missing input.
+    """Yields the status of each task, in the order of the graph; only one for a processor with a missing input.
 
     Then yields the status of each partition of the topics that tasks over channels read, under the tasks' names.
     """
@@ -121,7 +121,7 @@ def find_undeclared(graph: Graph, environment: Environment, admin: GroupAdmin) -
             alike = _find_alike(graph, committed, has_state=bool(states[processor]))
             heirs = _find_heirs(graph, cluster, committed, alike)
             members = admin.describe([group])[group].members
-        except KStreamsError as error:  # a user with the right to the graph's groups may lack it here
+        except KStreamsError as error:  # a user with rights to the graph's other groups may lack them here
             committed, members, unseen = {}, (), str(error)
         move = _show_move(graph, [each for each in alike if each not in started], options_of(committed))
         held = tuple(map(str, members))
@@ -130,14 +130,14 @@ def find_undeclared(graph: Graph, environment: Environment, admin: GroupAdmin) -
 
 
 def _find_alike(graph: Graph, committed: Positions, *, has_state: bool) -> list[str]:
-    """Returns the processors that may be a new name of one with these positions: they read the same topics."""
+    """Returns the processors that one with these positions may have been renamed to: they read the same topics."""
     read = {tp.topic for tp in committed}
     alike = [each for each in graph.processors if {topic.name for topic in each.inputs} == read]
     return [each.id for each in alike if (each.state is not None) == has_state]
 
 
 def _show_move(graph: Graph, names: Collection[str], positions: list[str]) -> str:
-    """Returns the command that gives positions to each of these processors; without any, its form in words."""
+    """Returns the commands that give positions to these processors; if there are none, the command's form in words."""
     if names:
         return " or ".join(f"`{show_command(graph, 'recover reset', each, *positions)}`" for each in names)
     then = f", then `{' '.join(positions)}`" if positions else ""
@@ -145,7 +145,7 @@ def _show_move(graph: Graph, names: Collection[str], positions: list[str]) -> st
 
 
 def _find_heirs(graph: Graph, cluster: Cluster, committed: Positions, heirs: Collection[str]) -> tuple[str, ...]:
-    """Returns the processors that may be a new name of one with these positions; none unless all have reached these."""
+    """Returns the processors that one with these positions may have been renamed to; none unless all are past them."""
     now = [cluster.group_offsets(group_of(graph.name, each), committed.keys()).committed for each in heirs]
     return tuple(heirs) if all(each.get(tp, -1) >= at for each in now for tp, at in committed.items()) else ()
 
@@ -162,7 +162,7 @@ class _Tasks:
         group: GroupInfo,
         refusal: UserMistake | None,
     ) -> None:
-        """`refusal`: why its tasks cannot be looked at; None if they can."""
+        """`refusal`: why the tasks cannot be examined; None if they can."""
         self._cluster = environment.cluster
         self._find = find_command_at(environment.settings.bootstrap_servers)
         self._committed = CommittedReader(graph, environment)

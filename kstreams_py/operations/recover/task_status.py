@@ -37,7 +37,7 @@ class TaskStatus:
       start is refused or cannot be decided yet.
     - `is_refused`: the next start ends with an error.
     - `refusal`: the error that ends the next start of each worker of the graph, such as a missing topic; "" if none.
-    - `new_name_of`: if its processor begins as a new one, the undeclared processors of which it may be the new name.
+    - `new_name_of`: if its processor begins as a new one, the undeclared processors whose new name it may be.
     - `begins_empty`: its state begins empty although it has read records.
     - `growth`: what follows for its state from partitions that were added to an input; "" if none were.
     - `away`: why its target is away, for which the next start waits; "" if it is not.
@@ -111,7 +111,7 @@ def reset_command(servers: str, group: str, tp: TopicPartition, offset: int) -> 
 def describe(status: TaskStatus, before: TaskStatus | None = None) -> str:
     """Returns the status as lines of text.
 
-    - `before`: a task that `is_alike` and whose refusal was shown: only the numbers that differ are shown.
+    - `before`: a task for which `is_alike` holds and whose refusal was shown; only differing numbers are shown then.
     """
     lag = "" if status.lag is None else f", lag {status.lag:,}"
     held = f"held by {status.holder}" if status.holder else "held by no member"
@@ -127,7 +127,7 @@ def describe(status: TaskStatus, before: TaskStatus | None = None) -> str:
 
 
 def is_alike(status: TaskStatus, other: TaskStatus) -> bool:
-    """Returns whether two tasks of a processor are refused by messages that differ in their numbers only."""
+    """Returns whether two tasks of a processor are refused by messages that differ only in their numbers."""
     same = status.processor == other.processor and status.is_refused and other.is_refused
     return same and re.sub(r"\d+", "0", status.next) == re.sub(r"\d+", "0", other.next)
 

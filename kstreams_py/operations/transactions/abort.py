@@ -72,7 +72,7 @@ class Transactions:
         """Returns the open transaction that begins at an offset of a partition, if `verb` may end it. Changes nothing.
 
         Raises TopicError or UserMistake if there is none, if its coordinator will end it, if only the other verb may
-        end it, or if its producer's outputs must be ended first.
+        end it, or if its producer's outputs must be ended first. Raises BrokerUnavailable if such outputs may be open.
         """
         count = self.count_partitions([partition.topic])[partition.topic]
         if partition.partition >= count:

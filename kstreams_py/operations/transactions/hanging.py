@@ -100,7 +100,7 @@ def decide(
 ) -> CommitDecision:
     """Returns what the coordinator decided about a transaction on a partition.
 
-    That is its last decision that names the producer and the partition. A later transaction of the producer with this
+    This is the last decision that names the producer and the partition. A later transaction of the producer with this
     partition would have ended this one. An earlier one was decided before this one's last record was written.
     """
     of_both = [
@@ -128,7 +128,7 @@ def hold(log: Log, transaction: OpenTransaction, others: Collection[OpenTransact
 
 
 def _count_committed(log: Log, but_of: int, stop: int | None) -> int:
-    """Returns how many records before the offset `stop` are committed, not counting one producer's."""
+    """Returns how many records before the offset `stop` are committed, not counting one producer's records."""
     committed, undecided = 0, dict[int, int]()
     for batch in log.batches:
         if batch.producer_id == but_of and batch.is_transactional:
