@@ -90,7 +90,7 @@ class KafkaProducer:
         """Makes a client.
 
         - `settings`: the client's settings.
-        - `limit`: seconds that a request may take, and for which the broker may make no progress.
+        - `limit`: seconds that a request may take, and that the broker may spend without progress.
         - `keeps_failed`: the exceptions Refused and Abortable carry the outputs that may be written again.
         - `reports`: outputs may have their own callback.
         - `place`: the cluster and its address, for errors; "" to name neither.

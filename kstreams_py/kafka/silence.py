@@ -1,4 +1,4 @@
-"""Warns of a member that reads nothing, with the reason; librdkafka retries most failures without a report."""
+"""Warns, with the reason, if a member reads nothing; librdkafka retries most failures without a report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Open transactions, as leaders of partitions and coordinators see them, and which of them never end."""
+"""Open transactions, as partition leaders and coordinators see them, and which of them never end."""
 
 from __future__ import annotations
 

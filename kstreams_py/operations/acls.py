@@ -22,7 +22,7 @@ from kstreams_py.operations.transactions.hanging import clusters_of
 
 
 class Role(StrEnum):
-    """The user that has the rights.
+    """The role of a Kafka user in a graph; each role has its own rights.
 
     A pipeline is a role of its own: it runs in Spark, mostly elsewhere and as another user. A worker needs none of its
     rights, and a pipeline must not join a worker's group.

@@ -237,7 +237,7 @@ class EventChains:
     def obey(self, name: bytes, decision: Decision, brought: HeldEvent | None = None) -> Offered | None:
         """Carries out an operator's decision on an object; returns None if it is for another state of the object.
 
-        - `brought`: the accepted event, if it was refused before: the decision carries it. None for a held event.
+        - `brought`: the accepted event, which the decision carries if it was refused before; None for a held event.
 
         The events to apply are in `released` of the outcome.
         """

@@ -34,7 +34,7 @@ T = TypeVar("T")
 POSITIONS: Final = "positions of the groups"
 
 OPEN_SECONDS: Final = 60.0
-"""Age in seconds from which an open transaction is reported."""
+"""Minimum age, in seconds, of an open transaction that is reported."""
 
 COUNT_SECONDS: Final = 10.0
 """Seconds for counting dead letters: if they are not enough, the finding says "at least"."""

@@ -92,7 +92,7 @@ class LineSender:
         self._confirmed_at = self._clock()
 
     def _guard(self, act: Callable[[], object]) -> None:
-        """Calls the producer. Adds to its errors the lines that they concern, and what was sent."""
+        """Calls the producer, and adds to its errors which lines they concern and what was sent."""
         try:
             act()
         except Refused as error:

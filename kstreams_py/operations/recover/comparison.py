@@ -209,7 +209,7 @@ class Audit:
             self.begin_topic()
 
     def take_output(self, place: LetterPlace, digest: bytes) -> Sequence[FoundAnomaly] | None:
-        """Takes an output in the order of its partition; returns its anomalies, or None for a foreign output."""
+        """Takes an output, in partition order; returns its anomalies, or None if it is of no step of these tasks."""
         task: JudgedSteps | None = self._by_prefix.get(digest[:8])
         step = None if task is None else task.find(digest)
         if task is None or step is None:

@@ -53,7 +53,7 @@ def read_status(graph: Graph, environment: Environment, admin: GroupAdmin) -> It
         group = groups[group_of(graph.name, processor.id)]
         is_whole = len(found) == len(graph.topics)
         counts = {found[topic.name].partitions for topic in processor.inputs}
-        # if only topics that it does not read are missing, look at its tasks nevertheless
+        # if only topics that it does not read are missing, examine its tasks nevertheless
         stops = refusal if is_whole or len(counts) > 1 else None
         tasks = _Tasks(graph, processor, environment, found, group, stops)
         try:
@@ -145,7 +145,7 @@ def _show_move(graph: Graph, names: Collection[str], positions: list[str]) -> st
 
 
 def _find_heirs(graph: Graph, cluster: Cluster, committed: Positions, heirs: Collection[str]) -> tuple[str, ...]:
-    """Returns the processors that one with these positions may have been renamed to; none unless all are past them."""
+    """Returns the processors that one with these positions may have been renamed to; none unless all reached them."""
     now = [cluster.group_offsets(group_of(graph.name, each), committed.keys()).committed for each in heirs]
     return tuple(heirs) if all(each.get(tp, -1) >= at for each in now for tp, at in committed.items()) else ()
 
