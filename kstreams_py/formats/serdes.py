@@ -1,8 +1,9 @@
 """The protocol of a serde, and the serdes that need no schema: Bytes, String, Json.
 
-A serde is any object with `serialize` and `deserialize`; tombstones (None) never reach it. If it has `bind`, that is
-called once for each topic, and returns the topic's serde. If a value or bytes do not fit (ValueError, TypeError,
-DecodeError), the record becomes a dead letter. A wrong schema, or a registry that does not answer, stops the worker.
+A serde is any object with `serialize` and `deserialize`; tombstones (None) never reach it. If it has `bind`, that
+method is called once for each topic, and returns the topic's serde. If a value or bytes do not fit (ValueError,
+TypeError, DecodeError), the record becomes a dead letter. A wrong schema, or a registry that does not answer, stops
+the worker.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Serde(Protocol[T]):
         """
 
     def deserialize(self, data: bytes, /) -> T:
-        """Returns the value of bytes. Raises DecodeError for bytes that it does not expect."""
+        """Returns the value that these bytes encode. Raises DecodeError for bytes that it does not expect."""
 
 
 def bind(serde: Serde, registry: Registry, subject: str) -> Serde:
@@ -73,7 +74,7 @@ class String(Serde[str]):
             raise SettingsError(f"String({self.encoding!r}): there is no such text encoding") from None
 
     def serialize(self, value: Any, /) -> bytes:
-        """Encodes a text. Raises EncodeError for anything but str, and for characters outside the encoding."""
+        """Encodes a str. Raises EncodeError for anything else, and for characters outside the encoding."""
         if not isinstance(value, str):
             raise EncodeError(f"{show(value)} is not a str: give a str, or a serde other than ks.String()")
         try:
@@ -82,7 +83,7 @@ class String(Serde[str]):
             raise EncodeError(f"{show(value)} has characters that are not in {self.encoding}: {error}") from None
 
     def deserialize(self, data: bytes, /) -> str:
-        """Decodes a text. Raises DecodeError for bytes that are not text in the encoding."""
+        """Decodes text. Raises DecodeError for bytes that are not text in the encoding."""
         try:
             return data.decode(self.encoding)
         except ValueError as error:
@@ -103,15 +104,15 @@ def _finite(text: str) -> float:
 
 _to_json: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 parse_json: Final = json.JSONDecoder(parse_constant=_no_such_number, parse_float=_finite).decode
-"""Parses RFC 8259. Raises ValueError for NaN, for infinities and for numbers without a near float, such as 1e400."""
+"""Parses JSON (RFC 8259). Raises ValueError for NaN, infinities, and numbers outside a float's range, such as 1e400."""
 
 
 @dataclass(frozen=True, slots=True)
 class Json(Serde[Any]):
     """JSON (RFC 8259) in UTF-8, without spaces.
 
-    NaN and infinities are refused, because they are not JSON; so are numbers without a near float, such as 1e400. If an
-    object has a name twice, the last one counts, as for most parsers. A record whose value is `null` becomes a dead
+    NaN and infinities are refused, because they are not JSON; so are numbers outside a float's range, such as 1e400. If
+    an object has a name twice, the last one counts, as in most parsers. A record whose value is `null` becomes a dead
     letter: a function could not distinguish it from a tombstone. A tuple becomes an array, and a name that is an int, a
     float, a bool or None becomes text, as in Python's `json`.
     """
@@ -142,5 +143,5 @@ _brief.maxstring = _brief.maxother = 60
 
 
 def show(value: object) -> str:
-    """Returns a value for a message: shortened, with its type."""
+    """Returns a value as text for a message, shortened, with its type."""
     return f"{_brief.repr(value)} ({type(value).__name__})"

@@ -1,6 +1,6 @@
-"""The schemas of a topic's writers: which of them readers follow, and why not others.
+"""The schemas of a topic's writers: which of them readers follow, and why they refuse the others.
 
-The writer of a record chooses the schema id in it. The id affects only that record: any fault of its schema becomes a
+The writer of a record chooses the schema id in it. The id affects only that record: any fault in its schema becomes a
 DecodeError. Readers wait only for a registry that does not answer.
 """
 
@@ -25,7 +25,7 @@ UNKNOWN_MAX: Final = 1_000
 
 
 def subjects_of(subject: str, name: str) -> tuple[str, str, str]:
-    """Returns the subjects of a topic's schemas by Confluent's strategies: topic, topic and record, record.
+    """Returns the subjects of a topic's schemas, one for each Confluent strategy: topic, topic and record, record.
 
     - `subject`: `T-key` or `T-value`.
     - `name`: the full name of the reader's schema.
@@ -36,7 +36,8 @@ def subjects_of(subject: str, name: str) -> tuple[str, str, str]:
 def followed_ids(registry: Registry, subject: str, name: str) -> Iterator[int]:
     """Yields the ids of the schemas that readers of a topic follow, those under its own subject first.
 
-    Raises Unavailable if the registry does not answer for that subject; a right to the others may be missing.
+    Raises Unavailable if the registry does not answer for that subject. Leaves out other subjects that it does not
+    answer for: the reader may lack the right to them.
     """
     first, *others = subjects_of(subject, name)
     yield from registry.ids(first)
@@ -79,7 +80,7 @@ class Writers:
         self._refused: dict[int, tuple[float, str]] = {}
 
     def find(self, schema_id: int) -> JsonSchema:
-        """Returns the schema with an id. Raises DecodeError if readers do not follow it, and Unavailable."""
+        """Returns the schema with an id. Raises DecodeError if readers do not follow it; may raise Unavailable."""
         at, why = self._refused.get(schema_id, (0.0, ""))
         if why and self._clock() - at < UNKNOWN_SECONDS:
             raise DecodeError(why)
@@ -119,13 +120,13 @@ class Writers:
             raise DecodeError(f"written with a schema that cannot be used: {error}") from None
 
     def _is_own(self, schema: JsonSchema) -> bool:
-        """Whether it has the same encoding as the reader's own schema."""
+        """Returns whether a schema has the same encoding as the reader's own schema."""
         with suppress(SchemaError):
             return _form(schema) == _form(read_text(self._text, self._name))
         return False
 
     def _is_followed(self, schema_id: int) -> bool:
-        """Whether a schema is registered under a subject of the topic. Raises Unavailable."""
+        """Returns whether a schema is registered under a subject of the topic. Raises Unavailable."""
         return self._subject is None or schema_id in followed_ids(self._registry, self._subject, self._name)
 
     def _foreign(self, schema_id: int) -> str:

@@ -4,7 +4,7 @@ In reading order:
 
 guarantees    rule     the guarantees and durabilities that a graph declares
 anomalies     rule     the kinds of anomalies, and which each guarantee tolerates
-retry         rule     Retry: when a step is run again, and how long apart
+retry         rule     Retry: when a step is run again, and after what waits
 sink          rule     Sink: the protocol of a table outside Kafka that stores each row once
 source        rule     Source: the protocol of inputs that are claimed, and acknowledged when they are done
 names         rule     the names of what a graph owns: groups, members, transactional ids, topics

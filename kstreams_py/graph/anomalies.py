@@ -19,7 +19,7 @@ class Kind(StrEnum):
     FOREIGN = "foreign"
     """A record without a cause."""
     ABORTED_READ = "aborted read"
-    """A reader with read_committed has read a record that was aborted, or whose sending failed."""
+    """A reader with read_committed has read a record that was aborted, or that could not be sent."""
     TORN_TRANSACTION = "torn transaction"
     """Some records of a transaction, or outputs of a step, are there, and others are missing."""
     PRECOMMITTED_READ = "precommitted read"

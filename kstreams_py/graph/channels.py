@@ -28,7 +28,7 @@ class JobTask:
     """A function with its input and output channels; the fields are as in Processor.
 
     - `inputs`: channels; if the task reads a topic, the channel that the topic fills.
-    - `topics`: the topics that it writes.
+    - `topics`: the topics that it writes to.
     - `target`: where the rows of a sink are stored; None if it has no target.
     """
 
@@ -56,7 +56,7 @@ class JobTask:
 
     @property
     def written(self) -> tuple[Channel | Topic, ...]:
-        """The channels and topics that it writes."""
+        """The channels and topics that it writes to."""
         return *self.outputs, *self.topics
 
     @property
@@ -101,7 +101,7 @@ def kind_of_task(inputs: Sequence[object], outputs: Sequence[object] | None, *, 
 
 
 def describe_channels(channels: Iterable[Channel]) -> list[str]:
-    """Returns the lines on channels in the text of a graph."""
+    """Returns the lines that describe channels in the text of a graph."""
     named = [*channels]
     width = max((len(channel.name) for channel in named), default=0)
     lines = [f"  {each.name:{width}}  {'' if each.source is None else each.source}".rstrip() for each in named]
@@ -109,7 +109,7 @@ def describe_channels(channels: Iterable[Channel]) -> list[str]:
 
 
 def describe_tasks(tasks: Iterable[JobTask]) -> list[str]:
-    """Returns the lines on tasks in the text of a graph."""
+    """Returns the lines that describe tasks in the text of a graph."""
     lines = list[str]()
     for task in tasks:
         features = [name for name in ("asynchronous", "generator", "wants_step") if getattr(task, name)]
@@ -145,7 +145,7 @@ def make_task(
     function: Callable[..., Any],
     **fields: Any,
 ) -> JobTask:
-    """Returns a task of these channels. `fields`: the other fields. Raises GraphError if the function does not fit."""
+    """Returns a task on these channels. `fields`: the other fields. Raises GraphError if the function does not fit."""
     what = f"task {name!r}"
     outputs = tuple(each for each in written if isinstance(each, Channel))
     topics = tuple(each for each in written if isinstance(each, Topic))
@@ -179,7 +179,7 @@ def make_task(
 
 
 def _check_topic(what: str, topic: Topic, inputs: Sequence[Channel]) -> None:
-    """Raises GraphError for a topic that a task cannot write."""
+    """Raises GraphError for a topic that a task cannot write to."""
     if topic.cluster:
         raise GraphError(
             f"{what} writes to {topic}, which is on cluster {topic.cluster!r}: tasks write to the graph's own cluster"
@@ -209,7 +209,7 @@ def check_tasks(graph: str, channels: Iterable[Channel], tasks: Sequence[JobTask
 def common_channel(gather: JobTask, tasks: Sequence[JobTask]) -> Channel:
     """Returns the last channel from which all inputs of a gather come. Raises GraphError if there is none.
 
-    - `tasks`: the tasks of its graph, each after those that write its inputs.
+    - `tasks`: the tasks of its graph, each after the tasks that write its inputs.
     """
     origins: dict[Channel, list[Channel]] = {}
     for task in tasks:
@@ -239,7 +239,7 @@ def topic_readers(tasks: Sequence[JobTask]) -> dict[Channel, list[JobTask]]:
 
 
 def sort_tasks(tasks: Sequence[JobTask]) -> list[JobTask]:
-    """Sorts tasks, so that each comes after those that write its inputs. Raises GraphError if they form a cycle."""
+    """Sorts tasks so that each comes after the tasks that write its inputs. Raises GraphError if they form a cycle."""
     writers: dict[Channel, list[str]] = {}
     for task in tasks:
         for channel in task.outputs:

@@ -83,7 +83,7 @@ def check_topic(topic: Topic) -> None:
 
 
 def check_join(by: str | None) -> None:
-    """Refuses a join that does not say how its inputs are joined."""
+    """Refuses a join by anything but order, and a join that does not say how its inputs are joined."""
     if by == "order":
         return
     pairs = "write by='order', which pairs the n-th records of a partition, whatever their keys"
@@ -181,7 +181,7 @@ def _show_cluster(name: str) -> str:
 
 
 def check_journal(processor: Processor) -> None:
-    """Refuses a journal where it could not tell whether a delivery was committed."""
+    """Refuses a journal that could not tell whether a delivery was committed."""
     what = f"processor {processor.id!r} has a journal"
     if processor.journal is None:
         return
@@ -330,7 +330,7 @@ def check_dead_letter_loops(processors: Iterable[Processor]) -> None:
 
 
 def check_state(processor: Processor, others: Iterable[Processor]) -> None:
-    """Refuses a state that is not committed in the transaction of its step, or that another processor has."""
+    """Refuses a state that is not committed in the transaction of its step, or that another processor has too."""
     state, what = processor.state, f"processor {processor.id!r}"
     if state is None:
         return

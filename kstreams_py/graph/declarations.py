@@ -21,10 +21,10 @@ from kstreams_py.graph.sink import Evidence, Sink
 from kstreams_py.graph.source import Source
 
 HELD_MAX: Final = 10_000
-"""The default limit of events of a task that wait for the events before them."""
+"""The default limit on the number of a task's events that wait for the events before them."""
 
 HELD_BYTES_MAX: Final = 64 << 20
-"""The default limit of the bytes of the keys and values of these events."""
+"""The default limit on the bytes of these events' keys and values."""
 
 
 class Start(StrEnum):
@@ -41,7 +41,7 @@ class Ordered:
     """How a processor applies events.
 
     - `start`: which event of an object may be the first.
-    - `held_max`, `held_bytes_max`: the limits of the number and the bytes of a task's events that wait for the events
+    - `held_max`, `held_bytes_max`: the limits on the number and the bytes of a task's events that wait for the events
       before them.
     - `takes_state`: the function takes a state of its own.
     """
@@ -130,7 +130,7 @@ class Journal:
     """Deliveries of an `exactly_once` processor go through a journal: `persistence=Journal()`, or "journal".
 
     The journal records a task's next offsets before its function is called, and the places of the outputs before
-    their transaction is committed. After a crash, the next start reads the outputs back from there.
+    their transaction is committed. After a crash, the next start reads the outputs back from these places.
 
     - `batch`: the maximum number of input sets of a task that are delivered together. With 1, each is recorded and
       committed by itself.
@@ -150,7 +150,7 @@ Classes = type[BaseException] | Iterable[type[BaseException]]
 
 
 DEFAULT_PARTITIONS: Final = 4
-"""Partitions of a new topic if nothing else decides their number. It caps the slots that share a processor."""
+"""Partitions of a new topic if nothing else decides their number. At most that many slots share a processor."""
 
 
 class ProcessorKind(StrEnum):
@@ -230,7 +230,7 @@ class Channel(Generic[V]):
 
     - `source`, `topic`: where its values come from; both are None if tasks write them.
     - `errors`: the dead-letter topic of the records of `topic`; None if there is none.
-    - `group_by`: returns the group of a value, which can be hashed; None for no groups.
+    - `group_by`: a function that returns the group of a value, a hashable object; None for no groups.
     - `max_pending`: how many inputs of its source may be under way; None for the default.
     - `timeout`: seconds after which an input that is neither complete nor in any task is read again; None for the
       default.
@@ -251,7 +251,7 @@ class Channel(Generic[V]):
 
     @property
     def is_filled(self) -> bool:
-        """Whether its values come from outside of the graph's tasks."""
+        """Whether its values come from outside the graph's tasks."""
         return self.source is not None or self.topic is not None
 
 
@@ -270,7 +270,7 @@ class Processor:
     - `asynchronous`: the function is a coroutine function, or an asynchronous generator.
     - `concurrency`: how many calls may run concurrently.
     - `order`: which of these calls wait for one another.
-    - `journal`: how deliveries are recorded in a journal; None where the transaction is enough.
+    - `journal`: how deliveries are recorded in a journal; None if the transaction is enough.
     - `cluster`: the cluster of its outputs and dead letters, as in Topic.
     - `target`: where the rows of a sink are stored; None if there is none.
     - `state`: the keyed store that the function takes as its last argument; None if there is none.

@@ -334,7 +334,7 @@ class Decorators(ABC):
 
         - `to` (Topic, str, or a list of them): its outputs.
         - `start` (Start or str): "from_start" (the default) holds an object's events until its first one has come;
-          "accept_first" begins with any.
+          "accept_first" begins with any event.
         - `held_max`, `held_bytes_max` (int): how many events of a partition may be held, and the bytes of their keys
           and values; 10,000 and 64 MiB by default. An event beyond a limit ends the worker.
 

@@ -1,4 +1,4 @@
-"""Checks the signature of a processor's function: the values and the step that it takes, and its kind of results."""
+"""Checks the signature of a processor's function: the values and the step that it takes, and how it returns results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def wants_step(what: str, function: Callable[..., Any], values: int, *, batch: b
     try:
         signature = inspect.signature(function)
     except ValueError:
-        return False  # a builtin without a signature takes values alone
+        return False  # a builtin without a signature takes only values
     value, step = ("values", "steps") if batch else ("value", "step")
     arguments = [value] if values == 1 else [f"{value}_{i}" for i in range(1, values + 1)]
     wants, kept = step in signature.parameters, ["state"] if state else []

@@ -38,7 +38,7 @@ def joined_hash(processor: str, records: Iterable[tuple[str, str, int, int]]) ->
 
 
 def snapshot_hash(processor: str, inputs: Iterable[tuple[str, str, int, int]]) -> bytes:
-    """Returns 16 bytes that name a task's snapshot: BLAKE2b of topic, topic id, partition and next offset of each."""
+    """Returns 16 bytes that name a snapshot: BLAKE2b of each input's topic, topic id, partition and next offset."""
     parts = [part for each in sorted(inputs) for part in each]
     return blake2b(_canonical("journal", processor, *parts), digest_size=16).digest()
 

@@ -31,9 +31,9 @@ Span = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A topic, processor, pipeline or target as drawn: its text, and its centre and size in pixels.
+    """A topic, channel, processor, pipeline or target as drawn: its text, and its centre and size in pixels.
 
-    - `role`: topic, dead_letters, processor, pipeline or target.
+    - `role`: topic, dead_letters, channel, processor, pipeline or target.
     - `over`, `under`: the words over and under the name of a function; "" for others.
     """
 
@@ -123,7 +123,7 @@ def lay_out(boxes: Mapping[str, Box], edges: Sequence[Edge], gap: float = COLUMN
 def _columns(boxes: Iterable[str], edges: Sequence[Edge]) -> dict[str, int]:
     """Returns the column of each box: to the right of all boxes that lead to it.
 
-    In a cycle, the first-declared of the boxes that can be reached comes first.
+    A cycle begins at the first-declared of its boxes that placed boxes lead to.
     """
     before: dict[str, list[str]] = {node: [edge.source for edge in edges if edge.target == node] for node in boxes}
     column: dict[str, int] = {}
@@ -264,7 +264,7 @@ def _relaxed(
 
 
 def _settled(wanted: Sequence[tuple[float, int]], stack: Sequence[float]) -> list[float]:
-    """Returns the places nearest to those wanted (weighted least squares), at least as far apart as the stack's.
+    """Returns the places nearest to the wanted ones (weighted least squares), at least as far apart as the stack says.
 
     Without the stack, this is isotonic regression, solved by pooling adjacent violators (Ayer et al. 1955).
     """

@@ -38,7 +38,7 @@ def why_not_replayed(processor: Processor, send_again: str = "send its record ag
 def why_not_audited(processor: Processor) -> str:
     """Returns why a processor cannot be audited, not even in part; "" if it can."""
     has_more = processor.errors is not None or processor.journal is not None
-    # dead letters are committed before the offsets that its target stores: a crash in between doubles them
+    # dead letters are committed before the offsets that its target stores: a crash in between duplicates them
     return "" if has_more and not processor.stores_offsets else why_not_judged(processor)
 
 

@@ -43,7 +43,7 @@ def load(target: str) -> Graph:
 
     - `target`: `module:name` or `path/to/file.py:name`; without the name if the module holds a single graph.
 
-    Raises GraphError. It names the module that cannot be imported and the reason, or the graphs to choose from.
+    Raises GraphError, which names the module that cannot be imported and the reason, or the graphs to choose from.
     """
     drive = target[:2] if re.match(r"[A-Za-z]:[\\/]", target) else ""
     place, colon, name = target.removeprefix(drive).partition(":")
@@ -113,7 +113,7 @@ def _where(error: BaseException, within: str) -> str:
 def _show_syntax_error(error: SyntaxError) -> str:
     """Returns a syntax error as text: its file and line, and below these the line of the source with a caret."""
     place = f"{error.filename}, line {error.lineno}"
-    # between the name of the file and the message, as Python prints it
+    # the lines between the name of the file and the message, as Python prints them
     source = "".join(traceback.format_exception_only(error)[1:-1]).rstrip()
     return f"{type(error).__name__}: {error.msg} ({place}): correct it" + (f"\n{source}" if source else "")
 
@@ -132,13 +132,13 @@ def _import_module(name: str) -> ModuleType:
     """Imports a module: from the current directory if it is there, else from installed packages first."""
     here, top = Path.cwd(), name.partition(".")[0]
     is_here = (here / top).exists() or (here / f"{top}.py").exists()
-    # if the graph is elsewhere, no file in a directory that others may write to may replace a library
+    # if the graph is elsewhere, a file in this directory, which others may write to, must not replace a library
     sys.path.insert(0 if is_here else len(sys.path), str(here))
     return importlib.import_module(name)
 
 
 def _import_file(path: Path) -> ModuleType:
-    """Imports the file even if a module has its name. Its directory comes first in sys.path, as for a script."""
+    """Imports a file, even if a module has the same name. Its directory comes first in sys.path, as for a script."""
     sys.path.insert(0, str(path.resolve().parent))
     name = f"{FILE_MODULE}{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
@@ -189,7 +189,7 @@ def show_target(graph: Graph) -> str:
 def show_command(graph: Graph, command: str, *arguments: str) -> str:
     """Returns a command about a graph as a person types it, such as kstreams recover reset shop.py price.
 
-    If no module has the graph as a global, only the command: kstreams recover reset.
+    If no module has the graph as a global, returns only the command: kstreams recover reset.
     """
     target = show_target(graph)
     words = (target, *map(shlex.quote, arguments)) if target != UNKNOWN else ()
@@ -199,7 +199,7 @@ def show_command(graph: Graph, command: str, *arguments: str) -> str:
 def show_reset(pipeline: Pipeline) -> str:
     """Returns the command that resets a pipeline as a person types it, such as kstreams pipeline reset shop.py totals.
 
-    If no module has its graph as a global, only the command.
+    If no module has its graph as a global, returns only the command.
     """
     for module in list(sys.modules.values()):
         for value in list(vars(module).values()) if module is not None else ():
@@ -209,10 +209,10 @@ def show_reset(pipeline: Pipeline) -> str:
 
 
 def _relative(path: str) -> str:
-    """Returns a path as seen from the working directory, if that is shorter."""
+    """Returns a path relative to the working directory, if that is shorter."""
     try:
         return min(os.path.relpath(path), path, key=len)
-    except (OSError, ValueError):  # the directory was deleted, or is on another drive of Windows
+    except (OSError, ValueError):  # the directory was deleted, or is on another Windows drive
         return path
 
 
@@ -223,9 +223,9 @@ def _file_of(module: ModuleType) -> str | None:
 
 
 def _homes(graph: Graph) -> Iterator[tuple[str, ModuleType, str]]:
-    """Yields each loaded module that has the graph as a global: its name, itself, and the name of the global."""
+    """Yields each loaded module that has the graph as a global: its name, the module, and the name of the global."""
     for module_name, module in list(sys.modules.items()):
         found = {} if module is None else vars(module)
-        # a process has 100,000 globals, and each start of a processor asks
+        # a process has 100,000 globals, and each start of a processor searches them
         if True in map(partial(is_, graph), list(found.values())):
             yield from ((module_name, module, name) for name, value in list(found.items()) if value is graph)

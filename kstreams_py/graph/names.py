@@ -8,7 +8,7 @@ from collections.abc import Collection
 from typing import Final
 
 RESERVED: Final = "__"
-"""Topics whose names start with it belong to the system."""
+"""Topics whose names start with this belong to the system."""
 
 
 def group_of(graph: str, processor: str) -> str:
@@ -91,11 +91,11 @@ def cluster_topics(cluster: str) -> tuple[str, str, str]:
 _PLAIN: Final = re.compile(r"[a-zA-Z0-9._-]+")
 
 CLUSTER_MAX: Final = 249 - len(max(cluster_topics(""), key=len))
-"""The most characters of a cluster's name: Kafka's limit on names of topics is 249, and its topics have it."""
+"""The most characters of a cluster's name: the names of its topics contain it, and Kafka limits these to 249."""
 
 
 def is_plain_name(name: str, most: int) -> bool:
-    """Returns whether a name has the characters of a topic's name, and at most a number of them."""
+    """Returns whether a name has only characters that a topic's name may have, and at most `most` of them."""
     return len(name) <= most and _PLAIN.fullmatch(name) is not None
 
 

@@ -1,4 +1,4 @@
-"""Retry: which exceptions repeat a step, how often, how long apart, and what follows the last attempt."""
+"""Retry: which exceptions repeat a step, how often and after what waits, and what follows the last attempt."""
 
 from __future__ import annotations
 

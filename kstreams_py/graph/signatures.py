@@ -44,7 +44,7 @@ class Deserializes(Protocol[ValueGiven_co]):
 
 
 class TopicOf(Protocol[KeyGiven_co, ValueGiven_co]):
-    """A topic whose serdes return these types. Topics of different types in a list count as of their common type."""
+    """A topic whose serdes return these types. Topics of different types in a list have their common type."""
 
     @property
     def key(self) -> Deserializes[KeyGiven_co]: ...
@@ -109,7 +109,7 @@ Store_contra = TypeVar("Store_contra", contravariant=True)
 
 
 class Declare(Protocol[Result_contra, Step_contra, Store_contra, *Values]):
-    """Declares a function of these values, and returns it unchanged. The function may take step, state, or both."""
+    """Declares a function that takes these values, and perhaps step, state, or both. Returns it unchanged."""
 
     @overload
     def __call__(self, function: FunctionOf[P, T, Result_contra, *Values], /) -> Callable[P, T]: ...

@@ -85,7 +85,7 @@ class Sink(Protocol):
 
 @runtime_checkable
 class Inspectable(Protocol):
-    """An optional part of a Sink: it tells whether its target would be opened. `kstreams recover status` uses it."""
+    """An optional part of a Sink: it tells whether `open` would succeed. `kstreams recover status` uses it."""
 
     def inspect(self) -> None:
         """Raises what `open` would raise, creates and changes nothing, and leaves no connection open.
@@ -101,6 +101,6 @@ class RowRules(Protocol):
     def check(self, rows: Sequence[Row]) -> None:
         """Raises RowRefused, as `SinkConnection.write` does, for the first row that the table refuses.
 
-        The table is the one that the sink creates. What an existing table has instead is not known: other types,
-        constraints, triggers.
+        The table is the one that the sink creates. Other types, constraints or triggers of an existing table are not
+        known.
         """

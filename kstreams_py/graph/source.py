@@ -17,7 +17,7 @@ class Claim(NamedTuple):
     - `token`: what the source needs to acknowledge it.
     - `taken_over`: whether another worker had it under way when that worker's lease ended.
     - `headers`: what the source carries beside it, such as the context of a trace.
-    - `size`: the bytes of its data, as far as the source knows them: those under way are limited.
+    - `size`: the bytes of its data, as far as the source knows: the bytes under way are limited.
     """
 
     key: int | bytes
@@ -58,7 +58,7 @@ class SourceConnection(Protocol):
 
     @property
     def waits_alone(self) -> bool:
-        """Whether inputs wait for a `read` with `alone`, or were claimed by one and may be under way."""
+        """Whether inputs wait for a `read` with `alone`, or were claimed by such a `read` and may be under way."""
 
     @property
     def refused(self) -> int:
@@ -68,7 +68,7 @@ class SourceConnection(Protocol):
         """Claims up to `limit` inputs (0 is allowed); returns none if there are none now.
 
         Inputs that were under way when several workers died are suspects: they are claimed separately from others, in
-        small groups, and then one by one, to find the one that ends its workers.
+        small groups, and then one by one, to find the one that kills its workers.
 
         - `alone`: nothing is under way in this worker, so that suspects may be claimed.
         """
@@ -102,7 +102,7 @@ class WakingConnection(Protocol):
 
 @runtime_checkable
 class NamingConnection(Protocol):
-    """A SourceConnection that knows better names of its inputs than their keys, such as the lines of files."""
+    """A SourceConnection that knows better names for its inputs than their keys, such as the lines of files."""
 
     def name_of(self, claim: Claim) -> str:
         """Returns the name of a claimed input, for the log and the page. Any thread may call it."""

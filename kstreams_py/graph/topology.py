@@ -86,7 +86,7 @@ DEFAULTS: Final = Defaults(
     hash_header=True,
     retry=None,
 )
-"""The defaults of a graph that names none."""
+"""The defaults of a graph that sets none."""
 
 
 class Graph(Decorators, Generic[GraphKey, GraphValue]):
@@ -138,7 +138,7 @@ class Graph(Decorators, Generic[GraphKey, GraphValue]):
         self.channels: dict[str, Channel] = {}
         """All channels by name, including those that a source fills."""
         self._read: dict[str, Channel] = {}
-        """The channel that each topic read by tasks fills, by the topic's name."""
+        """The channel that a topic fills for the tasks that read it, by the topic's name."""
         self._tasks: dict[str, JobTask] = {}
         self.pipelines: tuple[Pipeline, ...] = ()
         """All pipelines, in the order of their declaration."""
@@ -494,7 +494,7 @@ class Graph(Decorators, Generic[GraphKey, GraphValue]):
 
     @property
     def topics(self) -> dict[str, Topic]:
-        """All topics by name, including dead-letter topics, without journals."""
+        """All topics by name, including dead-letter topics, but not journals."""
         for name, topic in self._dead_letters.items():
             if isinstance(topic, str) and name not in self._topics:
                 self._dead_letters[name] = Topic(name, Bytes(), dead_letters(), None, None, {}, topic)
@@ -508,7 +508,7 @@ class Graph(Decorators, Generic[GraphKey, GraphValue]):
     def journal_topic(self, processor: Processor) -> str | None:
         """Returns the topic where a processor records deliveries, or an alts its choices, before its functions run.
 
-        None if the processor needs none.
+        Returns None if the processor needs none.
         """
         if processor.journal is not None or (processor.kind.is_alts and RULES[processor.guarantee].journals_choices):
             return journal_topic(self.name, processor.id)
@@ -552,7 +552,7 @@ class Graph(Decorators, Generic[GraphKey, GraphValue]):
 
         A task is one processor on one partition number, and reads that partition of each input.
 
-        - `counts`: the number of partitions by topic; topics that are missing in it are not checked.
+        - `counts`: the number of partitions by topic; topics that are missing from it are not checked.
         """
         for processor in self.processors:
             known = [topic.name for topic in processor.inputs if topic.name in counts]
@@ -566,8 +566,8 @@ class Graph(Decorators, Generic[GraphKey, GraphValue]):
     def partitions_like(self, name: str, counts: Mapping[str, int], default: int = DEFAULT_PARTITIONS) -> int:
         """Returns the number of partitions for a new topic that declares none.
 
-        It is the number of partitions of the topics that are read together with it; otherwise of the inputs of their
-        writers; otherwise `default`.
+        It is the largest number that a topic read together with it has; if none is known, the largest that an input of
+        their writers has, and so on; otherwise `default`.
 
         - `counts`: the number of partitions of existing topics, by name.
         """
