@@ -19,7 +19,7 @@ task            acts  calls the function of a task, sends or stores its results
 runners         acts  runs a task: takes segments, calls its function, sends or stores the results, acknowledges
 inputs          acts  claims the inputs of a source, acknowledges or refuses them
 job             acts  the loop of a job in one process
-cluster/              which peers and jobs there are, and who runs what: all peers agree by one log of commands
+cluster/              which peers and jobs there are, and who runs what: all peers agree through one log of commands
 peers/                a job whose tasks run on several machines, one task at each peer
 messengers/           how the peers of a cluster send each other segments, acknowledgements and ends of inputs
 """

@@ -97,7 +97,7 @@ class Acker:
         A dropped entry lost an acknowledgement, or got one after the end of its input. Call this at intervals that are
         longer than an acknowledgement may take.
 
-        - `is_kept`: returns whether an input is still waited for.
+        - `is_kept`: returns whether an input is still under way.
         """
         opened = {segment: left for segment, left in self._old.items() if is_kept(segment)}
         early = {segment: left for segment, left in self._early_old.items() if is_kept(segment)}

@@ -14,11 +14,11 @@ from kstreams_py.printable import count_of
 logger = logging.getLogger(__name__)
 
 LONG_SECONDS: Final = 5.0
-"""Seconds of failed attempts after which a line says that they are over."""
+"""If attempts failed for at least this many seconds, a line in the log says that they are over."""
 
 
 class FailedAttempt(NamedTuple):
-    """A failed attempt at a segment of an input that is run again.
+    """A failed attempt at a segment of an input; the segment is run again.
 
     - `attempts`: how many have failed.
     - `seconds`: until the next one.

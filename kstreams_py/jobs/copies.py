@@ -27,7 +27,7 @@ def copy_value(value: Any) -> Any:
 
 
 class Copies(NamedTuple):
-    """Copies of some values: those that could be copied, and by index, the errors of the others."""
+    """The copies of the values that could be copied, and the errors of the others by their index."""
 
     values: list[Any]
     errors: dict[int, BaseException]

@@ -10,7 +10,7 @@ from kstreams_py.jobs.identity import Path, Pattern, SegmentId
 
 
 class Held(NamedTuple):
-    """A segment of one branch that waits for those of the others."""
+    """A segment of one branch that waits for the segments of the others."""
 
     pattern: Pattern
     path: Path
@@ -30,7 +30,7 @@ class Gathered(NamedTuple):
 
 
 class Gathering:
-    """The segments of one gather that wait for those of the other branches."""
+    """The segments of one gather that wait for the segments of other branches."""
 
     def __init__(self, branches: int) -> None:
         self._branches = branches
@@ -46,7 +46,7 @@ class Gathering:
         return segment in self._waiting
 
     def add(self, segment: SegmentId, branch: int, common: Path, held: Held) -> Gathered | None:
-        """Adds a segment of a branch. If it is the last one, returns all of them: they no longer wait.
+        """Adds a segment of a branch. If it is the last one, returns the segments of all branches: they no longer wait.
 
         Raises GraphError if the branch has already given one.
         """
@@ -68,7 +68,7 @@ class Gathering:
         return Gathered(segment, common, [group[each] for each in range(self._branches)])
 
     def patterns(self, segment: SegmentId) -> int:
-        """Returns the XOR of the patterns of the segments of an input that wait here."""
+        """Returns the XOR of the patterns of an input's segments that wait here."""
         value = 0
         for group in self._waiting.get(segment, {}).values():
             for held in group.values():

@@ -61,7 +61,7 @@ def begin_alike(data: bytes, width: int, start: int, end: int) -> bool:
 
 
 def replace_begin(begin: bytes, data: bytes, width: int, start: int = 0) -> list[Any]:
-    """Returns each part of data with other bytes in the place of the first `start` ones.
+    """Returns each part of data with `begin` in the place of its first `start` bytes.
 
     - `width`: the bytes of a part.
     """
@@ -128,7 +128,7 @@ def extend_all(paths: Sequence[Path], name: bytes) -> list[Path]:
 
 
 def are_one(paths: Sequence[Path]) -> bool:
-    """Returns whether all paths are the same, as those of a chain of processors are; False for none."""
+    """Returns whether all paths are the same, as they are in a chain of processors; False for none."""
     return bool(paths) and paths.count(paths[0]) == len(paths)
 
 

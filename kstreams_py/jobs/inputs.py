@@ -51,7 +51,7 @@ more inputs would be read again after a death.
 """
 
 UNDER_WAY_BYTES: Final = 32 * 2**20
-"""Bytes of the data of inputs under way, above which none is read: as values, they take up to 25 times as much."""
+"""No input is read while those under way have more bytes of data: as values, they take up to 25 times as much."""
 
 MEASURED_SECONDS: Final = 0.1
 """Seconds over which the speed is measured: overlapping calls end one or two at a time, and sometimes many at once."""
@@ -102,7 +102,7 @@ class SourceInputs:
         """Makes no request.
 
         - `name`: the name of the source, with the graph's name.
-        - `limits`: the bounds of the limit on inputs under way; the lower one gives each call of the tasks an input.
+        - `limits`: the bounds of the limit on inputs under way; the lower one is enough for all calls of the tasks.
         - `timeout`: the seconds after which an input that is neither complete nor under way is read again.
         - `new_ids`: returns a number of new ids.
         - `letters`: writes the dead letters of refused inputs that are records of a topic; None for other sources.
@@ -111,7 +111,7 @@ class SourceInputs:
         self.name = name
         self.connection = connection
         self.remedy = ""
-        """The commands for refused inputs, for the log; "" if the source keeps none, or if it was told."""
+        """The commands for refused inputs, for the log; "" if the source keeps none, or once they are logged."""
         least, self._most = limits
         self._limit = AdaptiveLimit(UNDER_WAY_SECONDS, UNDER_WAY_FIRST, self._most, least)
         self._settled_at: float | None = None
@@ -150,7 +150,7 @@ class SourceInputs:
     def read(self, now: float, paused: int = 0, *, others_wait: bool = False, is_alone: bool = True) -> Segments:
         """Claims inputs, up to the limit of those under way; returns them as segments without patterns.
 
-        - `paused`: at most how many of the inputs under way only wait until a function is called again. These take no
+        - `paused`: how many of the inputs under way, at most, only wait until a function is called again. These take no
           time, so they do not count towards the limit.
         - `others_wait`: suspects of other sources or readers wait until nothing is under way here.
         - `is_alone`: no input of another source or reader is under way.
@@ -325,7 +325,7 @@ class SourceInputs:
         return lost
 
     def give_up_all(self, segments: Iterable[SegmentId], *, failed: bool) -> None:
-        """Takes, for `return_expired`, those of these inputs that are under way.
+        """Takes, for `return_expired`, all of these inputs that are under way.
 
         - `failed`: whether this counts as an attempt.
         """
@@ -415,7 +415,7 @@ class SourceInputs:
                 except SourceUnavailable as error:
                     logger.warning("%s: its claims are kept until their lease ends: %s", self.name, error)
                     break
-                except KStreamsError as error:  # a topic refuses a dead letter: the others are given back all the same
+                except KStreamsError as error:  # a topic refuses a dead letter: the others are given back nevertheless
                     logger.warning("%s: some of its inputs are read again: %s", self.name, error)
         finally:
             self.connection.close()

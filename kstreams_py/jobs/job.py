@@ -188,7 +188,7 @@ class Job:
     def is_death(self, error: Exception) -> bool:
         """Returns whether an error that ends the job counts as a death of the inputs under way.
 
-        If an input caused it, the limit on deaths must end that input. A mistake in the program, a system that is
+        If an input caused it, that input must reach the limit on deaths. A mistake in the program, a system that is
         away, or an error at which the graph stops the job is the fault of no input: if it counted, healthy inputs would
         be refused after a long outage.
         """

@@ -10,7 +10,7 @@ slots         rule  which peer has which keys of a grouped task
 fold          rule  applies a command to a replica
 records       rule  the bytes of commands and replicas
 heartbeats    rule  which peers are silent, and whether this one may still act
-observations  rule  what is seen of a cluster beside its replica: ends, heartbeats, digests that differ
+observations  rule  what is seen of a cluster besides its replica: ends, heartbeats, digests that differ
 reactions     rule  what a peer appends in answer to a command
 explanations  rule  why a job waits, and what would start it
 log           acts  the log as peers use it, and one in memory

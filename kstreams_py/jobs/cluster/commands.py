@@ -38,10 +38,10 @@ class LeaveReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TaskSpec:
-    """What a scheduler has to know of a task.
+    """What a scheduler has to know about a task.
 
     - `is_input`: whether the task reads a source.
-    - `is_grouped`: whether each key of its input belongs to one peer: such a task gets no peer after its job's start.
+    - `is_grouped`: whether each key of its input belongs to one peer: such a task gets no peers after its job's start.
     - `max_peers`: how many peers it can use; None for any number.
     """
 
@@ -102,7 +102,7 @@ class SubmitJob:
 
 @dataclass(frozen=True, slots=True)
 class KillJob:
-    """Ends a job, also if its inputs are not all read. `why`: the error that ended it; "" if a person did."""
+    """Ends a job, even if not all its inputs are read. `why`: the error that ended it; "" if a person did."""
 
     job: JobId
     why: str = ""
@@ -136,9 +136,9 @@ class Leave:
 
 @dataclass(frozen=True, slots=True)
 class Volunteer:
-    """A peer asks for a plan: it would have another task.
+    """A peer asks for a plan, because it would then have another task.
 
-    - `seen`: the offset of the entry that it answers. If there was a plan after that entry, it changes nothing.
+    - `seen`: the offset of the entry that it answers. If there was a plan after that entry, the command has no effect.
     """
 
     peer: PeerId

@@ -42,7 +42,7 @@ def _explain_waiting(replica: Replica, name: JobId) -> str:
 
 
 def _explain_shares(replica: Replica, rivals: list[Demand], own: Demand) -> str:
-    """Returns which share is too small if a job runs beside those that run now: its own, or that of another one."""
+    """Says which share would be too small if a job ran beside the running ones, its own or another job's."""
     peers, of = len(replica.peers), dict(zip(rivals, divide(len(replica.peers), rivals), strict=True))
     short = own if of[own] < own.minimum else next((each for each in rivals if of[each] < each.minimum), own)
     tasks = count_of(short.minimum, "task")
@@ -65,7 +65,7 @@ def _fits(peers: int, rivals: list[Demand]) -> bool:
 
 
 def _find_percentage(peers: int, rivals: list[Demand], own: Demand) -> int | None:
-    """Returns the smallest whole percentage that would start a job beside those that run; None if there is none."""
+    """Returns the smallest whole percentage that would start a job beside the running ones; None if there is none."""
     others = sum(each.weight for each in rivals if each is not own)
     for percentage in range(ceil(own.weight) + 1, int(100 - others) + 1):
         changed = own._replace(weight=percentage)

@@ -28,8 +28,8 @@ MARGIN: Final = 0.25
 class Heartbeats:
     """The heartbeats of a peer and of the others, in the order of the log.
 
-    A peer sends its next heartbeat when the last one has come back, or is lost for all that it knows; only the newest
-    one counts. So those that were queued during an outage count as one, however many come back at once.
+    A peer sends its next heartbeat when the last one has come back, or counts as lost; only the newest one counts. So
+    the heartbeats that were queued during an outage count as one, however many come back at once.
     """
 
     def __init__(self, me: PeerId, interval: float = INTERVAL, silent_after: int = SILENT_AFTER) -> None:
@@ -46,7 +46,7 @@ class Heartbeats:
         self._leased_at: float | None = None
         """When the newest heartbeat that came back was sent; None before the first."""
         self._missed: dict[PeerId, int] = {}
-        """For each other peer, how many heartbeats of this one came back since its last heartbeat."""
+        """For each other peer, how many heartbeats of this peer came back since the other's last heartbeat."""
 
     def next_number(self, now: float) -> int | None:
         """Returns the number of the heartbeat that is due; None if none is. `now`: seconds of a monotonic clock."""
@@ -68,7 +68,7 @@ class Heartbeats:
         self._missed = {each: self._missed.get(each, 0) + 1 for each in members if each != self._me}
 
     def silent(self) -> list[PeerId]:
-        """Returns the members that are silent: they leave."""
+        """Returns the members that are silent, and must leave."""
         return [peer for peer, missed in self._missed.items() if missed >= self._silent_after]
 
     def has_lease(self, now: float) -> bool:

@@ -67,7 +67,7 @@ class KafkaLog:
     def start(self) -> bytes | None:
         """Creates the topics if they are missing; see ClusterLog.
 
-        Raises TopicError for other settings of a topic, SettingsError for a replica of another version, and Retriable
+        Raises TopicError for a topic with other settings, SettingsError for a replica of another version, and Retriable
         if the topics have no leaders.
         """
         cluster, wanted = self._cluster, (KEPT_FOREVER, KEPT_BRIEFLY, COMPACTED)
@@ -204,7 +204,7 @@ class KafkaLog:
 
 
 def _value_of(record: Message) -> bytes | None:
-    """Returns the value of a record; None if it cannot be read, because no peer has written it."""
+    """Returns the value of a record; None if it cannot be read: no peer has written such a record."""
     try:
         return record.value()
     except DecodeError:
@@ -212,7 +212,7 @@ def _value_of(record: Message) -> bytes | None:
 
 
 def find_kept(cluster: Cluster, name: str) -> tuple[bytes | None, Replica]:
-    """Returns the newest kept replica of a cluster of peers, encoded and decoded; None and an empty one without any.
+    """Returns the newest kept replica of a cluster of peers, encoded and decoded; None and an empty one if none is.
 
     Records of others are left out, with a warning. Raises SettingsError for a replica of another version.
     """

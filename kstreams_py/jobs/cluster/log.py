@@ -14,20 +14,20 @@ class LogRecord(NamedTuple):
 
 
 class ClusterLog(Protocol):
-    """One client of a cluster's log. Its methods do not block, and are called by one thread.
+    """One client of a cluster's log. One thread calls its methods; only `start` and `close` block.
 
-    Three kinds of records: entries, which all peers read in the same order; heartbeats, which are not kept; and
+    It has three kinds of records: entries, which all peers read in the same order; heartbeats, which are not kept; and
     the newest replica, so that the entries before it can be deleted.
     """
 
     def start(self) -> bytes | None:
-        """Returns the newest kept replica; None if none was kept. `read` begins behind it. Blocks until it is known.
+        """Returns the newest kept replica; None if none was kept. `read` begins after it. Blocks until it is known.
 
         Raises BrokerUnavailable, and InputLost if entries after it were deleted.
         """
 
     def append(self, value: bytes) -> None:
-        """Appends an entry. Whether that succeeded shows when it is read: until then it may be appended again."""
+        """Appends an entry. Only `read` shows that this succeeded: until then the entry may be appended again."""
 
     def read(self) -> list[LogRecord]:
         """Returns the next entries; none while the log is away. Raises InputLost if they were deleted."""

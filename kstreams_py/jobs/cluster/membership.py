@@ -61,8 +61,8 @@ class ClusterMembership:
         self._lock = threading.Lock()
         """Guards the outbox: the thread of the peer's task appends, too."""
         self._outbox: deque[Command] = deque()
-        """The commands to append, in order. The first one may be on its way: only one is at a time, as one that is
-        appended again must not come behind a later one, which would make it look like a copy.
+        """The commands to append, in order. Only the first one may be on its way: if a command that is
+        appended again came behind a later one, it would look like a copy.
         """
         self._sequence = 0
         """The number of the newest command that was appended."""
@@ -91,7 +91,7 @@ class ClusterMembership:
         return self._heartbeats.age(now)
 
     def start(self) -> None:
-        """Reads the newest kept replica, and begins to join: `turn` goes on with it.
+        """Reads the newest kept replica, and begins to join; `turn` continues the join.
 
         Raises what ClusterLog.start raises, and SettingsError if the cluster has other settings.
         """
@@ -122,10 +122,10 @@ class ClusterMembership:
 
         1. Apply each entry, and answer it.
         2. Append the next command.
-        3. Take the heartbeats of the others, and send an own one; peers that are silent leave.
-        4. Keep the replica, if the log has grown.
+        3. Take the heartbeats of the others, and send one; append a Leave for each silent peer.
+        4. Keep the replica, if the log has grown enough.
 
-        Raises InputLost; Retriable if the log is away: the next turn goes on; SettingsError if the cluster has other
+        Raises InputLost; Retriable if the log is away (the next turn goes on); SettingsError if the cluster has other
         settings, or refuses this peer.
         """
         records = self._log.read()
@@ -162,7 +162,7 @@ class ClusterMembership:
         self._accused &= self.replica.peers.keys()
 
     def _go_on_joining(self, appended: Command) -> None:
-        """Joins once the first own entry has come back: everything before it is read then."""
+        """Joins once this peer's first entry has come back: everything before that entry has then been read."""
         if type(appended) is Found:
             self.append(self._join)
         elif type(appended) is not AcceptJoin or self.is_member:
@@ -171,7 +171,7 @@ class ClusterMembership:
             raise SettingsError(f"cluster {self._settings.cluster} refuses this peer: {why}")
 
     def _check_settings(self) -> None:
-        """Raises SettingsError if the settings of the cluster differ from those that this peer has."""
+        """Raises SettingsError if the settings of the cluster differ from this peer's."""
         found, wanted = self.replica, self._settings
         if found.version != VERSION:
             raise refuse_version(wanted.cluster, found.version)
@@ -242,7 +242,7 @@ class ClusterMembership:
         self._log.beat(encode_beat(beat))
 
     def _keep(self) -> None:
-        """Keeps the replica after many entries: the member that joined first does it."""
+        """Keeps the replica after many entries, if this peer is the member that joined first."""
         offset = self.replica.offset
         if offset >= self._kept_at + KEPT_EVERY and next(iter(self.replica.peers)) == self.me:
             self._kept_at = offset

@@ -1,4 +1,4 @@
-"""What is seen of a cluster beside its replica: who left and why, which heartbeats came, whose digest differs."""
+"""What is seen of a cluster besides its replica: who left and why, which heartbeats came, whose digest differs."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Observations:
         self.entries += 1
         command = entry.command
         if not isinstance(command, Leave) or command.peer not in before.peers:
-            return  # every peer says of a silent one that it leaves: the first one counts
+            return  # every peer reports a silent one: only the first report counts
         self._left[command.reason] += 1
         self._beats.pop(command.peer, None)
         self._note_unreachable(command.peer, ())
@@ -99,7 +99,7 @@ class Observations:
         return self._digests[replica.offset]
 
     def hear(self, beat: Beat, replica: Replica, now: float) -> bool:
-        """Takes a heartbeat; returns whether it is the first that shows that its peer differs."""
+        """Takes a heartbeat; returns whether it is the first to show that its peer's replica differs."""
         if beat.peer in replica.peers:
             self._beats[beat.peer] = now, beat
             self._note_unreachable(beat.peer, beat.unreachable)
@@ -114,7 +114,7 @@ class Observations:
             self.unreachable = others | ({peer: unreachable} if unreachable else {})
 
     def turns_of(self, peer: PeerId) -> int:
-        """Returns how many turns the main loop of a peer has had; 0 if it has not said. Any thread may call it."""
+        """Returns how many turns a peer's main loop has had; 0 if its heartbeats do not say. Any thread may call it."""
         return 0 if (found := self._beats.get(peer)) is None else found[1].turns
 
     def figures(self, replica: Replica, now: float) -> ClusterFigures:

@@ -58,14 +58,14 @@ def demands(replica: Replica) -> list[Demand]:
 
 
 def _most(task: TaskSpec, job: JobState, now: int) -> float:
-    """Returns how many peers a task can use. A grouped task never grows: its keys would change their peers."""
+    """Returns how many peers a task can use. A grouped task never grows: its keys would move to other peers."""
     if task.is_grouped and job.is_active:
         return now
     return float("inf") if task.max_peers is None else task.max_peers
 
 
 def _release(job: JobState, tasks: dict[str, list[PeerId]], count: int) -> None:
-    """Removes peers from a job until it has this many: the newest of the largest task, rather of one not grouped."""
+    """Removes peers until a job has `count`: the newest of its largest task, of a grouped one only if it must."""
     if not count:
         for peers in tasks.values():
             peers.clear()
@@ -80,7 +80,7 @@ def _releasable(task: TaskSpec, peers: Sequence[PeerId]) -> tuple[bool, bool, in
 
 
 def _grow(job: JobState, tasks: dict[str, list[PeerId]], count: int, free: deque[PeerId]) -> None:
-    """Gives free peers to a job until it has this many: to a task without a peer first, then to the smallest."""
+    """Gives free peers to a job until it has `count`: to a task without a peer first, then to the smallest."""
     while free and sum(map(len, tasks.values())) < count:
         growing = [task for task in job.left if len(tasks[task.id]) < _most(task, job, len(tasks[task.id]))]
         if not growing:

@@ -25,7 +25,7 @@ PLANNED: Final = frozenset({SubmitJob, KillJob, CompleteTask, SealTask, AcceptJo
 
 
 def find_volunteers(replica: Replica) -> list[PeerId]:
-    """Returns the peers that would have another task, or none, if it was planned now."""
+    """Returns the peers to which a plan made now would give another task, or none."""
     places = plan(replica)
     now = {peer: (each.job, each.task) for peer, each in replica.assignments.items()}
     return [peer for peer in replica.peers if places.get(peer) != now.get(peer)]

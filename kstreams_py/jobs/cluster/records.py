@@ -46,7 +46,7 @@ def decode_entry(data: bytes | None) -> Entry:
 class Beat(NamedTuple):
     """A heartbeat of a peer: its number, and the digest of the peer's replica at an offset of the log.
 
-    - `turns`: how many turns the peer's main loop has had; 0 from a peer that does not say.
+    - `turns`: how many turns the peer's main loop has had; 0 if the peer does not report them.
     - `unreachable`: the members that the peer cannot reach.
     """
 
@@ -80,7 +80,7 @@ def encode_replica(replica: Replica) -> bytes:
 
 
 def decode_replica(data: bytes | None) -> Replica:
-    """Returns the replica that `encode_replica` made these bytes of. Raises DecodeError for anything else."""
+    """Returns the replica that `encode_replica` encoded. Raises DecodeError for anything else."""
     try:
         return REPLICA_ADAPTER.validate_json(data or b"")
     except ValidationError as error:

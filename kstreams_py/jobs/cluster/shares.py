@@ -1,7 +1,7 @@
 """How many peers each job gets: the schedulers, as a division of the peers among jobs.
 
 Peers are divided by Webster's divisors: each next peer goes to the job with the largest `weight / (2 * peers + 1)`
-(Balinski and Young, "Fair Representation", 1982). So no job loses a peer because another one joins the cluster, as
+(Balinski and Young, "Fair Representation", 1982). So no job loses a peer when another peer joins the cluster, as
 happens with largest remainders. Equal weights are the round robin scheduler.
 """
 
@@ -59,11 +59,11 @@ def share(
     drops_last: bool = False,
     joins_running: bool = False,
 ) -> dict[JobId, int]:
-    """Returns how many peers each job gets that gets any: never fewer than it has tasks.
+    """Returns how many peers each job gets, without jobs that get none: never fewer than it has tasks.
 
-    - `drops_last`: of the jobs that may be dropped, whether the last submitted one is, instead of the first.
+    - `drops_last`: whether, of the jobs that may be dropped, the last submitted one is dropped, instead of the first.
     - `joins_running`: with the greedy scheduler, whether the job that runs gets all peers that it can use, and not only
-      those that it began with.
+      the peers that it began with.
     """
     fitting = [each for each in demands if each.minimum <= peers]
     if scheduler is Scheduler.GREEDY:
@@ -72,7 +72,7 @@ def share(
     for _ in fitting:
         if found.keys() == before:
             break
-        # the jobs that get peers now are dropped after all others: the next plan must come to the same
+        # the jobs that get peers now are dropped after all others: the next plan must come to the same result
         before = {*found}
         fitting = [each._replace(peers=found.get(each.job, 0)) for each in fitting]
         found = _share_by_weight(peers, fitting, drops_last)
@@ -84,7 +84,7 @@ def _share_by_weight(peers: int, fitting: Sequence[Demand], drops_last: bool) ->
     while short := _short(counts := divide(peers, kept), kept):
         dropped.append(_droppable(kept, short)[-1 if drops_last else 0])
         kept.remove(dropped[-1])
-    # jobs that can use few peers may leave enough for one that was dropped while there were more
+    # jobs that can use few peers may leave enough for one that was dropped while there were more jobs
     for each in sorted(dropped, key=fitting.index):
         more = sorted([*kept, each], key=fitting.index)
         if peers - sum(counts) >= each.minimum and not _short(again := divide(peers, more), more):
@@ -97,7 +97,7 @@ def _short(counts: Sequence[int], demands: Sequence[Demand]) -> list[Demand]:
 
 
 def _share_greedily(peers: int, fitting: Sequence[Demand], joins_running: bool) -> dict[JobId, int]:
-    """Returns the one job that gets peers: it keeps those that it has, or gets all of them when it begins."""
+    """Returns the one job that gets peers: it keeps its peers, or gets all that it can use when it begins."""
     for each in sorted(fitting, key=lambda each: not each.is_active):
         if each.is_active and not joins_running:
             return {each.job: each.peers}

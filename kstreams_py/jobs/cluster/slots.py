@@ -1,7 +1,7 @@
 """The slots of a grouped task: which peer has which keys. A key stays at its peer until that peer leaves.
 
 The keys of a group are hashed to slots, and the table of slots is part of the replica. When a peer leaves, only its own
-slots move, each to the peer of the highest random weight (Thaler and Ravishankar, "Using name-based mappings to
+slots move, each to the peer with the highest random weight (Thaler and Ravishankar, "Using name-based mappings to
 increase hit rates", 1998).
 """
 
@@ -14,7 +14,7 @@ from typing import Final
 from kstreams_py.errors import GraphError
 
 SLOTS: Final = 256
-"""The slots of a task: many more than it has peers, so that each has about as many."""
+"""The slots of a task: many more than it has peers, so that each peer has about as many."""
 
 
 def new_table(peers: Sequence[int]) -> tuple[int, ...]:
@@ -23,7 +23,7 @@ def new_table(peers: Sequence[int]) -> tuple[int, ...]:
 
 
 def remap(table: Sequence[int], left: int, peers: Sequence[int]) -> tuple[int, ...]:
-    """Returns the table without a peer that has left. `peers`: those that remain, at least one."""
+    """Returns the table without a peer that has left. `peers`: the peers that remain, at least one."""
     return tuple(_heaviest(slot, peers) if peer == left else peer for slot, peer in enumerate(table))
 
 
@@ -45,7 +45,7 @@ def slot_of_id(segment: bytes) -> int:
 
 
 def _encode(key: Hashable) -> bytes:
-    """Returns bytes that are equal for equal keys only: 1, 1.0 and True are one key, as in a dict."""
+    """Returns bytes that are equal only for equal keys: 1, 1.0 and True are one key, as in a dict."""
     kind = type(key)
     if kind is str:
         return b"s" + str(key).encode(errors="surrogatepass")

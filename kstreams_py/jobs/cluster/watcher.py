@@ -25,10 +25,10 @@ class ClusterWatcher:
             self.replica = decode_replica(kept)
 
     def turn(self, now: float) -> None:
-        """Reads the next entries and heartbeats. `now`: monotonic seconds. Raises InputLost; Retriable if it is away.
+        """Reads new entries and heartbeats. `now`: monotonic seconds. Raises InputLost; Retriable if the log is away.
 
-        A digest is compared only if the heartbeat is about the newest entry that was read: one digest an entry would
-        cost more than the entry.
+        A digest is compared only if the heartbeat is about the newest entry that was read: a digest for each entry
+        would cost more than the entry.
         """
         for record in self._log.read():
             try:
