@@ -13,10 +13,10 @@ class Backoff:
 
     - `initial`: seconds before the second attempt.
     - `factor`: each wait is this many times the one before.
-    - `longest`: the most seconds of a wait, without its variation.
+    - `longest`: the most seconds of a wait, before `jitter` changes it.
     - `give_up`: seconds without an answer after which the peer is reported, and other peers are used instead. The
       attempts go on: while the peer is a member, only it can say what it has taken.
-    - `jitter`: the part by which chance makes a wait longer or shorter, so that peers do not ask all at the same time.
+    - `jitter`: the part by which chance makes a wait longer or shorter, so that not all peers ask at the same time.
 
     Raises SettingsError for values that make no sense.
     """

@@ -21,10 +21,10 @@ class MessengerSettings:
     - `port`: 0 for any free one.
     - `advertised`: the name or address under which other peers reach this one; by default `host`.
     - `frame_max`: the most bytes of a frame, the same for all peers of a cluster.
-    - `queue`: the most frames that wait for another peer, and the most of another peer that wait to be received.
-    - `queue_bytes`: likewise the most bytes; one frame always fits. `zmq` counts frames alone.
-    - `certificate`, `key`, `authority`: of `http`: files in PEM format for TLS. With `authority`, peers show each other
-      certificates that it has issued.
+    - `queue`: the most frames that wait for another peer, and the most from another peer that wait to be received.
+    - `queue_bytes`: likewise the most bytes; one frame always fits. `zmq` counts only frames.
+    - `certificate`, `key`, `authority`: for `http`, files in PEM format for TLS. With `authority`, peers show each
+      other certificates that it has issued.
 
     Raises SettingsError for values that make no sense.
     """
@@ -72,7 +72,7 @@ class MessengerCounts:
 
     @property
     def dropped(self) -> int:
-        """All of them."""
+        """The sum of these counts."""
         return self.strangers + self.garbage
 
 
@@ -90,14 +90,14 @@ class Messenger(Protocol):
 
     @property
     def address(self) -> str:
-        """Where other peers reach this one. They get it with the `join` of this peer."""
+        """Where other peers reach this one. They get it from the `join` of this peer."""
 
     @property
     def public_key(self) -> str:
-        """What other peers need beside the address; "" if they need nothing. Members of the cluster may read it."""
+        """What other peers need besides the address; "" if they need nothing. Members of the cluster may read it."""
 
     def connect(self, peer: str, address: str, public_key: str) -> None:
-        """Lets a member of the cluster in, and begins to connect to it; again if it has moved. Waits for nothing.
+        """Admits a member of the cluster, and begins to connect to it, again if it has moved. Does not block.
 
         Raises SettingsError for an address that this messenger does not understand.
         """
@@ -115,7 +115,7 @@ class Messenger(Protocol):
         """Returns the frames that have come, each with the id of its peer. Waits for nothing."""
 
     def wait(self, seconds: float) -> None:
-        """Returns when a frame has come, when `wake` is called, or after some seconds."""
+        """Returns when a frame has come, when `wake` is called, or after `seconds`."""
 
     def wake(self) -> None:
         """Ends `wait`, or the next one. Any thread may call it."""

@@ -1,14 +1,14 @@
 """A messenger over HTTP: for networks that let nothing else through.
 
 Each peer has a server, and one connection to the server of each other peer, all in one thread with an event loop. A
-request has frames, as many as wait. What protects a peer:
+request has the frames that wait, up to a limit. A peer is protected as follows:
 
-- Each peer has a random token, which the others know by its `join`. It never travels: the head of a request has a hash
-  of cluster, sender, receiver, length and digest of the body, keyed by the receiver's token. So a request of a stranger
-  is refused before its body is read. The hash proves that the sender is a member, and not which one.
-- A request that somebody records and sends again has frames that the link has accepted already.
-- Values are readable on the network without `certificate`, and its answers can be forged. With `authority`, only peers
-  with a certificate of it can connect.
+- Each peer has a random token, which the others know from its `join`. No request contains the token: the head of a
+  request has a hash of cluster, sender, receiver, length and digest of the body, keyed by the receiver's token. So a
+  request of a stranger is refused before its body is read. The hash proves that the sender is a member, but not which.
+- If somebody records a request and sends it again, its frames are ones that the link has accepted already.
+- Without `certificate`, values are readable on the network, and a server's answers can be forged. With `authority`,
+  only peers with a certificate that it has issued can connect.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ logger = logging.getLogger(__name__)
 PATH: Final = "/frames"
 
 BATCH_BYTES: Final = 1 << 20
-"""A request takes no further frame when it has this many bytes."""
+"""The most bytes of the frames in a request, unless it has only one frame."""
 
 LENGTH_BYTES: Final = 4
 """Bytes of the length of a frame in a body."""
@@ -69,7 +69,7 @@ REQUEST_SECONDS: Final = 30.0
 """The most seconds for the head of a request, for its body, for its answer, and until the next request."""
 
 SPARE_CONNECTIONS: Final = 64
-"""Connections beyond two for each peer. One more closes the oldest that has sent no request of a member."""
+"""Connections beyond two for each peer. Any further one closes the oldest that has sent no request of a member."""
 
 END_SECONDS: Final = 5.0
 """The most seconds to wait for the end of the thread."""
@@ -86,7 +86,7 @@ class _Refused(NamedTuple):
 
 
 def _authorize(token: bytes, names: tuple[str, str, str], length: int, digest: str) -> str:
-    """Returns what proves that the sender of a request knows the token of the receiver.
+    """Returns the proof that the sender of a request knows the token of the receiver.
 
     - `names`: the cluster, the sender and the receiver.
     """
@@ -99,14 +99,14 @@ def _digest(body: bytes | bytearray) -> str:
 
 
 def _describe(error: ssl.SSLError) -> str:
-    """Returns what OpenSSL says of a failed handshake."""
+    """Returns what OpenSSL says about a failed handshake."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return error.verify_message
     return (error.reason or str(error)).replace("_", " ").lower()
 
 
 def _split(body: bytes) -> list[bytes] | None:
-    """Returns the frames of a body; None if it has something else."""
+    """Returns the frames of a body; None if it has anything else."""
     frames, start = list[bytes](), 0
     while start < len(body):
         begin = start + LENGTH_BYTES
@@ -168,7 +168,7 @@ class HttpMessenger:
         self._loop: asyncio.AbstractEventLoop
         self._server: _Server
 
-    # The peer's thread.
+    # The peer's thread calls these.
 
     def start(self) -> None:
         """See Messenger."""
@@ -262,7 +262,7 @@ class HttpMessenger:
     def _call(self, call: Coroutine[Any, Any, None]) -> None:
         asyncio.run_coroutine_threadsafe(call, self._loop).result(END_SECONDS)
 
-    # The thread of the event loop.
+    # The thread of the event loop calls these.
 
     async def _run(self, bound: socket.socket, started: threading.Event) -> None:
         self._loop, self._ended = asyncio.get_running_loop(), asyncio.Event()
@@ -377,7 +377,7 @@ class _Request(HTTPMessageDelegate):
         self._is_over = False
 
     def headers_received(self, start_line: object, headers: HTTPHeaders) -> None:
-        """Refuses, by its head, a request that does not come from a member."""
+        """Refuses a request by its head, unless a member sent it and the server can take it."""
         assert isinstance(start_line, RequestStartLine)
         refused = self._judge(start_line, headers)
         if refused is not None:
@@ -450,7 +450,7 @@ class _Server(HTTPServer):
         self._count = 0
 
     def handle_stream(self, stream: IOStream, address: Any) -> None:
-        """Takes a new connection; if there are too many, in the place of one that nobody is known to use."""
+        """Takes a new connection. Above the limit, closes the oldest that no member has used, or else the new one."""
         if self._count >= SPARE_CONNECTIONS + 2 * len(self.messenger.queues):
             oldest = next((each for each in self._unknown if not each.closed()), stream)
             oldest.close()
@@ -465,7 +465,7 @@ class _Server(HTTPServer):
         self._unknown.pop(stream, None)
 
     def refuse(self, stream: IOStream) -> None:
-        """Notes that a request of no member was counted as dropped."""
+        """Notes that a refused request was counted as dropped."""
         if stream in self._unknown:
             self._unknown[stream] = True
 

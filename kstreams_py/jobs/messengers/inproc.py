@@ -22,7 +22,7 @@ class InprocNetwork:
         self._messengers: dict[str, InprocMessenger] = {}
 
     def add(self, messenger: InprocMessenger, port: int) -> str:
-        """Returns the address of a messenger, which is its number. Raises SettingsError if another one has it."""
+        """Adds a messenger; returns its address, which has its number. Raises SettingsError if another one has it."""
         with self._lock:
             numbers = iter((port,)) if port else self._numbers
             address = next(found for each in numbers if (found := f"{SCHEME}{each}") not in self._messengers or port)
@@ -42,7 +42,7 @@ class InprocNetwork:
 
 
 _network: Final = InprocNetwork()
-"""That of this process."""
+"""The network of this process."""
 
 
 class InprocMessenger:

@@ -15,7 +15,7 @@ ANSWER_SECONDS: Final = 0.02
 """Seconds in which a frame is answered: much less than a sender waits until it sends a frame again."""
 
 ANSWER_PART: Final = 4
-"""An answer is due at once after this part of a window, or of the credit of a task."""
+"""An answer is due at once after a window, or the credit of a task, divided by this number."""
 
 Send = Callable[[bytes], bool]
 """Sends a frame to the other peer; returns False if it cannot be sent now."""
@@ -30,7 +30,7 @@ class LinkCounts:
     - `resent`: how often frames were sent again, after a time-out or because the other peer asked.
     - `returned`: frames given back to the other peer because of their old epoch.
     - `came_back`: frames that the other peer gave back.
-    - `unexpected`: frames before the first Hello, of a peer that is refused, and those that report what was never sent.
+    - `unexpected`: frames before the first Hello, frames of a refused peer, and reports on what was never sent.
     - `answers`: frames that report what the other peer has accepted, or may be sent.
     """
 
@@ -55,7 +55,7 @@ class OutgoingLane:
         self.frames = deque[bytes]()
         self.bytes = 0
         self.sent = 0
-        """How many of these frames, from the first, the messenger has taken since they were last begun again."""
+        """How many of these frames, from the first, the messenger has taken since sending last began again."""
         self.attempts = 0
         """How many time-outs have passed without an answer: then only the first frame is sent again."""
         self.due: float | None = None
@@ -84,7 +84,7 @@ class OutgoingLane:
         return True
 
     def begin_again(self) -> bool:
-        """Sends all frames again; returns whether the other peer asks for the first time after the same frame."""
+        """Lets `flush` send all again, once for each frame that the other peer asks for; returns whether it does."""
         first = self.last - len(self.frames) + 1
         if not self.sent or self._again_at == first:
             return False
@@ -92,11 +92,11 @@ class OutgoingLane:
         return True
 
     def restart(self) -> None:
-        """Sends all frames again, after the connection was lost."""
+        """Lets `flush` send all frames again, after the connection was lost."""
         self.sent, self.attempts, self.due, self._again_at = 0, 0, None, 0
 
     def expire(self, now: float) -> bool:
-        """Sends the first frame again if its time-out has passed. Returns whether it has."""
+        """Lets `flush` send the first frame again if its time-out has passed. Returns whether it has."""
         if self.due is None or now < self.due:
             return False
         self.sent, self.due, self._again_at = 0, None, 0
@@ -140,10 +140,10 @@ class IncomingLane:
 
 
 class OwedAnswer:
-    """When the other peer gets an answer to its frames: soon, so that one answers several, or at once."""
+    """When the other peer gets an answer to its frames: soon, so that one answer covers several, or at once."""
 
     def __init__(self, frames_max: int, credit_max: int) -> None:
-        """`frames_max`, `credit_max`: after this many frames, or segments that a task has taken, it is due at once."""
+        """The answer is due at once after `frames_max` frames, or after tasks have taken `credit_max` segments."""
         self._frames_max, self._credit_max = max(1, frames_max), max(1, credit_max)
         self._frames, self._credit = 0, 0
         """The frames that have come, and the segments that tasks have taken, since the last answer."""
