@@ -4,8 +4,8 @@ Modules outside the packages:
 
 errors       rule     every exception, drawn as a tree
 records      rule     values that cross packages: TopicPartition, Positions, Message, Out, Step
-metrics      rule     what is counted and timed of a processor, and the states of a worker
-hosts        rule     whether a request over HTTP is for this server, by the host that it names
+metrics      rule     the counters and timers of a processor, and the states of a worker
+hosts        rule     decides by its host name whether an HTTP request is for this server
 printable    rule     makes text from outside safe to print: nothing in it moves a cursor or begins a line
 log_fields   rule     fields of log records, by which the command's log folds records of the same kind
 secrets      adapter  hides passwords, and the user and password of URLs
@@ -122,7 +122,7 @@ __all__ = [
     "start",
 ]
 
-if not typing.TYPE_CHECKING:  # for a type checker, any name would be there
+if not typing.TYPE_CHECKING:  # with __getattr__, a type checker would accept any name
 
     def __getattr__(name: str) -> object:
         of_sinks = name in ("Redis", "SQLite")  # the targets that Spark does not write

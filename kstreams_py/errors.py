@@ -100,7 +100,7 @@ class RecordTooLarge(RecordRefused):
 
 
 class RowRefused(RecordRefused):
-    """A sink's target will never take a row, for a constraint or a type. No row of its write is stored.
+    """A sink's target will never take a row, because of a constraint or a type. No row of its write is stored.
 
     `index`: the index of the row in the write.
     """
@@ -128,7 +128,7 @@ class Unavailable(KStreamsError):
 class BrokerUnavailable(Unavailable):
     """No broker answers at the address, or it refuses the credentials.
 
-    `may_return`: whether another attempt may succeed without intervention; not if the credentials are refused.
+    `may_return`: whether another attempt may succeed without intervention; False if the credentials are refused.
     """
 
     def __init__(self, message: str, *, may_return: bool = True) -> None:
@@ -180,7 +180,7 @@ class Replaced(KStreamsError):
 
 
 class InputLost(KStreamsError):
-    """Records were deleted before they were read, or the group's committed offset was; nothing is skipped silently."""
+    """Records that were not read yet, or the group's committed offset, were deleted; nothing is skipped silently."""
 
     exit_status = 5
 
@@ -194,13 +194,13 @@ class ClientError(KStreamsError):
 
 
 class Retriable(ClientError):
-    """Call again: nothing is lost. If it ends the process, its limit has passed: start again later."""
+    """Call again: nothing is lost. If this error ends the process, its limit has passed: start again later."""
 
     exit_status = Unavailable.exit_status
 
 
 class NotRestored(Retriable):
-    """A part of a processor's state is restored: poll the group, then restore the next part."""
+    """Only a part of a processor's state is restored: poll the group, then restore the next part."""
 
 
 class SinkAway(Retriable):
@@ -292,7 +292,7 @@ class EncodeError(TypeError, ValueError):
 
 
 class EventFault(DecodeError):
-    """An event contradicts the order of its object, which is stopped. Handled: the record becomes a dead letter."""
+    """An event contradicts its object's order, and the object is stopped. Handled: the record becomes a dead letter."""
 
 
 class Stop(Exception):
@@ -305,7 +305,7 @@ RESTART_SECONDS: Final = 5
 
 @dataclass(frozen=True)
 class ExitStatus:
-    """An exit status of `kstreams run`, with what the supervisor that started it has to do.
+    """An exit status of `kstreams run`, and what the supervisor that started the command must do.
 
     - `status`: None stands for a signal (such as SIGKILL when memory runs out) and for any other status.
     - `meaning`: what has happened.

@@ -1,4 +1,4 @@
-"""Keeps a child of `os.fork` from ending its copies of clients and databases: it does not have their threads."""
+"""Keeps a child of `os.fork` from ending its copies of clients and databases: the child lacks their threads."""
 
 from __future__ import annotations
 

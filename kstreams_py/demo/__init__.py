@@ -21,7 +21,7 @@ ordering_graph adapter  the three consumer groups, as a user would write them
 order_consumers acts    the processes of the consumer groups, and the result of each group
 ordering       adapter  `kstreams demo ordering` from start to end
 channels_graph adapter  the graph over channels, as a user would write it
-channel_checks acts     compares the rows that were stored with those that follow from the file
+channel_checks acts     compares the stored rows with the rows that follow from the file
 channel_tables adapter  the tables that are read and written, and counts of both
 channels       adapter  `kstreams demo channels` from start to end
 

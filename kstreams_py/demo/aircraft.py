@@ -1,12 +1,12 @@
 """The events of aircraft in the file of departures: an aircraft is an object of event ordering.
 
-A departure is two changes of its aircraft, `departed` and `arrived` (or `diverted`), or one, `cancelled`. Each change
-has a main event, and sub-events: minutes of delay, miles and minutes in the air. The changes of an aircraft are in the
-order of the file; the changes of all aircraft are merged by New York time.
+A departure makes two changes to its aircraft, `departed` and `arrived` (or `diverted`), or one, `cancelled`. Each
+change has a main event, and sub-events: minutes of delay, miles and minutes in the air. The changes of an aircraft are
+in the order of the file; the changes of all aircraft are merged by New York time.
 
 Four front ends make the changes: one for each airport of New York, and one for all arrivals. So the departure and the
-arrival of an aircraft come from different processes. The state of an aircraft has the number of its changes: a front
-end waits until the previous change is stored.
+arrival of an aircraft come from different processes. The state of an aircraft has the number of its changes, so that a
+front end can wait until the previous change is stored.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from kstreams_py.demo.data import (
 )
 
 Event = dict[str, Any]
-"""`change` (the number of its change), `event`, and the values of this kind of event."""
+"""An event: `change` (the number of its change), `event` (its kind), and the values of this kind of event."""
 
 State = dict[str, Any]
 """The state of an aircraft after the changes so far: see NEW."""
@@ -91,7 +91,7 @@ class AircraftChange:
 
 
 def changes(rows: Iterable[Row]) -> list[AircraftChange]:
-    """Returns the changes of all aircraft by time, and those of each aircraft in the order of the file.
+    """Returns the changes of all aircraft, sorted by time; the changes of each aircraft keep the order of the file.
 
     Rows without an aircraft are left out. An aircraft that has not arrived in time for its next departure in the file
     departs a minute after its arrival.

@@ -18,10 +18,10 @@ StoredRow = tuple[object, ...]
 
 @dataclass(frozen=True, slots=True)
 class RatedFlights:
-    """What follows from the file alone.
+    """The results that follow from the file alone.
 
     - `rows`: the rows to be stored.
-    - `refused`: by number of the flight, the reason why it is refused.
+    - `refused`: the reason why a flight is refused, by the number of the flight.
     """
 
     rows: Counter[StoredRow]
@@ -33,10 +33,10 @@ class TablesFound:
     """The tables after a run.
 
     - `rows`: the rows that are stored.
-    - `refused`: by key of an input, the reason why it was refused.
+    - `refused`: the reason why an input was refused, by its key.
     - `done`: how many inputs are acknowledged as done.
     - `claimed`: how many inputs were ever claimed.
-    - `deaths`: by key of an input, how often it was under way when its worker died, or was frozen past its lease.
+    - `deaths`: how often an input was under way when its worker died or was frozen past its lease, by its key.
     - `written`: how often a row was written.
     """
 

@@ -1,4 +1,4 @@
-"""The tables of a demo over channels: the flights that are read, and those that are stored, with counts of both."""
+"""The tables of a demo over channels: the flights that are read and the flights that are stored, with counts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ INSERT INTO counted VALUES (0, 0);
 CREATE TRIGGER counted_written BEFORE INSERT ON {table} BEGIN UPDATE counted SET written = written + 1; END;
 CREATE TRIGGER counted_stored AFTER INSERT ON {table} BEGIN UPDATE counted SET stored = stored + 1; END;
 """
-"""The first trigger runs for each row that is written, the second for those whose hash is not there yet."""
+"""The first trigger runs for each row that is written, the second only for rows whose hash is new."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class DemoTables:
             connection.executescript(_COUNTED.format(table=self.stores.table))
 
     def count(self) -> tuple[int, int]:
-        """Returns how many rows were written, and how many of them were new, so far."""
+        """Returns how many rows have been written so far, and how many of them were new."""
         with closing(sqlite3.connect(self.target)) as connection:
             written, stored = connection.execute("SELECT written, stored FROM counted").fetchone()
         return written, stored

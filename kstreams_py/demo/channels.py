@@ -78,7 +78,7 @@ class ChannelsStage:
     """Runs the workers, the kills and the screen together.
 
     - `planned`: the faults that the run is to have.
-    - `workers`: how many.
+    - `workers`: the number of workers.
     - `seed`: the seed of the faults.
     """
 
@@ -118,7 +118,7 @@ class ChannelsStage:
         return RunFaults(len(kills.done), int(freeze.has_thawed))
 
     def _hit(self, kills: Kills, freeze: Freeze, stored: int, pids: Mapping[int, int]) -> None:
-        """Freezes or kills a worker if that is due. `pids`: by slot."""
+        """Freezes or kills a worker if a fault is due. `pids`: process ids by slot."""
         if self.planned.frozen and (frozen := freeze.look(stored, pids)):
             self.screen.frozen(frozen, FROZEN_SECONDS)
         # spares workers that are ending, a worker that was just frozen, and workers that take over its claims

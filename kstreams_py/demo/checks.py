@@ -51,7 +51,7 @@ class ReadBack:
     rows: Mapping[str, Counter[Row]]
     """The number of copies of each row, by outcome."""
     deliveries: Mapping[Kind, int]
-    """The number of wrong steps of all processors by kind, judged by delivery hash."""
+    """The number of wrong steps of all processors by kind, found by their delivery hashes."""
     stored: Counter[Row]
     """Rows in SQLite."""
     delays: Delays
@@ -68,7 +68,7 @@ class Deliveries:
         )
 
     def expect(self, source: bytes, offset: int) -> None:
-        """Takes a record of an input, which must have had exactly one step."""
+        """Takes a record of an input; it must have exactly one step."""
         self._expected[source].append(offset)
 
     def saw(self, place: Hashable, digest: bytes) -> None:
@@ -76,7 +76,7 @@ class Deliveries:
         self._found[digest[:8]][place].append(int.from_bytes(digest[8:]))
 
     def judge(self) -> Counter[Kind]:
-        """Counts steps without an output, with several, of records that do not exist, and out of order."""
+        """Counts the steps that have no output, have several, belong to no existing record, or are out of order."""
         sources = self._expected.keys() | self._found.keys()
         return sum((self._judge_source(source) for source in sources), Counter[Kind]())
 

@@ -1,4 +1,4 @@
-"""Processes of a demonstration that end with it, even if it is killed, because their standard input ends.
+"""Processes that end when their demonstration ends, even if it is killed, because their standard input ends.
 
 `python -m kstreams_py.demo.children MODULE ARGUMENTS` runs a module as `python -m MODULE ARGUMENTS` does.
 """

@@ -28,7 +28,7 @@ ORIGIN, DEST, AIR_TIME, DISTANCE, HOUR, MINUTE, TIME_HOUR = map(
 )
 
 OUTCOMES: Final = ("departed", "cancelled", "errors")
-"""The outcomes of a departure. Each has a topic, `flights.` and its name."""
+"""The outcomes of a departure. Each has a topic, named `flights.` and the outcome."""
 
 Delays = Mapping[tuple[str, int], tuple[int, float, int]]
 """Per carrier and month: departed flights, their mean arrival delay in minutes, and cancelled flights."""

@@ -21,7 +21,7 @@ _TEXTS: Final = frozenset({"carrier", "tailnum", "origin", "dest", "time_hour"})
 class Weather(NamedTuple):
     """The weather of an hour at an airport. A field is None if it was not measured.
 
-    - `wind`: its speed, in miles per hour.
+    - `wind`: the wind speed, in miles per hour.
     - `rain`: precipitation, in inches.
     - `visibility`: in miles.
     """
@@ -78,7 +78,7 @@ class Plane(NamedTuple):
 
 
 def read_planes() -> dict[str, Plane]:
-    """Reads the aircraft, by tail number. Some that flew are not among them."""
+    """Reads the aircraft, by tail number. Some aircraft that flew are missing."""
     with (_directory() / "planes.csv").open(encoding="utf-8", newline="") as file:
         return {line["tailnum"]: Plane(line["model"], int(line["engines"])) for line in csv.DictReader(file)}
 

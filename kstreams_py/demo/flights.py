@@ -49,7 +49,7 @@ RATE: Final = 5_000
 SECONDS_PER_KILL: Final = 2.0
 
 LETTERS: Final = 5
-"""Dead letters that the report shows, spread evenly over all."""
+"""The number of dead letters that the report shows, spread evenly over all dead letters."""
 
 STALLED: Final = 60.0
 """Seconds without a new record before the run ends early, and its results are checked as they are."""
@@ -109,7 +109,7 @@ class FlightsStage:
     def run(self, topics: dict[str, TopicInfo], loader: Loader, kills: Kills) -> Traffic:
         """Runs the workers until every departure has its outcome, or no new record comes for STALLED seconds.
 
-        Departures are written once all workers have joined: so kills evenly spaced by count are evenly spaced in time.
+        Departures are written once all workers have joined, so kills evenly spaced by count are evenly spaced in time.
         Raises the failure that ended the workers.
         """
         partitions = [TopicPartition(name, p) for name, info in topics.items() for p in range(info.partitions)]
@@ -189,7 +189,7 @@ def _environment(settings: Settings, output: Path) -> dict[str, str]:
 
 
 def _sources(topics: dict[str, TopicInfo]) -> Callable[[str, TopicPartition], bytes]:
-    """Returns a function that tells how the delivery hashes of a processor and an input partition begin."""
+    """Returns a function that returns the prefix of the delivery hashes of a processor and an input partition."""
 
     @cache
     def source(processor: str, tp: TopicPartition) -> bytes:

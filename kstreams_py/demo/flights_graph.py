@@ -1,6 +1,6 @@
 """The demo's graph: merges three airports into one topic, splits departed from cancelled, stores departed flights.
 
-Spark makes a table of departed and cancelled flights, which has each transaction of `split` whole or not at all.
+Spark makes a table of departed and cancelled flights, which shows each transaction of `split` whole or not at all.
 """
 
 from __future__ import annotations

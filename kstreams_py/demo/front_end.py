@@ -30,14 +30,14 @@ COLLECT_SECONDS: Final = 1.0
 """The longest that a producer without event ordering collects records; each actual duration is random."""
 
 ATTEMPTS: Final = 5
-"""How many times storing a change is tried while the store does not answer."""
+"""How many times a front end tries to store a change while the store does not answer."""
 
 _LOOK_SECONDS: Final = 0.002
 
 
 @dataclass(frozen=True, slots=True)
 class FrontEndTask:
-    """What one front-end process has to do.
+    """The task of one front-end process.
 
     - `name`: one of aircraft.FRONT_ENDS.
     - `flights`: how many departures of the file it reads.
@@ -71,13 +71,13 @@ class Plain:
         self._due = 0.0
 
     def tell(self, change: AircraftChange) -> None:
-        """Takes the events of a stored change."""
+        """Collects the events of a stored change."""
         for event in change.events:
             value, key = json.dumps(event).encode(), change.aircraft.encode()
             self._collected.append((self._topic, value, key, -1, None, None, 0, None))
 
     def look(self, now: float) -> None:
-        """Sends the collected events if the time has come. `now`: seconds."""
+        """Sends the collected events if they are due. `now`: seconds."""
         if now >= self._due:
             self._producer.write(self._collected)
             self._due = now + self._random.uniform(0.0, COLLECT_SECONDS)

@@ -22,7 +22,7 @@ class Consumed:
 
     - `states`: the states of the aircraft.
     - `events`: the events of each aircraft, in the order in which they were applied.
-    - `copies`, `faults`, `held`: how many events were dropped, were refused, or wait at the end.
+    - `copies`, `faults`, `held`: how many events were dropped as copies, were refused, or still wait at the end.
     """
 
     states: dict[str, State] = field(default_factory=dict)
@@ -32,7 +32,7 @@ class Consumed:
     held: int = 0
 
     def apply(self, name: str, event: Event) -> None:
-        """Takes one event."""
+        """Applies one event."""
         self.states[name] = apply(self.states.get(name), event)
         self.events.setdefault(name, []).append(event)
 
@@ -76,7 +76,7 @@ def inversions(found: Consumed) -> dict[str, int]:
 
 
 class Killed(NamedTuple):
-    """How many workers were killed, and how many processes of the consumer groups."""
+    """How many workers, and how many processes of the consumer groups, were killed."""
 
     workers: int
     consumers: int

@@ -40,12 +40,12 @@ class OrderConsumers:
         self._supervisor = supervise(TARGET, SLOTS, settings)
 
     def start(self, pool: Executor) -> None:
-        """Starts the processes. `pool`: has a thread for them."""
+        """Starts the processes. `pool`: must have a free thread for their supervisor."""
         self._run = pool.submit(self._supervisor.run, lambda _: None, self._note, self._write)
 
     @property
     def have_joined(self) -> bool:
-        """Whether each process of each group has had partitions. Raises the failure that ended the processes."""
+        """Whether each process has joined its groups. Raises the failure that ended the processes."""
         if self._run is not None and self._run.done():
             self._run.result()
         return self._joined.is_set()
@@ -72,7 +72,7 @@ class OrderConsumers:
 
 
 def read_groups(settings: Settings, cluster: Cluster) -> dict[str, Consumed]:
-    """Reads the committed result of each group: states, events in the order of their application, failures, waits."""
+    """Reads each group's committed result: states, events in the order applied, and counts of refused and held ones."""
     registry = open_registry(settings.schema_registry_url, settings.schema_directory, settings.schema_registry)
     environment = Environment(cluster, registry, settings)
     faults = [dict(m.headers() or ()).get(STEP_HEADER) for m in read_topic(cluster, f"{NAME}.errors")]

@@ -48,7 +48,7 @@ class OrderWorkers:
 
     @property
     def have_registered(self) -> bool:
-        """Whether all workers have registered; a worker that is told to stop before that ends without draining."""
+        """Whether all workers have registered; a worker that is stopped before it has registered does not drain."""
         found = self._count_processes()
         return all(found.get(name, 0) > before for name, before in self._before.items())
 

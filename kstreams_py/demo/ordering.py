@@ -1,7 +1,7 @@
 """`kstreams demo ordering`: four front ends change aircraft, three workers send the events, three groups apply them.
 
 Workers and the processes of the groups are killed at random. The result of each group is compared with the file of
-flights. So is the result of the rule in ordering/chain.py alone, applied in this process to the events of the topic.
+flights. So is the result of the rule in ordering/chain.py alone, which this process applies to the events of the topic.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ DIRECT: Final = "by the rule"
 class Demo:
     """The parameters of the demo.
 
-    - `flights`: how many departures to process, the first ones of the year.
+    - `flights`: how many departures to process, from the beginning of the year.
     - `kills`: how many workers, and how many processes of the consumer groups, to kill, spread evenly over the run.
     - `seed`: the seed of the kills, and of the delays of the front ends.
     - `store`: the path of a file, or the URL of a Redis. Keys in Redis begin with `prefix`, and are deleted at the end.
@@ -121,7 +121,7 @@ class OrderingStage:
     def run(self, made: Sequence[AircraftChange]) -> tuple[Killed, int]:
         """Runs until every group has applied every event, or no new record comes for STALLED seconds.
 
-        Returns the numbers of kills, and how many workers did not exit with status 0 when they were stopped. Raises
+        Returns the number of kills of each kind, and how many workers did not exit with status 0 when stopped. Raises
         WorkersFailed if a front end fails, or a worker or a process of the groups ends by itself.
         """
         topics = (EVENTS, PLAIN, *map(topic_of, PAUSES))
@@ -173,7 +173,7 @@ class OrderingStage:
         consumers: OrderConsumers,
         run: tuple[float, int],
     ) -> None:
-        """Kills a worker, and a consumer process, when its kill is due; restarts killed workers, and shows the counts.
+        """Kills a worker or a consumer process if a kill is due, restarts killed workers, and shows the counts.
 
         - `run`: when the run began, and how many events it has.
         """
@@ -234,7 +234,7 @@ def _stored(demo: Demo, made: Sequence[AircraftChange]) -> dict[str, State]:
 
 
 def _check(store: str, prefix: str) -> None:
-    """Raises SettingsError for a store file that exists, and what open_storage() raises for one that is not usable."""
+    """Raises SettingsError for a store file that exists, and the errors of open_storage() for an unusable store."""
     if not prefix and Path(store).exists():
         raise SettingsError(f"{store} exists, and may have events: name another file with --store")
     open_storage(store, prefix).close()

@@ -17,12 +17,12 @@ from kstreams_py.records import Positions, TopicPartition
 from kstreams_py.running.status import RunStatus
 
 Seen = tuple[float, Mapping[bytes, Positions]]
-"""When committed records were seen, in monotonic seconds, and by source the last offset in each partition."""
+"""When committed records were seen, in monotonic seconds, and the last offset in each partition, by source."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """A SIGKILL or a SIGSTOP: its time (monotonic seconds), the slot and the process."""
+    """A SIGKILL or a SIGSTOP: its time (monotonic seconds), and the slot and process that it hit."""
 
     at: float
     slot: int
@@ -74,7 +74,7 @@ class Recoveries:
 
         An item is None if the slot committed nothing more, or if the ends of the topics at the kill are not known.
 
-        - `seen`: in chronological order.
+        - `seen`: the committed records, in chronological order.
         """
         return [self._seconds(kill, seen) for kill in kills]
 

@@ -130,7 +130,7 @@ def _figures(run: ReportedRun, found: Mapping[str, int]) -> str:
 
 
 def draw_tile(name: str, value: str, unit: str, mistakes: int | None) -> str:
-    """Returns a figure below the headline. `mistakes`: how many it stands for; None if it stands for none."""
+    """Returns a figure below the headline. `mistakes`: the number that it shows; None if it counts no mistakes."""
     tone = "" if mistakes is None else ' class="bad"' if mistakes else ' class="good"'
     return f"<div><dt>{name}</dt><dd{tone}>{value}<small>{unit}</small></dd></div>"
 

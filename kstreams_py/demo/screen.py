@@ -71,7 +71,7 @@ class Screen(Display):
             self.say(f"from a kill to the slot's next commit: {most}")
 
     def counts(self, counts: Mapping[str, int], written: int, records: int) -> None:
-        """Shows the number of committed records by topic, and how many records are written."""
+        """Shows the number of committed records by topic, and how many records have been written."""
         now = time.monotonic()
         rates = {topic: self._rates[topic].of(n, now) for topic, n in counts.items()}
 
@@ -121,7 +121,7 @@ LOG: Final = "run.log"
 
 
 def log_writer(log: Path, screen: Screen) -> Write:
-    """Returns a function that takes lines of one worker, with its slot.
+    """Returns a function that takes the lines of a worker, and its slot.
 
     Standard error, which has the logs, goes to the file; standard output goes to the screen.
     """
@@ -137,7 +137,7 @@ def log_writer(log: Path, screen: Screen) -> Write:
 
 
 def prepare(output: Path, names: Iterable[str]) -> Path:
-    """Creates the directory if necessary, and removes these files and directories of an earlier run.
+    """Creates the directory if necessary, and removes the files and directories with these names.
 
     Raises SettingsError if nothing can be written to the directory.
     """

@@ -34,7 +34,7 @@ TICK: Final = 0.05
 
 FIRST_KILL: Final = 0.03
 LAST_KILL: Final = 0.97
-"""The fractions of the run at the first and the last possible kill; after the last, the slot has more to commit."""
+"""The fractions of the run between which all kills happen; after the last kill, its slot has more to commit."""
 
 
 @lru_cache(maxsize=16)
@@ -62,7 +62,7 @@ class Loader:
         }
 
     def run(self, stopping: Event) -> None:
-        """Writes until all departures are acknowledged, or `stopping` is set; ends the producer."""
+        """Writes until all departures are acknowledged, or `stopping` is set; then drops the producer."""
         started = time.monotonic()
         try:
             while self.written < len(self._rows) and not stopping.is_set():
@@ -109,7 +109,7 @@ class TopicWatch:
         self._consumer.close()
 
     def look(self) -> int:
-        """Reads the records that have come, and returns their number."""
+        """Reads the records that have arrived, and returns their number."""
         records = self._consumer.consume(10_000, 0.1)
         if records:
             self._saw(records, time.monotonic())
@@ -143,8 +143,8 @@ class Kills:
     """Kills workers of random slots at random points of the run.
 
     - `number`: the number of kills.
-    - `records`: the number of records in the whole run. The run is divided into one part for each kill, whose point is
-      in the middle half of the part, so that no two kills are close together.
+    - `records`: the number of records in the whole run. The run is divided into one part for each kill. Each kill is in
+      the middle half of its part, so that no two kills are close together.
     - `seed`: the seed of the points and the slots.
     """
 
@@ -181,13 +181,13 @@ class Kills:
 
 
 AWAKE_SECONDS: Final = 1.5
-"""Seconds for which a worker that was frozen is left alone: what it does then is what the freeze is for."""
+"""Seconds for which a worker is left alone after a freeze: the freeze is there to test what it does then."""
 
 
 class Freeze:
     """Freezes a worker of a random slot in the middle of the run, and lets it go on.
 
-    - `seconds`: for how long.
+    - `seconds`: how long the worker is frozen.
     - `records`: the number of records in the whole run.
     - `seed`: the seed of the slot.
     """
@@ -198,7 +198,7 @@ class Freeze:
         self._frozen: Kill | None = None
         self._is_awake = False
         self.has_thawed = False
-        """Whether a worker was frozen for this time, and has gone on."""
+        """Whether a worker was frozen for `seconds`, and has gone on."""
 
     @property
     def is_under_way(self) -> bool:

@@ -11,7 +11,7 @@ from typing import Final
 from kstreams_py.errors import SettingsError
 
 _NAME: Final = re.compile(r"[a-z]([-a-z0-9]{0,50}[a-z0-9])?")
-"""A label of RFC 1035. Kubernetes appends 11 characters for `controller-revision-hash`, which may have at most 63."""
+"""A label of RFC 1035. Kubernetes appends 11 characters to form `controller-revision-hash`, which may have 63."""
 
 _NAMESPACE: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
@@ -193,11 +193,11 @@ _OF_SLOTS: Final[Mapping[str, str]] = {
     "container_port": "",
     "pod_name": "",
 }
-"""What the template says of slots."""
+"""The texts of the template for slots."""
 
 
 def _of_peers(port: int) -> Mapping[str, str]:
-    """Returns what the template says of peers."""
+    """Returns the texts of the template for peers."""
     return {
         "pods": "peers",
         "container": "peer",

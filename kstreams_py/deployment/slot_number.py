@@ -16,7 +16,7 @@ SLOT: Final = "KSTREAMS_SLOT"
 _NUMBER: Final = re.compile(r"\d{1,9}", re.ASCII)
 
 _POD: Final = re.compile(r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?-(?P<ordinal>0|[1-9]\d{0,3})", re.ASCII)
-"""The name of a StatefulSet's pod: `name-3`. A Deployment's pods end with five characters, which may all be digits."""
+"""A StatefulSet's pod name, `name-3`, with 4 digits at most: a Deployment's ends in 5 characters, maybe all digits."""
 
 
 def slot_number(text: str, environment: Mapping[str, str], host: str) -> int:

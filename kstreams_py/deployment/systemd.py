@@ -66,7 +66,7 @@ class UnitParameters:
     - `command`: the command line; its first word is an absolute path.
     - `directory`: the working directory, an absolute path.
     - `environment`: variables that all users of the machine may read.
-    - `environment_file`: the absolute path of a file with further variables, one NAME=VALUE a line; or None.
+    - `environment_file`: the absolute path of a file with further variables, one NAME=VALUE per line; or None.
     - `grace_seconds`: seconds from SIGTERM to SIGKILL.
     - `written`: absolute paths that the unit may write to, besides temporary files; systemd ignores missing paths.
     """

@@ -1,4 +1,4 @@
-"""The broker of `kstreams dev`: it runs for as long as the command, and keeps its data for the next run."""
+"""The broker of `kstreams dev`: it runs as long as the command, and keeps its data for the next run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DIRECTORY: Final = ".kstreams"
 def open_broker(project: Path, port: int) -> Iterator[str]:
     """Runs a broker inside the block, and yields its address.
 
-    - `project`: the directory of the graph. The data is kept in its directory `.kstreams`.
+    - `project`: the directory of the graph. Its subdirectory `.kstreams` keeps the data.
     - `port`: the port of the broker.
 
     Raises SettingsError for a port that is taken, and for a directory that cannot be written or is in use. Also raises

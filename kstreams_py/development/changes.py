@@ -38,15 +38,15 @@ class Changes:
     """
 
     def __init__(self, directory: Path, but: Path) -> None:
-        """Notes the state of the files, to find later changes. Raises MissingSoftware.
+        """Notes the state of the files, to find later changes. Raises MissingSoftware without watchfiles.
 
-        - `but`: a directory to leave out: the directory of schemas, which workers write.
+        - `but`: a directory to leave out: the directory of schemas, to which workers write.
         """
         try:
             import watchfiles  # noqa: PLC0415, optional
         except ImportError:
             raise MissingSoftware("`kstreams dev` needs watchfiles: pip install 'kstreams_py[reload]'") from None
-        logging.getLogger("watchfiles").setLevel(logging.WARNING)  # it logs the number of all events
+        logging.getLogger("watchfiles").setLevel(logging.WARNING)  # it would log the number of events of each change
         self._watch = watchfiles.watch
         self._directory = directory.resolve()
         self._but = but.resolve()

@@ -1,6 +1,6 @@
 """Writes a new project: a graph, its tests, and the files of its deployment.
 
-The files of `project/` are a project named shop, whose name is replaced by the new one.
+The directory `project/` holds a project named shop. In its files, the new name replaces that name.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ class DevSession:
                 signal.signal(each, handler)
 
     def _look(self) -> None:
-        """Warns once of a version whose code takes long to load."""
+        """Warns once if the code of the coming version takes long to load."""
         if self._coming is not None and not self._is_ready and self._clock() >= self._slow_at:
             self._slow_at = float("inf")
             logger.warning("the code is still being loaded, after %g s: the next save begins again", LOADING_SECONDS)

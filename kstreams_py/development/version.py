@@ -196,7 +196,7 @@ def _run(graph: Graph, target: str, workers: int, settings: Settings, following:
 
 @contextmanager
 def showing(following: Following) -> Iterator[None]:
-    """Shows outputs inside the block, and at its end the last ones, which the drain commits."""
+    """Shows outputs inside the block, and at its end the last outputs, which the drain commits."""
     stopped = threading.Event()
     thread = threading.Thread(
         target=following.run,

@@ -25,7 +25,7 @@ Position = tuple[str, int, int]
 
 @dataclass(frozen=True)
 class VersionReady:
-    """A version was checked, and waits for `go`; `created`: the topics that it has created; `warning`: "" if none."""
+    """A version has been checked, and waits for `go`. `created`: the topics that it created; `warning`: "" if none."""
 
     version: Version
     created: Sequence[str]
@@ -50,7 +50,7 @@ class VersionEnded:
 
 
 class Version:
-    """The process of a version, see version.py. Reports come from threads; the last one is its end."""
+    """The process of a version, see version.py. Reports come from threads; the last report says that it has ended."""
 
     def __init__(
         self,

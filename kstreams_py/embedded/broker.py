@@ -124,7 +124,7 @@ class EmbeddedKafka:
         for index, process in list(self._running.items()):
             _await_end(process, deadline)
             del self._running[index]
-            self._tell_guard()  # otherwise it would kill whatever has the process id by then
+            self._tell_guard()  # otherwise it would kill whatever process has the id by then
         if self._guard:
             self._guard.communicate()  # at the end of its input it deletes temporary data and ends
             self._guard = None
@@ -288,7 +288,7 @@ def _start_guard(temporary: Path | None) -> subprocess.Popen[bytes]:
 
 
 def _await_end(process: subprocess.Popen[bytes], deadline: float) -> None:
-    # the last of several controllers cannot shut down by itself: the others' end has ended the quorum
+    # the last of several controllers cannot shut down by itself: the quorum ended with the others
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(max(0.0, deadline - time.monotonic()))
     process.kill()

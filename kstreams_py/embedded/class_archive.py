@@ -24,7 +24,7 @@ def path_of(classpath: Sequence[Path], java: Path) -> Path:
 
 
 def can_write(java: Path) -> bool:
-    """Whether this Java has an archive of its own classes, which a program's archive extends; a wheel's has none."""
+    """Returns whether this Java has an archive of its classes, which a program's archive extends; a wheel has none."""
     return (java.resolve().parent.parent / "lib" / "server" / "classes.jsa").exists()
 
 

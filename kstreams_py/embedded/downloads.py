@@ -1,7 +1,6 @@
 """Fetches jars from a Maven repository, each checked by its checksum; resolves artifacts with `jgo`.
 
-The repository is the one in KSTREAMS_MAVEN_REPOSITORY, the one in jgo's own settings file, or jgo's default, in this
-order.
+The repository is the first of these that is set: KSTREAMS_MAVEN_REPOSITORY, jgo's own settings file, jgo's default.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ class Artifact(NamedTuple):
 
 
 class Jar(NamedTuple):
-    """A jar by its path in a Maven repository; `sha256` is None if the repository's own checksum counts."""
+    """A jar, by its path in a Maven repository. If `sha256` is None, the repository's own checksum counts."""
 
     path: str
     sha256: str | None = None
@@ -56,7 +55,7 @@ class Jar(NamedTuple):
 
 
 def fetch(jars: Sequence[Jar], directory: Path, progress: Progress | None = None) -> None:
-    """Downloads jars into a directory; a file whose name ends with `.jar` is complete and has its checksum.
+    """Downloads jars into a directory; a file whose name ends with `.jar` is complete, and its checksum is right.
 
     `progress`: called with a line of text for each jar. Raises MissingSoftware, which names the jar and the reason.
     """
@@ -80,7 +79,10 @@ def digest_of(path: Path) -> str:
 
 
 def repository() -> str:
-    """Returns the URL of the Maven repository. Raises MissingSoftware without jgo, and if it is not an HTTP URL."""
+    """Returns the URL of the Maven repository.
+
+    Raises MissingSoftware if KSTREAMS_MAVEN_REPOSITORY is not an HTTP URL, or if it is not set and jgo is missing.
+    """
     if chosen := os.environ.get(REPOSITORY):
         if not chosen.startswith(("http://", "https://")):
             raise MissingSoftware(f"{REPOSITORY}={redact(chosen)} is not a URL that starts with https:// or http://")

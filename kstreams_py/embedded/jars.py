@@ -1,9 +1,10 @@
 """The broker's and Spark's jars in the user's cache, fetched once from Maven.
 
 `jars.toml` beside this file locks the jars: their paths in a Maven repository and their checksums. `scripts/lock-jars`
-writes it. Jars that it does not name, such as those of another PySpark, are resolved when they are fetched, only over
-https; their checksums are kept beside them. A set of jars is fetched into a temporary directory that is then renamed,
-so a directory under `jars/` is complete. Each process compares the jars with their checksums before it uses them.
+writes it. Jars that it does not name, such as those of another PySpark, are resolved when they are fetched, and only
+over https; their checksums are kept beside them. A set of jars is fetched into a temporary directory that is then
+renamed, so a directory under `jars/` is complete. Each process compares the jars with their checksums before it uses
+them.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ def spark_artifacts() -> tuple[Artifact, ...]:
 
 
 def has_pyspark() -> bool:
-    """Whether PySpark is installed."""
+    """Returns whether PySpark is installed."""
     try:
         return bool(version("pyspark"))
     except PackageNotFoundError:
@@ -136,7 +137,7 @@ def resolve(wanted: tuple[Artifact, ...], present: set[str], progress: Progress 
 
 
 def _one_at_a_time(say: Progress) -> FileLock:
-    """Returns the lock of the cache, which is held; `say` is called if another process holds it first."""
+    """Acquires the lock of the cache, and returns it; calls `say` if it has to wait for another process."""
     lock = FileLock(cache_directory() / "fetching.lock")
     try:
         lock.acquire(timeout=0)
@@ -165,12 +166,12 @@ def _fetch(wanted: tuple[Artifact, ...], present: set[str], final: Path, say: Pr
         if is_new:
             sums = "".join(f"{digest_of(path)}  {path.name}\n" for path in sorted(work.iterdir()))
             (work / SUMS).write_text(sums, encoding="utf-8")
-        shutil.rmtree(final, ignore_errors=True)  # an incomplete one, from which jars were deleted
+        shutil.rmtree(final, ignore_errors=True)  # an incomplete directory, from which jars were deleted
         work.rename(final)
 
 
 def cached(wanted: tuple[Artifact, ...]) -> list[Path]:
-    """Returns the cached jars of `wanted`; none if they were not fetched, or one of them was deleted or changed."""
+    """Returns the cached jars of `wanted`; none if they were not fetched, or if a jar was deleted or changed."""
     directory = _directory(wanted)
     sums = _sums(directory)
     found = [directory / name for name in sorted(sums)]

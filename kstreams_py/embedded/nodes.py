@@ -59,8 +59,8 @@ class Node:
 def open_data_dir(directory: Path, brokers: int, port: int | None) -> tuple[str, list[Node]]:
     """Returns the cluster id and the nodes of a data directory; creates it if it does not exist.
 
-    `port` is the first broker's, None for any free one. Raises SettingsError if the directory or the port cannot be
-    used, or the directory holds a cluster of another size.
+    `port` is the port of the first broker, None for any free port. Raises SettingsError if the directory or the port
+    cannot be used, or the directory holds a cluster of another size.
     """
     directory = directory.resolve()
     try:
@@ -89,7 +89,7 @@ def open_data_dir(directory: Path, brokers: int, port: int | None) -> tuple[str,
 
 
 def _in_use(directory: Path) -> bool:
-    """Whether a broker holds Kafka's lock on its data; waits up to 2 s, because a killed broker releases it late."""
+    """Returns whether a broker holds Kafka's lock on its data; waits up to 2 s: a killed broker releases it late."""
     deadline = time.monotonic() + 2.0
     while any(map(_is_locked, directory.glob("broker-*/data/.lock"))):
         if time.monotonic() > deadline:
@@ -111,7 +111,7 @@ def _is_locked(path: Path) -> bool:
 def free_ports(wanted: Sequence[int | None]) -> list[int]:
     """Returns the wanted ports that are free, and other free ports for the rest and for None.
 
-    Until this process ends, no other gets these other ports, because a server binds its port only seconds later.
+    No other process gets these other ports until this one ends, because a server binds its port only seconds later.
     """
     others = (port for port in random.SystemRandom().sample(_PORTS, len(_PORTS)) if port not in wanted)
     mine = (port for port in others if _is_free(port) and _claim(port))

@@ -11,7 +11,7 @@ from typing import Final
 from kstreams_py.errors import SettingsError
 
 MIN_FREE_BYTES: Final = 256 << 20
-"""The free space that each broker needs to start: less fills up in a minute of load (measured: 33 MB after 8 s)."""
+"""The free space that each broker needs to start: load fills less in a minute (measured: 33 MB after 8 s)."""
 
 FULL_BYTES: Final = 1 << 20
 """With less free space a disk counts as full: the broker could not even write the reason for its end to its log."""
@@ -25,7 +25,7 @@ def free_bytes(directory: Path) -> int:
 
 
 def check_space(directory: Path, brokers: int) -> None:
-    """Raises SettingsError if the file system of a data directory has less than MIN_FREE_BYTES for each broker."""
+    """Raises SettingsError if the file system of a data directory has less than MIN_FREE_BYTES free for each broker."""
     free, needed = free_bytes(directory), brokers * MIN_FREE_BYTES
     if free < needed:
         raise SettingsError(

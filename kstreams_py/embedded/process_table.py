@@ -23,7 +23,7 @@ def command_line(pid: int) -> str:
 
 
 def await_stopped(pid: int) -> None:
-    """Waits until a child that was sent SIGSTOP has stopped or ended: the call that sends it returns before that."""
+    """Waits until a child that was sent SIGSTOP has stopped or ended: sending a signal does not wait for that."""
     if Path(PROC, "self").exists():
         os.waitid(os.P_PID, pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
         return

@@ -14,6 +14,6 @@ logical        adapter  logical types, which refuse values that fastavro would c
 bounds         rule     how deeply a value may be nested, and how many items it may have
 evolution      rule     whether a new schema can read data of an older one
 schema_files   adapter  schemas in files: those that a program names, and those that this package ships
-fitting        rule     a quick check whether a value fits a schema
+fitting        rule     a quick check of whether a value fits a schema
 registries     adapter  opens the registry that the settings name: files, or a server
 """

@@ -84,7 +84,7 @@ class Avro(Serde[Any]):
         return f"Avro({self.name})"
 
     def bind(self, registry: Registry, subject: str) -> Serde:
-        """Returns a serde that looks writers' schemas up in the registry, and registers this schema under the subject.
+        """Returns a serde that looks up writers' schemas in the registry, and registers this schema under the subject.
 
         Besides this schema, it follows the schemas that are registered for the topic of the subject.
         """
@@ -209,12 +209,12 @@ class Avro(Serde[Any]):
         schema_id = int.from_bytes(head[1:])
         raw, source, reader = writers.find(schema_id), f"the schema with id {schema_id}", self._reads[0]
         try:
-            parse(raw, source)  # before its logical types are replaced: fastavro checks its own types
+            parse(raw, source)  # before its logical types are replaced: fastavro checks only its own types
             if problem := unreadable(self._raw, raw, any_value=True):
                 return f"written with schema {schema_id}, which {self!r} cannot read: {problem}"
             written = parse(to_read(raw), source)
             if parsing_form(written[0]) == parsing_form(reader):
-                # resolution would change nothing, and takes twice the time
+                # resolution would change nothing, and would take twice the time
                 return _Resolved(reader, None, False, self._bounds.scan)
             writer = adopt(written, self._reads)
             scan = bounds_of(writer, written[1], source, skips=True).scan
@@ -224,7 +224,7 @@ class Avro(Serde[Any]):
 
 
 class _Parts:
-    """A file that collects what is written in a list (measured: a BytesIO takes a twentieth of the encoding time)."""
+    """A file that collects all writes in a list (measured: a BytesIO would take a twentieth of the encoding time)."""
 
     __slots__ = ("write",)
 
@@ -236,7 +236,7 @@ class _Resolved(NamedTuple):
     """How data of one writer is read.
 
     - `writer`: its schema, parsed.
-    - `reader`: the reader's schema if it differs.
+    - `reader`: the reader's schema; None if resolution would change nothing.
     - `copies`: whether defaults in the value must be copied.
     - `scan`: see bounds.
     """
@@ -258,8 +258,8 @@ class _Bound:
 
 
 def _read_changed(data: bytes, writer: Any, reader: Any) -> tuple[Any, bytes]:
-    """Returns a value that is resolved from its writer's schema to its reader's, and the bytes after it."""
-    # fastavro skips fields without checking that they exist: if it reads the appended byte, they do not
+    """Returns a value, resolved from its writer's schema to its reader's, and the bytes after the value."""
+    # fastavro skips fields without checking that they exist: if it reads the appended byte, a field is missing
     source = BytesIO(data + b"\0")
     source.seek(5)
     value, end = schemaless_reader(source, writer, reader), source.tell()

@@ -13,10 +13,10 @@ from kstreams_py.errors import SchemaError
 from kstreams_py.formats.schemas import Names, kind_of
 
 DEPTH_MAX: Final = 200
-"""The depth of nested records, arrays and maps. A level takes over 1 kB of stack, and a thread may have 512 kB."""
+"""The maximum depth of nested records, arrays and maps. A level takes over 1 kB of stack; a thread may have 512 kB."""
 
 EMPTY_MAX: Final = 10_000
-"""The number of values that take no bytes: nulls, and records of nulls. The size of the record limits all others."""
+"""The maximum number of values without bytes: nulls, and records of nulls. The record's size limits all others."""
 
 Scan = Callable[[bytes, int], object]
 """Raises ValueError, EOFError or LookupError if an encoded value, from an offset on, must not be decoded."""
@@ -98,7 +98,7 @@ class _Facts:
         return ()
 
     def is_finite(self, schema: Any) -> bool:
-        """Whether a value of the type exists."""
+        """Returns whether a finite value of the type exists."""
         schema = self.resolve(schema)
         if isinstance(schema, dict) and "name" in schema:
             return schema["name"] in self._finite
@@ -113,7 +113,7 @@ class _Facts:
         return True
 
     def is_of(self, kinds: Collection[str], schema: Any) -> bool:
-        """Whether values of the type consist only of these kinds, or take no bytes."""
+        """Returns whether values of the type consist only of these kinds, or take no bytes."""
         schema = self.resolve(schema)
         kind = kind_of(schema, self.names)
         if kind in ("record", "error"):
@@ -121,7 +121,7 @@ class _Facts:
         return kind in kinds or (kind == "fixed" and schema["size"] == 0)
 
     def empties(self, schema: Any) -> int:
-        """Returns how many values without bytes one value of the type has in its records."""
+        """Returns how many values without bytes there are in one value of the type and its nested records."""
         schema = self.resolve(schema)
         kind = kind_of(schema, self.names)
         if kind not in ("record", "error"):
@@ -150,7 +150,7 @@ class _Facts:
         return found
 
     def has_endless_items(self, schema: Any, kinds: Collection[str]) -> bool:
-        """Whether the schema has an array whose items consist only of these kinds."""
+        """Returns whether the schema has an array whose items consist only of these kinds."""
         seen, left = set[int](), [schema]
         while left:
             each = self.resolve(left.pop())
@@ -221,7 +221,7 @@ class _Scanner:
         return skip
 
     def _skip_of_blocks(self, item: _Skip, empties: int) -> _Skip:
-        """Returns the function for an array or a map; `empties`: values in an item without bytes; 0 for other items."""
+        """Returns the function for an array or a map; `empties`: values in an item, if all take no bytes; else 0."""
 
         def skip(data: bytes, at: int, depth: int) -> int:
             if depth >= DEPTH_MAX:

@@ -28,7 +28,7 @@ _LOGICAL: Final = frozenset(
 def unreadable(reader: JsonSchema, writer: JsonSchema, *, any_value: bool = False) -> str | None:
     """Returns the reason, with the field, why the reader's schema cannot read data of the writer's; None if it can.
 
-    - `any_value`: returns None also if it can read only some values: a branch of a union, a symbol.
+    - `any_value`: also returns None if the reader's schema can read only some values: a branch of a union, a symbol.
 
     The rules come from "Schema Resolution" in the Avro 1.11 specification, applied to the schemas alone, as far as
     fastavro follows them (names are compared without their namespace).
@@ -122,6 +122,6 @@ class _Resolution:
                     yield f"{path} is new and has no default"
 
     def _lost(self, now: Iterable[str], was: Iterable[str]) -> set[str]:
-        """Returns the symbols that the reader lacks, if that matters."""
+        """Returns the symbols that the reader lacks; none with `any_value`, unless it lacks all of them."""
         lost = set(was) - set(now)
         return set() if self.any_value and lost != set(was) else lost

@@ -1,4 +1,4 @@
-"""A quick check whether a value fits an Avro schema, for values that fastavro writes although they do not fit.
+"""A quick check of whether a value fits an Avro schema: fastavro writes some values although they do not fit.
 
 fastavro writes 3.7 as the int 3, 2**40 as an int that others cannot read, "false" as true, and "abc" as an array of
 three strings. Its own validation finds these errors but takes six times as long as the write.
@@ -22,7 +22,7 @@ _TYPES: Final = {"i": int, "q": int, "f": float, "d": float}
 _EXACT: Final = {"f": 1 << 24, "d": 1 << 53}
 """Up to this number, every whole number equals a float."""
 _LEAST: Final = 1e-38
-"""Smaller floats of 32 bits may be zero."""
+"""Smaller numbers may become zero as floats of 32 bits."""
 _NOT_PACKED: Final = (struct.error, LookupError, TypeError, AttributeError, OverflowError)
 
 
@@ -30,7 +30,7 @@ def quick_check(schema: Any, names: Names, known: dict[str, Check | None]) -> Ch
     """Makes a check whose False means "look closer"; returns None if fastavro's own checks suffice.
 
     - `names`: the named types of the schema.
-    - `known`: the checks of records by name, None while they are being made; pass an empty dict.
+    - `known`: the checks of records by name, None while a check is being made; pass an empty dict.
     """
     named: Any = names.get(schema, schema) if isinstance(schema, str) else schema
     if is_own(named):
@@ -74,7 +74,7 @@ def _number_check(code: str) -> Check:
 
 
 def _is_whole(value: Any, code: str) -> bool:
-    """Whether a number was packed unchanged: True would be packed as 1, and 1e-50 in 32 bits as 0."""
+    """Returns whether a number was packed unchanged: True would be packed as 1, and 1e-50 in 32 bits as 0."""
     if code == "f" and value and not abs(value) >= _LEAST:
         return False
     if isinstance(value, Decimal):
@@ -83,7 +83,7 @@ def _is_whole(value: Any, code: str) -> bool:
 
 
 def _record_check(record: dict[Any, Any], names: Names, known: dict[str, Check | None]) -> Check | None:
-    """Checks all required numbers together: by their types, or by packing them if one has an unusual type."""
+    """Makes a check that tests all required numbers at once: by type, or by packing them if a type is unusual."""
     fields = record["fields"]
     checks = {f["name"]: fits for f in fields if (fits := quick_check(f["type"], names, known)) is not None}
     if not checks:

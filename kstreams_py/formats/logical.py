@@ -1,8 +1,8 @@
 """Logical types that keep a value unchanged, or refuse it, in place of fastavro's own.
 
 fastavro writes 2**40 as a date and cuts what does not fit: a zone, microseconds, a time of day. It rounds a decimal
-that has more digits than its type, and takes minutes for one of a megabyte. Custom logical types are its documented
-extension: https://fastavro.readthedocs.io/en/latest/logical_types.html
+that has more digits than its type, and takes minutes for a decimal of a megabyte. Custom logical types are its
+documented extension: https://fastavro.readthedocs.io/en/latest/logical_types.html
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from fastavro.write import LOGICAL_WRITERS
 from kstreams_py.formats.schemas import JsonSchema, Names, kind_of, name_of
 
 DIGITS_MAX: Final = 4_300
-"""The most digits of a decimal, Python's own limit: the time to read them grows with the square of their number."""
+"""The maximum digits of a decimal, Python's own limit: the time to read them grows with the square of their number."""
 
 _LOGICAL: Final = ("logicalType", "precision", "scale")
 """The keys that make a type a logical type."""
 
 _SAME_ENCODING: Final = {"int": "long"}
-"""By the writer's type, another type with the same encoding that a reader may have."""
+"""Another type with the same encoding that a reader may have, by the writer's type."""
 
 _OWN: Final = "ks-"
-"""Prefix of the logical types that fastavro gets: programs may have registered their own under names without it."""
+"""Prefix of the logical types that fastavro gets: programs may have registered other types under names without it."""
 
 _Replace = Callable[[Any], Any]
 
@@ -82,12 +82,12 @@ def adopt(writer: tuple[Any, Names], reader: tuple[Any, Names]) -> Any:
 
 
 def is_own(schema: Any) -> bool:
-    """Whether values of a type are checked as they are written."""
+    """Returns whether values of a type are checked as they are written."""
     return isinstance(schema, dict) and str(schema.get("logicalType", "")).startswith(_OWN)
 
 
 def expected_by(schema: Any) -> str:
-    """Returns, in words, what a type takes."""
+    """Describes the values that a type takes."""
     if not is_own(schema):
         return name_of(schema)
     name = schema["logicalType"].removeprefix(_OWN)
@@ -98,7 +98,7 @@ def expected_by(schema: Any) -> str:
 
 
 def _replaced(schema: Any, replace: _Replace, *, in_unions: _Replace | None = None) -> Any:
-    """Returns a schema with each of its types replaced, and those in unions once more."""
+    """Returns a schema with each of its types replaced, and with the types in unions replaced once more."""
 
     def inner(each: Any) -> Any:
         return _replaced(each, replace, in_unions=in_unions)
@@ -134,7 +134,7 @@ def _checked(schema: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _Adoption:
-    """The named types of a writer's schema and of a reader's, and the names of those that were changed."""
+    """The named types of a writer's schema and of a reader's, and the names of the changed types."""
 
     writers: Names
     readers: Names
@@ -165,7 +165,7 @@ class _Adoption:
         return {"type": now, **logical} if logical and now in (kind, _SAME_ENCODING.get(kind)) else kind
 
     def _change(self, kind: str, w: dict[str, Any], r: Any) -> None:
-        """Changes a named type in the same way."""
+        """Changes a named type as `type_of` changes other types."""
         r = r if isinstance(r, dict) else {}
         if kind == "fixed":
             for key in _LOGICAL:
@@ -182,7 +182,7 @@ class _Adoption:
 
 
 def _whole(value: Any, first: int, last: int) -> Any:
-    """Returns a whole number from `first` to `last` unchanged."""
+    """Returns a whole number from `first` to `last` unchanged, and a Misfit for any other value."""
     is_whole = isinstance(value, SupportsIndex) and not isinstance(value, bool)
     return value if is_whole and first <= index(value) <= last else Misfit(value)
 
@@ -202,7 +202,7 @@ def _write_number(value: Any, schema: Any) -> Any:
 
 
 def _write_array(value: Any, _: Any) -> Any:
-    return Misfit(value) if isinstance(value, bytes | bytearray) else value  # fastavro takes them for a list of ints
+    return Misfit(value) if isinstance(value, bytes | bytearray) else value  # fastavro would write a list of ints
 
 
 def _is_exact(value: int, kind: str) -> bool:
@@ -225,7 +225,7 @@ def _write_date(value: Any, _: Any) -> Any:
 
 
 def _write_time(value: Any, unit: int) -> Any:
-    """Converts a time of day; `unit`: in microseconds."""
+    """Converts a time of day; `unit`: the unit of the result, in microseconds."""
     if not isinstance(value, time):
         return _whole(value, 0, _DAY_SECONDS * 1_000_000 // unit - 1)
     if value.tzinfo is not None or value.microsecond % unit:
@@ -251,7 +251,7 @@ def _write_uuid(value: Any, _: Any) -> Any:
 
 
 def _write_decimal(value: Any, schema: Any) -> Any:
-    """Converts a decimal; like fastavro, it also takes the number's bytes, if they could be read."""
+    """Converts a decimal. Like fastavro, also takes the number's bytes, if they can be read."""
     if isinstance(value, bytes | bytearray):
         try:
             _read_decimal(bytes(value), schema)
@@ -270,7 +270,7 @@ def _write_decimal(value: Any, schema: Any) -> Any:
     return number.to_bytes(size, signed=True)
 
 
-# Reading: each function gets the written value and its type, then the reader's type or None.
+# Reading: each function gets the encoded value and its type, then the reader's type or None.
 
 
 def _read_decimal(data: bytes, schema: Any, reader: Any = None) -> Decimal:

@@ -41,7 +41,9 @@ class SchemaRegistry:
     """A schema registry over HTTP. The address may have a user and a password; no message shows them."""
 
     def __init__(self, url: str, **settings: Any) -> None:
-        """`settings`: confluent-kafka's own, such as `ssl.ca.location` or `bearer.auth.token`; numbers may be strings.
+        """Creates the client of the registry.
+
+        - `settings`: confluent-kafka's own, such as `ssl.ca.location` or `bearer.auth.token`; numbers may be strings.
 
         Raises MissingSoftware without the extra, and SettingsError for a wrong address or setting.
         """
@@ -72,12 +74,12 @@ class SchemaRegistry:
                 "ssl.key.password: correct them"
             ) from None
         except (ValueError, TypeError) as error:
-            if "proxy" in str(error):  # with a proxy's URL from the environment
+            if "proxy" in str(error):  # the error shows the URL of a proxy from the environment
                 raise SettingsError(f"schema registry at {self._url}: {_WRONG_PROXY}") from None
             raise SettingsError(f"schema registry at {self._url}: {error}") from None
         except ImportError as error:
             raise MissingSoftware(f"schema registry at {self._url}: {error}") from None
-        except Exception as error:  # from its HTTP library, with a part of the proxy's URL
+        except Exception as error:  # from its HTTP library: it shows a part of the proxy's URL
             if type(error).__name__ != "InvalidURL":
                 raise
             raise SettingsError(f"schema registry at {self._url}: {_WRONG_PROXY}") from None
@@ -89,7 +91,7 @@ class SchemaRegistry:
         return schema_id
 
     def schema(self, schema_id: int, /) -> str:
-        """See Registry. Named types from referenced schemas are inserted."""
+        """See Registry. Inserts the named types of referenced schemas."""
         found = self._ask(self._client.get_schema, schema_id)
         if found.schema_type not in (None, "AVRO"):
             raise LookupError(f"id {schema_id} in the schema registry at {self._url} is {found.schema_type}, not Avro")
@@ -148,7 +150,7 @@ class SchemaRegistry:
 
 
 def _completed(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the client's settings, with implied ones added and numbers as numbers. Raises ValueError."""
+    """Returns the client's settings: adds implied settings, and converts numbers from text. Raises ValueError."""
     found = {n: float(v) if _NUMBERS.fullmatch(n) and isinstance(v, str) else v for n, v in settings.items()}
     if "bearer.auth.token" in found:
         found.setdefault("bearer.auth.credentials.source", "STATIC_TOKEN")
@@ -270,7 +272,7 @@ class FileRegistry:
 
 
 def _write_durably(path: Path, text: str) -> None:
-    """Writes a whole file or nothing, and syncs it to disk: records that need the schema are committed next."""
+    """Writes the whole file or nothing, and syncs it to disk: records that need the schema are committed next."""
     if path.exists():
         return
     draft = path.with_name(f"{path.name}.new")

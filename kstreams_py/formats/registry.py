@@ -9,10 +9,13 @@ REMEDY: Final = "give each new field a default and only widen types, or write to
 
 
 class Registry(Protocol):
-    """Keeps writers' schemas by id. Each call raises Unavailable if it gets no answer within a limit."""
+    """Keeps writers' schemas by id. Each call raises Unavailable if the registry does not answer in time."""
 
     def register(self, subject: str, schema: str, /) -> int:
-        """Returns the id of a schema (JSON text), each time the same. Raises SchemaError if the subject refuses it."""
+        """Registers a schema (JSON text) under a subject, and returns its id: the same one each time.
+
+        Raises SchemaError if the subject refuses the schema.
+        """
 
     def schema(self, schema_id: int, /) -> str:
         """Returns the JSON text of a schema. Raises LookupError, which names the registry, for an unknown id."""

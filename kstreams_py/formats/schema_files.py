@@ -15,7 +15,7 @@ SchemaSource = JsonSchema | Path
 
 
 def load_schema(schema: SchemaSource) -> tuple[JsonSchema, str]:
-    """Returns a schema as parsed JSON, read from its file if it is a path, and its name for messages.
+    """Returns a schema as parsed JSON, and its name for messages; reads a file if `schema` is a path.
 
     Raises SchemaError for a file that does not exist, cannot be read or is not JSON.
     """

@@ -21,7 +21,7 @@ Names = dict[str, dict[Any, Any]]
 
 
 _NESTED_MAX: Final = 300
-"""The maximum depth of nested objects and lists in a schema: parsing recurses, and has no limit of its own."""
+"""The maximum depth of nested objects and lists in a schema: parsing recurses without a limit of its own."""
 
 _PRIMITIVES: Final = ("null", "boolean", "int", "long", "float", "double", "bytes", "string")
 _TYPES: Final = frozenset((*_PRIMITIVES, "record", "error", "enum", "fixed", "array", "map"))
@@ -31,7 +31,7 @@ _FLAT: Final = (str, bytes, bytearray, int, float, type(None))
 
 
 def is_deeper(value: Any, limit: int) -> bool:
-    """Whether mappings and sequences in a value are nested deeper than `limit`, or the value contains itself."""
+    """Returns whether mappings and sequences in a value are nested deeper than `limit`, or it contains itself."""
     level = _containers([value])
     for _ in range(limit):
         if not level:
@@ -41,7 +41,7 @@ def is_deeper(value: Any, limit: int) -> bool:
 
 
 def _containers(values: Iterable[Any]) -> list[Any]:
-    """Returns the values that have others inside, each once."""
+    """Returns the values that contain other values, each once."""
     found = {id(each): each for each in values if not isinstance(each, _FLAT)}
     return [each for each in found.values() if isinstance(each, Mapping | Sequence)]
 
@@ -153,7 +153,7 @@ def _define(schema: Any, found: dict[str, Any], defined: set[str]) -> Any:
 
 
 def name_of(schema: Any) -> str:
-    """Returns the name of a schema in messages."""
+    """Returns the name of a schema for messages."""
     if isinstance(schema, list):
         return " or ".join(map(name_of, schema))
     return str(schema.get("name", schema["type"])) if isinstance(schema, dict) else str(schema)

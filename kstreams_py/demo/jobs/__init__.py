@@ -1,11 +1,11 @@
-"""`kstreams demo jobs`: two jobs on peers that are killed, frozen and joined, and a report of who ran what when.
+"""`kstreams demo jobs`: two jobs on peers that are killed and frozen while others join; a report of who ran what when.
 
 In reading order:
 
 aircraft_graph adapter  the second graph: groups flights by aircraft
-faults         acts     what happens to the peers and the jobs, and after how many rows
+faults         acts     the faults that hit the peers and the jobs, and after how many rows
 timeline       rule     who ran what when, from the log of the cluster
-checks         acts     compares the tables with the file, and the faults with those that were planned
+checks         acts     compares the tables with the file, and the faults with the planned faults
 peers          acts     the peers of the demo, and the faults that hit them
 stage          acts     runs peers, jobs, faults and the screen together
 charts         adapter  draws who ran what when

@@ -1,6 +1,6 @@
-"""The second graph of `kstreams demo jobs`: looks up the aircraft of each flight, at one peer for each aircraft.
+"""The second graph of `kstreams demo jobs`: looks up the aircraft of each flight.
 
-So no two peers ask for the same aircraft at once.
+One peer handles all flights of an aircraft, so no two peers look up the same aircraft at once.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ def draw_timeline(run: JobsRun) -> str:
 
 
 def colours_of(run: JobsRun) -> dict[str, str]:
-    """Returns the names of the colours of the graphs, in the order in which they were submitted."""
+    """Returns the name of each graph's colour, in the order in which the graphs were submitted."""
     graphs = dict.fromkeys(job.graph for job in run.replica.jobs.values())
     return {graph: f"c{number}" for number, graph in enumerate(graphs, 1)}
 
@@ -89,7 +89,7 @@ def _draw_faults(plot: Any, run: JobsRun, y_of: dict[Any, float]) -> None:
 
 
 def _columns(run: JobsRun, shape: Shape) -> list[tuple[float, float, list[str]]]:
-    """Returns for each part of the time who runs what then."""
+    """Returns who runs what in each part of the run: its start and end in seconds, and lines of text."""
     seconds = max(1.0, run.seconds_at(run.ended))
     width = ceil(seconds / shape.bins)
     found = []

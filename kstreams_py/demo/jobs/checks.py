@@ -1,4 +1,4 @@
-"""Compares the tables of `kstreams demo jobs` with the file, and the faults of the run with those that were planned."""
+"""Compares the tables of `kstreams demo jobs` with the file, and the faults of the run with the planned faults."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class DoneFault:
 
     - `at`: when, in milliseconds since 1970.
     - `what`: what it hit, in words.
-    - `place`: the place of the peer; 0 if no peer was hit.
-    - `peer`: the peer that was hit; None for one that joins.
+    - `place`: the place of the peer that was hit or that joins; 0 if a job was killed.
+    - `peer`: the peer that was hit; None if a peer joins or a job was killed.
     - `job`: the job that was killed.
     - `seconds`: for how long the peer was frozen.
     """
@@ -46,7 +46,7 @@ class DoneFault:
 
     @property
     def title(self) -> str:
-        """What happened."""
+        """The name of this kind of fault."""
         return TITLES[self.kind]
 
 
@@ -54,7 +54,7 @@ class DoneFault:
 class JobsRun:
     """A run as seen from outside. Times are milliseconds since 1970.
 
-    - `places`: the places of all peers that there were.
+    - `places`: the place of each peer that has run.
     - `replica`: the last state of the cluster.
     """
 

@@ -1,4 +1,4 @@
-"""`kstreams demo jobs`: two jobs on peers that are killed, frozen and joined; then every row is checked."""
+"""`kstreams demo jobs`: two jobs on peers that are killed and frozen while others join; then every row is checked."""
 
 from __future__ import annotations
 

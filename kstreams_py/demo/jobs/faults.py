@@ -1,4 +1,4 @@
-"""What happens to the peers and the jobs of a run, in random order, each after a number of rows."""
+"""The faults that hit the peers and the jobs of a run, in random order, each after a number of rows."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from typing import Final, NamedTuple
 from kstreams_py.jobs.cluster.heartbeats import INTERVAL, SILENT_AFTER
 
 AWAKE_SECONDS: Final = 1.5
-"""Seconds for which a peer that was frozen is left alone: what it does then is what the freeze is for."""
+"""Seconds for which a peer is left alone after a freeze: the freeze is there to test what it does then."""
 
 FROZEN_SECONDS: Final = INTERVAL * SILENT_AFTER + 2.0
-"""Seconds after which the others usually have found a frozen peer silent."""
+"""Seconds after which the other peers have usually found a frozen peer silent."""
 
 FROZEN_MAX: Final = 60.0
 """Seconds after which a frozen peer goes on, whether the others have found it silent or not."""
 
 APART_SECONDS: Final = 1.0
-"""The least seconds between two faults."""
+"""The minimum number of seconds between two faults."""
 
 
 class FaultKind(StrEnum):
-    """What can happen."""
+    """The kinds of faults."""
 
     KILL = "kill"
     FREEZE = "freeze"
@@ -39,10 +39,10 @@ SECONDS: Final = {
     FaultKind.JOIN: 3.0,
     FaultKind.RESUBMIT: 4.0,
 }
-"""The seconds of a run for each fault. The next one comes after them."""
+"""The seconds of a run that each kind of fault takes. The next fault comes after them."""
 
 LAST: Final = 0.9
-"""The part of the rows after which there are no faults: enough rows are left to be processed after the last one."""
+"""The fraction of the rows after which no fault happens: enough rows are left to process after the last fault."""
 
 
 class PlannedFault(NamedTuple):

@@ -26,13 +26,13 @@ from kstreams_py.running.peers import PeerOptions, SupervisedPeers
 from kstreams_py.settings import Settings
 
 SUPERVISORS_MAX: Final = 20
-"""How many supervisors a demo has at most: one of the peers that start together, and one of each that joins."""
+"""The maximum number of supervisors: one for the peers that start together, and one for each peer that joins."""
 
 READ_MAX: Final = 10_000
 
 
 class DemoPeer(NamedTuple):
-    """A peer that runs, or ran. `place`: its number; a peer that is started in place of a dead one has the same."""
+    """A peer that runs or has run. `place`: its number; the replacement of a dead peer has the same number."""
 
     place: int
     pid: int
@@ -64,7 +64,7 @@ class DemoPeers:
         self._frozen: DemoPeer | None = None
 
     def start(self, count: int) -> None:
-        """Starts peers under a supervisor of their own, as another machine has."""
+        """Starts peers under their own supervisor, as on another machine."""
         first = self.count + 1
         self.count += count
         supervisor = SupervisedPeers(self._options, count, self._settings, self._environment)
@@ -114,7 +114,7 @@ class DemoPeers:
         return hit
 
     def close(self) -> None:
-        """Lets all peers leave, and waits for their ends. Raises WorkersFailed."""
+        """Lets all peers leave, and waits until they have ended. Raises WorkersFailed."""
         self.thaw()
         for _, supervisor, _ in self._supervisors:
             supervisor.stop()

@@ -34,7 +34,7 @@ class JobsReport:
     seconds: float
 
     def count(self, what: str) -> int:
-        """Returns what was found, in the checks of all graphs that end like this."""
+        """Returns the sum of what was found in all checks whose names end with `what`."""
         return sum(check.found for check in self.checks if check.what.endswith(what))
 
 

@@ -38,7 +38,7 @@ GRAPHS: Final = {each.graph.name: each.graph for each in MODULES}
 PERCENTAGES: Final = {"aircraft": 30, "weather": 70}
 
 TASKS: Final = sum(len(specify_tasks(each.tasks)) for each in GRAPHS.values())
-"""How many tasks both jobs have: each needs a peer."""
+"""The number of tasks of both jobs together; each task needs a peer."""
 
 JOINS: Final = 2
 """How many peers join later."""
@@ -47,7 +47,7 @@ ROWS_PER_FAULT: Final = 500
 """With fewer rows, some could be under way at every fault, and would be refused as the cause of the deaths."""
 
 STEADY: Final = 0.6
-"""The part of a run in which a job is processed: in the rest, one of its tasks waits for a peer."""
+"""The fraction of a run in which a job is processed; in the rest, one of its tasks waits for a peer."""
 
 START_SECONDS: Final = 240.0
 """Seconds for which the demo waits until all peers have joined."""
@@ -58,12 +58,12 @@ STALLED: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class JobsOptions:
-    """What the command is started with.
+    """The options of the command.
 
     - `rows`: how many flights each job processes, spread evenly over the year.
     - `kills`, `freezes`: how many peers to kill, and to freeze, spread over the run.
     - `peers`: how many peers start together.
-    - `seed`: the seed of all that is random.
+    - `seed`: the seed of all random choices.
     """
 
     rows: int
@@ -113,7 +113,7 @@ class JobsStage:
         self._planned = deque(plan_faults(options.faults, self._total, options.seed))
         self._done: list[DoneFault] = []
         self._frozen_at: float | None = None
-        """When the peer that is frozen was, in monotonic seconds; None if none is."""
+        """When the frozen peer was frozen, in monotonic seconds; None if no peer is frozen."""
         self._next_at = 0.0
         """When the next fault may happen, in monotonic seconds."""
         self._jobs: dict[str, JobId] = {}
@@ -153,7 +153,7 @@ class JobsStage:
         return JobsRun(began, ended, build_timeline(entries, ended), self._places, self._done, replica)
 
     def _have_joined(self, watch: ClusterWatch, peers: DemoPeers) -> bool:
-        """Waits until there are as many members as peers; returns whether there are."""
+        """Waits up to START_SECONDS until the cluster has as many members as peers; returns whether it has."""
         deadline = time.monotonic() + START_SECONDS
         while len(watch.look().peers) < peers.count and time.monotonic() < deadline:
             self._note_places(peers)
@@ -164,7 +164,7 @@ class JobsStage:
         self._places |= {each.peer: each.place for each in peers.running()}
 
     def _follow(self, watch: ClusterWatch, peers: DemoPeers) -> None:
-        """Looks at the tables, and lets faults happen, until both jobs have ended."""
+        """Watches the tables and causes faults until both jobs have ended, or no row is stored for STALLED seconds."""
         newest, changed = 0, time.monotonic()
         while True:
             replica = watch.look()
@@ -177,14 +177,14 @@ class JobsStage:
                 self._screen.say("[red]no new rows[/]: checking the results as they are")
                 return
             if all(job in replica.jobs and replica.jobs[job].has_ended for job in self._jobs.values()):
-                self._have_joined(watch, peers)  # one may have joined, or started again, a moment ago
+                self._have_joined(watch, peers)  # a peer may have started a moment ago: it must join, too
                 return
             self._screen.counts({f"{graph} rows": n for graph, n in stored.items()}, total, self._total)
             self._hit(stored, watch, peers)
             time.sleep(TICK)
 
     def _hit(self, stored: Mapping[str, int], watch: ClusterWatch, peers: DemoPeers) -> None:
-        """Lets the next fault happen if that is due, and a frozen peer go on once the others have found it silent."""
+        """Causes the next fault if it is due; lets a frozen peer go on once the others have found it silent."""
         now = time.monotonic()
         if self._frozen_at is not None:
             seconds, frozen = now - self._frozen_at, self._done[-1]
@@ -209,7 +209,7 @@ class JobsStage:
         self._screen.say(f"  {now - self._began:5.1f} s  [red]{fault.title}[/] {number} of {of}: {fault.what}")
 
     def _resubmit(self, stored: Mapping[str, int], watch: ClusterWatch) -> DoneFault:
-        """Kills the job that has the most left to do, and submits its graph again. `stored`: the rows of each graph."""
+        """Kills the job that has stored the fewest rows, and submits its graph again. `stored`: rows by graph."""
         graph, at = min(stored, key=lambda each: stored[each]), now_ms()
         job = self._jobs[graph]
         append_command(self._cluster, CLUSTER, KillJob(job))
@@ -217,7 +217,7 @@ class JobsStage:
         return DoneFault(FaultKind.RESUBMIT, at, f"{job}; its graph is submitted again", job=job)
 
     def _submit(self, graph: str, number: int, watch: ClusterWatch) -> None:
-        """Submits a graph, with the fingerprint that the peers have: the paths of its tables are theirs."""
+        """Submits a graph with the peers' fingerprint of it: in this process, its tables have other paths."""
         job, tasks = JobId(f"{graph}-{number}"), specify_tasks(GRAPHS[graph].tasks)
         fingerprint = next(iter(watch.replica.peers.values())).graphs[graph]
         append_command(self._cluster, CLUSTER, SubmitJob(job, graph, fingerprint, tasks, PERCENTAGES[graph]))
@@ -239,7 +239,7 @@ def _hit_peers(kind: FaultKind, replica: Replica, peers: DemoPeers) -> DoneFault
 
 
 def find_pace(rows: int, seconds: float) -> dict[str, str]:
-    """Returns the variables of both graphs that let each job take about this time."""
+    """Returns the environment variables of both graphs with which each job takes about `seconds`."""
     (calls,) = {task.concurrency for task in channels_graph.graph.tasks if task.concurrency > 1}
-    longest = 2 * STEADY * seconds / rows  # of one call after another; the shortest is 0
+    longest = 2 * STEADY * seconds / rows  # seconds of a call if calls run one after another; the shortest is 0
     return {"DEMO_LONGEST_WAIT": str(calls * longest), "DEMO_LONGEST_LOOK_UP": str(longest)}

@@ -11,7 +11,7 @@ from kstreams_py.jobs.cluster.fold import apply
 from kstreams_py.jobs.cluster.state import Assignment, JobPhase, Replica
 
 Logged = tuple[int, int, Entry | None]
-"""An entry of a log, as kafka_log.LoggedEntry: its offset, when it was appended, and the entry; None for junk."""
+"""An entry of a log, like kafka_log.LoggedEntry: its offset, when it was appended, and its content or None."""
 
 
 class Stay(NamedTuple):
@@ -44,7 +44,7 @@ class PhaseSpan(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """What happened in a cluster, in the order of the beginnings. Jobs that have ended have no phase."""
+    """What happened in a cluster, sorted by the time at which it began. Jobs that have ended have no phase."""
 
     stays: list[Stay]
     works: list[TaskSpan]
