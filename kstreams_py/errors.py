@@ -24,7 +24,7 @@
     ├── ClientError                  a client call failed: the leaf names the next action (processing/commits/states.py)
     │   ├── Retriable                call again; where a start gives up, start again later   (exit status 3)
     │   │   ├── SinkAway             a sink's target is away: keep the rows, and write them again
-    │   │   └── NotRestored          a part of a state is restored: go on with the next, once the group was heard
+    │   │   └── NotRestored          only a part of a state is restored: poll the group, then restore the next part
     │   ├── Refused                  abort; find the step of the refused output, and write a dead letter in its place
     │   ├── Abortable                abort, go back to the committed offsets, and go on
     │   ├── OutcomeUnknown           never abort; replace the producer, then read the committed offsets
@@ -34,9 +34,9 @@
     ├── DrainTimeout                 a worker did not stop in time
     ├── WorkerStuck                  a worker has run no turn for stuck_timeout_ms: start it again
     ├── StaleWriter                  another writer has moved the offsets in a sink's target: read them again
-    ├── PipelineFailed               a job of Spark failed; what was published last is unchanged
+    ├── PipelineFailed               a Spark job failed; the output published last is unchanged
     ├── HistoryError                 a test's history cannot be judged: it is incomplete, or contradicts itself
-    ├── WorkersFailed                a worker could not be kept running; the exit status is that of the worker
+    ├── WorkersFailed                a worker could not be kept running; the exit status is the worker's
     ├── InputEndsWorkers             workers died too often while this input was under way (handled: a dead letter)
     └── DecodeError                  these bytes are not what the serde expects (handled: a dead letter)
         └── EventFault               an event contradicts the order of its object (handled: a dead letter)
@@ -264,7 +264,7 @@ class StaleWriter(KStreamsError):
 
 
 class PipelineFailed(KStreamsError):
-    """A job of Spark failed; what was published last is unchanged."""
+    """A Spark job failed; the output published last is unchanged."""
 
 
 class HistoryError(KStreamsError):
@@ -348,7 +348,7 @@ EXIT_STATUSES: Final = (
     ),
     ExitStatus(None, "a signal, or any other status", True, f"restart after {RESTART_SECONDS} s"),
 )
-"""The exit statuses of `kstreams run`: its --help, README, the units and manifests that it prints come from here."""
+"""The exit statuses of `kstreams run`. Its --help, README, and the printed units and manifests take them from here."""
 
 NOT_RESTARTED: Final = tuple(each.status for each in EXIT_STATUSES if each.status and not each.restart)
 """Statuses of failures that another start cannot remedy; systemd's RestartPreventExitStatus."""

@@ -1,4 +1,4 @@
-"""The tables of a demo over channels: the flights that are read and the flights that are stored, with counts."""
+"""The tables of a demo over channels: the flights that are read, the flights that are stored, and counts of both."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A front end of `kstreams demo ordering`: a process that changes aircraft, and sends the events in two ways.
 
 For each change, it stores the new state and queues the events in one atomic step. For comparison, it also sends the
-same events itself, as a program without event ordering does: after the change is stored, through a producer of its own,
+same events itself, as a program without event ordering does: after the change is stored, through its own producer,
 which collects records for a moment. The front ends collect for different lengths of time, so events overtake each
 other.
 """

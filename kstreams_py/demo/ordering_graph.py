@@ -1,7 +1,7 @@
 """The consumers of `kstreams demo ordering`: three groups, each of which keeps the state of every aircraft.
 
-Each group pauses at random, for longer than the previous one, so that they are never at the same event. Pauses do not
-change the result: a slow group reaches the same states.
+Each group pauses at random, for longer than the group before it, so that no two groups are at the same event. Pauses do
+not change the result: a slow group reaches the same states.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from typing import Final
 from kstreams_py.errors import SettingsError
 
 _NAME: Final = re.compile(r"[a-z]([-a-z0-9]{0,50}[a-z0-9])?")
-"""A label of RFC 1035. Kubernetes appends 11 characters to form `controller-revision-hash`, which may have 63."""
+"""A label of RFC 1035. Kubernetes appends 11 characters for `controller-revision-hash`, which may have at most 63."""
 
 _NAMESPACE: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 

@@ -16,7 +16,7 @@ SLOT: Final = "KSTREAMS_SLOT"
 _NUMBER: Final = re.compile(r"\d{1,9}", re.ASCII)
 
 _POD: Final = re.compile(r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?-(?P<ordinal>0|[1-9]\d{0,3})", re.ASCII)
-"""A StatefulSet's pod name, `name-3`, with 4 digits at most: a Deployment's ends in 5 characters, maybe all digits."""
+"""A StatefulSet's pod name, `name-3`: at most 4 digits, because a Deployment's pod name may end with 5 digits."""
 
 
 def slot_number(text: str, environment: Mapping[str, str], host: str) -> int:

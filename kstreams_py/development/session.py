@@ -160,7 +160,7 @@ class DevSession:
         logger.info("%s runs", self._what)
 
     def _follow_end(self, event: VersionEnded) -> None:
-        """Goes on after the running version has ended: drained, or by itself."""
+        """Continues after the running version has ended, after a drain or by itself."""
         self._running = None
         if event.error and self._is_draining:
             logger.warning("%s", event.error)
@@ -175,7 +175,7 @@ class DevSession:
             self._go()
 
     def _end(self) -> None:
-        """Drains the running version; the second time, ends it immediately."""
+        """Drains the running version; ends it immediately if called a second time."""
         if not self._is_ending:
             logger.info("draining")
         was_asked = self._is_draining and not self._is_ending  # by a reload: asking again would end it immediately

@@ -87,7 +87,7 @@ class Version:
         threading.Thread(target=self._await_end, args=(listening,), name="version end", daemon=True).start()
 
     def go(self, positions: Iterable[Position]) -> None:
-        """Makes the version run, and show outputs from these positions on."""
+        """Makes the version run and show outputs from these positions on."""
         line = json.dumps({"positions": list(positions)}).encode() + b"\n"
         with self._lock, suppress(BrokenPipeError):  # it has just died; its end is reported
             if not self._stdin.closed:
@@ -95,7 +95,7 @@ class Version:
                 self._stdin.flush()
 
     def stop(self) -> None:
-        """Makes the version drain; the second time, ends its workers immediately."""
+        """Makes the version drain; ends its workers immediately if called a second time."""
         if self._process.poll() is None:
             self._process.terminate()
 

@@ -48,7 +48,7 @@ class Avro(Serde[Any]):
     - `registry`: the registry to use instead of the worker's; None for the worker's.
 
     Records are dicts with exactly the schema's fields; fields with a default may be left out. Data is resolved from its
-    writer's schema to this one: fields with defaults, aliases, promotions (Avro 1.11, "Schema Resolution").
+    writer's schema to this one: defaults, aliases and promotions apply (Avro 1.11, "Schema Resolution").
 
     Values are written unchanged or refused. They may be nested at most 200 deep, and may have at most 10,000 items that
     take no bytes; decimals may have at most 4,300 digits.

@@ -88,7 +88,7 @@ class _Resolution:
             yield from self._named(kind, r, w, where)
 
     def _clash(self, r: Any, w: Any) -> tuple[str, str] | None:
-        """Returns what a value means to the writer and to the reader, if both have logical types that differ."""
+        """Returns what a value means to the writer and to the reader, if both have logical types and these differ."""
         was, now = (str(each.get("logicalType")) if isinstance(each, dict) else "" for each in (w, r))
         if not _LOGICAL.issuperset((was, now)):
             return None
