@@ -24,7 +24,7 @@
     ├── ClientError                  a client call failed: the leaf names the next action (processing/commits/states.py)
     │   ├── Retriable                call again; where a start gives up, start again later   (exit status 3)
     │   │   ├── SinkAway             a sink's target is away: keep the rows, and write them again
-    │   │   └── NotRestored          only a part of a state is restored: poll the group, then restore the next part
+    │   │   └── NotRestored          a state is not completely restored yet: poll the group, then go on restoring
     │   ├── Refused                  abort; find the step of the refused output, and write a dead letter in its place
     │   ├── Abortable                abort, go back to the committed offsets, and go on
     │   ├── OutcomeUnknown           never abort; replace the producer, then read the committed offsets
@@ -200,7 +200,7 @@ class Retriable(ClientError):
 
 
 class NotRestored(Retriable):
-    """Only a part of a processor's state is restored: poll the group, then restore the next part."""
+    """A processor's state is not completely restored yet: poll the group, then go on restoring."""
 
 
 class SinkAway(Retriable):
