@@ -60,7 +60,7 @@ _PAGES: Final = {
 
 _IVY: Final = {"spark.jars.ivy": str(cache_directory() / "ivy")}
 LISTENERS: Final = "spark.sql.queryExecutionListeners"
-"""The configuration of a user's listeners. Spark's own listener logs the error of each plan, which is also raised."""
+"""The setting that names a user's listeners. Spark's own listener logs the error of each plan, which is also raised."""
 
 _SET_HOME: Final = "set SPARK_HOME to the directory of a Spark, or unset it"
 _INSTALL_AGAIN: Final = "run pip install --force-reinstall pyspark"
@@ -78,9 +78,10 @@ def session(
 
     - `jars`: the Kafka and Avro jars of the installed Spark, as `embedded.jars.spark_jars()` returns them. By default
       the jars that `kstreams jars` has cached; if there are none, Spark fetches them into the cache.
-    - `java`: used if JAVA_HOME is not set. By default the one on PATH, otherwise found by `embedded.java.find_java`.
-    - `quiet`: hide what Spark prints while it starts, unless the start fails; after the start, hide all but errors. Not
-      for a driver that spark-submit has started.
+    - `java`: the Java to use if JAVA_HOME is not set. By default the one on PATH, or else the one that
+      `embedded.java.find_java` finds.
+    - `quiet`: hide what Spark prints while it starts, unless the start fails; after the start, hide all but errors. It
+      has no effect in a driver that spark-submit has started.
     - `conf`: further configuration, as in `session(**{"spark.driver.memory": "4g"})`, or the result of `delta_conf()`.
 
     Runs in two local threads if neither `conf` nor spark-submit sets a master. Raises MissingSoftware without PySpark,
@@ -127,7 +128,7 @@ def session(
 def exec_spark_submit(arguments: Sequence[str]) -> NoReturn:
     """Replaces this process with spark-submit, from SPARK_HOME or else from the installed PySpark.
 
-    Its driver runs in this Python if PYSPARK_DRIVER_PYTHON is not set. Raises MissingSoftware without PySpark, without
+    The driver runs in this Python if PYSPARK_DRIVER_PYTHON is not set. Raises MissingSoftware without PySpark, without
     spark-submit, without a Java, or with a Spark for another Scala.
     """
     require_pyspark()
@@ -186,7 +187,7 @@ def conf_for(needs: SparkNeeds) -> dict[str, str]:
 
 
 def artifacts_for(needs: SparkNeeds) -> tuple[Artifact, ...]:
-    """Returns the jars for a kind of table, besides those for Kafka. Raises as `conf_for`."""
+    """Returns the jars for a kind of table, besides the jars for Kafka. Raises the same error as `conf_for`."""
     return tuple(Artifact(*coordinates.split(":")) for coordinates in needs.jars())
 
 
@@ -200,7 +201,7 @@ def table_artifacts() -> list[tuple[Artifact, ...]]:
 
 
 def table_jars(progress: Progress | None = None) -> list[Path]:
-    """Returns the jars of all these kinds of tables; fetches them if they are not cached. See `spark_jars`."""
+    """Returns the jars of `table_artifacts`; fetches jars that are not cached. See `spark_jars`."""
     return [jar for artifacts in table_artifacts() for jar in jars_beside_spark(artifacts, progress)]
 
 
@@ -249,7 +250,7 @@ def _has_master(conf: Mapping[str, str]) -> bool:
 
 
 def _is_submitted() -> bool:
-    """Whether spark-submit has started this process: its Java process runs already, with a log of its own."""
+    """Whether spark-submit has started this process: Spark's Java process then runs already, with a log of its own."""
     return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
@@ -282,7 +283,7 @@ def _map_classes() -> None:
 
 
 def _choose_java(java: Path | None) -> None:
-    """Sets JAVA_HOME, unless it is set, to this Java, or to one that is found if there is none on PATH."""
+    """Sets JAVA_HOME, unless it is set, to `java`, or to a Java that `find_java` finds if PATH has none."""
     if java is None and not os.environ.get("JAVA_HOME") and shutil.which("java") is None:
         with contextlib.suppress(MissingSoftware):  # `_check_java` raises it with the remedy for Spark
             java = find_java(for_spark=True)
@@ -291,7 +292,7 @@ def _choose_java(java: Path | None) -> None:
 
 
 def _is_watched() -> bool:
-    """Whether somebody sees Spark's standard error: it goes to a terminal or a notebook, and not to a log."""
+    """Whether somebody sees Spark's standard error: it goes to a terminal or a notebook, not to a log."""
     return sys.stderr.isatty() or "ipykernel" in sys.modules
 
 

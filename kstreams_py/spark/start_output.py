@@ -26,7 +26,7 @@ LAST_SECONDS: Final = 2.0
 
 @contextlib.contextmanager
 def hidden_start() -> Iterator[None]:
-    """Hides what a process that starts in the block prints to standard error; passes on what it prints after the block.
+    """Hides what a process started in the block prints to standard error, and passes on what it prints after the block.
 
     The process inherits a pipe in place of this process's standard error. In the block, no other thread may print.
     """

@@ -29,7 +29,7 @@ META: Final = ("key", "partition", "offset", "timestamp", "headers", "delivery_h
 """Columns in addition to the value's; `delivery_hash` is the header `ks-hash`, null if there is none."""
 
 Inspect = Callable[["DataFrame", "Column"], "DataFrame"]
-"""Gets the decoded records, and the column with the reason why one does not decode, before such records are dropped.
+"""Takes the decoded records and the column of their decoding errors, before records with an error are dropped.
 
 Returns the DataFrame from which the view is made.
 """
@@ -52,8 +52,8 @@ def view(
     - `registry`: has the writers' Avro schemas under `<topic>-value`; None if all records have the topic's schema.
     - `settings`: Settings.load() by default.
     - `start`, `end`: see Bound; 'earliest' and 'latest' by default. With a Cut as `end`, the view has the records
-      inside it; with an earlier Cut as `start`, without the records inside that one. In a series of such views, each
-      record is in exactly one.
+      inside it; with an earlier Cut as `start`, it leaves out the records inside that one. In a series of such views,
+      each record is in exactly one view.
     - `flatten`: makes a column for each field of an Avro record; otherwise there is one column `value`.
     - `malformed`: with "drop", the view leaves out records that do not decode; view_errors() has them.
     - `inspect`: see Inspect; for example to count records by Spark's `observe`.
@@ -103,7 +103,7 @@ def stream(
     malformed: str = FAIL,
     inspect: Inspect | None = None,
 ) -> DataFrame:
-    """Returns a stream of what `view` returns: from its checkpoint, or without one from `start` (default: 'earliest').
+    """Returns what `view` returns, as a stream: from its checkpoint, or without one from `start` (default: 'earliest').
 
     A batch ends at the last stable offset or after `max_offsets_per_trigger` offsets (None for no limit), markers and
     aborted records included; it can be empty. A query does not know schemas that are registered after its start.
@@ -150,7 +150,7 @@ def _load_cut(
 def _check_topic(
     name: str, settings: Settings, topic_id: str | None = None, starts: Mapping[int, int] | None = None
 ) -> None:
-    """Asks the cluster for the topic: Spark reports a broker that does not answer only in a query, after 48 s.
+    """Asks the cluster for the topic: Spark reports only in a query, after 48 s, that no broker answers.
 
     - `topic_id`, `starts`: the topic's id and first offsets in a cut; None without a cut.
     """
