@@ -4,5 +4,5 @@ keyed           rule     the store of one task: the committed part, and above it
 rocks           adapter  the committed part in RocksDB
 changelog       rule     the records of a changelog: changes, and the positions to which they belong
 stores          acts     the stores of a worker: restores, writes and rolls them back
-reading         acts     reads the committed state from a changelog, beside the workers
+reading         acts     reads the committed state from a changelog, while workers write it
 """

@@ -18,7 +18,7 @@ from kstreams_py.records import TopicPartition
 from kstreams_py.state.keyed import POSITIONS_KEY, Changes
 
 CHANGELOG_SETTINGS: Final[Mapping[str, str]] = {"cleanup.policy": "compact", "delete.retention.ms": "86400000"}
-"""Only the newest record of each key has to be kept; a tombstone for a day, see keyed.CHECKPOINT_SECONDS."""
+"""Kafka has to keep only the newest record of each key, and a tombstone for a day: see keyed.CHECKPOINT_SECONDS."""
 
 READ_AT_ONCE: Final = 10_000
 """Records of a changelog that are read in one request: more might not arrive within request_timeout_ms."""
@@ -42,12 +42,12 @@ class Commands(NamedTuple):
         return f"set the group to the start (`{self.reset} --to-beginning`), so that the state is made again"
 
     def start_over(self, topic: str) -> str:
-        """Returns how to continue without a changelog that lacks its workers' records, or has other records as well."""
+        """Returns how to start over, without a changelog that lacks records of its workers or has records of others."""
         return f"stop all workers, delete {topic!r} (`{self.delete}`), and {self.make_again}"
 
 
 def unreadable_value(changelog: TopicPartition, why: object, commands: Commands) -> str:
-    """Returns what to do if the newest value of a key of the framework is unreadable; `why` names the key."""
+    """Returns the message for an unreadable newest value of one of the framework's keys; `why` names the key."""
     return f"{changelog}: {why}: {who_wrote(changelog.topic)}: {commands.start_over(changelog.topic)}"
 
 

@@ -43,7 +43,7 @@ class Base(Protocol):
     """The committed part of a store, as bytes, with the record of its positions under POSITIONS_KEY.
 
     - `noted`: the offset that was noted last, by this process or an earlier one; 0 if there is none.
-    - `foreign`: describes the state of another changelog that it has until `clear`, and where that is; "" if none.
+    - `foreign`: describes the state that it has from another changelog, until `clear`, and where it lies; "" if none.
     """
 
     noted: int
@@ -53,16 +53,16 @@ class Base(Protocol):
         """Returns the value of a key; None if it has none."""
 
     def range(self, first: bytes, last: bytes | None) -> Iterator[tuple[bytes, bytes]]:
-        """Returns the keys from `first` on and before `last`, in the order of bytes, with their values."""
+        """Returns the keys from `first` up to but not including `last`, in the order of bytes, with their values."""
 
     def apply(self, changes: Changes) -> None:
         """Makes these changes, all or none."""
 
     def note(self, offset: int) -> None:
-        """Notes that it has all changes of the changelog before an offset."""
+        """Notes that the base has all changes of the changelog before an offset."""
 
     def clear(self) -> None:
-        """Removes everything that it has."""
+        """Removes all contents, and the note."""
 
     def close(self) -> None:
         """Frees its resources."""
@@ -162,14 +162,14 @@ class TaskStore(KeyedStore[K, V]):
         return self.base.get(key) if found is _MISSING else found
 
     def write(self, key: bytes, value: bytes | None) -> None:
-        """Sets the value of such a key; None deletes it."""
+        """Sets the value of a key in bytes, which may be a reserved key; None deletes it."""
         changes = self._changes
         self._before.append((key, changes.get(key, _MISSING)))
         changes[key] = value
         self.size += len(key) + (0 if value is None else len(value))
 
     def entries(self, first: bytes, last: bytes) -> list[tuple[bytes, bytes]]:
-        """Returns the keys in bytes from `first` on and before `last`, with their values."""
+        """Returns the keys in bytes from `first` up to but not including `last`, with their values."""
         found: dict[bytes, bytes | None] = dict(self.base.range(first, last))
         found |= {key: value for key, value in self._changes.items() if first <= key < last}
         return [(key, value) for key, value in sorted(found.items()) if value is not None]
@@ -240,7 +240,7 @@ class MemoryBase:
         self.foreign = ""
         self._values: dict[bytes, bytes] = {}
         self._sorted: list[bytes] = []
-        """Keys in order; some of them are deleted."""
+        """Keys in order; some may have been deleted."""
         self._new: list[bytes] = []
         """Keys that are not in `_sorted` yet."""
 

@@ -44,7 +44,8 @@ def commands_of(graph: Graph, processor: Processor, bootstrap_servers: str | Non
 def read_state(graph: Graph, processor: Processor, cluster: Cluster, registry: Registry) -> dict[Any, Any]:
     """Returns the committed keys and values of all tasks, in the order of the keys' bytes.
 
-    Raises TopicError if the changelog does not exist, DecodeError, and ClientError.
+    Raises TopicError if the changelog does not exist or has a record that is not a change of a state, DecodeError if a
+    serde cannot read a key or value, and ClientError.
     """
     key, value = bind_state(graph, processor, registry)
     tasks = _read_tasks(graph, processor, cluster, reserved=False)
@@ -63,9 +64,9 @@ def read_state(graph: Graph, processor: Processor, cluster: Cluster, registry: R
 
 
 def read_reserved(graph: Graph, processor: Processor, cluster: Cluster) -> dict[int, dict[bytes, bytes]]:
-    """Returns by partition the committed keys and values that the framework keeps for itself in the changelog.
+    """Returns, by partition, the committed keys and values that the framework keeps for itself in the changelog.
 
-    Raises TopicError if the changelog does not exist or has a record without a key, and ClientError.
+    Raises TopicError if the changelog does not exist or has a record that is not a change of a state, and ClientError.
     """
     return _read_tasks(graph, processor, cluster, reserved=True)
 

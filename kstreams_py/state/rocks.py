@@ -1,11 +1,11 @@
 """The committed part of a store in RocksDB, from which a restart on the same machine continues.
 
-Changes are collected in memory, so that a key that changes often is written once: the database takes 2 us for a read,
-and as long for a write. Changes that were not written when the process ended are in the changelog, after the note.
+Changes are collected in memory, so that a key that changes often is written once: the database takes 2 us for
+each read and each write. Changes that were not written when the process ended are in the changelog, after the note.
 
 A directory belongs to one slot. A frozen process of the slot holds the lock; the next process takes another directory
 beside it. The contents of a directory are committed up to the offset in its note. The changelog after that offset is
-read again, and has the newest value of each key. A directory without a new note for CHECKPOINT_SECONDS is removed.
+read again, and has the newest value of each key. A directory whose note is older than CHECKPOINT_SECONDS is emptied.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _ENTRY: Final = b"k"
 """Prefix of the keys of the store."""
 
 _END: Final = b"l"
-"""The first key after those of the store."""
+"""The first key after the keys of the store."""
 
 _NOTE: Final = b"note"
 """The key of the note: the changelog's id, the offset, the time."""
@@ -56,7 +56,7 @@ class RocksBase:
     """A database in a directory of its own."""
 
     def __init__(self, directory: Path, changelog_id: str) -> None:
-        """Opens or creates the database; if another process uses it, one beside it, with a number in its name.
+        """Opens or creates the database. If another process uses it, opens one beside it, with a number in its name.
 
         - `changelog_id`: the id of the changelog; the state of another changelog is kept until `clear`, see `foreign`.
 
@@ -68,7 +68,7 @@ class RocksBase:
         self._unwritten: dict[bytes, bytes | None] = {}
         """What the database lacks: the newest value of each key since the last write."""
         self._read: dict[bytes, bytes | None] = {}
-        """A cache: the values of the last write, and those read since."""
+        """A cache: the values of the last write, and the values read since then."""
         self._unwritten_bytes = self._read_bytes = 0
         self.noted, self.foreign = 0, ""
         note = self._read_note()
@@ -112,7 +112,7 @@ class RocksBase:
         self.noted = offset
 
     def _write(self, note: bytes | None = None) -> None:
-        """Writes to the database what it lacks, all or none, with a note."""
+        """Writes the changes that the database lacks, all or none, together with the note if there is one."""
         import rocksdict  # noqa: PLC0415 an extra
 
         if not self._unwritten and note is None:

@@ -46,10 +46,10 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 PART_SECONDS: Final = 1.0
-"""Seconds after which a restore pauses: the worker polls the group between its parts."""
+"""Seconds after which a restore pauses: the worker polls the group between the parts of a restore."""
 
 OPEN_SECONDS: Final = 30.0
-"""Seconds that a restore may wait for a transaction before a warning; the broker ends most within that time."""
+"""Seconds that a restore may wait for a transaction before a warning; the broker ends most transactions sooner."""
 
 LOOK_SECONDS: Final = 30.0
 """Seconds between two requests for the end of a changelog, from which the next restore of its store begins."""
@@ -322,7 +322,7 @@ class Stores:
         self.by_partition[number].base.apply(cast(Changes, changes))
 
     def _decode(self, number: int) -> None:
-        """Reads the positions that a store belongs to, and the changelog's id, from the store. Raises ValueError."""
+        """Reads from a store its positions and the changelog's id. Raises ValueError if they are unreadable."""
         value = self.by_partition[number].base.get(POSITIONS_KEY)
         self._named[number], self._positions[number] = ("", {}) if value is None else read_positions(value)
 
@@ -366,7 +366,7 @@ class Stores:
     def _mistaken(self, number: int, group: Positions, why: str) -> KStreamsError:
         """Returns NotRestored the first time, then InputLost.
 
-        In between, the group is polled and asked again: another worker may have committed since.
+        In between, the worker polls the group and asks for its offsets again: another worker may have committed since.
         """
         if self._doubts.get(number) != why:
             self._doubts[number] = why
@@ -444,7 +444,7 @@ class Stores:
         )
 
     def committed(self, positions: Positions) -> None:
-        """Keeps what `records` returned, once that is committed."""
+        """Keeps the changes and positions that `records` returned, once they are committed."""
         for number in {tp.partition for tp in positions}:
             self._positions[number] = moved = self._moved(number, positions)
             self._known_at[number] = time.time()
@@ -458,10 +458,10 @@ class Stores:
         self._ends = {}
 
     def look(self) -> None:
-        """Requests the ends of the changelogs now and then, before the offsets of a commit are sent.
+        """Requests the ends of the changelogs, about once in LOOK_SECONDS, before the offsets of a commit are sent.
 
         If the group then takes the offsets, no other worker had the tasks, and the stores have everything before these
-        ends. `committed` notes that. Raises InputLost if the changelog was deleted and created again.
+        ends. `committed` notes them. Raises InputLost if the changelog was deleted and created again.
         """
         if self._clock() - self._looked_at <= LOOK_SECONDS:
             return
