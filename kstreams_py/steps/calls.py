@@ -1,4 +1,4 @@
-"""Concurrent calls of a function, on an event loop or in threads: how many run together, and which one by one."""
+"""Concurrent calls of a function, on an event loop or in threads: how many run together, and which run one by one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from kstreams_py.graph.declarations import Processor
 
 
 class Called(Protocol):
-    """What calls need of a processor or a task; see Processor."""
+    """The attributes of a processor or a task that calls need; see Processor."""
 
     @property
     def id(self) -> str: ...
@@ -35,7 +35,7 @@ class Called(Protocol):
 
 
 class Chains:
-    """Tickets of calls, by chain: each chain runs one call at a time, in the order in which they were added.
+    """Tickets of calls, by chain: each chain runs one call at a time, in the order in which its calls were added.
 
     `limit` is how many calls run concurrently, in all chains together.
     """
@@ -45,7 +45,7 @@ class Chains:
         self._waiting: dict[Hashable, deque[int]] = {}
         """By chain with a call that runs or may start, the tickets behind that call."""
         self._first = deque[tuple[int, Hashable]]()
-        """Tickets that may start, each with its chain, in the order in which they became first in it."""
+        """Tickets that may start, each with its chain, in the order in which they became the first of their chains."""
         self._running: dict[int, Hashable] = {}
 
     def add(self, ticket: int, chain: Hashable) -> None:
@@ -75,7 +75,7 @@ class Chains:
             del self._waiting[chain]
 
     def fail(self, ticket: int) -> list[int]:
-        """Ends a call that failed, and drops those behind it in its chain; returns their tickets."""
+        """Ends a call that failed, drops the calls behind it in its chain, and returns the tickets of these calls."""
         return [*self._waiting.pop(self._running.pop(ticket))]
 
     def drop(self) -> list[int]:
@@ -127,7 +127,7 @@ class Calls(Protocol):
         """Makes these calls as soon as the limit and their chains allow it."""
 
     def collect(self) -> Sequence[EndedCall]:
-        """Returns the calls that have ended since the last time; waits a while for all of them to end."""
+        """Returns the calls that have ended since the last time; waits a while for all calls to end."""
 
     def drop(self) -> None:
         """Drops the calls that have not started; `collect` returns them."""
@@ -148,7 +148,7 @@ OpenCalls = Callable[[Processor, Callable[[int, Any], Any]], Calls]
 
 
 class _Calls(ABC):
-    """The calls of one function, under a lock: threads and the event loop report their ends here."""
+    """The calls of one function, under a lock: threads and the event loop report the ends of calls here."""
 
     def __init__(self, processor: Called, finish: Callable[[int, Any], Any], patience: float | None) -> None:
         self._function = processor.function
@@ -160,7 +160,7 @@ class _Calls(ABC):
         self._arguments: dict[int, Sequence[Any]] = {}
         """By ticket, the arguments of a call that has not started."""
         self._open = set[int]()
-        """Tickets of calls that are not collected and not abandoned."""
+        """Tickets of calls that have neither ended nor been dropped or abandoned."""
         self._started: dict[int, float] = {}
         """By ticket of a call under way, its start in monotonic seconds; the oldest first."""
         self._ended: list[EndedCall] = []

@@ -112,7 +112,8 @@ class DeadLetters:
         beyond the topic's limits becomes the time of writing; in a compacted topic, the delivery hash replaces a
         missing key.
 
-        With `least`, the topic has refused it before: everything that can be cut is cut, whatever the limits.
+        `least`: whether the topic has refused the dead letter before. If so, everything that can be cut is cut,
+        whatever the limits.
         """
         error = failure.error
         key, timestamp, changed = self._fitted(failure.inputs[0], failure.delivery_hash, least=least)
@@ -198,7 +199,7 @@ def _fitting(
             too_much, excess = kept, -left
         if too_much - fits <= 1 or 0 <= left <= slack:
             break
-        # until one fits, cut the bytes in excess; then interpolate, as sizes are nearly linear; and
+        # until one fits, cut the bytes in excess; then interpolate, because sizes are nearly linear; and
         # halve at every third attempt, which finds a size whatever the serde does
         if best is None:
             kept -= excess
@@ -218,7 +219,7 @@ class _Budget:
         self.cut: list[str] = []
 
     def share(self, names: Sequence[str], sizes: Sequence[int]) -> list[int]:
-        """Returns how many bytes each of these keeps: all of them, or the largest are cut to one size."""
+        """Returns how many bytes each of these parts keeps: all, unless the largest have to be cut to one size."""
         shares = _share(sizes, self.left)
         for name, share, size in zip(names, shares, sizes, strict=True):
             if share < size:

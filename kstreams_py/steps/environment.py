@@ -31,14 +31,14 @@ Measured at 1,000 records a second: a transaction takes 20 ms (37 ms without thi
 
 
 def inspect_sink(sink: Sink) -> None:
-    """Raises what the opening of a target would raise, and changes nothing; a sink without `inspect` raises nothing."""
+    """Raises the error that opening the target would raise, and changes nothing; skips a sink without `inspect`."""
     if isinstance(sink, Inspectable):
         sink.inspect()
 
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """The environment of the engine; a simulation replaces cluster, clock and sleep.
+    """The environment of the engine; a simulation replaces the cluster, the clock and `sleep`.
 
     - `clock`: returns seconds that never decrease.
     - `sleep`: waits for a number of seconds.
@@ -48,7 +48,7 @@ class Environment:
     - `tracing`: makes the spans of a worker; None for no tracing.
     - `target`: how the commands in remedies name the graph.
     - `open_sink`: connects to the target of a sink; takes the processor's full name, `graph.processor`.
-    - `inspect_sink`: raises what `open_sink` would raise, and changes nothing.
+    - `inspect_sink`: raises the error that `open_sink` would raise, and changes nothing.
     """
 
     cluster: Cluster
@@ -66,9 +66,11 @@ class Environment:
 
 
 def open_tracing(settings: Settings, provider: Any = None) -> OpenTracing | None:
-    """Returns what makes the spans of workers; None without `tracing`. Raises MissingSoftware without OpenTelemetry.
+    """Returns the function that makes the spans of a worker; None if the settings have no `tracing`.
 
     - `provider`: the tracer provider for the spans; None for the program's own.
+
+    Raises MissingSoftware without OpenTelemetry.
     """
     if not settings.tracing:
         return None

@@ -67,7 +67,7 @@ class Retries:
 
 
 class ProcessKilled(BaseException):
-    """Ends a process of a test as SIGKILL does, also in a function: what handles any exception lets this one pass."""
+    """Ends a test's process as SIGKILL does, even inside a function: handlers of any exception let this one pass."""
 
 
 def exit_error(what: str, error: BaseException, remedy: str) -> FunctionExited:

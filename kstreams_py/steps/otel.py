@@ -79,11 +79,11 @@ class WorkerTracing:
 
     @contextmanager
     def steps(self, steps: Sequence[Inputs], delivery_hash: bytes) -> Iterator[Callable[[Plan], None]]:
-        """Makes a span the current one, see Tracing.
+        """Makes a span the current one: see Tracing.
 
         The span of a step continues the trace of its input; in a join, the trace of the first input that has one, with
         links to the others. The span of a batch continues the trace of its records if they share one; otherwise it
-        begins a trace, with links to theirs.
+        begins a trace, with links to their traces.
         """
         lead = steps[0][0]
         attributes: dict[str, str | int | list[str]] = {**self._attributes, **_processing(lead)}
@@ -100,7 +100,7 @@ class WorkerTracing:
 
     @contextmanager
     def call(self, inputs: Inputs, delivery_hash: bytes, attempt: int) -> Iterator[Note]:
-        """Makes a span for a task's call the current one, see Tracing. It continues a trace as a step's span does."""
+        """Makes a span for a task's call the current one: see Tracing. It continues a trace as a step's span does."""
         lead = inputs[0]
         attributes: dict[str, str | int | list[str]] = {**self._own, **_processing(lead)}
         attributes["kstreams.delivery_hash"] = delivery_hash.hex()
@@ -147,9 +147,9 @@ class WorkerTracing:
 
     @contextmanager
     def commit(self, steps: int, records: int) -> Iterator[None]:
-        """Makes a span for a commit, with links to the steps; it is not sampled if none of them is.
+        """Makes a span for a commit, with links to the steps; it is not sampled if no step is.
 
-        It is in the trace of its steps if they share one.
+        The span belongs to the trace of the steps, if they share one.
         """
         attributes = {
             **self._attributes,
@@ -212,9 +212,9 @@ class WorkerTracing:
 
 
 def _beginning(origins: Sequence[SpanContext]) -> tuple[Context, list[SpanContext]]:
-    """Returns the parent and the links of a span that follows several: the sampled ones, or the first if none is.
+    """Returns the parent and links of a span that follows others: the sampled ones, or the first if none is sampled.
 
-    If all are of one trace, or none is sampled, the first is the parent; otherwise there is no parent.
+    If all belong to one trace, or none is sampled, the first is the parent; otherwise there is no parent.
     """
     sampled = [each for each in origins if each.trace_flags.sampled]
     if sampled and any(each.trace_id != sampled[0].trace_id for each in origins):

@@ -156,7 +156,8 @@ def encoder(serde: Serde, registry: Registry, subject: str) -> Callable[[Any], b
 def decoder(serde: Serde) -> Callable[[bytes], Any] | None:
     """Returns the function that decodes bytes; None if decoding changes nothing, so that the loops need no call.
 
-    It refuses bytes that decode to None, if the serde says that such exist: passed on, None would be a tombstone.
+    The function refuses bytes that decode to None, if the serde says that such bytes exist: None would become a
+    tombstone.
     """
     deserialize = serde.deserialize
     if getattr(serde, "identity", False):
@@ -192,7 +193,7 @@ def delivery_hash_of(output: Output) -> bytes | None:
 
 
 def is_same(one: Output, other: Output) -> bool:
-    """Returns whether two outputs are the same record; a client sets partition and timestamp in one that it returns."""
+    """Returns whether two outputs are the same record; a client sets partition and timestamp in the one it returns."""
     at, other_at = one[TIMESTAMP], other[TIMESTAMP]
     return (
         one[:3] == other[:3]
@@ -207,7 +208,7 @@ def _carry(headers: Headers) -> list[tuple[str, bytes | None]]:
 
 
 def checked_headers(headers: Any) -> Headers:
-    """Returns the headers that a function set. Raises TypeError or ValueError for other than names with bytes."""
+    """Returns the headers that a function set. Raises TypeError or ValueError unless they are names with bytes."""
     if isinstance(headers, Mapping):
         raise TypeError("headers are a dict: give pairs of a name and bytes, such as [('trace', b'1')]")
     pairs = [(name, value) for name, value in headers]
@@ -223,7 +224,8 @@ def checked_headers(headers: Any) -> Headers:
 def check_header_name(name: str) -> None:
     """Raises ValueError for a name that the client does not write whole.
 
-    It cuts a name at a zero character; a name that is not valid UTF-8 ends the process (SIGSEGV; confluent-kafka 2.16).
+    The client cuts a name at a zero character. A name that is not valid UTF-8 ends the process (SIGSEGV;
+    confluent-kafka 2.16).
     """
     try:
         name.encode()

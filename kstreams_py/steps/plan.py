@@ -94,7 +94,7 @@ class Plan:
     seconds: float | None = None
 
     def add(self, later: Plan) -> None:
-        """Adds the results of the steps after these."""
+        """Adds the results of later steps."""
         self.outputs += later.outputs
         self.steps += later.steps
         self.dead_letters += later.dead_letters

@@ -1,4 +1,4 @@
-"""Rows for a sink's target: made of the function's results, and carried among the outputs of its steps."""
+"""Rows for a sink's target: made from the function's results, and carried among the outputs of its steps."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Rows:
         ]
 
     def are_rows(self, results: Sequence[Any]) -> bool:
-        """Returns whether each result is a tuple with a value for each column: a row as it is."""
+        """Returns whether each result is a tuple with a value for each column, and so a row already."""
         return {*map(type, results)} <= {tuple} and {*map(len, results)} <= {len(self._columns)}
 
     def values_of(self, results: Iterable[Any]) -> Iterator[tuple[Any, ...]]:

@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 def sink_error(sink: Sink, error: SinkUnavailable) -> SinkAway | SinkUnavailable:
-    """Returns the error of a target that cannot be used: SinkAway if a worker waits for it."""
+    """Returns the error of a target that cannot be used: SinkAway if a worker waits until the target is back."""
     return SinkAway(f"{sink} is away: {error}") if error.may_return else error
 
 
@@ -112,7 +112,7 @@ class Target:
             self._connection = None
 
     def _pace(self, rows: int, seconds: float) -> None:
-        """Aims at writes of WRITE_SECONDS: grows fourfold at most, shrinks immediately."""
+        """Adapts `rows_max` to writes of WRITE_SECONDS: it grows at most fourfold at once, and shrinks immediately."""
         wanted = int(WRITE_SECONDS * rows / seconds) if seconds > 0 else ROWS_MAX
         self.rows_max = max(1, min(wanted, self.rows_max * 4, ROWS_MAX))
 

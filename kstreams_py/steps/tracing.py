@@ -23,7 +23,7 @@ Note = Callable[[int, BaseException | None], None]
 
 
 class Tracing(Protocol):
-    """The spans of one worker or one task. Its thread uses this; overlapping calls use `steps` and `headers`."""
+    """The spans of one worker or one task. Its thread uses this; overlapping calls also use `steps` and `headers`."""
 
     @property
     def fields(self) -> Collection[str]:
@@ -32,15 +32,15 @@ class Tracing(Protocol):
     def steps(self, steps: Sequence[Inputs], delivery_hash: bytes) -> AbstractContextManager[Callable[[Plan], None]]:
         """Makes a span the current one, and ends it with the block; yields a function that notes the plan of the steps.
 
-        - `steps`: the steps that run together: one step, or those of a batch.
+        - `steps`: the steps that run together: one step, or the steps of a batch.
         - `delivery_hash`: the hash of a single step; b"" for several.
         """
 
     def call(self, inputs: Inputs, delivery_hash: bytes, attempt: int) -> AbstractContextManager[Note]:
-        """Makes a span for a task's call the current one, and ends it with the block; yields what notes its end.
+        """Makes a span for a task's call the current one, and ends it with the block; yields a Note for the end.
 
         - `inputs`: records, or stand-ins for segments of channels, with their trace contexts; stand-ins have no offset.
-        - `attempt`: how often the function was called with them, with this call.
+        - `attempt`: how often the function was called with these inputs, including this call.
         """
 
     def headers(self) -> Headers:
@@ -50,7 +50,7 @@ class Tracing(Protocol):
         """Makes the trace context of these headers the current one."""
 
     def commit(self, steps: int, records: int) -> AbstractContextManager[None]:
-        """Makes a span for a commit of so many steps and outputs; an exception in the block is its error."""
+        """Makes a span for a commit of this many steps and outputs; an exception in the block is its error."""
 
     def forget(self) -> None:
         """Forgets the steps since the last commit: they are committed, or will be run again."""
