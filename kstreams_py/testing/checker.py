@@ -7,9 +7,9 @@
 
 The checks judge the union of the records that committed readers have read, by place (topic, partition, offset). They
 identify a record by its contents: of equal records, they judge only the number. A check takes time in proportion to the
-history. A history that cannot be judged raises HistoryError, never another exception. The anomalies are those of
-Jepsen's Kafka workload that need no search for cycles (https://jepsen.io/analyses/bufstream-0.1.0), named for the
-promises of a stream processor.
+number of events. A history that cannot be judged raises HistoryError, never another exception. The anomalies are the
+ones of Jepsen's Kafka workload that need no search for cycles (https://jepsen.io/analyses/bufstream-0.1.0), named for
+the promises of a stream processor.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def read_too_early(case: Case) -> Iterator[Anomaly]:
 
 
 def misplaced(case: Case) -> Iterator[Anomaly]:
-    """Checks that a record is at the place where it was acknowledged; one that is nowhere is lost (`miscounted`).
+    """Checks that each record is at its acknowledged place; a record that is nowhere is lost (`miscounted`).
 
     It does not check a record whose sender does not know the place.
     """
@@ -193,8 +193,8 @@ def miscounted(case: Case) -> Iterator[Anomaly]:
 def disordered(case: Case) -> Iterator[Anomaly]:
     """Checks that the records of one key and one origin are in the order of their causes.
 
-    An origin is a sender, or a partition of an input. It does not judge the order between keys or origins, surplus
-    copies, or equal records if one of them is missing. With at least once, one copy of each record must be in order.
+    An origin is a sender, or a partition of an input. The check ignores the order between keys or origins, surplus
+    copies, and equal records if one of them is missing. With at least once, one copy of each record must be in order.
     """
     for name, topic in case.judged():
         paired = list(_paired(topic))

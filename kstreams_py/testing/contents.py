@@ -82,7 +82,7 @@ class Contents:
     def source(self, channel: Channel | str) -> MemorySource:
         """Returns the source in memory that takes the place of the source of a channel.
 
-        `add` adds inputs to it, `left` are those that are not done, `refused` are those that failed, with the reasons.
+        `add` adds inputs to it, `left` has the inputs that are not done, `refused` those that failed, with the reasons.
         """
         name = str(channel)
         if name not in self._sources:
@@ -106,7 +106,7 @@ class Contents:
         return [record.value for record in self.read(topic)]
 
     def dead_letters(self) -> list[Record]:
-        """Returns the dead letters of all processors and tasks; each value is a dict by schemas/dead_letter.avsc."""
+        """Returns the dead letters of all processors and tasks; each value is a dict, see schemas/dead_letter.avsc."""
         names = [each.errors for each in self._graph.processors]
         names += [each.errors for task in self._graph.tasks for each in task.inputs]
         return [record for name in dict.fromkeys(names) if name is not None for record in self.read(name)]
@@ -124,7 +124,7 @@ class Contents:
         """Returns the rows that a sink has stored, in the order of storing, each with a value per column.
 
         A target in memory takes the place of the sink's target (`to=`), with its columns and its evidence. It refuses
-        the rows that the table which the sink creates would refuse by their values. It does not know what only an
+        rows whose values the table that the sink creates would refuse. It does not know what only an
         existing table has: other types, constraints, triggers.
         """
         tasks = {each.id: each for each in self._graph.tasks}

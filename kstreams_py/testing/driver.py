@@ -9,7 +9,7 @@ The workers are the real ones (processing/worker.py), on a MemoryCluster and a c
 
 A *process* here is a slot: all processors of the graph, which die together in a crash and start again at `restart`.
 
-A graph of channels runs as well, on sources in memory in place of its own::
+A graph of channels runs too, with sources in memory in place of its own::
 
     driver.source("rows").add({"id": 1, "item": "tea"})
     driver.run()
@@ -74,7 +74,7 @@ class TestDriver(Contents):
     """Runs a graph on a cluster in memory.
 
     - `slots`: how many processes share the partitions.
-    - `partitions`: of topics that declare none; by default as many as the topics they are read with, or 1.
+    - `partitions`: how many a topic has that declares none; by default as many as the topics it is read with, or 1.
     - `settings`: Settings() by default. With `tracing`, spans go to the program's tracer provider. Without a
       `state_directory`, states on disk are in a temporary directory of this driver.
     - `registry`: the registry of schemas; by default one in memory.
@@ -159,14 +159,14 @@ class TestDriver(Contents):
     def peers(self, count: int, *, seed: int = 0) -> Peers:
         """Runs the graph as a job on a cluster of peers in memory, in place of processes; returns these peers.
 
-        `run`, `step`, `advance` and `crash` are about the peers from then on. The clock moves with their turns. Inputs
-        are read from the next call on.
+        From then on `run`, `step`, `advance` and `crash` act on the peers, and the clock moves with their turns. The
+        peers read inputs from the next call on.
 
         - `count`: how many peers. A job needs one for each source and each function.
         - `seed`: chooses the order of the turns, and which peer gets what.
 
-        Raises UserMistake for a graph that peers do not run, and if the job waits for more peers, with what
-        `kstreams job list` says; MissingSoftware without the extra `peers`.
+        Raises UserMistake for a graph that peers do not run, and if the job waits for more peers, with the
+        message of `kstreams job list`; MissingSoftware without the extra `peers`.
         """
         try:
             from kstreams_py.testing.peers import Peers  # noqa: PLC0415 of an extra
@@ -224,7 +224,7 @@ class TestDriver(Contents):
         return frozenset([*waiting, *(self._jobs if self._peers is None else self._peers).retrying])
 
     def expire(self) -> None:
-        """Moves the clock past the time-out of inputs: the next turn reads again what was lost on its way.
+        """Moves the clock past the time-out of inputs: the next turn reads again the inputs that were lost.
 
         An input that still waits in a task, for an attempt or for its target, is not lost.
         """
@@ -299,9 +299,9 @@ class TestDriver(Contents):
         return points
 
     def restart(self) -> None:
-        """Starts the processes that are down again, in their slots, at the next turn.
+        """Restarts the processes that are down, in their slots, at the next turn.
 
-        The leases of those that were killed end: what they had claimed of a source is read again.
+        The leases of killed processes end: the inputs that they had claimed from a source are read again.
         """
         self._down.clear()
         self._jobs.end_leases()
@@ -375,7 +375,7 @@ class TestDriver(Contents):
         self._turn_each(slot, [*self._workers[slot], *self._jobs.of(slot)])
 
     def _turn_each(self, slot: int, loops: Sequence[Worker | MemoryJob]) -> None:
-        """Runs one turn of each. Once one has stopped, the others commit what is processed, as in a slot."""
+        """Runs one turn of each loop. Once one has stopped, the others commit what is processed, as in a slot."""
         failures = dict[Worker | MemoryJob, Exception]()
         for loop in loops:
             _keep_failure(loop, loop.run_turn, failures)

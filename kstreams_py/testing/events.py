@@ -105,7 +105,7 @@ class Read(HistoryEvent):
 
 @dataclass(frozen=True, slots=True)
 class Assigned(HistoryEvent):
-    """A reader was assigned other positions: the next records may have lower offsets than those before."""
+    """A reader was assigned other positions: the next records may have lower offsets than the previous ones."""
 
     reader: str
 

@@ -1,7 +1,7 @@
 """A history by topic and transaction, and the causes of the records that each topic should hold.
 
-It keeps the events, because an anomaly's evidence is the events that show it. Offsets that contradict each other are
-anomalies themselves; an incomplete history raises HistoryError.
+A Case keeps the events, because the events that show an anomaly are its evidence. Offsets that contradict each other
+are anomalies themselves; an incomplete history raises HistoryError.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ def place_name(event: Sent | Read) -> str:
 class Cause(NamedTuple):
     """Why a record should be in a topic.
 
-    - `must`: there has to be one copy at least.
+    - `must`: whether there has to be at least one copy.
     - `events`: the evidence.
     - `chain`: causes of one chain have an order; None for a cause without one.
     - `rank`: the place in that order.
-    - `repeats`: there may be any number of copies; otherwise one at most.
+    - `repeats`: whether there may be any number of copies; otherwise at most one.
     """
 
     must: bool
@@ -318,13 +318,13 @@ class Case:
     # Whether a sent record must be read, or must not.
 
     def must(self, sent: Sent) -> bool:
-        """Returns whether a committed reader of the whole topic must have read it."""
+        """Returns whether a committed reader of the whole topic must have read this record."""
         if sent.outcome is not Outcome.ACKNOWLEDGED:
             return False
         return not sent.transaction or self.transactions[sent.transaction].phase is Phase.COMMITTED
 
     def never(self, sent: Sent) -> bool:
-        """Returns whether no committed reader may ever read it."""
+        """Returns whether no committed reader may ever read this record."""
         return sent.outcome is Outcome.FAILED or bool(sent.transaction and self.transactions[sent.transaction].never)
 
     def innocent(self, read: Read, sent: Sent) -> bool:
@@ -335,7 +335,7 @@ class Case:
         return found is None or (not found.never and found.asked <= read.at)
 
     def standing(self, sends: Sequence[Sent]) -> tuple[float, bool, bool]:
-        """Returns when equal records may first be read, whether none may be, and whether the sending of one failed."""
+        """Returns when equal records may first be read, whether none may be, and whether one failed or was aborted."""
         transactions = [self.transactions[sent.transaction] if sent.transaction else None for sent in sends]
         earliest = min(-inf if found is None else found.asked for found in transactions)
         failed = any(sent.outcome is Outcome.FAILED for sent in sends)

@@ -22,7 +22,7 @@ class Expected:
     """The outputs that the records of a topic must have. Raises HistoryError for invalid arguments.
 
     - `inputs`: a topic, or several for a join of one record each, partition by partition.
-    - `to`: the topics of the outputs. Several Expected with the same `to` are an alts, or several processors.
+    - `to`: the topics of the outputs. Several Expected with the same `to` describe an alts, or several processors.
     - `outputs`: takes the Read of each input, and returns (topic, key, value) of each output of the step, as bytes.
       None if records pass unchanged to the only topic in `to`.
     - `guarantee`: the guarantee of the processor. Anomalies that it tolerates (graph/anomalies.py) are not reported.

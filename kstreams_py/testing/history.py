@@ -53,8 +53,8 @@ _FIELDS: Final = {each: attrgetter(*names) for each, names in _NAMES.items()}
 class History:
     """The recorded events, in order. May be used by all threads of one process.
 
-    - `path`: a file to which each event is also appended, a line of JSON, before the call returns, so that it survives
-      a SIGKILL. None for no file.
+    - `path`: a file to which each event is also appended, as a line of JSON, before the call returns, so that it
+      survives a SIGKILL. None for no file.
     - `clock`: monotonic nanoseconds.
 
     Raises OSError if the file cannot be written.
@@ -149,7 +149,7 @@ class History:
     ) -> None:
         """Records a final read: the reader has read the whole topic, and no record will be added.
 
-        `ends` has the end (high watermark) of each partition, also of empty ones.
+        `ends` has the end (high watermark) of each partition, including empty ones.
         """
         asked = Isolation(isolation)
         self._add(ReadOut, [(reader, asked, topic, partition, end) for partition, end in ends.items()])
@@ -185,8 +185,8 @@ class History:
     def from_files(cls, *paths: Path | str) -> History:
         """Reads the histories of several processes as one.
 
-        Ignores an incomplete last line, of a process that was killed while it wrote. Raises HistoryError for any other
-        line that is not an event, and OSError for a file that cannot be read.
+        Ignores an incomplete last line, left by a process that was killed while it wrote. Raises HistoryError for any
+        other line that is not an event, and OSError for a file that cannot be read.
         """
         events: list[HistoryEvent] = []
         for path in paths:

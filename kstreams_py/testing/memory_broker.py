@@ -196,7 +196,7 @@ class TransactionalId:
 
 
 class GroupMetadata(NamedTuple):
-    """The group metadata of a member, which it sends with every commit."""
+    """The group metadata of a member, which the member sends with every commit."""
 
     group: str
     instance_id: str
@@ -242,7 +242,7 @@ class MemoryGroup:
         self._members = 0
         self._commits = 0
         self._order: dict[tuple[int | None, TopicPartition], int] = {}
-        """The commit that sent each offset, by number. The producer id is None once the offset is committed."""
+        """The number of the commit that sent each offset. The producer id is None once the offset is committed."""
 
     def add_pending(self, producer_id: int, positions: Positions) -> None:
         """Makes offsets pending in the transaction of a producer."""
@@ -264,7 +264,7 @@ class MemoryGroup:
     def commit(
         self, positions: Positions, membership: GroupMetadata, notes: Mapping[TopicPartition, str] | None = None
     ) -> None:
-        """Commits offsets of a member outside of transactions, with their metadata. Raises as `check` does."""
+        """Commits offsets of a member outside of transactions, with their metadata. Raises the errors of `check`."""
         self.check(membership)
         self._commits += 1
         self._order |= {(None, tp): self._commits for tp in positions}
@@ -292,7 +292,7 @@ class MemoryGroup:
         return Heard.STABLE if held.joined else Heard.REBALANCING
 
     def rejoin(self, instance_id: str) -> None:
-        """Joins the next generation."""
+        """Notes that a member has joined the next generation."""
         self.static_members[instance_id].joined = True
 
     def deal(self, counts: Mapping[str, int]) -> None:
@@ -317,7 +317,7 @@ class MemoryGroup:
                     member.partitions |= {TopicPartition(topic, number) for number in numbers}
 
     def check(self, membership: GroupMetadata) -> None:
-        """Raises Replaced if another member holds the membership, Abortable if this member is of an old generation.
+        """Raises Replaced if another member holds the membership, Abortable for no membership or an old generation.
 
         A group without members accepts the offsets of a client that has never joined.
         """
@@ -593,7 +593,7 @@ class Broker:
     # Committed offsets.
 
     def committed(self, group: str, partitions: Collection[TopicPartition]) -> Positions:
-        """Returns the committed offsets that a group has of partitions. Raises Retriable while an offset is pending."""
+        """Returns a group's committed offsets of these partitions. Raises Retriable while an offset is pending."""
         found = self.group(group)
         for positions in found.pending.values():
             if waiting := sorted(set(partitions) & set(positions)):

@@ -381,7 +381,7 @@ class MemoryConsumer:
     """kafka.contracts.Consumer in memory: a static member of its group, which behaves as librdkafka does.
 
     A member whose session has timed out forgets its member id and joins again, which takes the membership from its
-    holder. As kafka/ does, it first asks the group for the holder; but a member without partitions joins again
+    holder. Like kafka/, it first asks the group for the holder; but a member without partitions joins again
     without asking, because the client does not report that its session has timed out.
     """
 
@@ -585,7 +585,7 @@ class MemoryConsumer:
         return known != self._counts
 
     def _fetch(self, tp: TopicPartition, limit: int) -> list[Message]:
-        """Returns the next records of a partition, and moves it to the end of the order of fetching."""
+        """Returns the next records of a partition, and moves the partition to the end of the order of fetching."""
         partition = self._network.broker.partition(tp)
         position = self._positions[tp]
         partition.check(position)

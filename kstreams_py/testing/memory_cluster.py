@@ -1,7 +1,7 @@
 """MemoryCluster: a cluster in memory, on a clock that only the test moves, with injected faults.
 
-It is deterministic and for one thread. It follows Kafka's rules (memory_broker.py) and passes the same contract suite
-as a real cluster (tests/contract/)::
+It is deterministic, and only one thread may use it. It follows Kafka's rules (memory_broker.py) and passes the same
+contract suite as a real cluster (tests/contract/)::
 
     cluster = MemoryCluster()
     cluster.create_topics([("in", 1, -1, {}), ("out", 1, -1, {})])
@@ -91,7 +91,7 @@ class Faults:
         self._network.begin_outage(Outage(self._network.clock() + seconds, frozenset(requests), applied))
 
     def limit_queues(self, records: int) -> None:
-        """Makes `write` raise once a producer has this many records without an answer, as librdkafka's queue does."""
+        """Makes `write` raise once a producer has this many unanswered records, as librdkafka does at a full queue."""
         self._network.queue_records = records
 
     def delete_topic(self, topic: str) -> None:

@@ -43,7 +43,7 @@ class LossyAcker(Acker):
 
 
 class ObservedCalls:
-    """Calls that overlap; the end of each is a request, in the order in which they were started."""
+    """Calls that overlap; the end of each is a request, in the order in which the calls were started."""
 
     def __init__(self, calls: Calls, request: Request) -> None:
         self._calls, self._request = calls, request
@@ -84,7 +84,7 @@ class ObservedCalls:
 
 
 def observe_calls(task: JobTask, request: Request) -> JobTask:
-    """Makes each call of a task a request; a task whose calls overlap stays as it is: see ObservedCalls."""
+    """Returns the task with each call as a request; a task whose calls overlap stays as it is: see ObservedCalls."""
     if task.overlaps:
         return task
     function = task.function
@@ -145,7 +145,7 @@ class MemoryJob:
     ) -> None:
         """Starts the job.
 
-        - `sources`: those in memory, by the names of the channels that they fill.
+        - `sources`: the sources in memory, by the names of the channels that they fill.
         - `request`: carries out a request.
         - `stopping`: set once a function stops the job.
         """
@@ -166,7 +166,7 @@ class MemoryJob:
             raise
 
     def finish(self) -> None:
-        """Gives back what is under way: it is read again by another job."""
+        """Gives back the inputs under way: another job reads them again."""
         self._close(failed=False)
 
     def _close(self, *, failed: bool) -> None:
@@ -195,7 +195,7 @@ class MemoryJob:
 
     @property
     def state(self) -> object:
-        """What a turn changes if it does anything, beside its sources."""
+        """The state that a turn changes if it does anything, apart from the sources."""
         return [(task.counters.as_dict(), task.waiting) for task in self._job.tasks]
 
 
@@ -223,7 +223,7 @@ class MemoryJobs:
         self._losses[0] += 1
 
     def start(self, slot: int, stopping: Event) -> None:
-        """Starts the job of a process. `stopping`: set once a function stops it."""
+        """Starts the job of a process. `stopping`: set once a function stops the job."""
         if not self._graph.tasks:
             return
         clock = self._environment.clock
@@ -245,7 +245,7 @@ class MemoryJobs:
         return self.of(slot) if any(each.topic for task in self._graph.tasks for each in task.inputs) else []
 
     def of(self, slot: int) -> list[MemoryJob]:
-        """Returns the job of a process that runs; nothing if it has none."""
+        """Returns the running job of a process, in a list; an empty list if there is none."""
         return [self._running[slot]] if slot in self._running else []
 
     def begin_turn(self) -> None:
@@ -278,6 +278,6 @@ class MemoryJobs:
         return [task for job in self._running.values() for task in job.retrying]
 
     def state(self) -> object:
-        """Returns what a turn changes if it does anything."""
+        """Returns the state that a turn changes if it does anything."""
         kept = [repr(source.kept) for source in self._sources.values()]
         return [(slot, job.state) for slot, job in self._running.items()], kept

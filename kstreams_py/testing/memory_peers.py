@@ -1,7 +1,7 @@
 """A cluster of peers in memory, in one thread: peers die, freeze and lose frames; the clock moves with their turns.
 
-Peers, log, links and messengers are the real ones. A peer has two threads in a process, one for its membership and one
-for its task: here each of them has a turn in every TICK seconds, all of them in random order.
+Peers, log, links and messengers are the real ones. In a process, a peer has two threads, one for its membership and one
+for its task. Here each has a turn instead, once in TICK seconds; all turns are in random order.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class LossyMessenger(InprocMessenger):
 class Loss:
     """Frames that are lost.
 
-    - `sender`, `receiver`: the ids of peers; None for any.
+    - `sender`, `receiver`: the ids of peers; None for any receiver.
     - `frames`: how many frames are still to be lost.
     - `until`: the time until which frames are lost.
     """
@@ -155,9 +155,9 @@ class PeerCluster:
         self.log.append(encode_entry(Entry(author, 1, command)))
 
     def act(self) -> bool:
-        """Gives one peer one of its turns; returns whether that was the last one of a tick.
+        """Gives one peer one of its turns; returns whether that was the last turn of a tick.
 
-        The claims of all peers are kept at the start of a tick, if they may keep them.
+        At the start of a tick, all peers that may keep their claims do so.
         """
         if not self._turns:
             self._advance(TICK)
@@ -173,7 +173,7 @@ class PeerCluster:
         return not self._turns
 
     def _turn(self, slot: int, *, of_task: bool) -> None:
-        """Gives a peer a turn: it dies at a request, or starts again under another id if it was found silent."""
+        """Gives a peer a turn. It starts again under another id if it dies in the turn, or was found silent."""
         peer = self.peers[slot]
         try:
             if not of_task:

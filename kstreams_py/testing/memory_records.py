@@ -74,7 +74,7 @@ class StoredMessage:
 
 
 def milliseconds(now: float) -> int:
-    """Returns the timestamp for a record without one; at least 1: a clock may start at 0, but no client writes that."""
+    """Returns the timestamp for a record without one; at least 1: a clock may start at 0, but no client writes 0."""
     return max(1, int(now * 1000))
 
 
@@ -102,7 +102,7 @@ class Marker(NamedTuple):
 
 
 class Markers:
-    """Writes markers. Markers of held partitions wait until these are released, and those of skipped ones are lost."""
+    """Writes markers. Markers of a held partition wait for its release; markers of a skipped partition are lost."""
 
     def __init__(self, write: Callable[[TopicPartition, Marker], None]) -> None:
         self._write = write

@@ -18,7 +18,7 @@ from kstreams_py.sources.suspects import DELETED, REASON, check_refused, choose,
 FREE, CLAIMED, DONE, REFUSED = "free", "claimed", "done", "refused"
 
 CLAIM: Final = "claim"
-"""The name of the request that claims inputs; one that finds none is not made."""
+"""The name of the request that claims inputs; it is not made if there are none."""
 
 ACK: Final = "ack"
 """The name of the request that acknowledges inputs."""
@@ -66,8 +66,8 @@ class MemorySource:
     "give_back".
 
     - `inputs`: the value of each input, by its key; more may be added while it is read.
-    - `ends`: no input is added any more.
-    - `lease`: seconds for which a claim is kept without a word from its connection.
+    - `ends`: whether the source is exhausted once all inputs are done: no input is added any more.
+    - `lease`: seconds for which a claim is kept while its connection is silent.
     - `clock`: returns the seconds by which leases end.
     - `request`: carries out the requests of all connections; one without an answer raises SourceUnavailable.
     """
@@ -102,13 +102,13 @@ class MemorySource:
 
     @property
     def left(self) -> list[Any]:
-        """The values of the inputs that are neither acknowledged nor refused, in the order of adding."""
+        """The values of the inputs that are neither acknowledged nor refused, in the order of their addition."""
         ended = {key for kept in self.kept.values() for key, each in kept.items() if each.has_ended}
         return [value for key, value in self.inputs.items() if key not in ended]
 
     @property
     def refused(self) -> list[tuple[Any, str]]:
-        """The values of the inputs that were refused, each with the reason, in the order of adding."""
+        """The values of the inputs that were refused, each with the reason, in the order of their addition."""
         reasons = {key: each.reason for kept in self.kept.values() for key, each in kept.items() if each.reason}
         return [(value, reasons[key]) for key, value in self.inputs.items() if key in reasons]
 
@@ -247,7 +247,7 @@ class MemoryConnection:
         }
 
     def _find(self, limit: int, *, alone: bool) -> list[tuple[Any, Kept]]:
-        """Returns the inputs to claim, and those to refuse, each with what is to be kept of it."""
+        """Returns the inputs to claim and the inputs to refuse, each with its new Kept."""
         inputs, deaths = self._source.inputs, self._to_read_again()
         chosen = choose(deaths, limit, alone=alone)
         self.waits_alone = chosen.left or chosen.are_suspects
@@ -260,7 +260,7 @@ class MemoryConnection:
         return found + [(key, Kept(CLAIMED, self._owner)) for key in new[: max(0, limit - len(chosen.read))]]
 
     def _claim(self, found: list[tuple[Any, Kept]]) -> list[Any]:
-        """Claims and refuses inputs; returns the keys of those that are to be read."""
+        """Claims and refuses inputs; returns the keys of the inputs that were claimed."""
         self._kept.update(found)
         self.refused += sum(kept.state == REFUSED for _, kept in found)
         return [key for key, kept in found if kept.state == CLAIMED]

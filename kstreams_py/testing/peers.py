@@ -33,7 +33,7 @@ WAITING_SECONDS: Final = 30.0
 
 
 class ObservedGraph(Graph):
-    """A graph of the same tasks, in which each call is a request."""
+    """A graph with the same tasks, in which each call is a request."""
 
     def __init__(self, graph: Graph, request: Request) -> None:
         super().__init__(graph.name)
@@ -48,8 +48,8 @@ class ObservedGraph(Graph):
 class Peers:
     """The peers of a driver: see `TestDriver.peers`.
 
-    A peer is named by its number, from 0, by its id, which changes when it starts again, or by a task: then it is the
-    first peer that has it, and the peers go on until there is one. `read-rows` is the task that reads source `rows`.
+    A peer is named by its number, from 0; by its id, which changes when it starts again; or by a task. A task names the
+    first peer that has it: the peers go on until there is one. `read-rows` is the task that reads source `rows`.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class Peers:
         return self._peers.peers[slot].me
 
     def thaw(self, peer: int | str | None = None) -> None:
-        """Lets a frozen peer go on, or all of them. One that was found silent drops what it had, and joins again."""
+        """Lets a frozen peer go on, or all of them. A peer that was found silent drops what it had and joins again."""
         if peer is None:
             self._peers.frozen.clear()
             return
@@ -127,7 +127,7 @@ class Peers:
 
         - `sender`, `receiver`: the peers; None for every receiver.
         - `frames`: how many, from now on.
-        - `seconds`: all frames for so long, instead of a number of them.
+        - `seconds`: how long all frames are lost, instead of a number of frames.
         """
         if frames < 1 or (seconds is not None and seconds <= 0):
             raise UserMistake(f"frames={frames}, seconds={seconds}: give at least one frame, or more than 0 seconds")
@@ -138,10 +138,10 @@ class Peers:
         self._peers.losses.append(Loss(str(ids[0]), ids[1], lost, until))
 
     def add(self) -> str:
-        """Starts one more peer; returns its id. A task that groups its segments gets it only in the next job."""
+        """Starts one more peer; returns its id. A task that groups its segments gets the peer only in the next job."""
         return self._peers.start(max(self._peers.peers, default=-1) + 1).me
 
-    # What there is.
+    # The state of the peers.
 
     @property
     def tasks(self) -> dict[str, str | None]:
@@ -154,7 +154,7 @@ class Peers:
 
     @property
     def status(self) -> str:
-        """What `kstreams job list` prints of the job: its phase, its peers, and why it waits."""
+        """What `kstreams job list` prints about the job: its phase, its peers, and why it waits."""
         return describe_job(self._peers.replica, self._job)
 
     @property
@@ -232,7 +232,7 @@ class Peers:
         return state.phase is JobPhase.COMPLETED or (not can_end and self._are_done())
 
     def _run_until(self, is_done: Callable[[], bool]) -> None:
-        """Runs until something is so. Returns, too, if nothing changes but that a function waits for another attempt.
+        """Runs until `is_done`. Also returns if nothing changes while a function waits for another attempt.
 
         Raises UserMistake if the peers are stuck.
         """
@@ -248,7 +248,7 @@ class Peers:
                 raise UserMistake(self._describe_stillness())
 
     def _look(self) -> object:
-        """Returns what changes if anything happens."""
+        """Returns the state that changes if anything happens."""
         tasks = [peer.task for peer in self._peers.peers.values()]
         counts = [task.runner.counters.as_dict() for task in tasks if isinstance(task, FunctionTask)]
         return self._peers.replica.offset, counts, [len(source.left) for source in self._sources.values()]
