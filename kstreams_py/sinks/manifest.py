@@ -61,7 +61,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
             for consumer, positions in sorted(manifest.positions.items())
         },
         "files": [[file.name, file.rows] for file in manifest.files],
-        # beside the files, where earlier releases ignore them
+        # not in the entries of `files`: earlier releases ignore the digests here
         "digests": {file.name: file.digest for file in manifest.files if file.digest},
         **({} if manifest.pipeline is None else {"pipeline": manifest.pipeline}),
     }
@@ -86,10 +86,10 @@ def decode_manifest(content: bytes) -> Manifest:
 
 
 def choose_merged(files: Sequence[DataFile]) -> tuple[DataFile, ...]:
-    """Returns the files to be merged into one: those of the first size with enough files; none if no size has.
+    """Returns the files to be merged into one: all files of the smallest size that has enough; none if no size has.
 
-    This keeps the number of a table's files small: for each power of MERGED_AT_ONCE, there are fewer than
-    MERGED_AT_ONCE files, besides the large ones.
+    So a table has few files: for each power of MERGED_AT_ONCE fewer than MERGED_AT_ONCE files, besides the large
+    ones.
     """
     sizes: dict[int, list[DataFile]] = {}
     for file in files:

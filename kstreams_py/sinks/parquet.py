@@ -34,7 +34,7 @@ _DICTIONARY_ROWS: Final = 50_000
 
 _DIGITS: Final = Context(prec=38, traps=[InvalidOperation, Inexact])
 _LAST_DIGIT: Final = Decimal("1E-18")
-"""The digits of a decimal, as in Spark: 38, 18 of them after the point."""
+"""The last digit of a decimal, which has 38 digits, 18 of them after the point, as in Spark."""
 
 _TYPES: Final[dict[type, TakenValues]] = {
     str: TakenValues(frozenset({str})),
@@ -59,9 +59,9 @@ class Parquet:
     - `directory`: created if it is missing.
     - `columns`: a mapping of name to Python type: str, int (64 bits), float, bool, bytes, Decimal (38 digits, 18 of
       them after the point, as in Spark), date, and datetime with a time zone. None for a pipeline, whose rows have
-        their own columns.
+      their own columns.
 
-    Raises SettingsError if the columns are not possible, and for a URL.
+    Raises SettingsError if the columns are not possible, and if `directory` is a URL.
     """
 
     directory: Path
@@ -109,7 +109,7 @@ class Parquet:
             return [directory.data / file.name for file in manifest.files] if manifest is not None else []
 
     def check(self, rows: Sequence[Row]) -> None:
-        """See RowRules. Without pyarrow, it does not know how many digits a Decimal may have."""
+        """See RowRules. Without pyarrow, the number of digits of a Decimal is not checked."""
         _check_types(self, rows)
         with contextlib.suppress(ImportError):
             import pyarrow as pa  # noqa: PLC0415 an extra
@@ -269,7 +269,7 @@ def _check_types(sink: Parquet, rows: Sequence[Row]) -> None:
 
 
 def _to_table(pa: Any, sink: Parquet, rows: Sequence[Row]) -> pa.Table:
-    """Returns the rows as columns. Raises RowRefused for a value that its type does not hold."""
+    """Returns the rows as columns. Raises RowRefused for a value that the type of its column does not hold."""
     schema = pa.schema([(name, _arrow_type(pa, kind)) for name, kind in zip(sink.columns, sink.types, strict=True)])
     columns = zip(*(row.values for row in rows), strict=True) if rows else ((),) * len(schema)
     arrays = [_to_array(pa, sink, list(values), field) for values, field in zip(columns, schema, strict=True)]
@@ -291,7 +291,7 @@ def _to_array(pa: Any, sink: Parquet, values: list[Any], field: pa.Field) -> pa.
 
 
 def _fit_decimals(sink: Parquet, values: Sequence[Decimal | None], name: str) -> Iterator[Decimal | None]:
-    """Yields decimals with the digits of the column: for an exponent of -999999999, pyarrow ends the process."""
+    """Yields decimals with 18 digits after the point: given an exponent of -999999999, pyarrow ends the process."""
     for index, value in enumerate(values):
         try:
             yield value if value is None or not value.is_finite() else _DIGITS.quantize(value, _LAST_DIGIT)

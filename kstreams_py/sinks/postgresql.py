@@ -150,7 +150,7 @@ class PostgreSQL:
         return f"{self.name}: table {self.table}"
 
     def check(self, rows: Sequence[Row]) -> None:
-        """See RowRules. About columns without types, it knows only that none takes NUL in text."""
+        """See RowRules. For columns without types, only text with NUL is refused."""
         check_rows(rows, self.columns, [_TAKEN[_TYPES[kind]][0] if kind else UNKNOWN for kind in self.types])
 
     def check_software(self) -> None:
@@ -305,7 +305,7 @@ class PostgreSQLConnection:
                     )
                 continue
             kind, types = kinds[column.name], column.taken.types
-            # a column of type real takes few of the floats that a sink may have
+            # a column of type real stores few of Python's floats exactly
             if kind is not None and (types is None or kind not in types or column.base == "real"):
                 raise SettingsError(
                     f"{self._sink}: column {column.name!r} is {column.type}, and the sink declares {name_type(kind)}: "
@@ -313,7 +313,7 @@ class PostgreSQLConnection:
                 )
 
     def _check_creatable(self) -> None:
-        """Raises SettingsError if the missing table cannot be created, as its columns have no types."""
+        """Raises SettingsError if the missing table cannot be created because its columns have no types."""
         untyped = [name for name, kind in zip(self._sink.columns, self._sink.types, strict=True) if kind is None]
         if untyped:
             raise SettingsError(
@@ -340,7 +340,7 @@ class PostgreSQLConnection:
             columns.insert(0, f"{HASH_COLUMN} bytea PRIMARY KEY")
         connection.execute(f"CREATE TABLE {self._table} ({', '.join(columns)})", ())
         if self._sink.evidence is Evidence.OFFSETS:
-            # the rows of a dropped table are lost: its old offsets would leave them out of the new one
+            # a dropped table has lost its rows: its old offsets would keep them out of the new table
             connection.execute(f"DELETE FROM {self._offsets} WHERE table_name = %s", (self._table_name,))
 
     def _execute(self, connection: psycopg.Connection[Any], rows: Sequence[Row]) -> int:
@@ -380,7 +380,7 @@ class PostgreSQLConnection:
         check_expected(name, self._read(connection, {*positions, *expected}, "FOR UPDATE"), expected)
         arrays = "unnest(%(topics)s::text[], %(numbers)s::integer[], %(offsets)s::bigint[])"
         values = f"{arrays} AS new(topic, partition, next_offset)"
-        insert = (  # if two writers saw no offsets, the second waits here for the first, and is stale
+        insert = (  # if two writers saw no offsets, the second waits here for the first, and is then stale
             f"INSERT INTO {self._offsets} (table_name, consumer, topic, partition, next_offset)"
             f" SELECT %(table)s, %(consumer)s, new.* FROM {values} ON CONFLICT DO NOTHING"
         )
@@ -404,7 +404,7 @@ class PostgreSQLConnection:
     def _refuse(self, connection: psycopg.Connection[Any], rows: Sequence[Row], error: Exception) -> NoReturn:
         """Finds the row that PostgreSQL refused, and raises RowRefused; nothing is stored.
 
-        If PostgreSQL refuses even an insert of no rows, the set-up is wrong: raises that error.
+        If PostgreSQL refuses even an insert of no rows, the set-up is wrong: raises the error of that insert.
         """
         with connection.transaction(force_rollback=True):
             connection.execute(self._insert, [[] for _ in self._names])
@@ -415,7 +415,7 @@ class PostgreSQLConnection:
                 with connection.transaction(force_rollback=True):
                     self._execute(connection, first)
                     connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
-            except (KStreamsError, MemoryError):  # the first row that would be changed, before any refused row
+            except (KStreamsError, MemoryError):  # the first row that would be changed comes before any refused row
                 raise
             except Exception as refusal:
                 if self._database.is_of_server(refusal):

@@ -30,7 +30,7 @@ FROM bases JOIN pg_type ON oid = type WHERE typtype <> 'd' ORDER BY attnum
 """Selects the columns of a table; for a domain, its underlying type."""
 
 UNKNOWN: Final = TakenValues(None, nul=False)
-"""The values of a column of another type: PostgreSQL decides, and no type takes NUL in text."""
+"""The values of a column of any other type: PostgreSQL decides, and no type takes NUL in text."""
 
 _NARROW: Final = {"name", '"char"', "money", "oid", "real"}
 """Types that change values of the type `given`, even without a limit in their declaration."""
@@ -44,7 +44,7 @@ class Column(NamedTuple):
     - `type`: as PostgreSQL shows it; for a domain, its underlying type.
     - `base`: `type` without its limit.
     - `taken`: the values that it takes.
-    - `given`: the type as which values are sent.
+    - `given`: the type in which values are sent.
     - `is_exact`: whether it stores each value of `given` exactly, or refuses it.
     """
 
@@ -83,7 +83,7 @@ def check_names(what: str, names: Sequence[str]) -> None:
 
 
 def check_values(column: Column, values: Sequence[Any]) -> None:
-    """Raises RowRefused for the first value that PostgreSQL would change, in a column of a type that is not known."""
+    """Raises RowRefused for the first value that PostgreSQL would change, in a column whose types are not known."""
     kinds = set(map(type, values)) - {type(None)}
     if kinds <= {str} and column.base != "jsonb":
         return
@@ -117,7 +117,7 @@ def _find_lost_keys(text: str) -> str:
 
 
 def quote(name: str) -> str:
-    """Returns a quoted name for a statement that psycopg formats: without parameters, pass () so that it does."""
+    """Returns a quoted name for a statement that psycopg formats: without parameters, pass (), or it does not."""
     return '"' + name.replace('"', '""').replace("%", "%%") + '"'
 
 
@@ -127,8 +127,8 @@ def make_insert(table: str, columns: Sequence[Column], *, by_hash: bool) -> str:
     - `table`: its quoted name.
     - `by_hash`: rows whose delivery hash is stored already are left unchanged.
 
-    Its result is one row: the number of stored rows, and the row number and the column number, from 1 on, of the first
-    value that would be changed; in that case no row is stored. If each column is exact, it has no result.
+    The statement returns one row: the number of stored rows, and the row number and column number (from 1) of the first
+    value that would be changed; in that case no row is stored. If each column is exact, it returns nothing.
     """
     names = ", ".join(quote(column.name) for column in columns)
     end = f" ON CONFLICT ({HASH_COLUMN}) DO NOTHING" if by_hash else ""

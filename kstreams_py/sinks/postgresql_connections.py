@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import psycopg
 
 LIMIT_SECONDS: Final = 20.0
-"""The longest time of a call, in seconds. A server that does not answer for longer counts as away."""
+"""The longest time of a call, in seconds. A server that does not answer for longer counts as unavailable."""
 
 SETTINGS: Final = {
     "lock_timeout": "5s",  # for a row that another writer has locked
@@ -87,7 +87,7 @@ class Database:
         return connection
 
     def is_of_server(self, error: Exception) -> bool:
-        """Whether an error comes from the server (it cannot serve now, or is broken) or the connection, not a row."""
+        """Returns whether an error comes from the server (unable to serve, or broken) or the connection, not a row."""
         state: str | None = getattr(error, "sqlstate", None)
         if state is not None:
             return state.startswith(_OF_SERVER)
@@ -101,7 +101,7 @@ class Database:
         return f"{text}: {'start the database, or ' if self.may_return(error) else ''}correct the URL"
 
     def may_return(self, error: psycopg.Error) -> bool:
-        """Whether another attempt may succeed without intervention."""
+        """Returns whether another attempt may succeed without intervention."""
         if error.sqlstate is not None:
             return error.sqlstate.startswith(_MAY_RETURN)
         return self.is_of_server(error) and not any(part in first_line(error) for part in _LASTING)
@@ -138,7 +138,7 @@ def commit_to_disk(connection: psycopg.Connection[Any]) -> None:
 
 
 def first_line(error: Exception) -> str:
-    """Returns the message of an error without its details, which have values of the row."""
+    """Returns the message of an error without its details, which contain values of the row."""
     return str(error).strip().partition("\n")[0]
 
 

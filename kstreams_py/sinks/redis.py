@@ -27,7 +27,7 @@ _SECONDS: Final = {"socket_connect_timeout": 5.0, "socket_timeout": 10.0}
 
 
 def name_server(url: str) -> str:
-    """Returns the URL without user, password and query. Raises SettingsError, without these, for other URLs."""
+    """Returns the URL without user, password and query. Raises SettingsError, without them, for other URLs."""
     bare = split_user(url, "Redis", "redis://user:password@host:port/0", ("redis", "rediss", "unix"))[1]
     return re.sub(r"[?#].*", "", bare, flags=re.DOTALL)
 
@@ -35,7 +35,7 @@ def name_server(url: str) -> str:
 def open_client(url: str) -> redis.Redis:
     """Returns a client that makes each request once: a retry of redis-py would exceed the limits, or act twice.
 
-    Raises SettingsError, without the password, if it is not a URL of Redis, and ImportError without redis-py.
+    Raises SettingsError, without the password, if `url` is not a URL of Redis, and ImportError without redis-py.
     """
     import redis  # noqa: PLC0415 an extra
 
@@ -47,7 +47,7 @@ def open_client(url: str) -> redis.Redis:
 
 
 def lasts(error: redis.RedisError) -> bool:
-    """Whether another attempt fails as well, until somebody intervenes: a wrong password, a missing right, a full disk.
+    """Returns whether an error lasts until somebody intervenes: a wrong password, a missing permission, a full disk.
 
     Any answer that is not known to be transient counts as lasting, such as a key with contents of another kind.
     """
@@ -92,7 +92,7 @@ class Redis:
 
     Needs redis-py: `pip install 'kstreams_py[redis]'`. A batch is one script of SET NX: all of it is stored, or
     nothing. Values are None, str, bool, int, and float other than NaN and infinity. Whether a server that dies loses
-    the last rows depends on its `appendonly` and `appendfsync`; a warning names them if it may lose rows.
+    the last rows depends on its `appendonly` and `appendfsync`; a warning names them if rows may be lost.
 
     - `url`: `redis://user:password@host:port/0`, `rediss://` or `unix://`. It must not be a Redis Cluster.
     - `key`: the beginning of the keys. `KEY:columns` has the names of the columns.
@@ -120,7 +120,7 @@ class Redis:
         return f"{self.name}: keys {self.key}:*"
 
     def encode(self, rows: Sequence[Row], row_bytes: int = _BULK_BYTES) -> list[bytes]:
-        """Returns the rows as they are stored. Raises RowRefused. `row_bytes`: the most bytes of a row."""
+        """Returns the rows as they are stored. Raises RowRefused. `row_bytes`: the maximum bytes of a row."""
         check_rows(
             rows,
             self.columns,
@@ -135,7 +135,7 @@ class Redis:
         encoded: list[bytes] = []
         try:
             encoded.extend(encode(dict(zip(self.columns, row.values, strict=True))).encode() for row in rows)
-        except ValueError as error:  # an integer of more digits than Python writes
+        except ValueError as error:  # an integer with more digits than Python converts to text
             why = f"the row has a value that JSON does not hold: {show_error(error)}"
             raise RowRefused(why, len(encoded)) from error
         if max(map(len, encoded), default=0) > row_bytes:
@@ -167,7 +167,7 @@ class Redis:
         return RedisConnection(self)
 
     def inspect(self) -> None:
-        """See Inspectable. It warns of nothing."""
+        """See Inspectable. Logs no warnings."""
         RedisConnection(self, is_read_only=True).close()
 
 
@@ -188,7 +188,7 @@ class RedisConnection:
             pass
 
     def positions(self, partitions: Collection[TopicPartition]) -> Positions:  # noqa: ARG002
-        """Reads nothing: Redis stores hashes."""
+        """Returns no offsets: Redis stores delivery hashes instead."""
         return {}
 
     def write(self, rows: Sequence[Row], positions: Positions, expected: Positions) -> int:  # noqa: ARG002
@@ -231,8 +231,8 @@ class RedisConnection:
         refuse_cluster(self._sink.name, found)
         if not self._is_read_only:
             self._warn(found)
-        with contextlib.suppress(self._redis.ResponseError):  # the right to read settings may be missing
-            limits: Any = client.config_get("proto-max-bulk-len")  # of texts, or of bytes
+        with contextlib.suppress(self._redis.ResponseError):  # the user may lack the permission to read settings
+            limits: Any = client.config_get("proto-max-bulk-len")  # a dict of texts, or of bytes
             self._row_bytes = int(limits.get("proto-max-bulk-len", _BULK_BYTES))
         columns = self._columns(client)
         check_table(str(self._sink), self._sink.columns, columns, columns)
@@ -255,7 +255,7 @@ class RedisConnection:
             )
 
     def _columns(self, client: redis.Redis) -> list[str]:
-        """Returns the columns of the stored rows; this sink's if it is the first. Raises SettingsError."""
+        """Returns the columns of the stored rows; the columns of this sink if it is the first. Raises SettingsError."""
         key = f"{self._sink.key}:columns"
         if self._is_read_only and not client.exists(key):
             return list(self._sink.columns)

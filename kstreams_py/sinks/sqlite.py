@@ -117,13 +117,13 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
 
 
 def describe_error(path: Path, error: sqlite3.Error) -> str:
-    """Returns a message with the file and the remedy. A caller that waits for a locked file goes on by itself."""
+    """Returns a message with the file and the remedy. A caller that waits for a locked file continues by itself."""
     remedy = _REMEDIES.get(code_of(error), "check its disk")
     return f"{path}: {error}: {remedy}{'' if code_of(error) in MAY_RETURN else ', then start again'}"
 
 
 def is_of_file(error: sqlite3.Error) -> bool:
-    """Whether the error comes from the file or its disk, rather than from a row."""
+    """Returns whether the error comes from the file or its disk, rather than from a row."""
     return code_of(error) not in _OF_ROWS
 
 
@@ -331,7 +331,7 @@ class SQLiteConnection:
             connection.execute(f"CREATE TABLE {quoted(sink.table)} ({', '.join([key, *columns])}) WITHOUT ROWID")
         else:
             connection.execute(f"CREATE TABLE {quoted(sink.table)} ({', '.join(columns)})")
-            # the rows of a dropped table are lost: its old offsets would leave them out of the new one
+            # a dropped table has lost its rows: its old offsets would keep them out of the new table
             connection.execute(f"DELETE FROM {_OFFSETS} WHERE table_name = ?", (sink.table,))
 
 
@@ -388,9 +388,9 @@ class SqliteTable:
 
 
 class _Connections(dict[int, SQLiteConnection]):
-    """One thread's connections; this process's is closed when the thread ends, or the table is freed.
+    """One thread's connections. The one of this process is closed when the thread ends, or the table is freed.
 
-    Otherwise Python 3.13 warns of each (ResourceWarning), which tests may treat as an error.
+    Otherwise Python 3.13 warns of each (ResourceWarning), and tests may treat a warning as an error.
     """
 
     def __del__(self) -> None:
@@ -404,14 +404,14 @@ def _tables(connection: sqlite3.Connection) -> set[str]:
 
 
 def _is_strict(connection: sqlite3.Connection, table: str) -> bool:
-    """Whether the table is STRICT, which SQLite 3.37 introduced."""
+    """Returns whether the table is STRICT, which SQLite 3.37 introduced."""
     if sqlite3.sqlite_version_info < (3, 37):
         return False
     return connection.execute("SELECT 1 FROM pragma_table_list(?) WHERE strict", (table,)).fetchone() is not None
 
 
 def _accepted(taken: TakenValues, kind: type | None) -> TakenValues:
-    """Returns which of the values that a column takes have its declared type; all if there is none."""
+    """Returns the values that a column takes and that have its declared type; all that it takes if none is declared."""
     if kind is None or taken.types is None:
         return taken
     return taken._replace(types=taken.types & (FLOATS if kind is float else {kind}))
@@ -420,7 +420,7 @@ def _accepted(taken: TakenValues, kind: type | None) -> TakenValues:
 def _taken(declared: str, *, is_strict: bool) -> TakenValues:
     """Returns the values that a column of a declared type returns unchanged.
 
-    The column's affinity converts others: https://sqlite.org/datatype3.html, 3.1. NaN would become NULL.
+    The column's affinity converts other values: https://sqlite.org/datatype3.html, 3.1. NaN would become NULL.
     """
     kind = declared.upper()
     if "INT" in kind:

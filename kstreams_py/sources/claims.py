@@ -47,10 +47,10 @@ CREATE TABLE IF NOT EXISTS {OWNERS} (owner INTEGER PRIMARY KEY AUTOINCREMENT, le
     lease_until REAL NOT NULL, process TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS {_IDENTITY} (id TEXT NOT NULL);
 """
-"""The indexes have only the few claims that are not done: without them, a search for such claims would read all."""
+"""The indexes have only the few claims that are not done: without them, a search for these would read all claims."""
 
 _ESCAPED: Final = re.compile("[\udc80-\udcff]")
-"""A byte that is not UTF-8, in text that was read by `surrogateescape`."""
+"""A byte that is not UTF-8, in text that was decoded with `surrogateescape`."""
 
 _NO_TEXT_REASON: Final = "its key is not UTF-8: correct the key in the table, and the row is read by the new one"
 
@@ -61,15 +61,15 @@ _CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 def read_clock() -> float:
-    """Returns the seconds since the start of this machine, including its sleep; the same in all processes.
+    """Returns the seconds since this machine started, including its sleep; the same in all processes.
 
-    With the time of day, a jump of the clock would end leases that are held, or keep the leases of dead workers.
+    With the time of day, a jump of the clock would end leases that are held, or prolong the leases of dead workers.
     """
     return time.clock_gettime(_CLOCK)
 
 
 def checked_lease(lease: float) -> float:
-    """Returns the seconds of a lease. Raises SettingsError if they are not above 0."""
+    """Returns the seconds of a lease. Raises SettingsError if the lease is not above 0."""
     if lease <= 0:
         raise SettingsError(f"lease={lease}: give seconds above 0")
     return float(lease)
@@ -82,7 +82,7 @@ class ClaimedInputs(ABC):
     """Whether the claims of done inputs are deleted, because `find` knows without them which inputs it has returned."""
 
     are_complete: bool = False
-    """Whether the last `find` ended a pass over all inputs that found none, and no more will come."""
+    """Whether the last `find` ended a pass that found no input, and no more inputs will come."""
 
     @abstractmethod
     def prepare(self, connection: sqlite3.Connection) -> None:
@@ -94,7 +94,7 @@ class ClaimedInputs(ABC):
 
     @abstractmethod
     def values(self, connection: sqlite3.Connection, keys: Sequence[Any]) -> Mapping[Any, Any]:
-        """Returns the values of inputs by their keys, without inputs that were deleted."""
+        """Returns the values of inputs by their keys; leaves out inputs that were deleted."""
 
     def take(self, _: sqlite3.Connection, found: Sequence[tuple[Any, Any]]) -> Sequence[tuple[Any, Any]]:
         """Returns the inputs of `find` that may be claimed. Called in the transaction that claims them."""
@@ -107,7 +107,7 @@ class ClaimedInputs(ABC):
     def load(self, _: sqlite3.Connection, found: Sequence[tuple[Any, Any]]) -> Sequence[tuple[Any, Any, int]]:
         """Returns the inputs of `find` or `values`: the key, the value for functions, and the bytes of the data.
 
-        Called after the claim: the call may take long, as other workers do not wait for it.
+        Called after the claim: the call may take long, because other workers do not wait for it.
         """
         return [(key, value, weigh(value)) for key, value in found]
 
@@ -263,7 +263,7 @@ class ClaimsFile:
         return len(rows)
 
     def _own(self, connection: sqlite3.Connection) -> list[tuple[Any, int]]:
-        """Returns the keys of this worker's claims, with their deaths."""
+        """Returns the keys of this worker's claims, each with its number of deaths."""
         # the first condition lets SQLite use the partial index
         asked = (
             f"SELECT key, deaths FROM {CLAIMS} WHERE state <= {CLAIMED} AND reader = ? AND owner = ?"
@@ -347,7 +347,7 @@ class ClaimsFile:
     def _create(self, connection: sqlite3.Connection) -> None:
         with transaction(connection):
             create_tables(connection, self._path, _CREATE, _COLUMNS)
-            # another file under the same name has other inputs, with the same keys
+            # another file under the same name has other inputs with the same keys
             made = f"INSERT INTO {_IDENTITY} SELECT ? WHERE NOT EXISTS (SELECT 1 FROM {_IDENTITY})"
             connection.execute(made, (uuid.uuid4().hex,))
             (made,) = connection.execute(f"SELECT id FROM {_IDENTITY}").fetchone()
@@ -360,7 +360,7 @@ def show_key(key: Any) -> str:
 
 
 def is_no_text(key: Any) -> bool:
-    """Returns whether a key is a text of bytes that are not UTF-8, which SQLite takes."""
+    """Returns whether a key is text with bytes that are not UTF-8, which SQLite allows."""
     return type(key) is str and _ESCAPED.search(key) is not None
 
 

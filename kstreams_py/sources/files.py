@@ -2,8 +2,8 @@
 
 The files of a source are read in order, each from its beginning to its end: `kstreams_files` has, for each file, the
 position up to which it was claimed. A record before that position without a claim is done. So only records that are
-under way or refused have claims, and the claims file stays small. Every 10,000 lines, a position is kept in
-`kstreams_file_marks`, from which a line is found again.
+under way or refused have claims, and the claims file stays small. Every 10,000 lines, a position is stored in
+`kstreams_file_marks`, so that a line can be found again from there.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ PASS_SECONDS: Final = 10.0
 """The maximum seconds between two looks for new files and lines."""
 
 MARKED_ROWS: Final = 10_000
-"""Lines between two positions that are kept. To find a line again, up to this many lines are read."""
+"""Lines between two stored positions. To find a line again, up to this many lines are read."""
 
 ROW_BITS: Final = 40
 """The bits of a record's number in its key; the bits above are the number of its file."""
@@ -49,7 +49,7 @@ OPEN_FILES: Final = 50
 """The maximum number of files that are open, and whose records are claimed together."""
 
 PRINT_BYTES: Final = 4096
-"""Bytes at each end of the part of a file that was read, by which its content is recognized."""
+"""Bytes at each end of the part of a file that was read; its content is recognized by these."""
 
 _FILES: Final = "kstreams_files"
 _MARKS: Final = "kstreams_file_marks"
@@ -219,13 +219,13 @@ class _FileRecords(ClaimedInputs):
         self._paths: dict[int, str] = {}
         """The paths of the files that were found, by their number."""
         self._left: list[int] = []
-        """The files that are left in the current pass over all files, the next one last."""
+        """The files that the current pass over all files has yet to read; the next one is last."""
         self._read: dict[int, tuple[int, ...]] = {}
         """The signatures of the files that were read to their end, as they were then: see _signature."""
         self._opened: tuple[int, tuple[int, ...], OpenRecords] | None = None
         """The file that is being read, with its signature when it was opened."""
         self._closing: list[OpenRecords] = []
-        """The files that were left, whose records may not be decoded yet."""
+        """The files that a pass has left, but whose records may not be decoded yet."""
         self._warned = set[int]()
         self._moves: list[_Move] = []
         """The claims to make of the records of the last `find`."""
@@ -237,12 +237,12 @@ class _FileRecords(ClaimedInputs):
 
     def prepare(self, connection: sqlite3.Connection) -> None:
         """See ClaimedInputs."""
-        csv.field_size_limit(max(csv.field_size_limit(), records.RECORD_MAX))  # of the process
+        csv.field_size_limit(max(csv.field_size_limit(), records.RECORD_MAX))  # for the whole process
         with transaction(connection):
             create_tables(connection, self._source.claims, _CREATE, _COLUMNS)
             claims_there = "SELECT 1 FROM sqlite_master WHERE name = ?"
             if connection.execute(claims_there, (CLAIMS,)).fetchone() is None:
-                # they were dropped, to read all again. Numbers and contents stay, so each key still means one record
+                # somebody dropped them to read all again. Numbers and contents stay, so a key still means one record
                 connection.execute(f"UPDATE {_FILES} SET rows = 0, offset = 0")
 
     def find(self, connection: sqlite3.Connection, _: str, limit: int) -> list[tuple[int, Any]]:
@@ -252,7 +252,7 @@ class _FileRecords(ClaimedInputs):
         now = claims.read_clock()
         until = now + LOOK_SECONDS
         if not self._left:
-            # a pass looks at all files: if they are many, passes take at most a tenth of the time
+            # a pass looks at all files: even if there are many, passes take at most a tenth of the time
             if now < self._passed_at + min(10 * self._pass_seconds, PASS_SECONDS):
                 return []
             self._passed_at, self._pass_seconds, self._has_found = now, 0.0, False
@@ -262,7 +262,7 @@ class _FileRecords(ClaimedInputs):
             file = self._left[-1]
             with self._reading(file):
                 found += self._look(connection, file, limit - len(found), until)
-            # its records beyond a limit follow once these are claimed
+            # the file's records beyond a limit follow once these are claimed
             if (self._left and self._left[-1] == file) or claims.read_clock() > until:
                 break
             size = sum(move.after.offset - move.before.offset for move in self._moves)
@@ -330,7 +330,7 @@ class _FileRecords(ClaimedInputs):
             self._opened = None
 
     def _release(self) -> None:
-        """Closes the files that were left."""
+        """Closes the files that a pass has left."""
         while self._closing:
             self._closing.pop().close()
 
@@ -372,7 +372,7 @@ class _FileRecords(ClaimedInputs):
         self._paths = dict(rows.fetchall())
 
     def _look(self, connection: sqlite3.Connection, file: int, limit: int, until: float) -> list[tuple[int, Any]]:
-        """Returns the next records of a file, with their keys, and notes their claims; leaves the file at its end."""
+        """Returns a file's next records with their keys, and notes the claims to make; leaves the file at its end."""
         path = self._paths[file]
         if (signature := _signature(path)) is None or self._read.get(file) == signature:
             self._leave(file)
@@ -396,7 +396,7 @@ class _FileRecords(ClaimedInputs):
         return [(file << ROW_BITS | each.number, (opened, each.data)) for each in found]
 
     def _open_at(self, file: int, signature: tuple[int, ...], known: _Known) -> OpenRecords:
-        """Returns the file, open, so that it can be read from the known position on."""
+        """Returns the open file, which can be read from the known position on."""
         if self._opened is not None:
             number, was, opened = self._opened
             # the buffer may differ from the content of the file now; opening a compressed file again would take long
@@ -424,7 +424,7 @@ class _FileRecords(ClaimedInputs):
             self._opened = None
 
     def _warn(self, file: int, opened: OpenRecords) -> None:
-        """Warns once of a file that cannot be read further as it is: perhaps no program is writing it."""
+        """Warns once of a file that cannot be read further: perhaps no program will ever write what it lacks."""
         if opened.awaited and not self._source.ends and file not in self._warned:
             self._warned.add(file)
             logger.warning("%s: waits for %s", self._paths[file], opened.awaited)
@@ -443,14 +443,14 @@ class _FileRecords(ClaimedInputs):
             numbers.setdefault(FilePosition(rows or 0, offset or 0), set()).add(number)
         with suppress(FileNotFoundError):
             for start, wanted in numbers.items():
-                # only up to the claimed position: the end of the file was elsewhere then
+                # only up to the claimed position, because the file may have ended elsewhere then
                 with closing(self._open(path, start, known.offset)) as opened:
                     found |= opened.values(wanted)
                     self._check(path, opened, known)
         return {key: found.get(_number_of(key), BadInput(DecodeError(DELETED))) for key in keys}
 
     def _check(self, path: str, opened: OpenRecords, known: _Known) -> None:
-        """Checks that a file has the known content. Call it after reading: what was read before a change is whole.
+        """Checks that a file has the known content. Call it after reading: data read before a change is intact.
 
         Raises SettingsError.
         """

@@ -31,10 +31,10 @@ class HTTP(RequestRules):
     Only the client keeps a request until it is answered: a client that gets 503, 504 or no answer sends it again.
     A request with the same header `Idempotency-Key` is the same input: it gets the answer of the first one, or waits
     for it, and a target that stores by hash has its rows once even if a worker was killed. Without the header, each
-    request is another input. A key identifies an input of the source for ever, so clients should use a UUID.
+    request is a new input. A key identifies an input of the source for ever, so clients should use a UUID.
 
     - `port`: 0 for any free one, which the log names.
-    - `host`: the name or address to listen on. Any but the loopback needs a `token`.
+    - `host`: the name or address to listen on. Any address but the loopback needs a `token`.
     - `token`: clients send it as `Authorization: Bearer TOKEN`; read it from the environment. Without a token, requests
       from web pages are refused.
     - `certificate`, `key`: files in PEM format for TLS. The file of the certificate may have the key as well.

@@ -17,13 +17,13 @@ from kstreams_py.hosts import is_own_host
 from kstreams_py.records import Headers
 
 BYTES_MAX: Final = 64 << 20
-"""The most bytes of the bodies that are received or under way, for one path; two bodies always fit."""
+"""The maximum bytes of all bodies that are received or under way, for one path; two bodies always fit."""
 
 ENDED_MAX: Final = 10_000
 """How many ended inputs with a key are remembered, for one path."""
 
 REASON_MAX: Final = 1_000
-"""The most characters of a reason in an answer."""
+"""The maximum characters of a reason in an answer."""
 
 _KEY: Final = re.compile(r"[!-~]{1,255}")
 _PATH: Final = re.compile(r"/[!-\"$->@-~]*")
@@ -115,7 +115,7 @@ class RequestRules:
     def refuse(self, method: str, headers: Mapping[str, str]) -> Reply | None:
         """Returns the answer to a request that cannot be an input, judging by its head; None if it may be one.
 
-        Without a token, the server is on the loopback, where web pages in a browser of this machine reach it as well.
+        Without a token, the server listens on the loopback, where web pages in a browser on this machine reach it, too.
 
         - `headers`: by name in any case.
         """
@@ -150,7 +150,7 @@ class RequestRules:
 
 
 def carried_headers(headers: Mapping[str, str]) -> Headers:
-    """Returns the headers of a request that a trace may need: none of them says who sent the request."""
+    """Returns the headers of a request that a trace may need: none of them identifies the sender."""
     named = ((name.lower(), text.encode()) for name, text in headers.items())
     return [(name, value) for name, value in named if name not in ("authorization", "cookie")]
 
@@ -204,7 +204,7 @@ class RequestInputs(Generic[WaiterT]):
         return True
 
     def find(self, key: str, hashed: bytes) -> RequestInput[WaiterT] | Reply | None:
-        """Returns the input under way with this key, or the answer if there is one already; None for a new key."""
+        """Returns the input under way with this key, or the answer if it has one already; None for a new key."""
         if (known := self._by_key.get(key)) is not None:
             return known if known.hash == hashed else ANOTHER_BODY
         if (ended := self._ended.get(key)) is not None:

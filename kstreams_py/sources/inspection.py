@@ -67,7 +67,7 @@ def inspect_claims(path: Path, reader: str, limit: int, find_names: FindNames = 
 def count_claims(counts: Iterable[tuple[int, bool, int, int]]) -> SourceStatus:
     """Returns the status of a source without its refused inputs.
 
-    - `counts`: for each state, and each answer to whether the owner is dead, the number of claims and of suspects.
+    - `counts`: the state, whether the owner is dead, the number of claims, and the number of suspects among them.
     """
     found = dict.fromkeys(((FREE, False), (CLAIMED, False), (CLAIMED, True)), (0, 0))
     found |= {(state, is_dead): (count, suspects) for state, is_dead, count, suspects in counts}

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 LOOK_SECONDS: Final = 0.2
-"""Seconds for which one read looks for rows or records: a stop, and the other tasks, wait for it."""
+"""Seconds for which one read looks for rows or records: a stop, and the other tasks, wait for the read."""
 
 LOOKED_AT: Final = 20_000
 """How many rows are searched at a time for unclaimed ones."""
@@ -84,7 +84,7 @@ class Passes:
         return looked.claimed
 
     def _look_on(self, look: Callable[[Any], Look], after: Any, now: float) -> Look:
-        """Looks at one part of the table after another, from a key on. Returns the last look, with `found` of all."""
+        """Looks at one part of the table after another, from a key on. Returns the last look, with all `found`."""
         found = 0
         while True:
             looked = look(after)

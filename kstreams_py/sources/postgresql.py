@@ -146,7 +146,7 @@ class TableConnection:
         """The batch of each claim that was returned and has not ended, by key."""
         self._is_doubtful = False
         """Whether this worker may have claims that it does not know of: a connection ended during a read, or the server
-        ended, and may have lost commits."""
+        ended and may have lost commits."""
         self._taken = set[str]()
         """The keys of claims that the last read took over from workers whose leases ended."""
         self.waits_alone = False
@@ -198,7 +198,7 @@ class TableConnection:
         self._search_at = NEVER
 
     def keep(self) -> None:
-        """See SourceConnection. It needs a second connection only while the first one is in use for long."""
+        """See SourceConnection. Opens a second connection, but only if the first one is in use for long."""
         now = claims.read_clock()
         if self._renewed_at == NEVER or now < self._renewed_at + self.lease / 3:
             return
@@ -275,7 +275,7 @@ class TableConnection:
         return found
 
     def _return(self, keys: Sequence[str] | None = None) -> list[Claim]:
-        """Returns the claims of this read, or those with these keys; refuses those whose row was deleted."""
+        """Returns the claims of this read, or the claims with these keys; refuses each claim whose row was deleted."""
         rows, bad = self._load(keys)
         if deleted := [row[0] for row in rows if not row[3]]:
             self._tables.refuse(deleted, [DELETED] * len(deleted))

@@ -31,7 +31,7 @@ WHERE attrelid = %s AND attname = %s
 """Whether a column identifies a row, and its collation."""
 
 _KINDS: Final = {"v": "a view", "m": "a materialized view", "f": "a foreign table"}
-"""Relations that have rows and are not tables, by `relkind`."""
+"""Relations that have rows but are not tables, by `relkind`."""
 
 _NUMBERS: Final = {"smallint", "integer", "bigint", "oid"}
 
@@ -106,7 +106,7 @@ def show(text: str) -> str:
 
 @contextmanager
 def needing(source: str, remedy: str) -> Iterator[None]:
-    """Raises SettingsError with the remedy if a right is missing in the block."""
+    """Raises SettingsError with the remedy if the block fails because a privilege is missing."""
     try:
         yield
     except Exception as error:

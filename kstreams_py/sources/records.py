@@ -29,7 +29,7 @@ RECORD_MAX: Final = 16 * 2**20
 
 _BUFFER: Final = 128 * 2**10
 _BATCH_ROWS: Final = 256
-"""Rows of Parquet that are decoded together: in the file, one text of 1 MB may stand for all of them."""
+"""Rows of Parquet that are decoded together: the file may store one text of 1 MB once for all of them."""
 
 _SKIPPED: Final = 1_024
 """Records that are skipped between two looks at the clock."""
@@ -71,7 +71,7 @@ class FileRecord(NamedTuple):
 
 
 class OpenRecords(ABC):
-    """A file that is open, and read on from a position.
+    """An open file, which is read from a position on.
 
     - `file`: the file on the disk.
     - `is_finished`: whether `take` has returned the last record that the file has now.
@@ -87,7 +87,7 @@ class OpenRecords(ABC):
         self.is_finished = self.is_final = False
         self.awaited = ""
         self._ahead: list[FileRecord] = []
-        """The records that were read from the position of the last `take` on."""
+        """The records that were read after the position of the last `take`."""
         self._from = self._to = rows
         """The number of rows before the position of the last `take`, and before the next record."""
         self._records: Iterator[FileRecord] = iter(())
@@ -129,7 +129,7 @@ class OpenRecords(ABC):
 
     @abstractmethod
     def size_at(self, offset: int) -> int:
-        """Returns how many bytes of the file on the disk are known once it was read up to an offset."""
+        """Returns how many bytes of the file on the disk are known once it has been read up to an offset."""
 
     @abstractmethod
     def decode(self, data: Any) -> Any:
@@ -182,7 +182,7 @@ class _Lines:
         self.rows, self.offset = position
 
     def take(self) -> bytes:
-        """Returns the next line; nothing at the end. Raises _TooLong after it has skipped a line that is too long."""
+        """Returns the next line; `b""` at the end. Skips a line that is too long, and raises _TooLong."""
         if self._returned:
             line, size = self._returned.pop()
         elif self._end is not None and self.offset >= self._end:
@@ -199,7 +199,7 @@ class _Lines:
         return line.removeprefix(_BOM) if self.offset == size else line
 
     def _take_odd(self, line: bytes) -> tuple[bytes, int]:
-        """Returns the next line and its size. `line`: what was read of it, without a newline."""
+        """Returns the next line and its size. `line`: the part that was read, without a newline."""
         size = len(line)
         while size > RECORD_MAX and line[-1:] != b"\n" and (line := self._data.readline(_BUFFER)):
             size += len(line)
@@ -238,7 +238,7 @@ class TextRecords(OpenRecords):
         self._records = self._read(start)
 
     def size_at(self, offset: int) -> int:
-        """See OpenRecords. For a compressed file, one buffer more is known; for any file, all if its end mattered."""
+        """See OpenRecords. For a compressed file, one more buffer is known; if the end of a file mattered, all is."""
         if self._is_damaged:
             return os.fstat(self.file.fileno()).st_size
         return offset if self.can_seek and not self.is_final else self.file.tell()
@@ -260,7 +260,7 @@ class TextRecords(OpenRecords):
                 rows = record.rows
                 yield record
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            if isinstance(error, EOFError) and not self._lines.is_complete:  # it is being written
+            if isinstance(error, EOFError) and not self._lines.is_complete:  # the file is being written
                 self.awaited = f"what follows: {error}"
                 return
             self.is_final = self._is_damaged = True
@@ -269,7 +269,7 @@ class TextRecords(OpenRecords):
             yield FileRecord(rows + 1, rows + 1, self._lines.offset + 1, _bad_input(reason))
 
     def _begin(self) -> FileRecord | None:
-        """Reads what is before the records; returns it as a record if it cannot be read."""
+        """Reads the part before the records; returns it as a record if it cannot be read."""
         return None
 
     def _split(self) -> Iterator[FileRecord]:
@@ -339,7 +339,7 @@ class CsvRecords(TextRecords):
         names = self._fields(header.data)
         if isinstance(names, BadInput):
             self._names = _bad_input(f"the header of its file cannot be read: {names.error}")
-            return header  # with other line ends, the header may have the rows in it: then no row follows
+            return header  # with other line ends, the header may contain all rows: then none follows
         if (double := _first_double(names)) is not None:
             self._names = _bad_input(f"the header of its file names {double!r} twice")
         else:
@@ -460,12 +460,12 @@ class ParquetRecords(OpenRecords):
             self._broken = dict.fromkeys(groups, (1, _bad_input(reason)))
 
     def _refuse_all(self, start: FilePosition, reason: str) -> None:
-        """Makes one bad record of the whole file."""
+        """Makes the whole file one bad record."""
         self._begins, self._broken[0] = [0, 1], (1, _bad_input(reason))
         self._records = self._number(start.rows)
 
     def _number(self, rows: int) -> Iterator[FileRecord]:
-        """Yields the records after this many rows; of the rows that a row group turns out to lack, the first one."""
+        """Yields the records after this many rows, but only the first of the rows that a row group is found to lack."""
         for group, (begin, end) in enumerate(pairwise(self._begins)):
             for number in range(max(begin, rows) + 1, end + 1):
                 if number > self._short.get(group, number):
@@ -481,14 +481,14 @@ class ParquetRecords(OpenRecords):
         return self._row_bytes
 
     def take(self, rows: int, limit: int, is_over: Callable[[], bool]) -> list[FileRecord]:
-        """See OpenRecords: at most the rows that are decoded at the same time as the first one."""
+        """See OpenRecords: returns at most the rows that are decoded together with the first one."""
         if rows < self._begins[-1]:
             self.decode(rows + 1)
         decoded = self._first + len(self._values) - rows - 1
         return super().take(rows, min(limit, decoded) if decoded > 0 else limit, is_over)
 
     def size_at(self, _: int) -> int:
-        """See OpenRecords: all bytes are known, as the last ones are an index of the file."""
+        """See OpenRecords: all bytes are known, because the last ones are an index of the file."""
         return os.fstat(self.file.fileno()).st_size
 
     def decode(self, data: Any) -> Any:
@@ -510,7 +510,7 @@ class ParquetRecords(OpenRecords):
         return self._values[number - self._first]
 
     def _go_to(self, group: int, number: int) -> None:
-        """Reads the batch with a row."""
+        """Reads the batch that has a row."""
         self._first += len(self._values)
         self._values = []
         if group != self._group or number < self._first:
@@ -530,7 +530,7 @@ class ParquetRecords(OpenRecords):
 
         for batch in batches:
             if any(map(pa.types.is_dictionary, batch.schema.types)):
-                batch.validate(full=True)  # its indexes may be of no value
+                batch.validate(full=True)  # its indexes may point at no value
                 columns = [each.dictionary_decode() if hasattr(each, "dictionary") else each for each in batch.columns]
                 batch = pa.RecordBatch.from_arrays(columns, names=batch.schema.names)  # noqa: PLW2901
             self._row_bytes = batch.nbytes // max(len(batch), 1)
@@ -540,7 +540,7 @@ class ParquetRecords(OpenRecords):
     def _to_values(self, batch: pa.RecordBatch) -> list[Any]:
         schema = _in_microseconds(batch.schema)
         try:
-            batch.validate(full=True)  # otherwise a time beyond its day would become one within it
+            batch.validate(full=True)  # otherwise a time after the end of its day would become one within the day
             return [*batch.cast(schema).to_pylist()]
         except self._errors:
             # a slice of a list has the values of the other rows, which are cast as well
@@ -557,7 +557,7 @@ class ParquetRecords(OpenRecords):
 def _in_microseconds(schema: pa.Schema) -> pa.Schema:
     """Returns a schema with microseconds instead of nanoseconds, which Python's times cannot hold.
 
-    Otherwise a timestamp would keep its nanoseconds only if pandas is installed, whose types pyarrow then uses.
+    Otherwise a timestamp would keep its nanoseconds only if pandas is installed, because pyarrow then uses its types.
     """
     import pyarrow as pa  # noqa: PLC0415 an extra
 
@@ -603,5 +603,5 @@ def _raise_outage(error: Exception) -> None:
 
 
 def _first_double(names: Sequence[str]) -> str | None:
-    """Returns the first name that occurs twice; None if none does."""
+    """Returns the first name that occurs more than once; None if none does."""
     return next((name for number, name in enumerate(names) if name in names[:number]), None)

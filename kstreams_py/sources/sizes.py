@@ -9,7 +9,7 @@ READ_BYTES: Final = 4 * 2**20
 
 
 def weigh(data: Any) -> int:
-    """Returns the bytes of texts and binary data: of one, or of those in a list, or in the values of a dict."""
+    """Returns the bytes of texts and binary data: of a single one, or of all in a list or in the values of a dict."""
     if isinstance(data, str | bytes):
         return len(data)
     parts = data.values() if isinstance(data, dict) else data if isinstance(data, list) else ()

@@ -122,7 +122,7 @@ class _TableRows(ClaimedInputs):
     ) -> tuple[list[tuple[Any, ...]], Any, bool]:
         """Looks at the next rows after a key.
 
-        Returns up to `limit` unclaimed keys, the last key looked at, and whether it is the table's last.
+        Returns up to `limit` unclaimed rows, the last key looked at, and whether it is the table's last key.
         """
         key = self._key
         since, began = ("", ()) if after is None else (f"WHERE {key} > {_place_of(after)}", (_bound(after),))
@@ -138,7 +138,7 @@ class _TableRows(ClaimedInputs):
     def _select(
         self, connection: sqlite3.Connection, reader: str, limit: int, after: Any, until: tuple[Any] | None
     ) -> list[tuple[Any, ...]]:
-        """Returns up to `limit` rows that no worker has claimed: their keys, and their columns."""
+        """Returns up to `limit` rows that no worker has claimed, each with its key and its columns."""
         column, key = f"t.{quoted(self._source.key)}", f"t.{self._key}"
         since, began = ("", ()) if after is None else (f"AND {key} > {_place_of(after)}", (_bound(after),))
         to, ended = ("", ()) if until is None else (f"AND {key} <= {_place_of(until[0])}", (_bound(until[0]),))
@@ -183,17 +183,17 @@ class _TableRows(ClaimedInputs):
         for index in connection.execute(unique, (self._source.table,)).fetchall():
             parts = connection.execute("SELECT name, coll FROM pragma_index_xinfo(?) WHERE key", index).fetchall()
             if [name for name, _ in parts] == [self._source.key]:
-                # the column's own collation may take two keys of the index for one
+                # the column's own collation may treat two keys of the index as equal
                 self._key = f"{quoted(self._source.key)} COLLATE {quoted(parts[0][1])}"
                 return True
         return False
 
 
 def _place_of(key: Any) -> str:
-    """Returns the place of a key in a statement."""
+    """Returns the placeholder of a key in a statement."""
     return "CAST(? AS TEXT)" if is_no_text(key) else "?"
 
 
 def _bound(key: Any) -> Any:
-    """Returns the parameter for the place of a key."""
+    """Returns the parameter for the placeholder of a key."""
     return bytes_of(key) if is_no_text(key) else key

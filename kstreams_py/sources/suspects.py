@@ -30,25 +30,25 @@ DELETED: Final = "it was deleted before it was processed"
 
 
 TURN_MAX: Final = 600.0
-"""The longest turn of suspects, in seconds. Their source may rest as long, although the service is back."""
+"""The longest turn of suspects, in seconds. Their source may then rest for as long, even if the service is back."""
 
 
 class SuspectTurns:
     """The turns of a reader's suspects: how long they may keep other readers waiting, and then rest for as long.
 
     Suspects may never end: a function may be called again for as long as a service is away. Each turn is twice as long
-    as the one before, so that suspects that need a long time end, too. The turns of other readers prolong the rest, for
-    there may be readers without suspects, which wait for all of them.
+    as the one before, so that suspects that need a long time end, too. The turns of other readers prolong the rest,
+    because there may be readers without suspects, which wait for all of them.
     """
 
     def __init__(self, seconds: float) -> None:
-        """`seconds`: the length of the first turn."""
+        """Begins without a turn. `seconds`: the length of the first one."""
         self._seconds = seconds
         self._rest = 0.0
         self._noted_at = float("-inf")
 
     def is_over(self, since: float, now: float) -> bool:
-        """Whether a turn is over. `since`: when its suspects were read."""
+        """Returns whether a turn is over. `since`: when its suspects were read."""
         return now >= since + self._seconds
 
     def end(self) -> None:
@@ -73,7 +73,7 @@ class Choice(NamedTuple, Generic[KeyT]):
 
     - `read`: those to read now.
     - `refused`: those not to be read again.
-    - `are_suspects`: whether nothing else may be read beside those to read.
+    - `are_suspects`: whether nothing else may be read beside the inputs in `read`.
     - `left`: whether others must wait until nothing is under way.
     """
 
@@ -84,7 +84,7 @@ class Choice(NamedTuple, Generic[KeyT]):
 
 
 def has_suspects(deaths: Iterable[int]) -> bool:
-    """Returns whether any input is a suspect, by the deaths of each. Nothing else is read beside suspects."""
+    """Returns whether any input is a suspect, judging by its deaths. Nothing else is read beside suspects."""
     return any(count >= SUSPECTED for count in deaths)
 
 

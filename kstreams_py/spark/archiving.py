@@ -1,4 +1,4 @@
-"""Writes the archive of Spark's classes by running pipelines once, in a process whose JVM writes it at its end."""
+"""Writes the archive of Spark's classes by running pipelines once, in a process whose JVM writes it when it exits."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ARCHIVE_SECONDS: Final = 300.0
 
 _TOPIC: Final = "records"
 _RUNS: Final = 2
-"""The second run of a table reads the first."""
+"""The runs of each pipeline: the second run reads the table that the first one wrote."""
 
 _PROGRAM: Final = "kstreams_py.spark.archiving"
 

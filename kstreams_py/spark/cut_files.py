@@ -14,7 +14,7 @@ def write_cut(cut: Cut, path: Path | str) -> None:
     part = path.with_name(f"{path.name}.part")
     try:
         part.write_text(cut.encode() + "\n", encoding="utf-8")
-        part.replace(path)  # a reader meanwhile finds the old file or the new one
+        part.replace(path)  # a reader always finds the old file or the new one
     except OSError as error:
         raise UserMistake(f"{path}: the cut cannot be written: {error.strerror}") from None
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def is_inside(cut: Cut, topic: str) -> Column:
-    """Whether a record of the topic is inside the cut; never null."""
+    """Returns whether a record of the topic is inside the cut; never null."""
     spans, limits = cut.topic(topic).partitions, cut.limits(topic)
     is_below_end = sf.col("offset") < _by_partition([each.end for each in spans])
     if not limits:
@@ -26,7 +26,7 @@ def is_inside(cut: Cut, topic: str) -> Column:
     known = sf.create_map(*(sf.lit(part) for pair in limits.items() for part in pair))
 
     def is_before(place: Column) -> Column:
-        """Whether the step at this place is inside; null if the place belongs to no writer."""
+        """Returns whether the step at this place is inside; null if the place belongs to no writer."""
         return sf.substring(place, 9, 8) < sf.try_element_at(known, sf.substring(place, 1, 8))
 
     # the hash first: a processor of an older release passes on the place of the step before its own

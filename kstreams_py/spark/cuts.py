@@ -87,7 +87,7 @@ class Cut:
         return self.topics[name]
 
     def is_settled(self, name: str) -> bool:
-        """Whether no transaction was open on the topic, so that offsets alone decide what is inside."""
+        """Returns whether no transaction was open on the topic, so that only offsets decide what is inside."""
         return all(each.settled == each.end for each in self.topic(name).partitions)
 
     def limits(self, name: str) -> dict[bytes, bytes]:
@@ -104,7 +104,7 @@ class Cut:
         }
 
     def spans(self, name: str, after: Cut | None) -> tuple[Span, ...]:
-        """Returns the range of each partition, from `start` to `end`, with the records of this cut and not of `after`.
+        """Returns the range of each partition, from `start` to `end`, with the records of this cut but not of `after`.
 
         Raises SettingsError if a topic is missing, or `after` is not an earlier cut of the same topic.
         """

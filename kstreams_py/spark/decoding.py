@@ -116,7 +116,7 @@ def decode(
 
 
 def _is_whole(found: Column, reader: Any) -> Column:
-    """Whether a value that from_avro returned covers all bytes, and its text is in UTF-8."""
+    """Returns whether a value from from_avro covers all bytes, and its text is in UTF-8."""
     is_whole = found[_END].eqNullSafe(sf.lit(_END_NUMBER))
     schema, names = parse(reader, "the schema")
     if not _is_record(reader):
@@ -129,7 +129,7 @@ def _is_whole(found: Column, reader: Any) -> Column:
 
 
 def _is_text(column: Column, schema: Any, names: Names) -> Column | None:
-    """Whether all text in a column is in UTF-8, which from_avro does not check; None if it has no text."""
+    """Returns whether all text in a column is in UTF-8, which from_avro does not check; None if it has no text."""
     schema = names.get(schema, schema) if isinstance(schema, str) else schema
     found: list[Column | None] = []
     match kind_of(schema, names):
@@ -199,7 +199,7 @@ def _is_record(schema: Any) -> bool:
 def _ended(schema: Any, *, wrapped: bool) -> str:
     """Returns the text of a schema whose records end with the field _END.
 
-    The records are the schema's own, or, if `wrapped`, records around its values.
+    - `wrapped`: the records wrap the values of the schema; otherwise they are its own records.
     """
     whole = _wrap(schema) if wrapped else schema
     return json.dumps({**whole, "fields": [*whole["fields"], {"name": _END, "type": "long"}]})
@@ -275,7 +275,7 @@ def _writers(serde: Avro, registry: Registry | None, subject: str) -> dict[int, 
         for schema_id in followed_ids(registry, subject, serde.name):
             try:
                 found[schema_id] = registry.schema(schema_id)
-            except LookupError:  # its records then do not decode, and the reason names the remedy
+            except LookupError:  # records with this schema then do not decode, and the reason names the remedy
                 continue
             except SchemaError as error:
                 found[schema_id] = str(error)

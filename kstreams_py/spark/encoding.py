@@ -42,7 +42,7 @@ class Encoder:
     """
 
     def __init__(self, what: str, topic: Topic, registry: Registry, key: str | None) -> None:
-        """`what`: names the rows in messages. `key`: the column of the key, None for `key` if the rows have it."""
+        """`what`: names the rows in messages. `key`: the column of the key; None for `key`, if the rows have it."""
         check_serdes(topic)
         self._what, self._topic, self._registry, self._key = what, topic, registry, key
 

@@ -55,9 +55,9 @@ def json_columns(df: DataFrame, schema: StructType | str | None = None) -> DataF
 
 
 def sampled_schema(df: DataFrame, records: int = SAMPLED) -> StructType:
-    """Returns the fields of a view's JSON values, as its first `records` have them, in order of name.
+    """Returns the fields of the JSON values in the first `records` of a view, in order of name.
 
-    Raises SchemaError for a stream, without any record, and if a value is not a JSON object.
+    Raises SchemaError for a stream, for a view without records, and if a value is not a JSON object.
     """
     if df.isStreaming:
         raise SchemaError("a stream cannot be sampled: give json_columns() a schema, such as sampled_schema(view(...))")

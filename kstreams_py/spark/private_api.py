@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 TESTED: Final = "4.0"
-"""The release of PySpark that has all of these."""
+"""The release of PySpark that has all these parts."""
 
 
 def require(spark: SparkSession) -> None:
-    """Looks for what a run of a pipeline uses. Raises MissingSoftware if PySpark, or a Spark Connect session, lacks it.
+    """Raises MissingSoftware if PySpark, or a Spark Connect session, lacks a part that a run of a pipeline uses.
 
-    What a batch of a stream uses exists only in a batch, and is not checked.
+    The parts that a batch of a stream uses exist only in a batch, and are not checked.
     """
     if "connect" in type(spark).__module__:
         raise MissingSoftware("pipelines do not run in a session of Spark Connect: make it with spark.session()")

@@ -113,7 +113,7 @@ def options(
 
 
 def assigned(found: ReaderOptions, topic_name: str, partitions: Collection[int]) -> ReaderOptions:
-    """Returns the options for only these partitions: Spark refuses offsets if a topic has got more partitions."""
+    """Returns the options for only these partitions: Spark refuses offsets if a topic has gained partitions."""
     others = {name: value for name, value in found.items() if name != "subscribe"}
     return ReaderOptions({**others, "assign": json.dumps({topic_name: sorted(partitions)})})
 

@@ -1,7 +1,7 @@
 """A table of Delta Lake as the table of a pipeline: a run is stored as metadata of the commit that has its rows.
 
 Each write has the number of its run (Delta's idempotent writes, `txnAppId` and `txnVersion`). If that number was
-committed meanwhile, Delta refuses the write or leaves it out: of two simultaneous runs one is published.
+committed meanwhile, Delta refuses the write or leaves it out: only one of two simultaneous runs is published.
 https://docs.delta.io/latest/delta-batch.html#idempotent-table-writes-in-foreachbatch
 """
 
@@ -120,9 +120,10 @@ class DeltaLakeTable:
         return open_path(spark, f"{self._path}/{name}")
 
     def _has_log(self, spark: SparkSession) -> bool:
-        """Whether there is a table; isDeltaTable() would return False if the last read of the log had failed.
+        """Returns whether there is a table; isDeltaTable() would return False if the last read of the log had failed.
 
-        A first run that died before its commit leaves an empty log, and files of rows.
+        A first run that died before its commit leaves an empty log, and files of rows. Raises SettingsError for a table
+        whose log was removed.
         """
         files, log = self._files(spark, "_delta_log")
         is_there = files.exists(log)
@@ -136,7 +137,7 @@ class DeltaLakeTable:
         return False
 
     def _any(self, spark: SparkSession, names: str) -> bool:
-        """Whether there are files with such names."""
+        """Returns whether there are files with such names."""
         files, pattern = open_path(spark, f"{self._literally}/{names}")
         return len(files.globStatus(pattern) or ()) > 0
 
@@ -176,7 +177,7 @@ class DeltaLakeTable:
             if not self._has_log(spark):
                 return None, []
             table = self._tables.forPath(spark, self._path)
-            for limit in (_NEWEST, None):  # the commit of each run has all runs so far
+            for limit in (_NEWEST, None):  # the commit of each run contains all runs so far
                 history = table.history() if limit is None else table.history(limit)
                 commits = history.select("version", "operation", "userMetadata").collect()
                 published, others = _newest(commits)
@@ -231,7 +232,7 @@ def _newest(commits: Sequence[Row]) -> tuple[Published | None, list[Row]]:
     """Returns the newest commit of a pipeline and others' commits since; without one, all that may change rows."""
     others: list[Row] = []
     for commit in commits:
-        if commit.operation in _HARMLESS:  # an automatic one after a run has the run's metadata
+        if commit.operation in _HARMLESS:  # an automatic operation after a run has the run's metadata
             continue
         with suppress(ValueError):
             return decode_published(json.loads(commit.userMetadata or "")), others

@@ -48,10 +48,10 @@ def check_inputs(graph: Graph, pipelines: Sequence[Pipeline], settings: Settings
 def run_all(
     pipelines: Sequence[Pipeline], graph: Graph, session: Any, settings: Settings, show: Show, given: Cut | None
 ) -> None:
-    """Runs each pipeline once, a stream until it has read all records that existed at its start.
+    """Runs each pipeline once; a stream runs until it has read all records that existed at its start.
 
-    Raises SettingsError for a cut with a stream, MissingSoftware for a PySpark without what a run needs, and the errors
-    of `run_once` and `Streaming`.
+    Raises SettingsError for a cut with a stream, MissingSoftware for a PySpark that lacks a part that runs need, and
+    the errors of `run_once` and `Streaming`.
     """
     if given is not None and (stream := next((each for each in pipelines if each.checkpoint is not None), None)):
         raise SettingsError(f"{stream} is a stream, and runs at no cut: name the other pipelines")
@@ -78,7 +78,7 @@ def follow_all(
     show: Show,
     is_stopped: Callable[[], bool],
 ) -> None:
-    """Runs pipelines at their intervals until they are stopped, or one has failed.
+    """Runs pipelines at their intervals until they are stopped or one of them fails.
 
     A stop waits for the run or batch that is being stored. While no broker answers, pipelines are retried at their
     intervals, each time with a warning.
@@ -116,16 +116,16 @@ def follow_all(
 
 
 class _FollowedStream:
-    """Starts a stream again that Spark has ended because brokers did not answer."""
+    """A stream that is started again when Spark has ended it because brokers did not answer."""
 
     def __init__(self, pipeline: Pipeline, open_stream: Callable[[], Streaming]) -> None:
-        """Starts it. Raises what `open_stream` raises."""
+        """Starts the stream. Raises the errors of `open_stream`."""
         self._pipeline, self._open = pipeline, open_stream
         self._stream: Streaming | None = open_stream()
         self._due = 0.0
 
     def is_running(self) -> bool:
-        """Whether it runs, or will be started again. Raises the error with which it has failed."""
+        """Returns whether the stream runs, or will be started again. Raises the error with which it has failed."""
         try:
             if self._stream is None and time.monotonic() > self._due:
                 self._stream = self._open()
@@ -141,12 +141,12 @@ class _FollowedStream:
         return False
 
     def stop(self) -> None:
-        """Stops it after the batch that is being stored."""
+        """Stops the stream after the batch that is being stored."""
         if self._stream is not None:
             self._stream.stop()
 
     def join(self) -> None:
-        """Waits for its end. Raises the error with which it has failed, unless brokers did not answer."""
+        """Waits for the end of the stream. Raises the error with which it failed, unless brokers did not answer."""
         if self._stream is not None:
             try:
                 self._stream.join()
@@ -156,7 +156,7 @@ class _FollowedStream:
 
 
 def _may_return(error: Exception) -> bool:
-    """Whether another attempt may succeed without intervention."""
+    """Returns whether another attempt may succeed without intervention."""
     return not isinstance(error, BrokerUnavailable | SinkUnavailable) or error.may_return
 
 

@@ -43,11 +43,11 @@ _UNANSWERED: Final = re.compile(
 _CHANGED: Final = (
     (r"STATE_STORE_\w*(?:SCHEMA|ROW_FORMAT|TYPE_CHANGE)", "the state has other columns: restore the function, declare"),
     ("STREAMING_STATEFUL_OPERATOR_NOT_MATCH", "it has other stateful operations: restore it, declare"),
-    # Spark has begun a state in the checkpoint, so that the previous function does not fit either
+    # Spark has begun a state in the checkpoint, so that the previous function no longer fits either
     (r"/state/\d+/\d+/\S+ does not exist|CANNOT_LOAD_STATE", "it keeps a state now, which Spark has begun: declare"),
     ("sources in the checkpoint offsets", "it reads another number of topics: restore it, declare"),
 )
-"""By Spark's error: how a stream's function differs from its checkpoint's, and how the remedy begins."""
+"""By Spark's error: how a stream's function differs from that in its checkpoint, and how the remedy begins."""
 
 UNTAKEN: Final = re.compile(r"UNSUPPORTED_DATA_TYPE|EMPTY_SCHEMA_NOT_SUPPORTED|COLUMN_CONTAINS_NULL_TYPE|empty group")
 """Texts in a target's errors for columns whose types it lacks."""
@@ -106,7 +106,7 @@ def column(name: str) -> Column:
 
 
 def compute(rows: Rows) -> Rows:
-    """Computes the rows once, and returns them as they are on the disks of Spark's processes.
+    """Computes the rows once, and returns them as they are stored on the disks of Spark's processes.
 
     If a process dies, the next job fails: computing its rows again may give other rows in other partitions.
     """

@@ -27,7 +27,7 @@ def history_page(graph: str, histories: Iterable[tuple[Pipeline, Published | Non
     """Returns the page as HTML, which needs no other file and no network.
 
     - `graph`: the name of the graph.
-    - `histories`: the published state of each pipeline; None without any run.
+    - `histories`: each pipeline with its published state; None without any run.
     - `now`: seconds since 1970.
     """
     sections = (_section(number, *each) for number, each in enumerate(histories))
@@ -69,7 +69,7 @@ def _plan(run: PipelineRun) -> str:
 
 
 def _cuts(runs: Sequence[PipelineRun]) -> str:
-    """Returns the offsets at which each run has ended."""
+    """Returns the offsets at which each run ended."""
     lines = (f"run {run.number}\n" + "".join(f"  {line}\n" for line in describe_cut(run.cut)) for run in reversed(runs))
     return f"<details><summary>the cut of each run</summary><pre>{escape(''.join(lines))}</pre></details>"
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 TASK_OFFSETS: Final = 100_000
-"""Up to this many offsets per concurrent task, a topic is read by no more tasks than run concurrently."""
+"""A topic with at most this many offsets per concurrent task is read by no more tasks than run concurrently."""
 
 _RECORDS, _MALFORMED = "records", "malformed"
 
@@ -59,7 +59,7 @@ class Inputs:
         """The ids of the writers' schemas that the streams know."""
 
     def read(self, spark: SparkSession, start: Cut | None, end: Cut) -> list[DataFrame]:
-        """Returns a DataFrame of each topic: the records in a cut and not in an earlier one. Raises as view() does."""
+        """Returns a DataFrame of each topic: the records in a cut but not in an earlier one. Raises as view() does."""
         return [self._read(spark, topic, start, end) for topic in self._pipeline.inputs]
 
     def _read(self, spark: SparkSession, topic: Topic, start: Cut | None, end: Cut) -> DataFrame:
@@ -75,7 +75,7 @@ class Inputs:
 
     def stream(self, spark: SparkSession) -> list[DataFrame]:
         """Returns a stream of each topic. Raises as stream() does."""
-        self._schemas = self._read_ids()  # first: if the streams know more ids, that does no harm
+        self._schemas = self._read_ids()  # before the streams: they may know more ids, which does no harm
         return [
             stream(
                 spark, topic, registry=self._registry, settings=self._settings,
@@ -85,7 +85,7 @@ class Inputs:
         ]  # fmt: skip
 
     def has_new_schemas(self) -> bool:
-        """Whether a writer has registered a schema that the streams do not know: its records would be left out."""
+        """Returns whether a writer has registered a schema unknown to the streams: its records would be left out."""
         return not self._read_ids() <= self._schemas
 
     def _read_ids(self) -> set[int]:
@@ -100,7 +100,7 @@ class Inputs:
     def begin_counting(self, rows: DataFrame) -> Callable[[], Counts]:
         """Begins to count before the job that makes these rows; returns a function that waits for the counts after it.
 
-        Jobs that the function itself has run, such as to sample a schema, do not count.
+        Jobs that the function itself runs, for example to sample a schema, do not count.
         """
         plan = private_api.optimized_plan(rows)
         used = {name: parent for name, parent in self._decoded.items() if f"CollectMetrics {name}, " in plan}

@@ -108,7 +108,7 @@ class KafkaTable:
 
     def publish(self, rows: DataFrame, previous: Published | None, finish: Callable[[int], Published]) -> Published:
         """Makes the records, then writes them and the result of `finish` for their count in one transaction."""
-        made = compute(rows)  # not while a transaction is open
+        made = compute(rows)  # before the transaction: it may take long
         records = Encoder(str(self._pipeline), self._topic, self._registry, self._key).encode(made)
         count = made.count()
         if self._pipeline.mode is Mode.UPSERT:
@@ -170,7 +170,7 @@ class KafkaTable:
             self._attempt(delete)
 
     def close(self) -> None:
-        """Ends the clients."""
+        """Closes the clients."""
         self._cluster.close()
 
     def _partitions(self) -> list[TopicPartition]:
@@ -212,7 +212,7 @@ class KafkaTable:
             )
         if content is None:
             return None
-        if content.get(_TOPIC_ID, topic_id := self._topic_id()) != topic_id:  # an older release did not store it
+        if content.get(_TOPIC_ID, topic_id := self._topic_id()) != topic_id:  # older releases did not store the id
             raise SettingsError(
                 f"{self._pipeline}: topic {self._topic} was deleted and created again since its last run, whose "
                 f"records are gone: `{show_reset(self._pipeline)}` lets it begin again"
@@ -294,7 +294,7 @@ class KafkaTable:
             with closing(self._cluster.consumer(self._pipeline.owner, self._runs.topic)) as group:
                 producer.send_offsets({self._runs: next_run}, group)
         except BaseException:
-            with suppress(ClientError):  # otherwise readers would wait for its time-out
+            with suppress(ClientError):  # otherwise readers would wait for the transaction's time-out
                 producer.abort_transaction()
             raise
         producer.commit_transaction()

@@ -101,7 +101,7 @@ class ParquetTable:
             self._remove_checkpoint()
 
     def _remove_checkpoint(self) -> None:
-        """Removes the whole checkpoint: Spark would use the rest of one, such as the state of other batches."""
+        """Removes the whole checkpoint: Spark would use any part that is left, such as the state of other batches."""
         with suppress(FileNotFoundError):
             removed = self._directory.data / f"checkpoint-{uuid.uuid4().hex}"
             (self._directory.path / CHECKPOINT).rename(removed)
@@ -121,7 +121,7 @@ class ParquetTable:
         return files
 
     def _check(self, files: Sequence[DataFile]) -> None:
-        """Raises SettingsError for a file that is not the published one; without a digest, only its rows count."""
+        """Raises SettingsError for a file that is not the published one; without a digest, only rows are counted."""
         for file in files:
             path = self._directory.data / file.name
             is_published = path.is_file() and (

@@ -53,7 +53,7 @@ class BatchPlace(NamedTuple):
         return float(json.loads(self.entry.splitlines()[1])["batchTimestampMs"]) / 1000
 
     def count_offsets(self, before: BatchPlace | None) -> int:
-        """Returns the number of offsets between two batches; from 0 without an earlier batch."""
+        """Returns the number of offsets between two batches; without an earlier batch, from offset 0."""
         return sum(self.all_ends()) - (sum(before.all_ends()) if before is not None else 0)
 
     def ends(self, topic: str) -> dict[int, int]:
@@ -62,7 +62,7 @@ class BatchPlace(NamedTuple):
         return {int(partition): offset for partition, offset in found.items()}
 
     def starts(self, topic: str, following: BatchPlace) -> dict[int, int]:
-        """Returns where the following batch begins; new partitions begin at their first record."""
+        """Returns the offsets at which the following batch begins; new partitions begin at their first record."""
         return dict.fromkeys(following.ends(topic), EARLIEST) | self.ends(topic)
 
     def all_ends(self) -> list[int]:

@@ -67,7 +67,7 @@ _LINES: Final = 2_000
 """The number of rows that are passed on at a time."""
 
 CONNECT_SECONDS: Final = 30
-"""The longest time in seconds until the server accepts a connection; a run has no open Kafka transaction meanwhile."""
+"""The longest time in seconds until the server accepts a connection; no Kafka transaction of the run is open then."""
 
 
 class PostgreSQLTable:
@@ -97,7 +97,7 @@ class PostgreSQLTable:
     def publish(self, rows: DataFrame, previous: Published | None, finish: Callable[[int], Published]) -> Published:
         """Copies the rows into a temporary table, then moves them and stores the run, all in one transaction."""
         types = self._sql_types(columns_of(rows))
-        rows = compute(rows)  # not while a transaction is open
+        rows = compute(rows)  # before the transaction: it may take long
         names = ", ".join(map(_quote, types))
         with self._connected() as connection:
             columns = ", ".join(f"{_quote(name)} {kind}" for name, kind in types.items())

@@ -30,7 +30,7 @@ POLL_SECONDS: Final = 0.2
 
 
 def choose_pipelines(graph: Graph, names: Sequence[str]) -> tuple[Pipeline, ...]:
-    """Returns the pipelines of these names; all if there are no names. Raises SettingsError for an unknown name."""
+    """Returns the pipelines with these names; all if there are no names. Raises SettingsError for an unknown name."""
     known = {pipeline.id: pipeline for pipeline in graph.pipelines}
     if not known:
         raise SettingsError(f"graph {graph.name!r} has no pipelines: declare one with @graph.pipeline")
@@ -129,7 +129,7 @@ def _named(pipeline: Pipeline) -> Iterator[None]:
 
 
 def _count_offsets(pipeline: Pipeline, new: Cut, after: Cut | None) -> int:
-    """Returns the number of offsets that are in the new cut and not in the earlier one."""
+    """Returns the number of offsets that are in the new cut but not in the earlier one."""
     with _named(pipeline):
         return sum(new.count(topic.name, after) for topic in pipeline.inputs)
 

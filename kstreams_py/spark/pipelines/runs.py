@@ -14,7 +14,7 @@ KEPT_RUNS: Final = 50
 """The number of runs that a target keeps."""
 
 SECONDS_MAX: Final = 2**37
-"""The range of seconds since 1970 for which a calendar has a date."""
+"""Times as far as this from 1970, in seconds, are refused: they may have no date in a calendar."""
 
 _UNTYPED: Final = re.compile(r"(?:^|[<:,])void(?:[>,]|$)")
 """Spark's type of a literal NULL, also as a part of another type."""
@@ -24,9 +24,9 @@ class PipelineRun(NamedTuple):
     """A published run.
 
     - `cut`: the text of its cut.
-    - `offsets`: the number of offsets that it has read: records, and the markers and aborted records between them.
+    - `offsets`: the number of offsets that it read: records, and the markers and aborted records between them.
     - `rows`: the number of rows that the function returned.
-    - `ended`: in seconds since 1970.
+    - `ended`: when it ended, in seconds since 1970.
     - `seconds`: the time from the beginning of the cut until the rows were staged.
     - `lag`: the longest time that a new record may have waited for the run, in seconds: from the previous cut until the
       rows were staged. None for a first run, and if the time of that cut is not known.
@@ -107,7 +107,7 @@ def _is_count(value: object) -> bool:
 
 
 class PipelineTarget(Protocol):
-    """A pipeline's table. Every method raises SinkUnavailable, for a topic BrokerUnavailable, if it cannot be used now.
+    """A pipeline's table. Every method raises SinkUnavailable (a topic: BrokerUnavailable) if it cannot be used now.
 
     Rows and published state are stored in one atomic step: others see a target with the rows and the state of one run.
     """

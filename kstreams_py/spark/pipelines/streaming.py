@@ -2,8 +2,8 @@
 
 Spark keeps the state of a stream and the offsets of its next batch in a checkpoint, and runs the last batch again after
 a crash. So the target also has the checkpoint's entry for its last batch. A batch that the target has is left out, and
-a checkpoint that does not continue its last batch is refused. On a local disk, which Spark does not sync, the entry may
-be lost; then the batch with the same number has other offsets.
+a checkpoint that does not continue the target's last batch is refused. On a local disk, which Spark does not sync, the
+entry may be lost; then the batch with the same number has other offsets.
 
 A query decodes by the writers' schemas that it knew at its start. If a batch has records that do not decode and a new
 schema was registered, the query is started again before the batch is stored.
@@ -55,7 +55,7 @@ class Streaming:
         - `stored`: gets each published run, in Spark's thread.
         - `follows`: runs at the pipeline's interval until it is stopped; otherwise until all existing records are read.
 
-        Raises GraphError for a function that does not fit, SettingsError for a target that does not take the rows.
+        Raises GraphError for a function that does not fit, and SettingsError for a target that does not take the rows.
         """
         self._pipeline, self._session, self._settings = pipeline, session, settings
         self._stored = stored
@@ -97,17 +97,17 @@ class Streaming:
         return True
 
     def is_running(self) -> bool:
-        """Whether the stream has neither ended nor failed."""
+        """Returns whether the stream has neither ended nor failed."""
         return bool(self._query.isActive) or self._begin_again()
 
     def stop(self) -> None:
-        """Stops it after the batch that is being stored."""
+        """Stops the stream after the batch that is being stored."""
         with self._storing:
             self._stopped = True
         self._query.stop()
 
     def join(self) -> None:
-        """Waits for its end. Raises the error of a batch; otherwise raises as `run_once` does."""
+        """Waits for the end of the stream. Raises the error of a batch; otherwise raises as `run_once` does."""
         with reported(self._pipeline):
             while not self._has_ended():
                 pass
@@ -132,7 +132,7 @@ class Streaming:
         return self._pipeline.checkpoint
 
     def _store(self, rows: Any, batch: int) -> None:
-        """Stores a batch, unless the target has it."""
+        """Stores a batch, unless the target already has it."""
         self._known.wait()
         try:
             with self._storing:

@@ -28,7 +28,7 @@ OpenSession = Callable[[], Any]
 
 
 Open = Callable[[Pipeline, Any, Settings, OpenSession], PipelineTarget]
-"""Opens a target: takes the pipeline, its declared target, the settings of the cluster, and what opens the session."""
+"""Opens a target: takes the pipeline, its declared target, the cluster's settings, and the opener of a session."""
 
 TARGETS: Final[Mapping[type, Open]] = {
     Topic: lambda pipeline, topic, settings, _: KafkaTable(pipeline, topic, settings),
