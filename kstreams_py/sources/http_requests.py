@@ -204,7 +204,10 @@ class RequestInputs(Generic[WaiterT]):
         return True
 
     def find(self, key: str, hashed: bytes) -> RequestInput[WaiterT] | Reply | None:
-        """Returns the input under way with this key, or the answer if it has one already; None for a new key."""
+        """Returns the input under way with this key, or the answer to give at once; None for a new key.
+
+        A key that came with another body has an answer, too.
+        """
         if (known := self._by_key.get(key)) is not None:
             return known if known.hash == hashed else ANOTHER_BODY
         if (ended := self._ended.get(key)) is not None:

@@ -117,7 +117,7 @@ def observe(name: str, rows: Rows, parent: Rows) -> ObservedCounts:
     """Begins to observe the next job that makes these rows.
 
     - `name`: the name in a call `parent.observe(name, ...)` in their plan.
-    - `parent`: the DataFrame on which it was called.
+    - `parent`: the DataFrame on which `observe` was called.
 
     PySpark's Observation observes the first job, which may be one of the function's own.
     """
