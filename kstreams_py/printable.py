@@ -45,7 +45,7 @@ def _name(char: str) -> str:
 
 
 def show_error(error: BaseException) -> str:
-    """Returns the text of an error; of an integer of too many digits, without Python's advice to programmers."""
+    """Returns the text of an error; leaves out Python's advice to programmers on integers with too many digits."""
     return _DIGITS.sub(lambda found: f"it has an integer of more than {int(found[1]):,} digits", str(error))
 
 
@@ -66,7 +66,7 @@ def clean_line(line: bytes) -> bytes:
     pieces = _COLOUR.split(line.removesuffix(b"\r").decode(errors="backslashreplace"))
     pieces[::2] = [escape(piece, "\t") for piece in pieces[::2]]
     if len(pieces) > 1 and pieces[-2] != _PLAIN:
-        pieces.append(_PLAIN)  # or it would colour, or hide, what others print
+        pieces.append(_PLAIN)  # otherwise the line would colour, or hide, what others print
     return "".join(pieces).encode()
 
 
@@ -76,5 +76,5 @@ def count_of(count: int, thing: str) -> str:
 
 
 def count_are(count: int, thing: str) -> str:
-    """Returns the same with its verb: "1 input is", "2,000 inputs are"."""
+    """Returns a number with what it counts and a verb: "1 input is", "2,000 inputs are"."""
     return f"{count_of(count, thing)} {'is' if count == 1 else 'are'}"

@@ -1,7 +1,8 @@
 """An operator's decision on an object that is stopped, or whose events wait: a record of the events' topic.
 
-The consumer reads it between the object's events, and carries it out in the transaction that commits its offset: the
-decision is carried out once. The header CONTROL_HEADER names the consumer group that it is for; other groups ignore it.
+The consumer reads the record between the object's events, and carries the decision out in the transaction that commits
+the record's offset, so it is carried out once. The header CONTROL_HEADER names the consumer group that the decision is
+for; other groups ignore it.
 
 If the group has refused the event that a decision names, the record carries it: its value, its timestamp and its
 headers. Its place in the order is in CONTROL_HEADER instead, so other groups do not judge the event a second time.

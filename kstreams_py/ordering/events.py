@@ -48,7 +48,7 @@ class Change:
     - `data`: the object's new state; None leaves the state unchanged.
     - `events`: the main event, then the events of sub-objects.
 
-    Raises SettingsError for an empty name of the object, and for events that do not begin with the main event.
+    Raises SettingsError for an empty object name, and for events that do not begin with the main event.
     """
 
     object: str
@@ -63,7 +63,7 @@ class Change:
 
     @property
     def uuid(self) -> bytes:
-        """The uuid of its main event, which identifies the change."""
+        """The uuid of the main event, which identifies the change."""
         return self.events[0].uuid
 
 

@@ -16,8 +16,8 @@ from kstreams_py.ordering.sqlite import SQLiteStorage
 from kstreams_py.ordering.storage import Storage
 
 EVENT_MAX: Final = 1_000_000
-"""Bytes of the largest event that a topic takes, unless the topic has other settings. A larger one would end each
-ordering worker that sends it, and all other objects of that worker would wait.
+"""Size in bytes of the largest event that a topic takes, unless the topic has other settings. A larger one would end
+each ordering worker that sends it, and all other objects of that worker would wait.
 """
 
 SCHEMES = ("redis", "rediss", "unix")
@@ -49,7 +49,7 @@ class Ordering:
 
     - `store`: see open_storage().
     - `event`, `data`: the serdes of events, and of the states of objects.
-    - `event_max`: the bytes of the largest event that the topic takes, without those of its headers.
+    - `event_max`: the size in bytes of the largest event that the topic takes, not counting its headers.
     """
 
     def __init__(

@@ -95,7 +95,7 @@ def note_stop(store: TaskStore, name: bytes, stop: ObjectStop) -> None:
 
 
 def remove_stop(store: TaskStore, name: bytes) -> None:
-    """Removes the stop of an object that an operator lets go on."""
+    """Removes the stop of an object, which goes on by an operator's decision."""
     store.write(_STOP + name, None)
 
 
@@ -163,7 +163,7 @@ def _event(place: bytes, value: bytes, partition: int) -> HeldEvent:
 
 
 def _state(key: bytes, value: bytes) -> ObjectState:
-    """Raises DecodeError."""
+    """Decodes the state of an object. Raises DecodeError."""
     try:
         return decode_state(value)
     except DecodeError as error:
@@ -171,7 +171,7 @@ def _state(key: bytes, value: bytes) -> ObjectState:
 
 
 def _stop(key: bytes, value: bytes) -> ObjectStop:
-    """Raises DecodeError."""
+    """Decodes the stop of an object. Raises DecodeError."""
     try:
         match parse_json(value):
             case [str(why), offset, at] if is_offset(offset) and _is_time(at):

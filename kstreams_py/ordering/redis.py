@@ -137,7 +137,7 @@ class RedisStorage:
     """A Storage in Redis, with the keys of the algorithm's description, each with a prefix.
 
     Needs redis-py: `pip install 'kstreams_py[redis]'`. Each change is one script, and so are the steps of one lane in
-    one `run`. A script is one transaction, in the append-only file too. The server's `appendonly` and `appendfsync`
+    one `run`. A script is one transaction, also in the append-only file. The server's `appendonly` and `appendfsync`
     decide which of the newest steps are lost when it dies; a warning names these settings if they keep too little.
 
     - `url`: `redis://user:password@host:port/0`, `rediss://` or `unix://`; not a Redis Cluster.
@@ -303,7 +303,7 @@ class RedisStorage:
     # The server.
 
     def _evaluate(self, script: str, calls: Sequence[tuple[list[str], list[Any]]]) -> list[Any]:
-        """Runs a script once for each of these keys and arguments, in one request; returns the answers."""
+        """Runs a script once for each of these calls, in one request if the server knows it; returns the answers."""
         found: dict[int, Any] = {}
         digest = hashlib.sha1(script.encode(), usedforsecurity=False).hexdigest()
         with self._usable():
@@ -364,7 +364,7 @@ class RedisStorage:
 _NAMES: Final[dict[type, str]] = {
     each: each.__name__.lower() for each in (Find, Take, Own, Resume, Pop, Complete, Drop, Return, Begin)
 }
-"""The names of the functions in the script."""
+"""The name of each step's function in the script."""
 
 
 def _argument(step: Step) -> int:

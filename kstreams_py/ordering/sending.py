@@ -75,7 +75,7 @@ class KafkaSender:
                 return
 
     def _write(self, outputs: list[Output]) -> None:
-        """Queues outputs and removes them from the list. Waits until all that are queued are acknowledged."""
+        """Queues outputs and removes them from the list. Waits until all queued outputs are acknowledged."""
         if self._producer is None:
             self._producer = self._cluster.producer(IDEMPOTENT, self._name)
         self._producer.write(outputs)

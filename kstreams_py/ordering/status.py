@@ -29,7 +29,7 @@ class Standing:
         return any(map(self.blocked, self.workers))
 
     def describe(self) -> Iterator[str]:
-        """Yields lines of text."""
+        """Yields the status as lines of text."""
         if not self.objects:
             yield "no object has events"
         for each in self.objects:
@@ -45,7 +45,7 @@ class Standing:
                 )
 
     def as_fields(self) -> Iterator[dict[str, Any]]:
-        """Yields the same as JSON objects."""
+        """Yields the status as JSON objects."""
         for each in self.objects:
             yield {
                 "object": each.name,

@@ -3,14 +3,14 @@
 A *lane* is what the algorithm's description calls a worker: it holds one object at a time. A process has several lanes,
 so that one request can carry the steps of all lanes. The description's names (A2 to A9) are in brackets.
 
-- At a start, `Find` looks for the object that the lane held when its process ended; the lane goes on as after `Take`.
+- At a start, `Find` reads the object that the lane held when its process ended; the lane goes on as after `Take`.
 - `Take` [A2] moves the oldest token to the lane; `Own` [A3] takes the object unless another lane has it.
 - `Resume`, only after `Find`, reads the events that the lane had taken.
 - `Pop` [A4 to A6] takes the object's oldest events and gives them ids, or releases the object if there are none.
 - The events are sent [A7]; `Complete` [A8] removes them, and keeps the last id as the next predecessor.
 - `Drop` [A9] gives the token up, once no event is left or if another lane owns the object.
 - `Return` (not in the description) puts the token back when a worker is stopped; others go on with the object.
-- `Begin`, with batches, makes one step of `Take`, `Own`, `Pop` and `Drop`: most tokens have no event left to send.
+- With batches, `Begin` does `Take`, `Own`, `Pop` and `Drop` in one step: most tokens have no event left to send.
 
 Source: spec of event ordering, seed 001.
 """
@@ -56,7 +56,7 @@ class Resume:
 
 @dataclass(frozen=True, slots=True)
 class Pop:
-    """Moves up to `limit` of the object's oldest events to the lane and gives them ids; if none, removes the owner.
+    """Moves up to `limit` of the object's oldest events to the lane, with ids; if there are none, removes the owner.
 
     Answer: Work; empty if the owner was removed.
     """
@@ -120,7 +120,7 @@ TOKENS_MAX: Final = 200
 
 
 def begin(step: Begin, run: Callable[[Step], Answer]) -> BegunObject | None:
-    """Returns the answer of a `Begin` by running the steps that it stands for."""
+    """Runs the steps that a `Begin` stands for, and returns its answer."""
     for _ in range(TOKENS_MAX):
         name = run(Take(step.lane))
         if not isinstance(name, str):
@@ -157,13 +157,13 @@ class Lane:
 
     @property
     def is_idle(self) -> bool:
-        """Whether it holds no object."""
+        """Whether the lane holds no object."""
         return isinstance(self.step, Take | Begin)
 
     def chain(self, *, stops: bool) -> tuple[list[Step], Lane]:
         """Returns the next steps, up to one whose answer decides what follows, and the lane after them.
 
-        - `stops`: the worker is being stopped: the lane gives its object back before it takes events of it.
+        - `stops`: the worker is being stopped, so the lane gives its object back before it takes the object's events.
         """
         steps: list[Step] = []
         lane = self.stopped() if stops else self
@@ -193,7 +193,7 @@ class Lane:
                 return replace(self, step=self._take(), object="", work=NOTHING, restarts=False)
 
     def stopped(self) -> Lane:
-        """Returns the lane of a worker that stops: it gives its object back before it takes events of it."""
+        """Returns the lane of a worker that stops: it gives its object back before it takes the object's events."""
         if isinstance(self.step, Own | Pop) and not self.restarts:
             return replace(self, step=Return(self.name, self.object))
         return self
@@ -203,7 +203,7 @@ class Lane:
         return replace(self, step=Complete(self.name, self.object, self.work.newest_id))
 
     def _take(self) -> Take | Begin:
-        """Returns `Begin`; with a batch of 1, `Take`: then the steps are exactly the description's."""
+        """Returns `Begin`; with a batch of 1, `Take`, so that the steps are exactly as described."""
         return Take(self.name) if self.limit == 1 else Begin(self.name, self.limit)
 
     def _pop(self) -> Pop:

@@ -19,7 +19,7 @@ class Incarnation:
     """One registration of a process under the name of a worker. Later ones have larger numbers.
 
     - `process`: identifies the process; the same in all its registrations.
-    - `lanes`: how many lanes may hold something: its own, or its predecessor's if that had more.
+    - `lanes`: how many lanes may hold something: the process's own, or its predecessor's if those are more.
     """
 
     worker: str
@@ -66,7 +66,8 @@ class Storage(Protocol):
 
     Each change and each step is atomic, and durable when its call returns. Every call raises StoreUnavailable if the
     store does not answer, and SettingsError if it cannot be used. A step without an answer may have been carried out,
-    or may still be. The worker then registers again, so that late steps are refused, and asks what its lanes hold.
+    or may be carried out later. The worker then registers again, so that late steps are refused, and asks what its
+    lanes hold.
     """
 
     def enqueue(self, changes: Sequence[Change]) -> list[bool]:

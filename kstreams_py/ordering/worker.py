@@ -46,11 +46,11 @@ class OrderingWorker:
     A step without an answer may or may not have been carried out. The worker then waits for the store, registers again,
     and asks what it holds.
 
-    - `name`: the name of the worker, by which the work that it holds is found after a crash. Two processes must not
-      have the same name at the same time: the older one ends with Replaced.
+    - `name`: the name of the worker; after a crash, the worker finds the work that it holds by this name. Two processes
+      must not have the same name at the same time: the older one ends with Replaced.
     - `lanes`: how many objects are worked on concurrently.
-    - `batch`: how many events of an object are taken, sent and completed in one step each. With 1, the steps are those
-      of the algorithm's description.
+    - `batch`: how many events of an object are taken, sent and completed in one step each. With 1, the steps are
+      exactly as in the algorithm's description.
     - `sleep`: waits for a number of seconds.
     """
 
@@ -122,7 +122,7 @@ class OrderingWorker:
         self._sleep(min(0.1 * 2**failures, STORE_WAIT_MAX))
 
     def stop(self) -> None:
-        """Makes `run` end once the events that it has taken are sent. Any thread may call this."""
+        """Makes `run` end once the events that the worker has taken are sent. Any thread may call this."""
         self._stopping.set()
 
     @property
@@ -131,7 +131,7 @@ class OrderingWorker:
         return all(lane.is_idle for lane in self._lanes)
 
     def turn(self, seconds: float) -> None:
-        """Runs the next steps of each lane, then sends the events that were taken; without work, waits for a token.
+        """Runs the next steps of the lanes, then sends the events that were taken; without work, waits for a token.
 
         - `seconds`: the longest wait.
         """
@@ -146,7 +146,7 @@ class OrderingWorker:
                 self._storage.await_token(seconds)
 
     def _run(self, incarnation: Incarnation) -> None:
-        """Runs the steps of each lane, up to the first one whose answer decides what follows."""
+        """Runs the steps of the chosen lanes, each up to the first step whose answer decides what follows."""
         stops = self._stopping.is_set()
         steps: list[Step] = []
         answered: dict[int, int] = {}
@@ -165,7 +165,7 @@ class OrderingWorker:
             self._lanes[index] = self._lanes[index].after(answers[at])
 
     def _choose(self) -> Iterator[tuple[int, Lane]]:
-        """Yields the lanes that hold an object, and idle lanes: at least one, up to twice the tokens last found."""
+        """Yields the lanes that hold an object, and idle lanes: at least one, at most twice the tokens last found."""
         idle = max(1, 2 * self._found)
         for index, lane in enumerate(self._lanes):
             if not lane.is_idle:

@@ -5,8 +5,8 @@ Kafka deletes the committed offsets of a group that is stopped for longer than `
 together with the offset at which it began. A partition that has a record and no committed offset has lost its offset.
 
 Without transactions the offset and the record cannot be committed together. So the offset is first written to a record
-of its own, then it is committed, then the partition is recorded as begun, and only then its steps are run. If a start
-dies between these steps and its offsets expire, the next start begins at that offset again, unless `auto_offset_reset`
+of its own, then it is committed, then the partition is recorded as begun, and only then are its steps run. If a start
+dies in between and its offsets expire, the next start begins at that offset again, unless `auto_offset_reset`
 has changed.
 
 A processor with a state also records that the state is begun, with the id of the changelog: a state that was begun and
@@ -43,7 +43,7 @@ POLICY: Final = "policy"
 """The field with the `auto_offset_reset` under which that offset was chosen."""
 
 SPLIT_KEYS: Final = "a key that has records in two gets a state in each"
-"""What it means for a state that partitions were added to an input."""
+"""What added partitions of an input mean for a state."""
 
 _AS_NAMED: Final = " as an earlier start had named"
 
@@ -146,9 +146,9 @@ class Beginning:
         return options_of(found)
 
     def other_names(self) -> list[str]:
-        """Returns the processors whose new name this one may be.
+        """Returns the processors that may have been renamed to this one.
 
-        They are no longer declared, had the same inputs, and had a state exactly if this one has; this one is new.
+        They are no longer declared, had the same inputs, and had a state if and only if this one has; this one is new.
         """
         read = topics_read(self.read())
         mine = {(topic, info.topic_id) for topic, info in self._inputs.items()}
@@ -160,7 +160,7 @@ class Beginning:
 
     @property
     def growth(self) -> str:
-        """What it means for the state that inputs have gained partitions since the processor began; "" if none has."""
+        """Which inputs have gained partitions since the processor began, and what that means for its state; or ""."""
         had: dict[str, int] = {}
         for each, count in self.read().items():
             info = self._inputs.get(each.topic)
@@ -191,7 +191,7 @@ class Beginning:
         return self.first(partitions)
 
     def first(self, partitions: Collection[TopicPartition]) -> Positions:
-        """Returns the start offsets of partitions that were never begun, as far as the records were read."""
+        """Returns the start offsets of partitions that were never begun, according to the records read so far."""
         named = self._named_starts(partitions)
         new = set(partitions) - named.keys()
         first = new if self._from_start else {tp for tp in new if self._was_added(tp)}
@@ -204,7 +204,7 @@ class Beginning:
     def record_missing(self, partitions: Collection[TopicPartition], committer: Committer) -> None:
         """Records the beginning of partitions that have a committed offset and no record, once in a process.
 
-        Call it before a step of these partitions is run: otherwise it would be run again once the offsets have expired.
+        Call it before a step of these partitions is run: otherwise the step would run again once the offsets expire.
         """
         if not self._recorded.issuperset(partitions):
             begun = self.read()
@@ -232,7 +232,7 @@ class Beginning:
         self._begun |= counts
 
     def read(self) -> dict[BegunPartition, int]:
-        """Returns what is recorded; reads it once in a process. Call it before the committed offsets are read.
+        """Returns the recorded beginnings; reads them once in a process. Call it before the committed offsets are read.
 
         Offsets are committed before a beginning is recorded. If they were read first, a beginning that another worker
         makes between the two reads would look like one whose offset has expired.

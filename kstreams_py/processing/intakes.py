@@ -64,7 +64,7 @@ class Search:
 
     @property
     def searching(self) -> bool:
-        """Whether a search is going on: every intake is committed by itself."""
+        """Whether a search is going on: every intake is then committed by itself."""
         return self.limit < sys.maxsize
 
     def failed(self, steps: int) -> bool:
@@ -74,7 +74,7 @@ class Search:
         return steps == 1
 
     def committed(self, steps: int) -> None:
-        """Notes that a transaction of so many steps was committed: the next one may have twice as many."""
+        """Notes that a transaction of this many steps was committed: the next one may have twice as many."""
         if self.searching and steps:
             self.limit *= 2
             if self.limit > self._whole:
@@ -90,7 +90,7 @@ class Intakes:
     def __init__(
         self, context: Context, tasks: Tasks, runner: Runner, committer: Committer, owed: Owed, stopping: Event
     ) -> None:
-        """`stopping` ends the runs of steps. It is also set here, once a function stops the worker."""
+        """`stopping` ends the runs of steps. This object also sets it, once a function stops the worker."""
         processor, retries = context.processor, runner.retries
         least = 2 * processor.concurrency if runner.overlaps and not committer.commits_each_intake else 1
         self.pace = Pace(whole_fetches=committer.commits_each_intake or context.journal is not None, least=least)
@@ -121,7 +121,7 @@ class Intakes:
 
     @property
     def is_blocked(self) -> bool:
-        """Whether a step raised, or was taken and not run: no offset may be passed."""
+        """Whether a step has stopped the worker, or an intake was taken and not run: no offset may be passed."""
         return self.interrupt is not None or self._taken is not None
 
     def patience(self, limit: float) -> float:
@@ -181,13 +181,13 @@ class Intakes:
     # At a rewind.
 
     def forget(self) -> None:
-        """Forgets what was taken and is under way: the partitions are revoked or lost."""
+        """Forgets the steps that were taken or are under way: the partitions are revoked or lost."""
         self._taken = None
         self._runner.abandon()
         self._tasks.clear()
 
     def keep_saved(self, positions: Positions) -> None:
-        """Forgets the intake that was taken, unless it is committed under at_most_once: no other worker runs it.
+        """Forgets the intake that was taken, unless it is committed under at_most_once: no other worker would run it.
 
         Under the other guarantees, committed offsets mean that another worker has delivered it.
         """
@@ -212,7 +212,7 @@ class Intakes:
     # At the end.
 
     def finish_calls(self, deadline: float) -> None:
-        """Makes no more overlapping calls, and waits for those under way; other steps are run again, or given back.
+        """Makes no more overlapping calls, and waits for the calls under way; other steps are run again, or given back.
 
         Under at_most_once, committed steps are run first, for half of the time; steps whose calls do not end count as
         done.

@@ -14,10 +14,10 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 CALLS_MAX: Final = 5
-"""Attempts at one call that fails as retriable, before its transaction is given up."""
+"""Attempts at one call that raises Retriable, before its transaction is given up."""
 
 FAILURES_WARNED: Final = 3
-"""Failures in a row after which each one is logged as a warning, and the next attempt waits."""
+"""From this many failures in a row on, each one is logged as a warning, and the next attempt waits."""
 
 FAILURES_MAX: Final = 40
 """Failures in a row, not counting outages, before the worker gives up: after about three minutes."""
@@ -82,8 +82,8 @@ class Attempts:
     def ask(self, requests: Callable[[], T]) -> T:
         """Makes requests for a running worker, which waits while no broker answers.
 
-        Raises Retriable if no broker answers, BrokerUnavailable if it refuses the credentials: the next start may have
-        others.
+        Raises Retriable if no broker answers, BrokerUnavailable if a broker refuses the credentials: the next start may
+        have others.
         """
         try:
             return requests()
@@ -96,7 +96,7 @@ class Attempts:
         """Logs a failure and the reaction to it (`then`), and waits if there were several in a row.
 
         Raises Fatal after FAILURES_MAX of them. Failures because a broker or sink is away do not count: the worker
-        waits for it without limit, and the rebalance after a long outage must not end the worker.
+        waits for them without limit, and the rebalance after a long outage must not end the worker.
         """
         self.cause = str(error)
         if isinstance(error, Refused):

@@ -61,8 +61,8 @@ class Context:
     - `replacement`: makes the dead letter of a refused output.
     - `journal`: saves the choices of an alts, or records deliveries; None if neither is needed.
     - `batch_bytes`: the maximum size in bytes of a batch that every topic accepts; None for no limit.
-    - `tracing`: makes spans of commits; None if there is none.
-    - `stores`: the state of the tasks; None without one.
+    - `tracing`: makes the spans of commits; None without tracing.
+    - `stores`: the state of the tasks; None if they have no state.
     - `written`: the partitions that the producer writes.
     - `journaled`: the partitions of the journal of deliveries.
     """
@@ -93,7 +93,7 @@ class Committer(ABC):
     commits_each_intake: ClassVar[bool] = False
     """Whether each intake costs a commit before its functions run."""
     traces_outputs: ClassVar[bool] = False
-    """Whether a refused output is traced back to its step, as steps are not run again."""
+    """Whether a refused output is traced back to its step, because steps are not run again."""
     _ends_by_fatal: ClassVar[bool] = True
     """Whether a fatal error of the client ends the worker; otherwise a new producer is tried."""
     must_finish: ClassVar[bool] = False
@@ -112,15 +112,15 @@ class Committer(ABC):
             counters=context.counters,
         )
         self.must_repeat_commit = False
-        """Whether a flush or an offset commit got no answer: nothing is lost, and `commit` is called again first."""
+        """Whether a flush or offset commit got no answer, or the target was away: nothing is lost; commit again."""
         self.tally = Tally(context.counters)
         """Counts the steps once it is known whether they are committed."""
         self.newest_failure = ""
         """The newest step that failed, as text."""
         self.leftovers: list[Leftovers] = []
-        """The leftovers of each transactional id: check before reading, or its next commit makes records visible."""
+        """The leftovers of each transactional id; check them before reading, or its next commit makes them visible."""
         self.stores = context.stores
-        """The state of the tasks; None without one."""
+        """The state of the tasks; None if they have no state."""
         self.target = _open_target(context)
         """Holds the rows until the commit, and stores them before the offsets are committed; None without rows."""
         self._ledger = context.ledger
@@ -201,13 +201,13 @@ class Committer(ABC):
     def commit_start(self, starts: Positions, named: list[Output], begun: list[Output]) -> None:
         """Commits the start offsets of partitions without a committed offset, and writes the records that say so.
 
-        `begun` are these records; `named` name the offsets, and are needed if offsets are committed by themselves.
+        `begun` are these records; `named` are records of the offsets, needed if offsets are committed by themselves.
         """
 
     def write(self, plan: Plan) -> None:
         """Writes the outputs of a plan; the offsets after its steps wait for the commit.
 
-        With a target, all of them wait: rows are stored first, then dead letters are written.
+        With a target, all of them wait: the commit stores rows, then writes dead letters (StoredOffsets: the reverse).
         """
         what = "dead letter" if self._processor.errors else "dropped: no dead-letter topic is declared (errors=)"
         shown = f"; `kstreams dead-letters list {self._graph}` shows all" if self._processor.errors else ""
@@ -366,12 +366,12 @@ class Committer(ABC):
         """Calls the producer; acts on the class of a ClientError before raising it."""
 
     def _forget(self) -> None:
-        """Forgets the uncommitted steps: they are committed, or will be run again."""
+        """Forgets the steps that waited for a commit: they are committed now, or will be run again."""
         self.tally.rolled_back()
         self._clear()
 
     def _clear(self) -> None:
-        """Empties what waits for a commit."""
+        """Clears everything that waits for a commit."""
         self._outputs = []
         self.uncommitted_steps = 0
         self._since = None
@@ -393,7 +393,7 @@ class Committer(ABC):
             raise
 
     def _raise_unless_replaceable(self, error: ClientError) -> None:
-        """Raises the reason of a refused output that belongs to no step."""
+        """Raises the reason why an output is refused, if the output belongs to no step."""
         if isinstance(error, Refused) and not self.uncommitted_steps:
             raise error.mistake
 

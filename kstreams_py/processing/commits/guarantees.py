@@ -247,7 +247,7 @@ class _WithoutTransactions(Committer):
         self._ledger.commit(positions)
 
     def _repeats_commit(self, error: ClientError) -> bool:
-        """Returns whether nothing is lost and the same commit must be tried again; waits before that."""
+        """Returns whether nothing is lost and the same commit must be tried again; if so, waits first."""
         if asks := self.must_repeat_commit and isinstance(error, Retriable):
             self.attempts.failed(error, "asking again")
         return asks
@@ -294,8 +294,8 @@ class AtLeastOnce(_WithoutTransactions):
 class AtMostOnce(_WithoutTransactions):
     """Offsets are committed before the functions run: a crash after that loses steps.
 
-    A worker that lost its partitions does not write their outputs while another worker may be past it: an output may
-    be lost, but must not come after later ones.
+    A worker that lost its partitions does not write their outputs while another worker may be further on: an output
+    may be lost, but must not come after later ones.
     """
 
     may_repeat = False
@@ -312,7 +312,7 @@ class AtMostOnce(_WithoutTransactions):
         self._lost_outputs = Counter[str]()
         """The outputs that the producers had lost when they were last counted."""
         self._heard = self._clock()
-        """Clock time of the last request that the group answered: it had this member then."""
+        """Clock time of the last request that the group answered: this worker was a member then."""
         self._heard_for = context.environment.settings.session_timeout_ms / 1000 * HEARD_SHARE
 
     @property
@@ -540,7 +540,7 @@ class AtMostOnce(_WithoutTransactions):
             raise
 
     def _take_back(self, error: Abortable) -> None:
-        """Keeps the outputs that the broker did not take, to write them again; it may have the others."""
+        """Keeps the outputs that the broker did not take, to write them again; the broker may have the others."""
         self._outputs[:0] = error.outputs
         if error.outputs:
             self._since = self._since or self._clock()

@@ -11,7 +11,7 @@ before the next one begins. The numbers in brackets refer to the algorithm's des
 6. The commit of the outputs, with the offsets of the inputs (7e).
 
 Each transaction of the journal also has the offsets of its tasks: the group refuses them from a worker that no longer
-holds the tasks, and a new holder waits until they are decided before it reads them.
+holds the tasks, and a new holder does not read them before the transaction has ended.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Journaled(ExactlyOnce):
 
     @property
     def due(self) -> bool:
-        """Whether a unit is processed: each is committed by itself."""
+        """Whether a unit is processed: each unit is committed by itself."""
         return self._since is not None
 
     def prepare(self, intake: Taken) -> None:

@@ -24,7 +24,7 @@ class Owed:
     """The committed steps of one worker that wait, or whose partitions are revoked before they are run.
 
     No other worker would run them. So the worker commits the offsets before them again (it gives them back), and the
-    next owner of the partitions begins there. Under the other guarantees nothing is committed before it is run, and
+    next owner of the partitions begins there. Under the other guarantees nothing is committed before it is run, so
     there is nothing to give back.
     """
 
@@ -61,7 +61,7 @@ class Owed:
         return self.waiting({tp.partition for tp in self._ledger.unprocessed})
 
     def undone(self) -> Debts:
-        """Returns the debts that a late commit would lose: of steps that wait, and of steps that were given back."""
+        """Returns the debts that a late commit would lose: for steps that wait, and for steps that were given back."""
         return self._given | self.waiting()
 
     def heard(self) -> None:

@@ -11,14 +11,14 @@ from kstreams_py.steps.outputs import delivery_hash_of
 from kstreams_py.steps.plan import Plan
 
 Replacement = Callable[[Output, Plan, RecordRefused], Output | RecordRefused | None]
-"""Returns the dead letter for a refused output, or why there is none; None if the plan has no step of the output."""
+"""Returns the dead letter for a refused output, or why there is none; None if no step of the plan made the output."""
 
 
 class RefusedOutputs:
-    """Refused outputs: written one at a time; the one that is refused again is replaced by a dead letter."""
+    """Refused outputs: they are written one at a time, and a dead letter replaces the one that is refused again."""
 
     def __init__(self, replacement: Replacement, note: Callable[[Output, Output | None], None]) -> None:
-        """`note` is told of each output that will not be written, and of the dead letter in its place, if any."""
+        """`note` is called with each output that will not be written, and the dead letter in its place, or None."""
         self.apart: deque[Output] = deque()
         """Outputs to be written one by one, because one of them is refused."""
         self.mistake: RecordRefused | None = None
@@ -43,7 +43,7 @@ class RefusedOutputs:
         self._least.clear()
 
     def set_apart(self, refused: Refused) -> None:
-        """Sets apart outputs that came back, at least one of them refused; replaces the output if there is only one."""
+        """Sets apart returned outputs, at least one of which is refused; replaces the output if there is only one."""
         if not self._plans:
             raise refused.mistake
         if len(refused.outputs) != 1:

@@ -41,7 +41,7 @@ _REASONS: Final = {SessionState.UNKNOWN: "unknown_outcome", SessionState.FENCED:
 
 
 class Session:
-    """One producer at a time, and its state; moves except `force_ready` are checked against the table of states.py.
+    """One producer at a time, and its state; all moves but `force_ready` are checked against the table in states.py.
 
     Between two transactions the session replaces a producer that may have a request in flight. These steps follow an
     error, beginning with Worker._recover:
@@ -81,7 +81,7 @@ class Session:
         self._producer: Producer | None = None
         self._opened_at: float | None = None
         self.lost = Counter[str]()
-        """The records that its earlier producers have lost; see Producer.lost."""
+        """The records that earlier producers of this session have lost; see Producer.lost."""
 
     # Without errors.
 
@@ -250,7 +250,7 @@ class Session:
             self._producer = None
 
     def _abort(self) -> bool:
-        """Aborts; returns False if the producer must be replaced."""
+        """Aborts the transaction; returns False if the producer must be replaced."""
         if self._producer is None:
             return False
         if self._opened_at is not None:
@@ -299,7 +299,7 @@ class Session:
             )  # fmt: skip
 
     def _owner(self) -> Owner:
-        """Returns who holds the membership: this worker, or none.
+        """Returns who holds the membership: this worker, or nobody.
 
         Raises Replaced if another worker holds it, Retriable if one may, Fatal if the group does not say.
         """

@@ -67,4 +67,4 @@ STATE_OF: Final = {
     Fenced: SessionState.FENCED,
     Fatal: SessionState.FATAL,
 }
-"""The state that each error of a client's call leads to."""
+"""The state to which each error of a client's call leads."""

@@ -1,8 +1,8 @@
 """The guarantee of processors whose target stores the next offsets of the inputs with the rows.
 
 Rows and offsets are stored together, if the target still has the offsets that this worker has read. The target's
-offsets decide; the group's offsets follow. Dead letters are committed before the rows of the same intakes, so after a
-crash between the two they are written twice, with the same delivery hash.
+offsets decide; the group's offsets follow. Dead letters are committed before the rows of the same intakes: after a
+crash between the two, dead letters are written twice, with the same delivery hash.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class StoredOffsets(ExactlyOnce):
         if differing := {tp: at for tp, at in self._stored.items() if positions.get(tp) != at}:
             is_ahead = any(positions.get(tp, at) > at for tp, at in differing.items())
             logger.log(
-                logging.WARNING if is_ahead else logging.INFO,  # a crash between the two leaves the group behind
+                logging.WARNING if is_ahead else logging.INFO,  # a crash between the commits leaves the group behind
                 "%s: continues at the offsets that its target has, not at those of its group: %s", self._processor.id,
                 ", ".join(f"{tp}@{at}, not {positions.get(tp, 'any')}" for tp, at in sorted(differing.items())),
             )  # fmt: skip

@@ -21,7 +21,7 @@ class Tally:
     """The steps of one worker that are not counted yet.
 
     If an attempt fails without an answer to its commit, only the offsets tell whether its steps are committed: `decide`
-    counts them at the next start from these offsets.
+    counts them when the worker resumes from its offsets.
     """
 
     def __init__(self, counters: Counters) -> None:
@@ -32,7 +32,7 @@ class Tally:
         self._is_repeated = False
         """Whether the same commit was requested before, without an answer."""
         self._undecided: Asked = []
-        """The commits that failed attempts had requested."""
+        """The commits that failed attempts requested, and that got no answer."""
 
     def ran(self, counts: StepCounts) -> None:
         """Adds steps that were run."""
@@ -44,7 +44,7 @@ class Tally:
         self._asked = [(self.open if counts is None else counts, positions)]
 
     def refused(self) -> None:
-        """Notes that the requested commit is refused. An earlier request without an answer may be the reason."""
+        """Notes that the requested commit is refused. An earlier request that got no answer may be the reason."""
         if not self._is_repeated:
             self._asked = []
 

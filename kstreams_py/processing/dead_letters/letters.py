@@ -135,7 +135,7 @@ def parse(m: Message, deserialize: Callable[[bytes], Any]) -> Letter:
         )
         for read in content["inputs"]
     )
-    if not inputs or any(min(each.number, each.at) < 0 for each in inputs):  # workers write no such letter
+    if not inputs or any(min(each.number, each.at) < 0 for each in inputs):  # workers write no such dead letter
         raise DecodeError(f"{place} is not a dead letter: it names no record that was read")
     return Letter(
         place=place,

@@ -26,7 +26,7 @@ class ChoicesJournal:
         self._topic = topic
         self._cluster = cluster
         self._newest: dict[int, Choices] = {}
-        """Choices that this worker saved: they may not be readable yet, as markers follow the commit's answer."""
+        """Choices that this worker saved: they may not be readable yet, because markers follow the commit's answer."""
         self._saved: dict[int, int] = {}
         """By partition number, how many choices are not deleted yet; a recovery estimates it from the offsets."""
 

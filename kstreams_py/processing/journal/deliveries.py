@@ -39,7 +39,7 @@ from kstreams_py.records import HASH_HEADER, Message, Positions, TopicPartition,
 from kstreams_py.steps.environment import Environment
 
 MARGIN_SECONDS: Final = 30.0
-"""Seconds to wait beyond transaction_timeout_ms: a coordinator looks for timed-out transactions every 10 s."""
+"""Seconds to wait beyond transaction_timeout_ms: a coordinator checks for timed-out transactions every 10 s."""
 
 
 class HiddenWaits:
@@ -59,7 +59,9 @@ class HiddenWaits:
         self._since.clear()
 
     def wait(self, cluster: Cluster, tp: TopicPartition, offset: int, what: str, name: str = "") -> NoReturn:
-        """Raises Retriable; after `transaction_timeout_ms` and MARGIN_SECONDS, Unavailable. Both name commands.
+        """Raises Retriable; after `transaction_timeout_ms` and MARGIN_SECONDS, Unavailable if records are still hidden.
+
+        Each message names the commands that show or end the transaction, if a command can help.
 
         - `cluster`, `name`: the cluster that has the partition, and its name in the settings.
         - `offset`, `what`: the offset of the first hidden record, and what is hidden.
@@ -122,7 +124,7 @@ class DeliveryJournal:
 
         - `topic`: the journal.
         - `topics`: the processor's inputs and outputs.
-        - `group`: has the committed offsets.
+        - `group`: the consumer group that has the committed offsets.
         - `writer`: the transactional id of this worker's outputs.
         - `delivered`: the topic of committed attempts, beside the outputs on another cluster; None if there is none.
         """
@@ -185,9 +187,11 @@ class DeliveryJournal:
         return moved, choices
 
     def look(self, number: int, committed: Mapping[str, int]) -> Recovery:
-        """Decides where a task resumes, without fencing a producer. Raises what `recover` raises, except Unavailable.
+        """Decides where a task resumes, without fencing a producer. Raises Retriable while records are hidden.
 
         - `committed`: the committed offset of each of its inputs.
+
+        Raises BrokerUnavailable if a cluster does not answer, and RecoveryUndecidable as `recover` does.
         """
         self._hidden.clear()
         journal = TopicPartition(self.topic, number)
@@ -238,7 +242,7 @@ class DeliveryJournal:
         self.choices.clear()
 
     def _bounds(self, journals: Collection[TopicPartition]) -> tuple[Positions, Positions]:
-        """Returns the first and the end offsets of journals. Raises as HiddenWaits.wait() if records are hidden."""
+        """Returns the first and the end offsets of journals. If records are hidden, HiddenWaits.wait() raises."""
         starts, ends = self._cluster.starts(journals), self._cluster.ends(journals)
         written = self._cluster.ends(journals, committed=False)
         for tp in sorted(journals):

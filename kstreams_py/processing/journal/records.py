@@ -39,7 +39,7 @@ class RecordType(StrEnum):
 
 
 CHOICES_ALONE: Final = "alts-choices"
-"""The type of an alts' choices without a snapshot, as a processor without journal persistence records them."""
+"""The type of choices without a snapshot; an alts processor without journal persistence records them."""
 
 
 class OutputPlace(NamedTuple):
@@ -56,7 +56,7 @@ class OutputPlace(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Where the inputs of a task stand before it reads; `processor` is `graph.processor`."""
+    """The next offsets of a task's inputs before a delivery; `processor` is `graph.processor`."""
 
     processor: str
     partition: int

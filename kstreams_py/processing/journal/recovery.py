@@ -5,7 +5,7 @@ snapshot (1b), the choices of an alts (1c), or an attempt that writes outputs (1
 From an attempt the recovery goes back to its snapshot (2). The delivery was committed (3a), or is made again (3b).
 
 The outputs, read back at the places that the attempt names, decide between 3a and 3b. The rest of their transaction
-must agree: the committed offsets or, on another cluster, a record of the attempt. There the offsets follow in a
+must agree: the committed offsets or, on another cluster, a record of the attempt. In that case the offsets follow in a
 transaction of their own. Contradictory evidence is never decided by a guess.
 """
 
@@ -55,10 +55,10 @@ def recover(
 ) -> Recovery:
     """Decides where a task resumes. Raises RecoveryUndecidable.
 
-    - `unit`: the newest one of its journal.
-    - `committed`: the committed offset of each of its inputs.
-    - `topic_ids`: the current id of each of its inputs; "" if the broker has none.
-    - `found`: what is at the places of the attempt's outputs.
+    - `unit`: the newest unit in the task's journal.
+    - `committed`: the committed offset of each of the task's inputs.
+    - `topic_ids`: the current id of each input; "" if the broker has none.
+    - `found`: what is found at the places of the attempt's outputs.
     - `confirmed`: whether the record of the attempt, which is written with outputs on another cluster, exists; None
       if the transaction of the outputs has the committed offsets, or there are no outputs.
     """
@@ -89,7 +89,7 @@ def _is_committed(
     found: Mapping[OutputPlace, OutputFound],
     confirmed: bool | None,
 ) -> bool:
-    """Returns whether an attempt was committed: its outputs, and the offsets or record with them, decide."""
+    """Returns whether an attempt was committed, by its outputs and by the offsets or record committed with them."""
     before, after = unit.snapshot.offsets, attempt.offsets
     moved = all(committed[topic] >= offset for topic, offset in after.items() if topic in committed)
     stayed = _stands_at(before, committed)

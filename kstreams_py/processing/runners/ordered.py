@@ -1,7 +1,7 @@
 """Applies events: each once, after the previous event of its object (ordering/chain.py has the rule).
 
-The store of the task has what the rule keeps about an object, and the events that wait, beside the function's state.
-All of it is committed with the outputs, and undone with them. An event whose function raises, or whose output a topic
+The store of the task has the rule's data on each object and the events that wait, beside the function's state. All of
+it is committed with the outputs, and undone with them. An event whose function raises, or whose output a topic
 refuses, becomes a dead letter, and the next event of its object is applied after it. An operator's decision is a record
 among the events (ordering/decisions.py), and is carried out when it is read.
 """
@@ -55,7 +55,7 @@ class _Chains(NamedTuple):
 
 
 class _Mark(NamedTuple):
-    """The numbers of entries that a plan had before a step."""
+    """How many outputs, dead letters and failures a plan had before a step."""
 
     outputs: int
     dead_letters: int
@@ -119,7 +119,7 @@ class OrderedRunner(Runner):
             self._count()
 
     def refuse(self, intake: Intake, error: Refused) -> None:
-        """Makes an event of an intake's only step a dead letter from now on: the event whose output is refused.
+        """Makes the event whose output is refused a dead letter from now on; the intake has only one step.
 
         The first time, the step is run again with each output written by itself: its event may have released others.
         """
@@ -137,14 +137,14 @@ class OrderedRunner(Runner):
         self._refused_events = {read: each for read, each in self._refused_events.items() if read in self._refused}
 
     def _give_dead_letters(self, steps: Sequence[Any], plan: Plan) -> None:
-        """Runs steps with an output that a topic has refused: the rule passes its event, without the function."""
+        """Runs steps with a refused output: the rule passes the event of that output without a call of the function."""
         for step in steps:
             self._refusals = self._refused_events.get(read_by(step), {})
             self._run_events([step], plan)
             plan.apart, self._refusals = True, {}
 
     def _run_event(self, m: Message, chains: _Chains, plan: Plan) -> bool:
-        """Handles a record as the rule says; returns False if the worker stops instead."""
+        """Handles a record according to the rule; returns False if the worker stops instead."""
         self._running = m
         try:
             number, prev = place_of(m.headers() or ())

@@ -195,7 +195,7 @@ class OverlappingRunner(Runner):
 
     @property
     def _is_full(self) -> bool:
-        """Whether open steps have WINDOW_BYTES; partitions that wait must not block others, and do not count."""
+        """Whether open steps take WINDOW_BYTES; partitions that wait must not block others, so they do not count."""
         held = self._tasks.held
         return sum(size for number, size in self._bytes.items() if number not in held) >= WINDOW_BYTES
 

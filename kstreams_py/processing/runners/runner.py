@@ -128,7 +128,7 @@ class Runner:
             if plan.again is not None:
                 left = self._tasks.hold_back(plan.again.steps, left)
             if left:
-                # the journal gets a snapshot for the steps that are left only once this is committed
+                # the journal gets a snapshot for the steps that are left only once this plan is committed
                 choices = intake.choices if self._journaled else {}
                 self._tasks.rest = Taken(left, choices, prepared=not self._journaled, saved=intake.saved)
 
@@ -387,7 +387,7 @@ class Runner:
         return self._refused.get(read_by(inputs)) if self._refused else None
 
     def refuse(self, intake: Intake, error: Refused) -> None:
-        """Makes the only step of an intake a dead letter from now on; if that was refused, the least dead letter.
+        """Makes the only step of an intake a dead letter from now on; if that is refused, too, the least dead letter.
 
         Raises the mistake if the least one was refused, too, or if the processor has no dead-letter topic.
         """

@@ -29,7 +29,7 @@ class StartDecision(NamedTuple):
     - `branch`: the branch of the recovery by the journal of deliveries; "" without one.
     - `new_name_of`: if the processor begins as a new one, the undeclared processors whose new name it may be.
     - `begins_empty`: its state begins empty although the task has read records.
-    - `away`: why its target is away, for which it waits first; "" if it is not.
+    - `away`: why its target is away; "" if it is not. The start first waits for a target that is away.
     """
 
     text: str
@@ -56,14 +56,14 @@ class NextStart:
         self._states = RestoredStates(graph, processor, environment, {**topics, **existing})
         self._was_started = graph.beginnings in existing
         self.journaled = existing[self.backing].partitions if self.backing in existing else 0
-        """How many tasks have a journal; the next start creates the journal, or adds partitions to it."""
-        # what has begun is read before the committed offsets, see Beginning.read
+        """How many tasks have a journal; the next start creates the journal, or adds the partitions that it lacks."""
+        # read the beginnings before the committed offsets: see Beginning.read
         self._others = tuple(self.beginning.other_names()) if self._was_started else ()
         self.growth = self.beginning.growth if self._was_started else ""
-        """What it means for the state that partitions were added to an input; "" if none were."""
+        """What added partitions of an input mean for the state; "" if none were added."""
 
     def decide(self, number: int, mine: Sequence[TopicPartition], at: Positions, starts: Positions) -> StartDecision:
-        """Returns what the next start does with a task. Raises what ends it, and Retriable if it waits.
+        """Returns what the next start does with a task. Raises the error that ends the start, or Retriable if it waits.
 
         - `number`, `mine`: its partition number, and its partitions of the inputs.
         - `at`: their committed offsets.
@@ -80,7 +80,7 @@ class NextStart:
 
     @cached_property
     def _refusal_of_target(self) -> KStreamsError | None:
-        """The error of a worker that opens the processor's target; SinkAway if it waits, None if there is none."""
+        """The error of a worker that opens the processor's target: SinkAway if it waits, None without an error."""
         if (sink := self._processor.target) is None:
             return None
         try:
@@ -100,7 +100,7 @@ class NextStart:
         *,
         begins_empty: bool,
     ) -> StartDecision:
-        """Decides as `decide` does, for a target that can be opened."""
+        """Does the same as `decide` without the checks of the state and the target."""
         if self._processor.stores_offsets:
             return StartDecision(f"goes on at the offsets that {self._processor.target} has, whatever is committed")
         if lost := [tp for tp, offset in at.items() if offset < starts[tp]]:
@@ -133,7 +133,7 @@ class NextStart:
         return StartDecision(f"{begins}goes on at {show(offsets)}{state}", "", others, begins_empty)
 
     def close(self) -> None:
-        """Frees the states that it has read."""
+        """Frees the states that were read."""
         self._states.close()
 
 

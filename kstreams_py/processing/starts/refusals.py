@@ -1,7 +1,7 @@
 """Ends a start before one of its processors reads a record, if another one would be refused.
 
 A worker is refused only once it has its partitions, while other processors already read. That does no harm to
-processors that resume where they stopped. A new one begins at the oldest record: if it is an old one with another name,
+processors that resume where they stopped. A new one begins at the oldest record: if it is an old one under a new name,
 its outputs are written twice before the refusal ends the start.
 
 So all are checked if one is new. Workers in other slots may run: a refusal counts if it is the same after a pause.
@@ -33,14 +33,14 @@ AGAIN_SECONDS: Final = 1.0
 
 
 def check_starts(graph: Graph, environment: Environment, topics: Mapping[str, TopicInfo]) -> None:
-    """Raises what would end the start of a processor, if a processor of the graph is new.
+    """Raises the error that would end the start of a processor, if a processor of the graph is new.
 
-    What cannot be read now, or waits for a transaction, is left to the workers.
+    Leaves to the workers whatever cannot be read now, or waits for a transaction.
 
     - `topics`: the topics of the graph.
     """
     if not graph.processors:
-        return  # a graph of channels has no topic of beginnings, and a read of it would wait for its metadata for 15 s
+        return  # a graph of channels has no topic of beginnings, and reading it would wait 15 s for its metadata
     try:
         begun = read_begun(environment.cluster, graph.beginnings)[0]
         if not _has_new(graph, topics, begun) or not (refused := _find_refusals(graph, environment, topics)):
@@ -68,7 +68,7 @@ def _has_new(graph: Graph, topics: Mapping[str, TopicInfo], begun: Mapping[Begun
 def _find_refusals(
     graph: Graph, environment: Environment, topics: Mapping[str, TopicInfo]
 ) -> dict[tuple[str, int], KStreamsError]:
-    """Returns what would end a worker, by its processor and the partition number of the task."""
+    """Returns the errors that would end workers, by processor and partition number of the task."""
     found: dict[tuple[str, int], KStreamsError] = {}
     for processor in graph.processors:
         start = NextStart(graph, processor, environment, topics)

@@ -44,9 +44,9 @@ class RestoredStates:
         - `number`: the partition number of the task.
         - `committed`: the committed offsets of its inputs.
         - `partitions`: its partitions of the inputs.
-        - `beginning`: of its processor; None if the graph was never started.
+        - `beginning`: the Beginning of its processor; None if the graph was never started.
 
-        Raises what ends the start: InputLost or TopicError; NotRestored if it waits.
+        Raises the error that ends the start, InputLost or TopicError; NotRestored if the start waits.
         """
         if self._stores is None:
             return False
@@ -78,7 +78,7 @@ class RestoredStates:
     def _open_base(self, number: int, changelog_id: str) -> MemoryBase:  # noqa: ARG002, as open_stores calls it
         """Returns a store that has read its changelog up to the newest record, if that has the positions.
 
-        In each transaction of a worker, the newest record has them. The values before it do not affect a start. Without
+        In each transaction of a worker, the last record has them. The values before it do not affect a start. Without
         the oldest records, a state in memory is lost; a state on disk is lost only if its directory lacks them.
         """
         base, tp = MemoryBase(), TopicPartition(self._changelog, number)

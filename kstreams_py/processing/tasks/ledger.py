@@ -50,7 +50,7 @@ class Ledger:
 
     @property
     def positions(self) -> Positions:
-        """The next offset to process of each partition."""
+        """For each partition, the next offset to process."""
         return {tp: cursor.next for tp, cursor in self.cursors.items()}
 
     @property

@@ -50,7 +50,7 @@ class Ready:
 class ReadyByPartition(Ready):
     """Steps by partition: within a partition in order of arrival, and the partitions in turn.
 
-    A fetch has many records of one partition in a row. Calls of one partition at a time would not overlap.
+    A fetch has many records of one partition in a row. Calls for one partition at a time would not overlap.
     """
 
     def __init__(self) -> None:

@@ -20,7 +20,7 @@ BUFFER_LIMIT: Final = 10_000
 """How many records of one partition may wait before the partition is paused."""
 
 BUFFER_BYTES: Final = 48 << 20
-"""Bytes that may wait in all partitions of one processor; a partition that has half of them is paused.
+"""Bytes that may wait in all partitions of one processor; a partition that alone has half of them is paused.
 
 A fetch that is under way (fetch.message.max.bytes) still arrives.
 
@@ -49,7 +49,7 @@ class Tasks:
 
         - `name`: the processor's full name, `graph.processor`.
         - `topic_ids`: the broker's id of each input.
-        - `refills`: whether `take` adds steps to the rest of an intake, as nothing must be prepared for them.
+        - `refills`: whether `take` adds steps to the rest of an intake, because nothing must be prepared for them.
         """
         self.by_partition: dict[int, Task] = {}
         self.rest: Taken | None = None
@@ -71,14 +71,14 @@ class Tasks:
         self._ready = Ready() if self._by_partition is None else self._by_partition
         self._paused = frozenset[TopicPartition]()
         self.held: dict[int, list[Any]] = {}
-        """By partition that waits to run a step again, the steps that were ready behind that step."""
+        """For each partition that waits to run a step again, the steps that were ready behind that step."""
         self._repeated = deque[Sequence[Any]]()
         """Steps whose wait is over, to be run again."""
 
     def assign(self, committed: Positions, choices: Mapping[int, Choices]) -> list[str]:
         """Starts at these offsets; alts tasks first follow the rest of their choices.
 
-        Returns the reasons for choices that are not followed, each with its partition, to be logged.
+        Returns the reasons why choices are not followed, each with its partition, to be logged.
         """
         self.clear()
         self.ledger.assign(committed)
@@ -186,9 +186,9 @@ class Tasks:
         }
 
     def limit_fetch(self, wanted: int) -> int:
-        """Returns how many of the wanted records to take in now, given the number and size of the waiting ones.
+        """Returns how many of the wanted records to take in now, given the number and size of the records that wait.
 
-        The client may have many records ready: taken in at once, they would all add to the waiting ones.
+        The client may have many records ready: taken in at once, all of them would have to wait, too.
         """
         if (ready := self._by_partition) is not None:
             wanted = max(1, wanted - min(map(ready.count, self.by_partition), default=0))
@@ -297,7 +297,7 @@ class Tasks:
         self._take_ready()
 
     def _choices(self, steps: Sequence[Message]) -> dict[int, Choices]:
-        """Returns for each task in `steps` all known choices from here on, made now or at an earlier attempt."""
+        """Returns, for each task in `steps`, all known choices from here on, made now or at an earlier attempt."""
         runs: dict[int, list[tuple[str, int]]] = {m.partition(): [] for m in steps}
         behind = (m for number in runs for m in self.held.get(number, ()))
         for m in (*steps, *behind, *self._ready):
