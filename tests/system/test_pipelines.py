@@ -496,7 +496,7 @@ def test_other_columns_are_refused_where_rows_stay(shop: Shop) -> None:
         shop.run("other")
         declare(shop, lambda df: df.select("value", "offset"), to=to, mode=mode)
         shop.write("orders:ink")
-        with pytest.raises(SettingsError, match=r"its rows have .*: return those.*, or begin again with"):
+        with pytest.raises(SettingsError, match=r"its rows have .*: return the columns.*, or begin again with"):
             shop.run("other")
         assert values(shop.rows("other")) == ["ink", "pen"][-len(shop.rows("other")) :]
         assert ("pen",) in shop.rows("other")
