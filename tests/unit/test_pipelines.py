@@ -191,7 +191,7 @@ def test_target_of_another_pipeline_is_refused() -> None:
         (
             {"mode": "append"},
             [("item", "string")],
-            r"has \(item string, records bigint\): return those, or begin again",
+            r"has \(item string, records bigint\): return the columns of the table, or begin",
         ),
     ],
 )

@@ -174,7 +174,7 @@ def check_columns(
     if pipeline.mode.is_incremental and published is not None and dict(published.columns) != columns:
         raise SettingsError(
             f"{pipeline}: its rows have the columns {_shown(columns)}, and {pipeline.target} has "
-            f"{_shown(published.columns)}: return those, or begin again with `{reset}`"
+            f"{_shown(published.columns)}: return the columns of the table, or begin again with `{reset}`"
         )
 
 
