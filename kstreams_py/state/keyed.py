@@ -95,11 +95,14 @@ class TaskStore(KeyedStore[K, V]):
     # For functions.
 
     def get(self, key: K, default: Any = None) -> Any:
-        found = self.read(self._serialize(key))
-        if found is None and self._varies:
-            found = self._read_earlier(key)
+        data = self._serialize(key)
+        found = self._changes.get(data, _MISSING)  # as `read` does: a call more costs 5 % of a step
+        if found is _MISSING:
+            found = self.base.get(data)
+        if found is None and (not self._varies or (found := self._read_earlier(key)) is None):
+            return default
         try:
-            return default if found is None else self._deserialize(found)
+            return self._deserialize(found)
         except DecodeError as error:
             raise DecodeError(f"the state has another value for key {show(key)}: {error}: {_OTHERS}") from None
 
@@ -115,10 +118,13 @@ class TaskStore(KeyedStore[K, V]):
             raise ValueError(
                 f"the value {show(value)} is None in bytes: delete the key, or give the state another serde"
             )
-        self._write(key, data)
+        if self._varies:
+            self._write_once(key, data)
+        else:
+            self.write(self._serialize(key), data)
 
     def delete(self, key: K) -> None:
-        self._write(key, None)
+        self._write_once(key, None)
 
     def range(self, first: K | None = None, last: K | None = None) -> Iterator[tuple[K, V]]:
         start = b"" if first is None else self._serialize(first)
@@ -130,7 +136,8 @@ class TaskStore(KeyedStore[K, V]):
             if not key.startswith(RESERVED):
                 yield self._key.deserialize(key), self._value.deserialize(value)
 
-    def _write(self, key: K, value: bytes | None) -> None:
+    def _write_once(self, key: K, value: bytes | None) -> None:
+        """Sets the value of a key, and deletes that under the bytes that earlier versions wrote."""
         self.write(self._serialize(key), value)
         if self._varies and self._read_earlier(key) is not None:
             self.write(self._serialize(key, as_it_is=True), None)
@@ -141,8 +148,10 @@ class TaskStore(KeyedStore[K, V]):
         return None if earlier == self._serialize(key) else self.read(earlier)
 
     def _serialize(self, key: K, *, as_it_is: bool = False) -> bytes:
+        if self._varies and not as_it_is:
+            key = _normal(key)
         try:
-            data = self._to_bytes(key if as_it_is or not self._varies else _normal(key))
+            data = self._to_bytes(key)
         except EncodeError as error:
             raise TypeError(f"the key of a state: {error} (ks.State(..., key=))") from None
         if data is None or data.startswith(RESERVED):
