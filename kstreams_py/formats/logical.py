@@ -1,6 +1,6 @@
 """Logical types that keep a value unchanged, or refuse it, in place of fastavro's own.
 
-fastavro writes 2**40 as a date and cuts what does not fit: a zone, microseconds, a time of day. It rounds a decimal
+fastavro writes 2**40 as a date and drops what does not fit: a zone, microseconds, a time of day. It rounds a decimal
 that has more digits than its type, and takes minutes for a decimal of a megabyte. Custom logical types are its
 documented extension: https://fastavro.readthedocs.io/en/latest/logical_types.html
 """
@@ -38,7 +38,7 @@ _OWN: Final = "ks-"
 _Replace = Callable[[Any], Any]
 
 _NUMBERS: Final = {"float": 1 << 24, "double": 1 << 53}
-"""Up to this number, every whole number has a value of the type."""
+"""Up to this number, the type represents every whole number exactly."""
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _EPOCH_LOCAL: Final = _EPOCH.replace(tzinfo=None)
@@ -77,7 +77,7 @@ def to_validate(schema: JsonSchema) -> JsonSchema:
 
 
 def adopt(writer: tuple[Any, Names], reader: tuple[Any, Names]) -> Any:
-    """Returns a parsed writer's schema, changed in place to the reader's logical types: fastavro uses the writer's."""
+    """Returns the writer's parsed schema, changed in place to the reader's logical types: fastavro reads by it."""
     return _Adoption(writer[1], reader[1], set()).type_of(writer[0], reader[0])
 
 

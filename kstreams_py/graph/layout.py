@@ -123,7 +123,7 @@ def lay_out(boxes: Mapping[str, Box], edges: Sequence[Edge], gap: float = COLUMN
 def _columns(boxes: Iterable[str], edges: Sequence[Edge]) -> dict[str, int]:
     """Returns the column of each box: to the right of all boxes that lead to it.
 
-    A cycle begins at the first-declared of its boxes that placed boxes lead to.
+    A cycle begins at the box declared first among those that an already placed box leads to.
     """
     before: dict[str, list[str]] = {node: [edge.source for edge in edges if edge.target == node] for node in boxes}
     column: dict[str, int] = {}

@@ -25,7 +25,7 @@ from kstreams_py.settings import Settings
 T = TypeVar("T")
 
 ATTEMPTS: Final = 3
-"""Attempts at a request, each with a new client: an address without an answer takes only its share of the limit."""
+"""How many unanswered attempts fit into the limit: each has a new client, and waits for no more than its share."""
 
 PAUSE_SECONDS: Final = 0.1
 """Seconds between two attempts: a coordinator that is moving or loading answers a moment later."""
@@ -210,7 +210,7 @@ class GroupAdmin(Requests):
         return self._ask_offsets(group, lambda client: _fetch_offsets(client, group, partitions, stable=True)[1])
 
     def offsets(self, group: str, partitions: Collection[TopicPartition]) -> GroupOffsets:
-        """See contracts.Cluster. The answer to a request shows one moment."""
+        """See contracts.Cluster. Each answer shows one moment; if offsets are pending, a second request gets them."""
 
         def ask(client: Any) -> GroupOffsets:
             committed, pending = _fetch_offsets(client, group, partitions, stable=True)

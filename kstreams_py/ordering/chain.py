@@ -5,8 +5,9 @@ applied event, and held if its predecessor has not arrived. Anything else is a f
 later event of the object is a fault too, until an operator resumes the object. Other objects go on.
 
 An operator may also accept that events are lost. Then an event that is held, or that the decision carries, is applied
-without its predecessor. Late copies of the events that it replaces are dropped like others. Until the next event is
-applied, any event whose id is at most the newest replaced id is dropped, too.
+without its predecessor. It replaces the applied events that are newer than its predecessor: their late copies are
+dropped like others. Until the next event is applied, any event whose id is at most the newest replaced id is dropped,
+too.
 
 For the newest applied event of an object and for held events, predecessor and value tell a copy from another event with
 the same id. For older events, only the range of their ids is known: up to the predecessor of the newest event. An event

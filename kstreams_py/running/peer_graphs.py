@@ -62,7 +62,7 @@ def name_tasks(shown: Shown) -> dict[str, JobTask]:
 
 
 def name_sources(shown: Shown) -> dict[str, Channel]:
-    """Returns the channels that sources fill, of all graphs, by their names in reports."""
+    """Returns the channels of all graphs that a source or a topic fills, by their names in reports."""
     return {
         prefix_of(shown, graph) + channel.name: channel
         for graph in graphs_of(shown)

@@ -33,7 +33,7 @@ CLIENT_MESSAGE_MAX: Final = 1_000_000
 """The largest record that the client accepts, in bytes, whatever its topic accepts (message.max.bytes)."""
 
 SENDS_MAX: Final = 3
-"""How often a producer sends a batch in a row before it reports that there is no answer."""
+"""How many times in a row a producer sends a batch before it reports that there is no answer."""
 
 T = TypeVar("T")
 Client = Union["MemoryProducer", "MemoryConsumer", None]
@@ -432,7 +432,7 @@ class MemoryConsumer:
         self._join()
 
     def _forget_old_assignment(self) -> None:
-        """Ends the membership that this member takes over, if its assignment does not fit the subscribed topics."""
+        """Ends the membership that this member takes over, unless the group's assignment is exactly all partitions."""
         held = self._group.static_members.get(self._instance_id)
         assigned = {tp for instance_id in self._group.static_members.values() for tp in instance_id.partitions}
         if held is not None and assigned != {
@@ -471,7 +471,7 @@ class MemoryConsumer:
         return self._request("consume", lambda: self._consume(limit))
 
     def _join_again(self) -> bool:
-        """Joins again once no other member can hold the membership; otherwise returns False. Raises Replaced."""
+        """Joins again unless another member may hold the membership: then returns False. Raises Replaced if one does."""
         try:
             owner, holder = self._request("membership", self._ask_before_joining_again)
         except (ClientError, Unavailable):
