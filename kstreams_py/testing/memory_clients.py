@@ -471,7 +471,7 @@ class MemoryConsumer:
         return self._request("consume", lambda: self._consume(limit))
 
     def _join_again(self) -> bool:
-        """Joins again unless another member may hold the membership: then returns False. Raises Replaced if one does."""
+        """Joins again unless another member may hold the membership: then returns False. Raises Replaced."""
         try:
             owner, holder = self._request("membership", self._ask_before_joining_again)
         except (ClientError, Unavailable):
