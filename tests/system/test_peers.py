@@ -70,6 +70,11 @@ def test_peers_killed_and_frozen_at_random_store_each_row_once(
             joined = {member.host.rpartition(" ")[2] for member in read_replica(kafka, name).peers.values()}
             return [pid for pid in list_children(running.process.pid) if str(pid) in joined]
 
+        def find_ends() -> dict[str, int]:
+            """How many peers have left for each reason; every peer says of a silent one that it leaves."""
+            log = run("cluster", "log", "-n", "1000")
+            return {reason: len({*re.findall(rf"peer (\S+) leaves: {reason}", log)}) for reason in ("died", "silent")}
+
         for number, fault in enumerate(faults):
             wait_until(partial(shop.has_stored, rows * number // (2 * len(faults)) + 1), "rows are stored")
             wait_until(members, "a peer is a member")
@@ -79,13 +84,10 @@ def test_peers_killed_and_frozen_at_random_store_each_row_once(
                 time.sleep(SILENT)
                 os.kill(peer, signal.SIGCONT)
         assert run("job", "wait", job) == f"{job} is completed\n"
-        log = run("cluster", "log", "-n", "1000")
+        wait_until(lambda: find_ends() == {"died": kills, "silent": freezes}, "the log says who has left", pause=0.5)
         running.send(signal.SIGTERM)
         assert running.wait() == 0, running.text
     kafka.close()
-    # every peer says of a silent one that it leaves
-    ends = {reason: len(set(re.findall(rf"peer (\S+) leaves: {reason}", log))) for reason in ("died", "silent")}
-    assert ends == {"died": kills, "silent": freezes}
     shop.check(rows)
 
 
