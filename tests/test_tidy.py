@@ -108,7 +108,7 @@ PUBLIC_METHODS = 15
 METHODS = 34  # of a class, with the private ones
 ATTRIBUTES = 24  # of a class
 TEST_NAME = 80  # characters
-TEST_LINES = 105_203  # of all tests together
+TEST_LINES = 105_218  # of all tests together
 
 
 @dataclass(frozen=True)

@@ -30,8 +30,6 @@ class PeerReports:
         self._slot = slot
         self._past: dict[str, Report] = {}
         """The reports of earlier incarnations and tasks, by task."""
-        self._task: PeerTask | None = None
-        """The task at the last look."""
         self._stillness = Stillness()
 
     def begin(self, peer: Peer, links: Links, messenger: Messenger) -> None:
@@ -41,12 +39,11 @@ class PeerReports:
     def look(self, now: float) -> list[Report]:
         """Returns the reports, the one on the peer first. `now`: monotonic seconds."""
         peer, task = self._peer, self._peer.task
-        if task is not self._task and self._task is not None:  # its last counts are from its end
-            self._end_task(self._task, now)
-        self._task = task
+        if task in self._end_tasks(now):
+            task = None
         state = self._state(now)
         ended = task.runner.ended if isinstance(task, FunctionTask) else 0
-        seconds = round(self._stillness.look((peer.turns, ended), now), 1)
+        seconds = round(self._stillness.look((peer.membership.turns, ended), now), 1)
         thread = threading.main_thread().ident
         place = place_of(partial(calls.frame_of, thread)) if seconds >= PLACE_AFTER else ""
         current = [self._on_peer(now, state)]
@@ -58,14 +55,17 @@ class PeerReports:
 
     def end(self, now: float) -> None:
         """Keeps the counts of this incarnation, whose task is closed."""
-        if self._task is not None:
-            self._end_task(self._task, now)
-        self._task = None
+        self._end_tasks(now)
         self._past[PEER] = self._on_peer(now, WorkerState.JOINING).as_past()
 
-    def _end_task(self, task: PeerTask, now: float) -> None:
-        found = self._since_start(report_of(task, self._slot, WorkerState.RUNNING, now))
-        self._past[found.processor] = replace(found.as_past(), lag=0, state=WorkerState.SPARE)
+    def _end_tasks(self, now: float) -> list[PeerTask]:
+        """Keeps the last counts of the tasks that were closed, also between two looks; returns these tasks."""
+        found = list[PeerTask]()
+        while self._peer.closed:
+            found.append(self._peer.closed.popleft())
+            report = self._since_start(report_of(found[-1], self._slot, WorkerState.RUNNING, now))
+            self._past[report.processor] = replace(report.as_past(), lag=0, state=WorkerState.SPARE)
+        return found
 
     def _since_start(self, report: Report) -> Report:
         past = self._past.get(report.processor)

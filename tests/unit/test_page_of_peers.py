@@ -385,10 +385,11 @@ class ReportingPlant(ClusterPlant):
         self.graph.map(self.rows, to=parsed, id="parse")(lambda value: value)
         self.graph.sink(parsed, to=Table(self), id="store")(lambda value: (value,))
         self.reports: dict[PeerId, PeerReports] = {}
+        self.is_looking = True
 
     def tick(self) -> None:
         super().tick()
-        for name in self.peers:
+        for name in self.peers if self.is_looking else ():
             self.look(name)
 
     def look(self, name: PeerId) -> Mapping[str, Report]:
@@ -434,6 +435,18 @@ def test_peer_reports_on_its_membership_and_each_task_that_it_has_had() -> None:
     reads = [found["plant.read-rows"] for found in ended if "plant.read-rows" in found]
     assert sum(each.measures["inputs:done:plant.rows"] for each in reads) == 400
     assert all(found[PEER].measures["entries"] > 0 for found in ended)
+
+
+def test_counts_of_a_task_that_ends_before_the_next_look_are_kept() -> None:
+    plant = ReportingPlant()
+    peers = [plant.add().me for _ in range(3)]
+    plant.run_for(1)
+    plant.is_looking = False
+    plant.submit()
+    plant.run_until(lambda: plant.has_ended and all(plant.peers[name].task is None for name in peers))
+    found = {name: report for peer in peers for name, report in plant.look(peer).items()}
+    assert found["plant.read-rows"].measures["inputs:done:plant.rows"] == 400
+    assert [found[name].counters["records_in"] for name in ("plant.parse", "plant.store")] == [400, 400]
 
 
 def test_counts_of_a_peer_go_on_in_its_next_incarnation() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Final
@@ -50,6 +51,9 @@ DRAIN_SECONDS: Final = 10.0
 OPEN_AGAIN_SECONDS: Final = 2.0
 """Seconds until a peer tries again to open a source or target that could not be opened."""
 
+CLOSED_MAX: Final = 100
+"""The most closed tasks that are kept for a report: there may be nobody who reports."""
+
 START_AGAIN: Final = ", then start again"
 """The end of the remedy in an error that would end a process. A peer continues, and tries again by itself."""
 
@@ -92,6 +96,8 @@ class Peer:
         """The task that this peer has opened or is about to open."""
         self.task: PeerTask | None = None
         """The open task; other threads may read its figures."""
+        self.closed = deque[PeerTask](maxlen=CLOSED_MAX)
+        """The tasks that were closed since a report took them."""
         self._outbox: Outbox | None = None
         self._draining_until: float | None = None
         """Until when the task may finish its segments before another is opened; None if no other is to be opened."""
@@ -102,8 +108,6 @@ class Peer:
         self._epochs: dict[str, int] = {}
         self._agreement: Agreement | None = None
         """The agreement with the other readers of a job, if this peer is a reader."""
-        self.turns = 0
-        """The number of turns."""
         self._reach = Reachability(self.me)
         self._broken_at = float("-inf")
         """When two peers of this peer's job last did not reach each other."""
@@ -123,8 +127,7 @@ class Peer:
         4. Send what is due.
         """
         now = self._clock()
-        self.turns += 1
-        self.membership.turns = self.turns
+        self.membership.turns += 1
         self._adopt(now)
         received = self._messenger.receive()
         self._links.take(received, now)
@@ -356,11 +359,14 @@ class Peer:
         self.assignment = None
 
     def _close_task(self, *, failed: bool = False) -> None:
-        task, self.task, self._outbox, self._draining_until = self.task, None, None, None
-        if isinstance(task, InputTask):
-            task.close(failed=failed)
-        elif task is not None:
-            task.close()
+        task, self._outbox, self._draining_until = self.task, None, None
+        if task is None:
+            return
+        try:
+            task.close(failed=failed) if isinstance(task, InputTask) else task.close()
+        finally:  # in this order: whoever reads `task`, then `closed`, sees the task in one of them
+            self.closed.append(task)
+            self.task = None
 
     def _open(self, wanted: Assignment, now: float) -> None:
         """Opens a task, and signals that this peer is ready. Tries again later if a source or a target is away."""
