@@ -8,7 +8,8 @@ import random
 import re
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -22,7 +23,7 @@ from kstreams_py.jobs.cluster.kafka_log import read_replica
 from kstreams_py.kafka.cluster import KafkaCluster
 from kstreams_py.operations.clusters import submit_job
 from tests.system.app import SHORT
-from tests.system.command import command, kstreams, list_children
+from tests.system.command import RunningCommand, command, kstreams, list_children
 from tests.system.harness import Cluster, wait_until
 from tests.system.site import Site
 from tests.system.test_jobs import Shop
@@ -91,6 +92,26 @@ def test_peers_killed_and_frozen_at_random_store_each_row_once(
     shop.check(rows)
 
 
+@contextmanager
+def job_on_peers(
+    shop: Shop, name: str, environment: Mapping[str, str], peers: int
+) -> Iterator[tuple[RunningCommand, str]]:
+    """Yields peers with a job of the shop, and its id. After the block, SIGTERM ends them."""
+    of_cluster = ("--cluster", name)
+    run = ("peer", *of_cluster, "--allow", shop.file, "--workers", peers)
+    with command(shop.file.parent, *run, environment=environment) as running:
+        status, joined = ("cluster", "status", *of_cluster), f": {peers} peers,"
+        wait_until(lambda: joined in kstreams(*status, environment=environment).out, "all have joined", pause=0.5)
+        yield running, kstreams("job", "submit", shop.file, *of_cluster, environment=environment).out.strip()
+        running.send(signal.SIGTERM)
+        assert running.wait() == 0, running.text
+
+
+def await_completion(job: str, name: str, environment: Mapping[str, str]) -> None:
+    waited = kstreams("job", "wait", job, "--cluster", name, environment=environment)
+    assert (waited.status, waited.out) == (0, f"{job} is completed\n")
+
+
 HANGING: Final = """
 import os
 import time
@@ -127,18 +148,9 @@ def test_peer_whose_function_never_returns_is_named_and_replaced(
     shop = Shop(tmp_path, rows=20)
     places = {"source": str(shop.source), "target": str(shop.target), "hung": str(tmp_path / "hung")}
     shop.file.write_text(HANGING.format(**places), encoding="utf-8")
-    of_cluster = ("--cluster", name)
-    with command(
-        tmp_path, "peer", *of_cluster, "--allow", shop.file, "--workers", 3, environment=environment
-    ) as running:
-        status = ("cluster", "status", *of_cluster)
-        wait_until(lambda: ": 3 peers," in kstreams(*status, environment=environment).out, "all have joined", pause=0.5)
-        job = kstreams("job", "submit", shop.file, *of_cluster, environment=environment).out.strip()
+    with job_on_peers(shop, name, environment, 3) as (running, job):
         running.await_text(r"slot \d \(process \d+\) is stuck, for longer than stuck_timeout_ms")
-        waited = kstreams("job", "wait", job, *of_cluster, environment=environment)
-        assert (waited.status, waited.out) == (0, f"{job} is completed\n")
-        running.send(signal.SIGTERM)
-        assert running.wait() == 0, running.text
+        await_completion(job, name, environment)
     shop.check(20)
 
 
@@ -171,22 +183,13 @@ def test_peers_go_around_two_that_reach_kafka_and_not_each_other(
     environment, kafka = found.as_environment(), KafkaCluster(found)
     shop = Shop(tmp_path, rows=rows, seconds=0.02)
     shop.file.write_text(APART.format(apart=str(apart)) + shop.file.read_text(encoding="utf-8"), encoding="utf-8")
-    of_cluster = ("--cluster", name)
-    with command(
-        tmp_path, "peer", *of_cluster, "--allow", shop.file, "--workers", 6, environment=environment
-    ) as running:
-        status = ("cluster", "status", *of_cluster)
-        wait_until(lambda: ": 6 peers," in kstreams(*status, environment=environment).out, "all have joined", pause=0.5)
-        job = kstreams("job", "submit", shop.file, *of_cluster, environment=environment).out.strip()
+    with job_on_peers(shop, name, environment, 6) as (running, job):
         wait_until(partial(shop.has_stored, 100), "rows are stored")
         replica = read_replica(kafka, name)
         apart.write_text(" ".join(replica.peers_of(JobId(job), end)[-1] for end in ends), encoding="utf-8")
         running.await_text(r"peer \S+ at \S+ does not answer, .*: repair the network between the two")
-        waited = kstreams("job", "wait", job, *of_cluster, environment=environment)
-        assert (waited.status, waited.out) == (0, f"{job} is completed\n")
+        await_completion(job, name, environment)
         apart.unlink()
-        running.send(signal.SIGTERM)
-        assert running.wait() == 0, running.text
     kafka.close()
     shop.check(rows)
 
@@ -225,7 +228,8 @@ def test_page_of_peers_shows_that_a_job_moves_when_a_peer_is_killed(
             site.await_page("/readyz", 200)
         submit_job(kafka, name, load(str(shop.file)), None)
         wait_until(lambda: shop.has_stored(49), "the rows are stored", pause=0.3)
-        assert [*covered(sites[0])] == ["read-rows", "parse", "store"]
+        tasks = ["read-rows", "parse", "store"]
+        wait_until(lambda: [*covered(sites[0])] == tasks, "the page shows the job", pause=0.3)
         ours = [each for each in seen(sites[0])["peers"] if each["slot"] is not None]
         slots = {slot["slot"]: slot["process"] for slot in json.loads(sites[0].get("/status")[1])["slots"]}
         dead = next(each for each in ours if each["task"] != "read-rows")
