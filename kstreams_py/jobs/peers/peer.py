@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Final
 
@@ -213,7 +213,11 @@ class Peer:
         if lost:  # as if they had left: nothing that they hold comes before they answer
             self._ackers.doubt_all()
         for frame in (frame for peer in lost if peer in self._links for frame in self._links[peer].frames(here=False)):
-            self._send([(number, Doubts(frame.job, ids)) for number, ids in by_peer(frame.ids).items()])
+            self._doubt(frame.job, frame.ids)
+
+    def _doubt(self, job: str, segments: Iterable[SegmentId]) -> None:
+        """Asks the ackers of inputs whether their segments are still anywhere."""
+        self._send([(number, Doubts(job, ids)) for number, ids in by_peer(segments).items()])
 
     def _numbers_of(self, peers: Collection[PeerId]) -> set[int]:
         return {number for number, peer in self._numbers.items() if peer in peers} if peers else set()
@@ -252,7 +256,7 @@ class Peer:
             # the segments at this peer are lost: find the entries that wait for them
             self._ackers.doubt_all()
             for frame in rest.unknown:  # their inputs may be opened later
-                self._send([(number, Doubts(frame.job, ids)) for number, ids in by_peer(frame.ids).items()])
+                self._doubt(frame.job, frame.ids)
         for peer, member in after.peers.items():
             if peer == self.me or peer in self._links:
                 continue
@@ -413,7 +417,7 @@ class Peer:
             self._interrupted = name
             dropped = task.ids if isinstance(task, FunctionTask) else set[SegmentId]()
             self._close_task()
-            self._send([(number, Doubts(self.assignment.job, ids)) for number, ids in by_peer(dropped).items()])
+            self._doubt(self.assignment.job, dropped)
             self._open_at = self._clock() + OPEN_AGAIN_SECONDS
             return True
         except (KStreamsError, Stop) as error:
